@@ -1,0 +1,160 @@
+"""The arithmetic of gradient accumulation. Pure, no torch.
+
+Given an effective batch ``B`` over ``W`` ranks and the largest micro-batch ``m``:
+
+* a rank's share is ``B // W`` or one more (the first ``B % W`` ranks take the extra sample);
+* the accumulation steps are ``ceil(largest share / m)``, the fewest possible, and the same on every rank so that ranks
+  that must move in step can;
+* the sizes of a rank differ by at most one (100 at most 37 at a time is 34 + 33 + 33, never 37 + 37 + 26), which keeps
+  the peak memory of the run as low as the number of steps allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tuner.errors import PlanError
+from tuner.results import BalancedPlan, EffectiveBatchSize, ReachableBatch, UniformPlan
+
+_POOR_FILL = 0.5
+"""A uniform micro-batch under half of what fits wastes the device; nearby effective batches are then offered."""
+
+
+def share_per_rank(effective_batch_size: int, world_size: int) -> tuple[int, ...]:
+    """Samples of each rank in one update: they sum to the effective batch and differ by at most one.
+
+    Raises:
+        PlanError: when a rank would have no sample.
+    """
+    if effective_batch_size < 1 or world_size < 1:
+        raise PlanError(
+            f"effective batch size and world size must be at least 1, got {effective_batch_size} and {world_size}"
+        )
+    if effective_batch_size < world_size:
+        raise PlanError(
+            f"an effective batch of {effective_batch_size} leaves {world_size - effective_batch_size} of {world_size} "
+            f"ranks without a sample: use at most {effective_batch_size} ranks, or a batch of at least {world_size}"
+        )
+    return balanced_split(effective_batch_size, world_size)
+
+
+def balanced_split(samples: int, parts: int) -> tuple[int, ...]:
+    """``samples`` in ``parts`` whole numbers that differ by at most one, the larger ones first.
+
+    ``parts`` above ``samples`` gives one part a sample: a micro-batch is never empty.
+    """
+    parts = min(parts, samples)
+    if parts < 1:
+        return ()
+    size, larger = divmod(samples, parts)
+    return (size + 1,) * larger + (size,) * (parts - larger)
+
+
+def balanced_plan(effective_batch_size: int, world_size: int, max_micro_batch_size: int) -> BalancedPlan:
+    """The plan that gives exactly the effective batch in the fewest steps, in the most even sizes.
+
+    Raises:
+        PlanError: when a number is below 1 or a rank would have no sample.
+    """
+    _require_size(max_micro_batch_size)
+    shares = share_per_rank(effective_batch_size, world_size)
+    steps = -(-shares[0] // max_micro_batch_size)
+    return BalancedPlan(
+        effective_batch_size=effective_batch_size,
+        world_size=world_size,
+        max_micro_batch_size=max_micro_batch_size,
+        gradient_accumulation_steps=steps,
+        micro_batch_sizes=tuple(balanced_split(share, steps) for share in shares),
+    )
+
+
+def uniform_plan(effective_batch_size: int, world_size: int, max_micro_batch_size: int) -> UniformPlan:
+    """The best plan that repeats one micro-batch size on every rank.
+
+    Exact with the largest divisor of the share that fits, where the ranks divide the batch evenly; otherwise the
+    nearest effective batch that is reachable, with ``exact`` false. Never a silent change.
+
+    Raises:
+        PlanError: when a number is below 1 or a rank would have no sample.
+    """
+    _require_size(max_micro_batch_size)
+    share_per_rank(effective_batch_size, world_size)
+    chosen = _exact(effective_batch_size, world_size, max_micro_batch_size)
+    nearest = _nearest(effective_batch_size, world_size, max_micro_batch_size)
+    if chosen is None:
+        chosen = min(nearest, key=lambda batch: abs(batch.effective_batch_size - effective_batch_size))
+    exact = chosen.effective_batch_size == effective_batch_size
+    fullest = min(max_micro_batch_size, -(-effective_batch_size // world_size))
+    offered = not exact or chosen.micro_batch_size < _POOR_FILL * fullest
+    return UniformPlan(
+        micro_batch_size=chosen.micro_batch_size,
+        gradient_accumulation_steps=chosen.gradient_accumulation_steps,
+        world_size=world_size,
+        effective_batch_size=EffectiveBatchSize(
+            requested=effective_batch_size, achieved=chosen.effective_batch_size, exact=exact
+        ),
+        change=_change(chosen, effective_batch_size, world_size, max_micro_batch_size),
+        nearest=nearest if offered else (),
+    )
+
+
+def _require_size(max_micro_batch_size: int) -> None:
+    if max_micro_batch_size < 1:
+        raise PlanError(f"the largest micro-batch must be at least 1 sample, got {max_micro_batch_size}")
+
+
+def _exact(batch: int, ranks: int, largest: int) -> ReachableBatch | None:
+    """The exact uniform plan with the fewest steps, or none when the ranks do not divide the batch."""
+    share, rest = divmod(batch, ranks)
+    if rest:
+        return None
+    size = max(divisor for divisor in _divisors(share) if divisor <= largest)
+    return ReachableBatch(effective_batch_size=batch, micro_batch_size=size, gradient_accumulation_steps=share // size)
+
+
+def _divisors(number: int) -> Iterator[int]:
+    for low in range(1, int(number**0.5) + 1):
+        if number % low == 0:
+            yield low
+            yield number // low
+
+
+def _nearest(batch: int, ranks: int, largest: int) -> tuple[ReachableBatch, ...]:
+    """The reachable effective batches next to ``batch``, one at or below and one above, with well-filled micro-batches.
+
+    With ``steps`` micro-batches per rank the reachable batches are the multiples of ``steps * ranks``; the steps tried
+    are the fewest possible and one more.
+    """
+    fewest = -(-batch // (ranks * largest))
+    candidates = [
+        ReachableBatch(
+            effective_batch_size=size * steps * ranks, micro_batch_size=size, gradient_accumulation_steps=steps
+        )
+        for steps in (fewest, fewest + 1)
+        for size in (batch // (steps * ranks), batch // (steps * ranks) + 1)
+        if 1 <= size <= largest
+    ]
+    below = [item for item in candidates if item.effective_batch_size <= batch]
+    above = [item for item in candidates if item.effective_batch_size > batch]
+    closest = [
+        min(side, key=lambda item: (abs(item.effective_batch_size - batch), item.gradient_accumulation_steps))
+        for side in (below, above)
+        if side
+    ]
+    return tuple(closest)
+
+
+def _change(chosen: ReachableBatch, batch: int, ranks: int, largest: int) -> str:
+    fewest = balanced_plan(batch, ranks, largest).gradient_accumulation_steps
+    achieved, steps = chosen.effective_batch_size, chosen.gradient_accumulation_steps
+    if achieved != batch:
+        return (
+            f"The effective batch becomes {achieved} instead of {batch} ({achieved - batch:+d}): {ranks} ranks that "
+            f"repeat one size cannot reach {batch}."
+        )
+    if steps == fewest:
+        return f"Nothing: {ranks} x {steps} x {chosen.micro_batch_size} is exactly {batch}."
+    return (
+        f"{steps} accumulation steps instead of {fewest}: {chosen.micro_batch_size} is the largest size up to {largest} "
+        f"that divides the {batch // ranks} samples of a rank."
+    )

@@ -1,0 +1,92 @@
+"""The errors of the tuner: one base class, the tree below it, messages that name the value, the limit and the remedy.
+
+::
+
+    BatchwrightError
+    |- SpecError            a document from the user is wrong (field, value, what is allowed)
+    |- PlanError            no plan exists for these numbers
+    |- SearchError          an outcome was reported that the search did not ask for
+    |- DeviceError          the device is not there, or its limit cannot be applied
+    |- WorkloadError        the user's model, batch or loss breaks the workload contract
+    |- ProbeError           the probing machinery itself failed (not the probed workload)
+    |- TuningFailedError    a tuning ended without an answer; carries the evidence so far
+    |- OutOfMemoryError     a device allocation failed; translated from the framework's own error at one seam
+    |- InvalidSizeError     the size is illegal for a kernel (32-bit index, launch configuration), not a matter of memory
+    |- TrainingError        a training run cannot start or go on
+       |- CheckpointError   a checkpoint cannot be written, read, or does not belong to this run
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class BatchwrightError(Exception):
+    """Base of every error raised by the tuner."""
+
+
+@dataclass(frozen=True)
+class FieldProblem:
+    """One thing wrong in a document: where it is, what it says, what is allowed there."""
+
+    field: str
+    message: str
+    value: str = ""
+
+    def __str__(self) -> str:
+        """``model.config.n_head: Input should be greater than 0 (got -1)``."""
+        got = f" (got {self.value})" if self.value else ""
+        return f"{self.field}: {self.message}{got}"
+
+
+class SpecError(BatchwrightError):
+    """A spec or request is wrong. ``problems`` lists every field at fault."""
+
+    def __init__(self, problems: list[FieldProblem], document: str = "spec") -> None:
+        self.problems = problems
+        self.document = document
+        super().__init__(f"invalid {document}:\n" + "\n".join(f"  {problem}" for problem in problems))
+
+
+class PlanError(BatchwrightError):
+    """No accumulation plan exists for these numbers; the message says which one to change."""
+
+
+class SearchError(BatchwrightError):
+    """The search was told something it cannot use, such as a size outside its bounds."""
+
+
+class DeviceError(BatchwrightError):
+    """A device does not exist, or a memory limit cannot be applied to it."""
+
+
+class WorkloadError(BatchwrightError):
+    """A workload breaks its contract (see ``tuner.workloads.base.Workload``)."""
+
+
+class ProbeError(BatchwrightError):
+    """The probing machinery failed, as opposed to the workload that was probed."""
+
+
+class TuningFailedError(BatchwrightError):
+    """A tuning ended without an answer. ``reason`` is a stable word; the message carries the evidence."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason = reason
+        super().__init__(message)
+
+
+class OutOfMemoryError(BatchwrightError):
+    """The device could not give the memory that was asked for."""
+
+
+class InvalidSizeError(BatchwrightError):
+    """The micro-batch is too large for a kernel for a reason other than memory."""
+
+
+class TrainingError(BatchwrightError):
+    """A training run cannot start, or cannot go on."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint cannot be written or read, or belongs to another run."""

@@ -1,0 +1,69 @@
+"""What a user asks for: a tuning, and a training run made from its recommendation. Pure data, no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from tuner.documents import Document, PositiveInt
+from tuner.specs import WorkloadSpec
+
+DeviceId = Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$", examples=["cuda:0", "cpu"])]
+"""A device of this host, named as torch names it."""
+
+SMALLEST_MEMORY_LIMIT_BYTES = 16 * 1024**2
+"""Below this not even the thread pools of a training process find room."""
+
+
+class TuningRequest(Document):
+    """Find the largest micro-batch that fits, and plan this effective batch around it."""
+
+    spec: WorkloadSpec
+    """What is trained."""
+    effective_batch_size: PositiveInt
+    """Samples per optimizer update over all ranks: the plan gives exactly this many."""
+    device: DeviceId | None = None
+    """The device to probe; the first GPU, or the CPU where there is none, when absent."""
+    memory_limit_bytes: Annotated[int, Field(ge=SMALLEST_MEMORY_LIMIT_BYTES)] | None = None
+    """Memory the run may take on the device; the whole device when absent (on the CPU: half of the host's memory)."""
+    memory_margin: Annotated[float, Field(ge=0.0, le=0.5)] = 0.03
+    """Share of the limit that probes must leave free, for what differs between a probe and a run of days."""
+    granularity: PositiveInt = 1
+    """Probe only multiples of this size, for example 8 to keep matrix shapes friendly to tensor cores."""
+    max_micro_batch_size: PositiveInt | None = None
+    """Never go above this size, whatever fits."""
+    uniform: bool = False
+    """Also plan with one micro-batch size repeated, for frameworks that know no other way."""
+    probe_timeout_seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 300.0
+    """Time after which one probe is given up as hanging."""
+
+
+class ProbeRequest(Document):
+    """One measured trial: run full optimizer updates of ``spec`` at ``micro_batch_size``."""
+
+    spec: WorkloadSpec
+    """What is trained."""
+    micro_batch_size: PositiveInt
+    """Samples per forward and backward pass."""
+    accumulates: bool
+    """Whether an update of the planned run takes more than one micro-batch: gradients then stay while the next runs."""
+    device: DeviceId
+    """Where to run."""
+    limit_bytes: Annotated[int, Field(ge=1)] | None = None
+    """Memory the probe may take, margin already taken off; none to take what the device has."""
+    timeout_seconds: Annotated[float, Field(gt=0.0)] = 300.0
+    """Time after which the probe is given up as hanging."""
+
+
+class TrainingRequest(Document):
+    """A training run made from a recommendation."""
+
+    updates: PositiveInt = 100
+    """Optimizer updates to make."""
+    checkpoint_every: PositiveInt = 50
+    """Updates between checkpoints; one is also written at the end and on SIGTERM."""
+    keep_checkpoints: PositiveInt = 2
+    """How many of the newest checkpoints to keep."""
+    seed: int = 0
+    """Seed of the weights and of the order of samples."""

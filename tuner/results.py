@@ -1,0 +1,289 @@
+"""What comes back: probe results, the evidence of a search, and the recommendation. Pure data, no torch."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
+from tuner.requests import DeviceId, TuningRequest
+
+
+class Outcome(StrEnum):
+    """How a probe ended."""
+
+    FIT = "FIT"
+    """Full optimizer updates ran within the limit."""
+    OOM = "OOM"
+    """The device could not give the memory, and there is evidence that this was the cause."""
+    INVALID_SIZE = "INVALID_SIZE"
+    """The size is illegal for a kernel for another reason than memory: an upper bound of another kind."""
+    ERROR = "ERROR"
+    """The workload failed for a reason that has nothing to do with size: a bug, a crash, an exit."""
+    TIMED_OUT = "TIMED_OUT"
+    """The probe did not end within its time."""
+    LOST = "LOST"
+    """The probe's process was ended from outside, with no sign of memory as the cause."""
+
+
+class Phase(StrEnum):
+    """How far a probe got."""
+
+    START = "start"
+    BUILD = "build"
+    WARMUP = "warmup"
+    MEASURE = "measure"
+    DONE = "done"
+
+
+class PhaseSeconds(Document):
+    """Where the time of a probe went."""
+
+    start: NonNegativeFloat = 0.0
+    """From the request to the probe's own process running, in seconds."""
+    build: NonNegativeFloat = 0.0
+    """Building the model and its optimizer and moving them to the device, in seconds."""
+    warmup: NonNegativeFloat = 0.0
+    """The first optimizer update, which creates the optimizer's state, in seconds."""
+    measure: NonNegativeFloat = 0.0
+    """The second optimizer update, whose peaks are recorded, in seconds."""
+    total: NonNegativeFloat = 0.0
+    """From the request to the end of the probe's process, in seconds."""
+
+
+class ModelSummary(Document):
+    """What the probe saw in the built model."""
+
+    parameters: NonNegativeInt
+    """Number of parameters."""
+    trainable_parameters: NonNegativeInt
+    """Parameters that get a gradient."""
+    parameter_bytes: NonNegativeInt
+    """Bytes of all parameters and buffers, tied tensors counted once."""
+    batch_coupled_modules: tuple[str, ...] = ()
+    """Modules such as BatchNorm, whose result depends on which samples share a micro-batch."""
+
+
+class ProbeResult(Document):
+    """One measured trial, with everything it saw."""
+
+    micro_batch_size: PositiveInt
+    """Samples per forward and backward pass."""
+    accumulates: bool
+    """Whether each update took two micro-batches (gradients stay while the second runs) or one."""
+    outcome: Outcome
+    """How it ended."""
+    phase: Phase
+    """How far it got."""
+    message: str = ""
+    """One line: what happened, with the device's own words for a failure."""
+    error_type: str | None = None
+    """Class of the exception, or the signal or exit status of the process."""
+    traceback: str | None = None
+    """The workload's traceback, or the tail of the process's output, for failures that are not about memory."""
+    peak_allocated_bytes: NonNegativeInt | None = None
+    """CUDA: most bytes held by tensors during the measured update."""
+    peak_reserved_bytes: NonNegativeInt | None = None
+    """CUDA: most bytes held by the caching allocator during the measured update."""
+    process_peak_bytes: NonNegativeInt | None = None
+    """CPU: most resident bytes of the process above its start, over the whole probe."""
+    resident_bytes: NonNegativeInt | None = None
+    """Bytes held between updates: parameters and optimizer state, with no gradients and no activations."""
+    limit_bytes: NonNegativeInt | None = None
+    """The limit the probe ran under."""
+    context_bytes: NonNegativeInt | None = None
+    """CUDA: bytes of the device taken outside the allocator (context, libraries), where it could be told."""
+    other_processes_bytes: NonNegativeInt | None = None
+    """CUDA: bytes that other processes held on the device when the probe began."""
+    allocator_retries: NonNegativeInt | None = None
+    """CUDA: times the allocator had to give back its cache and try again. A fit with retries is a thrashing fit."""
+    seconds: PhaseSeconds = PhaseSeconds()
+    """Where the time went."""
+    model: ModelSummary | None = None
+    """What the built model looks like, when it could be built."""
+
+    @property
+    def used_bytes(self) -> int | None:
+        """The peak that grows with the micro-batch: tensors on CUDA, the process on the CPU."""
+        return self.peak_allocated_bytes if self.peak_allocated_bytes is not None else self.process_peak_bytes
+
+
+class DeviceInfo(Document):
+    """A device of this host."""
+
+    id: DeviceId
+    """Its name, as torch names it."""
+    kind: Literal["cpu", "cuda"]
+    """What it is."""
+    name: str
+    """The product's name."""
+    total_bytes: PositiveInt
+    """Memory of the device; for the CPU, of the host or of the container's limit if that is smaller."""
+    used_bytes: NonNegativeInt | None = None
+    """Memory in use by all processes when this was read."""
+    compute_capability: str | None = None
+    """CUDA compute capability, for example `9.0`."""
+    driver_version: str | None = None
+    """Version of the driver."""
+
+
+class Proof(Document):
+    """Why the answer is the largest size: a fit, and what stops the next size."""
+
+    fits: NonNegativeInt
+    """The largest size that fits; 0 when none does."""
+    stopped_by: Literal["oom", "invalid-size", "bound"]
+    """What stops the next size: a measured OOM, a kernel's own limit, or a bound set beforehand."""
+    next_size: PositiveInt | None = None
+    """The next size on the grid, which was probed and failed; none when a bound stops the search."""
+    statement: str
+    """The same in a sentence."""
+
+
+class Evidence(Document):
+    """Everything that was tried, in order, and what it proves."""
+
+    probes: tuple[ProbeResult, ...]
+    """Every probe, in the order it ran."""
+    proof: Proof
+    """Why the answer is the largest."""
+
+
+class EffectiveBatchSize(Document):
+    """The effective batch, asked and given."""
+
+    requested: PositiveInt
+    """Samples per update asked for."""
+    achieved: NonNegativeInt
+    """Samples per update the plan gives; 0 when no micro-batch fits."""
+    exact: bool
+    """Whether the two are the same."""
+
+
+class Headroom(Document):
+    """What stays free at the recommended size."""
+
+    limit_bytes: NonNegativeInt | None
+    """The memory limit of the run (before the margin was taken off); none when the whole device was allowed."""
+    peak_bytes: NonNegativeInt
+    """Most memory held at the recommended size: reserved on CUDA, resident on the CPU."""
+    free_bytes: NonNegativeInt
+    """Limit less peak."""
+    free_fraction: Annotated[float, Field(ge=0.0, le=1.0)]
+    """The same as a share of the limit."""
+
+
+class UniformPlan(Document):
+    """One micro-batch size, repeated: for frameworks that know no other way."""
+
+    micro_batch_size: PositiveInt
+    """Samples of every micro-batch."""
+    gradient_accumulation_steps: PositiveInt
+    """Micro-batches per rank and update."""
+    world_size: PositiveInt
+    """Data-parallel ranks."""
+    effective_batch_size: EffectiveBatchSize
+    """Asked and given: a uniform plan cannot reach every number."""
+    change: str
+    """What this plan changes against the balanced one, in a sentence."""
+    nearest: tuple[ReachableBatch, ...] = ()
+    """Effective batches close by that larger micro-batches reach, when this plan's are poor or miss the target."""
+
+
+class ReachableBatch(Document):
+    """An effective batch that a uniform plan reaches exactly."""
+
+    effective_batch_size: PositiveInt
+    """Samples per update."""
+    micro_batch_size: PositiveInt
+    """Samples of every micro-batch."""
+    gradient_accumulation_steps: PositiveInt
+    """Micro-batches per rank and update."""
+
+
+class BalancedPlan(Document):
+    """Micro-batch sizes that give exactly the effective batch, as even as whole samples allow."""
+
+    effective_batch_size: PositiveInt
+    """Samples per update over all ranks."""
+    world_size: PositiveInt
+    """Data-parallel ranks."""
+    max_micro_batch_size: PositiveInt
+    """The largest size allowed; no size of the plan is above it."""
+    gradient_accumulation_steps: PositiveInt
+    """Micro-batches per rank and update (of the rank with the most)."""
+    micro_batch_sizes: tuple[tuple[PositiveInt, ...], ...]
+    """For each rank, the sizes of its micro-batches in order."""
+
+
+class Advice(Document):
+    """Something the reader should know before using a recommendation."""
+
+    code: str
+    """A stable word, for example `batch-coupled-modules`."""
+    message: str
+    """What it means and what to do."""
+
+
+class Timings(Document):
+    """How long the tuning took."""
+
+    total_seconds: NonNegativeFloat
+    """From start to recommendation."""
+    probe_seconds: NonNegativeFloat
+    """Spent in probes."""
+    probes: NonNegativeInt
+    """Number of probes."""
+    out_of_memory_probes: NonNegativeInt
+    """Probes that ended in OOM."""
+
+
+class Recommendation(Document):
+    """The durable answer of a tuning: decision, plan and evidence."""
+
+    schema_version: Literal[1] = 1
+    """Version of this document's layout."""
+    id: str
+    """Identifier, unique to this answer."""
+    created_at: datetime
+    """When it was made (UTC)."""
+    feasible: bool
+    """Whether any micro-batch fits."""
+    infeasible_reason: str | None = None
+    """Why none fits, with the numbers and what to change."""
+    micro_batch_size: PositiveInt | None = None
+    """The largest micro-batch that fits, proven by a run. No micro-batch of the plan is above it."""
+    gradient_accumulation_steps: PositiveInt | None = None
+    """Micro-batches per rank and optimizer update."""
+    world_size: PositiveInt
+    """Data-parallel ranks."""
+    micro_batch_sizes: tuple[tuple[PositiveInt, ...], ...] = ()
+    """For each rank, the sizes of its micro-batches; together exactly the effective batch."""
+    effective_batch_size: EffectiveBatchSize
+    """Asked and given."""
+    uniform: UniformPlan | None = None
+    """The plan with one size repeated, when it was asked for."""
+    evidence: Evidence
+    """Every probe, and what they prove."""
+    headroom: Headroom | None = None
+    """What stays free at the recommended size."""
+    device: DeviceInfo
+    """The device that was probed."""
+    fingerprint: str
+    """SHA-256 of everything the answer depends on."""
+    environment: dict[str, str]
+    """Environment variables the job must run with: the probes ran with them."""
+    warnings: tuple[Advice, ...] = ()
+    """What the reader should know."""
+    versions: dict[str, str]
+    """Versions of what changes memory: Python, torch, transformers, driver."""
+    timings: Timings
+    """How long it took."""
+    request: TuningRequest
+    """What was asked, the spec included."""
+
+
+UniformPlan.model_rebuild()

@@ -1,0 +1,279 @@
+"""The workload spec: a declarative description of what is trained. Pure data, no torch.
+
+A spec describes the *worst case* of a run (the longest sequence, the largest image), because that is what has to fit.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+
+from tuner.documents import Document, NonNegativeInt, PositiveInt, load_document, parse_document
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+TransformersTask = Literal[
+    "causal-lm",
+    "masked-lm",
+    "seq2seq-lm",
+    "sequence-classification",
+    "token-classification",
+    "image-classification",
+]
+
+
+class TransformersModel(Document):
+    """A Hugging Face transformers architecture, built from a config with random weights; nothing is downloaded."""
+
+    kind: Literal["transformers"]
+    """Selects this kind of model."""
+    task: TransformersTask
+    """The head on the model, and so the batch and the loss: an `AutoModelFor...` class."""
+    config: dict[str, JsonValue]
+    """What `AutoConfig.for_model` takes: `model_type` and any field of that configuration."""
+
+    @field_validator("config")
+    @classmethod
+    def _names_a_model_type(cls, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if not isinstance(config.get("model_type"), str) or not config["model_type"]:
+            raise ValueError("must name a `model_type`, for example `gpt2`, `bert`, `llama` or `vit`")
+        return config
+
+
+class Mlp(Document):
+    """Linear layers with ReLU between them, and cross-entropy over the classes."""
+
+    name: Literal["mlp"]
+    """Selects this architecture."""
+    input_features: PositiveInt = 784
+    """Features of one sample."""
+    hidden_features: PositiveInt = 1024
+    """Width of the hidden layers."""
+    hidden_layers: PositiveInt = 2
+    """Number of hidden layers."""
+    classes: Annotated[int, Field(ge=2)] = 10
+    """Number of classes."""
+
+
+class ResNet(Document):
+    """A residual convolutional network with BatchNorm: four stages of basic blocks, as in ResNet-18 and ResNet-34."""
+
+    name: Literal["resnet"]
+    """Selects this architecture."""
+    width: PositiveInt = 64
+    """Channels of the first stage; each further stage doubles them."""
+    blocks_per_stage: PositiveInt = 2
+    """Basic blocks in each of the four stages (2 makes ResNet-18)."""
+    channels: PositiveInt = 3
+    """Channels of the input images."""
+    classes: Annotated[int, Field(ge=2)] = 1000
+    """Number of classes."""
+
+
+class Gpt(Document):
+    """A decoder-only transformer: pre-norm blocks, learned positions, tied input and output embeddings."""
+
+    name: Literal["gpt"]
+    """Selects this architecture."""
+    layers: PositiveInt = 4
+    """Transformer blocks."""
+    heads: PositiveInt = 4
+    """Attention heads; must divide `width`."""
+    width: PositiveInt = 256
+    """Embedding width."""
+    vocabulary_size: Annotated[int, Field(ge=2)] = 256
+    """Number of token ids; 256 for bytes."""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Dropout probability after attention and after the feed-forward layer."""
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"`heads` must divide `width`: {self.width} is not a multiple of {self.heads}")
+        return self
+
+
+class ReferenceModel(Document):
+    """A small model in plain torch that always works: the yardstick of the tests and of a first try."""
+
+    kind: Literal["reference"]
+    """Selects this kind of model."""
+    architecture: Annotated[Mlp | ResNet | Gpt, Field(discriminator="name")]
+    """Which model, with its sizes."""
+
+
+class PythonModel(Document):
+    """Your own code: a factory that returns a workload (see `tuner.workloads.base.Workload`)."""
+
+    kind: Literal["python"]
+    """Selects this kind of model."""
+    target: str
+    """`package.module:factory`. The service runs only targets that its operator has allow-listed."""
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    """Keyword arguments of the factory."""
+
+    @field_validator("target")
+    @classmethod
+    def _is_module_and_name(cls, target: str) -> str:
+        if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", target):
+            raise ValueError("must be `package.module:factory`, for example `my_project.workloads:build`")
+        return target
+
+
+ModelSpec = Annotated[TransformersModel | ReferenceModel | PythonModel, Field(discriminator="kind")]
+
+# --- the rest of a workload ------------------------------------------------------------------------------------------
+
+
+class BatchSpec(Document):
+    """The worst case of one sample. Which fields are needed depends on the model."""
+
+    sequence_length: PositiveInt | None = None
+    """Tokens of the longest sample, after tokenisation. Needed by text models."""
+    image_size: PositiveInt | None = None
+    """Height and width of the largest image, in pixels. Needed by image models."""
+
+
+class OptimizerSpec(Document):
+    """The optimizer and how it is implemented: both decide how much memory an update takes."""
+
+    name: Literal["adamw", "adam", "sgd"] = "adamw"
+    """`adamw` and `adam` keep two values per parameter, `sgd` one with momentum and none without."""
+    learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-3
+    """Peak learning rate."""
+    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    """Decoupled for `adamw`, an L2 term for `adam` and `sgd`."""
+    betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = (0.9, 0.999)
+    """Decay rates of the two moments. Unused by `sgd`."""
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Momentum of `sgd`. Unused by the others."""
+    implementation: Literal["default", "foreach", "fused", "for-loop"] = "default"
+    """torch's implementation: `foreach` is fast and takes temporaries of the parameters' size, `fused` takes none."""
+
+
+class ScheduleSpec(Document):
+    """The learning rate over the updates. One scheduler step per optimizer update, whatever the accumulation."""
+
+    name: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up: level, or down to zero at the last update."""
+    warmup_updates: NonNegativeInt = 0
+    """Updates over which the rate rises linearly from zero."""
+
+
+class ParallelismSpec(Document):
+    """Data parallelism of the run."""
+
+    world_size: PositiveInt = 1
+    """Data-parallel ranks: one per device."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """How ranks share the model: each a whole copy, or shards."""
+
+
+class TextData(Document):
+    """Files read as one stream of byte tokens, cut into samples of the worst-case sequence length."""
+
+    kind: Literal["text"]
+    """Selects this kind of data."""
+    paths: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Files, or glob patterns such as `corpus/**/*.txt`. Relative ones are taken from the working directory."""
+    tokenizer: Literal["bytes"] = "bytes"
+    """`bytes`: token ids 0 to 255 are the UTF-8 bytes of the text."""
+
+
+class SyntheticData(Document):
+    """Random samples of the worst-case shape: for a dry run of the whole path."""
+
+    kind: Literal["synthetic"]
+    """Selects this kind of data."""
+    samples: PositiveInt = 1024
+    """Number of different samples."""
+
+
+class WorkloadData(Document):
+    """What the workload's own `dataset()` returns. For `python` models."""
+
+    kind: Literal["workload"]
+    """Selects this kind of data."""
+
+
+DataSpec = Annotated[TextData | SyntheticData | WorkloadData, Field(discriminator="kind")]
+
+_TEXT_TASKS = {"causal-lm", "masked-lm", "seq2seq-lm", "sequence-classification", "token-classification"}
+
+
+class WorkloadSpec(Document):
+    """What is trained: model, worst-case batch, optimizer, precision and memory options."""
+
+    model: ModelSpec
+    """The model."""
+    batch: BatchSpec = BatchSpec()
+    """The worst case of one sample."""
+    optimizer: OptimizerSpec = OptimizerSpec()
+    """The optimizer."""
+    schedule: ScheduleSpec = ScheduleSpec()
+    """The learning-rate schedule. Does not change memory."""
+    precision: Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"] = "fp32"
+    """`*-mixed`: fp32 parameters under autocast (fp16 with a loss scaler). `bf16`: parameters and gradients in bf16."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    gradient_clipping: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    """Largest L2 norm of the whole gradient, applied once per update; none when absent."""
+    compile: bool = False
+    """Run the model through `torch.compile`."""
+    parallelism: ParallelismSpec = ParallelismSpec()
+    """Data parallelism."""
+    data: DataSpec | None = None
+    """What a training job reads. Probes need none: they use random samples of the worst case."""
+
+    @model_validator(mode="after")
+    def _has_the_shape_its_model_needs(self) -> Self:
+        model = self.model
+        if self._is_text(model) and self.batch.sequence_length is None:
+            raise ValueError("`batch.sequence_length` is required by a text model: tokens of the longest sample")
+        if isinstance(model, ReferenceModel) and isinstance(model.architecture, ResNet) and not self.batch.image_size:
+            raise ValueError("`batch.image_size` is required by `resnet`: pixels of the largest image's side")
+        limit = self._longest_position(model)
+        length = self.batch.sequence_length
+        if limit is not None and length is not None and length > limit:
+            raise ValueError(f"`batch.sequence_length` is {length}, but the model's config allows {limit} positions")
+        return self
+
+    @staticmethod
+    def _is_text(model: TransformersModel | ReferenceModel | PythonModel) -> bool:
+        if isinstance(model, TransformersModel):
+            return model.task in _TEXT_TASKS
+        return isinstance(model, ReferenceModel) and isinstance(model.architecture, Gpt)
+
+    @staticmethod
+    def _longest_position(model: TransformersModel | ReferenceModel | PythonModel) -> int | None:
+        """The position limit, where the spec itself states one (the config's default is checked when it is built)."""
+        if not isinstance(model, TransformersModel):
+            return None
+        limits = [model.config.get(name) for name in ("n_positions", "max_position_embeddings")]
+        return next((limit for limit in limits if isinstance(limit, int)), None)
+
+    def with_world_size(self, world_size: int) -> WorkloadSpec:
+        """The same workload over ``world_size`` ranks."""
+        parallelism = self.parallelism.model_copy(update={"world_size": world_size})
+        return self.model_copy(update={"parallelism": parallelism})
+
+
+def parse_spec(data: object) -> WorkloadSpec:
+    """Validate ``data`` (parsed YAML or JSON) as a spec.
+
+    Raises:
+        SpecError: naming every wrong field, its value and what is allowed.
+    """
+    return parse_document(WorkloadSpec, data, "spec")
+
+
+def load_spec(path: Path) -> WorkloadSpec:
+    """Read a spec from a YAML or JSON file.
+
+    Raises:
+        SpecError: when the file cannot be read or does not describe a workload.
+    """
+    return load_document(WorkloadSpec, path, "spec")
