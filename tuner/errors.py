@@ -9,6 +9,7 @@
     |- DeviceError          the device is not there, or its limit cannot be applied
     |- WorkloadError        the user's model, batch or loss breaks the workload contract
     |- ProbeError           the probing machinery itself failed (not the probed workload)
+    |- ProbeCancelledError  a probe was ended on request
     |- TuningFailedError    a tuning ended without an answer; carries the evidence so far
     |- OutOfMemoryError     a device allocation failed; translated from the framework's own error at one seam
     |- InvalidSizeError     the size is illegal for a kernel (32-bit index, launch configuration), not a matter of memory
@@ -66,6 +67,10 @@ class WorkloadError(BatchwrightError):
 
 class ProbeError(BatchwrightError):
     """The probing machinery failed, as opposed to the workload that was probed."""
+
+
+class ProbeCancelledError(BatchwrightError):
+    """A probe was ended because its caller asked for it."""
 
 
 class TuningFailedError(BatchwrightError):

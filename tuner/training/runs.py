@@ -1,0 +1,122 @@
+"""A training run on disk: its paths, its progress and its result. Pure data, no torch.
+
+One directory holds one run. Everything in it is written whole (beside, fsync, replace) or appended a line at a time, so
+that a reader at any moment, after any kill, sees a consistent run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+
+class RunOutcome(StrEnum):
+    """How a training process ended."""
+
+    SUCCEEDED = "SUCCEEDED"
+    """All updates were made; the final checkpoint and weights are written."""
+    STOPPED = "STOPPED"
+    """It was asked to stop (SIGTERM): a checkpoint was written, the run can be resumed."""
+    FAILED = "FAILED"
+    """It cannot go on; the message says why."""
+
+
+class TrainingProgress(Document):
+    """One optimizer update, as a line of ``progress.jsonl``."""
+
+    update: PositiveInt
+    """Number of this update, from 1."""
+    updates: PositiveInt
+    """Updates the run will make."""
+    loss: float
+    """Mean loss over the window's weight (tokens or samples); the sum of the terms' means where there are several."""
+    terms: dict[str, float]
+    """Mean of each named loss term."""
+    learning_rate: NonNegativeFloat
+    """Rate used by this update."""
+    gradient_norm: NonNegativeFloat | None
+    """L2 norm of the whole gradient before clipping; none when it was not finite."""
+    skipped: bool
+    """Whether the loss scaler skipped the step because a gradient was not finite."""
+    samples: PositiveInt
+    """Samples in this update's window over all ranks."""
+    micro_batch_sizes: tuple[PositiveInt, ...]
+    """Sizes of this rank's micro-batches in the window."""
+    samples_seen: NonNegativeInt
+    """Samples committed since the run began, over all epochs."""
+    epoch: NonNegativeInt
+    """Passes over the data that were finished before this window."""
+    seconds: NonNegativeFloat
+    """Wall time of this update."""
+    peak_bytes: NonNegativeInt | None
+    """Most memory held so far: allocated on CUDA, resident on the CPU."""
+
+
+class TrainingResult(Document):
+    """How the run's last process ended: ``result.json``."""
+
+    outcome: RunOutcome
+    """How it ended."""
+    message: str
+    """One line for people."""
+    error_type: str | None = None
+    """Class of the exception that ended it."""
+    traceback: str | None = None
+    """Where it was raised, for failures of the workload."""
+    updates: NonNegativeInt
+    """Updates made so far, those of earlier processes of the run included."""
+    resumed_from: NonNegativeInt | None = None
+    """Update of the checkpoint this process went on from; none for a fresh start."""
+    loss: float | None = None
+    """Loss of the last update."""
+    samples_seen: NonNegativeInt = 0
+    """Samples committed so far."""
+    weights_sha256: str | None = None
+    """SHA-256 of the final weights file, when the run succeeded."""
+    seconds: NonNegativeFloat = 0.0
+    """Wall time of this process, start-up included."""
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of one training run. Nothing else builds these names."""
+
+    directory: Path
+
+    @property
+    def recommendation(self) -> Path:
+        """The recommendation the run is made from (JSON)."""
+        return self.directory / "recommendation.json"
+
+    @property
+    def request(self) -> Path:
+        """What was asked: a ``TrainingRequest`` (JSON)."""
+        return self.directory / "training.json"
+
+    @property
+    def progress(self) -> Path:
+        """One ``TrainingProgress`` a line."""
+        return self.directory / "progress.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """The ``TrainingResult``; absent while the run goes on and after a kill."""
+        return self.directory / "result.json"
+
+    @property
+    def log(self) -> Path:
+        """What the training process printed."""
+        return self.directory / "log.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints and the pointer to the newest."""
+        return self.directory / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        """The trained weights, when the run succeeded."""
+        return self.directory / "model.safetensors"
