@@ -1,0 +1,387 @@
+"""The service's words: states and their transitions, and the documents the API returns. Pure data.
+
+The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torch.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
+from tuner.requests import DeviceId, TrainingRequest, TuningRequest
+from tuner.results import DeviceInfo, ProbeResult, Recommendation
+from tuner.training.runs import TrainingProgress, TrainingResult
+
+# --- states ----------------------------------------------------------------------------------------------------------
+
+
+class State(StrEnum):
+    """Where a tuning or a job stands."""
+
+    QUEUED = "QUEUED"
+    """Waits for its device; what was recorded of an earlier attempt is kept."""
+    RUNNING = "RUNNING"
+    """A worker holds its lease and its device."""
+    CANCELLING = "CANCELLING"
+    """Cancelled while running: its worker is ending it."""
+    SUCCEEDED = "SUCCEEDED"
+    """Ended with its answer, "nothing fits" included."""
+    FAILED = "FAILED"
+    """Ended without an answer; `problem` says why."""
+    CANCELLED = "CANCELLED"
+    """Ended because it was asked to."""
+
+    @property
+    def terminal(self) -> bool:
+        """Whether nothing follows."""
+        return not TRANSITIONS[self]
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.QUEUED: frozenset({State.RUNNING, State.CANCELLED}),
+    State.RUNNING: frozenset({State.QUEUED, State.CANCELLING, State.SUCCEEDED, State.FAILED}),
+    # It may have ended before the cancellation reached it: then what it found is kept.
+    State.CANCELLING: frozenset({State.CANCELLED, State.SUCCEEDED, State.FAILED}),
+    State.SUCCEEDED: frozenset(),
+    State.FAILED: frozenset(),
+    State.CANCELLED: frozenset(),
+}
+"""The one table of transitions. The store turns each into an update that requires the old state."""
+
+TERMINAL_STATES = frozenset(state for state in State if state.terminal)
+HELD_STATES = frozenset({State.RUNNING, State.CANCELLING})
+"""States in which a worker holds a device."""
+
+
+def sources_of(target: State) -> frozenset[State]:
+    """The states from which ``target`` may be entered."""
+    return frozenset(state for state, targets in TRANSITIONS.items() if target in targets)
+
+
+class WorkKind(StrEnum):
+    """What a piece of work is."""
+
+    TUNING = "tuning"
+    JOB = "job"
+
+
+# --- problems --------------------------------------------------------------------------------------------------------
+
+PROBLEM_TYPE_PREFIX = "urn:batchwright:problem:"
+
+
+class FieldFault(Document):
+    """One thing wrong in a request."""
+
+    field: str
+    """Dotted path of the field, for example `spec.model.architecture.heads`."""
+    message: str
+    """What is allowed there."""
+    value: str = ""
+    """What was given, shortened; empty when the field is missing or is a whole object."""
+
+
+class Problem(Document):
+    """What went wrong (RFC 9457). Sent as `application/problem+json`."""
+
+    type: Annotated[str, Field(examples=["urn:batchwright:problem:not-found"])]
+    """A stable name of this kind of problem: `urn:batchwright:problem:` and the code."""
+    title: str
+    """The kind of problem in words; the same for every occurrence."""
+    status: Annotated[int, Field(ge=100, le=599)] | None = None
+    """The HTTP status; none in the stored problem of a tuning or job that failed later."""
+    detail: str
+    """What happened this time, with the values, the limit and the remedy."""
+    code: Annotated[str, Field(examples=["not-found"])]
+    """The stable word a program decides by."""
+    errors: tuple[FieldFault, ...] = ()
+    """Every field at fault, for an invalid request."""
+
+
+# --- what is sent ----------------------------------------------------------------------------------------------------
+
+
+class TuningSubmission(TuningRequest):
+    """A tuning to make, or the stored answer to take."""
+
+    fresh: bool = False
+    """Probe again, even when a recommendation with the same fingerprint is stored."""
+
+    def request(self) -> TuningRequest:
+        """The request without what only concerns its submission."""
+        return TuningRequest.model_validate(self.model_dump(exclude={"fresh"}))
+
+
+class JobSubmission(Document):
+    """A training run to make from a recommendation: a stored one, or one sent along."""
+
+    recommendation_id: str | None = None
+    """Identifier of a stored recommendation."""
+    recommendation: Recommendation | None = None
+    """The recommendation itself, for one made elsewhere."""
+    training: TrainingRequest = TrainingRequest()
+    """How long to train, and how often to write checkpoints."""
+    dry_run: bool = False
+    """Only return the configured job; run nothing."""
+
+    @model_validator(mode="after")
+    def _names_one_recommendation(self) -> Self:
+        if (self.recommendation_id is None) == (self.recommendation is None):
+            raise ValueError("give exactly one of `recommendation_id` and `recommendation`")
+        return self
+
+
+# --- what comes back -------------------------------------------------------------------------------------------------
+
+
+class WorkSummary(Document):
+    """A tuning or job in a list: what a table shows, and nothing large."""
+
+    id: str
+    """Identifier; later ones sort after earlier ones."""
+    state: State
+    """Where it stands."""
+    device: DeviceId
+    """The device it needs."""
+    model: str
+    """Short name of the model: the architecture, `model_type` or target."""
+    effective_batch_size: PositiveInt
+    """Samples per optimizer update over all ranks."""
+    attempts: NonNegativeInt
+    """How often a worker started on it: more than one after a restart or a takeover."""
+    created_at: datetime
+    """When it was submitted (UTC)."""
+    started_at: datetime | None = None
+    """When a worker first started on it."""
+    ended_at: datetime | None = None
+    """When it ended."""
+    updated_at: datetime
+    """When anything about it last changed."""
+    events: NonNegativeInt
+    """Events so far: the id of the newest."""
+
+
+class TuningSummary(WorkSummary):
+    """A tuning in a list."""
+
+    fingerprint: str
+    """SHA-256 of everything the answer depends on."""
+    probes: NonNegativeInt
+    """Probes recorded so far."""
+    recommendation_id: str | None = None
+    """Identifier of the answer, once there is one."""
+
+
+class Tuning(TuningSummary):
+    """The search for the largest micro-batch for one request."""
+
+    place: str | None = None
+    """Host and device that run it, or ran it last."""
+    request: TuningRequest
+    """What was asked."""
+    problem: Problem | None = None
+    """Why it failed."""
+    recommendation: Recommendation | None = None
+    """The answer, once there is one. `feasible: false` is an answer too."""
+
+
+class JobSummary(WorkSummary):
+    """A job in a list."""
+
+    recommendation_id: str
+    """The recommendation it was made from."""
+
+
+class Job(JobSummary):
+    """A training run made from a recommendation."""
+
+    place: str | None = None
+    """Host and device that run it, or ran it last."""
+    training: TrainingRequest
+    """What was asked."""
+    recommendation: Recommendation
+    """What it was made from."""
+    directory: str
+    """The run's folder on the host that runs it: log, progress, checkpoints, weights."""
+    progress: TrainingProgress | None = None
+    """The newest finished update."""
+    result: TrainingResult | None = None
+    """How the run ended."""
+    problem: Problem | None = None
+    """Why it failed."""
+
+
+class JobFile(Document):
+    """A file that a job needs."""
+
+    path: str
+    """Where it goes, relative to the run's folder."""
+    content: str
+    """What it holds."""
+
+
+class ConfiguredJob(Document):
+    """Everything it takes to run a job: what a dry run returns."""
+
+    command: tuple[str, ...]
+    """The arguments of the process, program first."""
+    environment: dict[str, str]
+    """Variables to add to the environment; the probes ran with them."""
+    working_directory: str
+    """Where the command runs."""
+    files: tuple[JobFile, ...]
+    """Files to write into the run's folder first."""
+    device: DeviceId
+    """The device it needs."""
+    recommendation_id: str
+    """What it is made from."""
+
+
+class RecordedProbe(Document):
+    """A probe of a tuning."""
+
+    ordinal: PositiveInt
+    """Its place in the order of probes, from 1."""
+    recorded_at: datetime
+    """When its result was stored."""
+    result: ProbeResult
+    """What it found."""
+
+
+class ProbeList(Document):
+    """The evidence of a tuning so far."""
+
+    items: tuple[RecordedProbe, ...]
+    """Every probe, in the order they ran."""
+
+
+class EventKind(StrEnum):
+    """What an event tells."""
+
+    STATE = "state"
+    """The state changed."""
+    PROBE = "probe"
+    """A probe ended."""
+    PROGRESS = "progress"
+    """An optimizer update was made."""
+
+
+class Event(Document):
+    """Something that happened to a tuning or job. Exactly the field named by `kind` is set."""
+
+    id: PositiveInt
+    """Its number within the tuning or job, from 1 without gaps: what `Last-Event-ID` takes."""
+    at: datetime
+    """When it was recorded."""
+    kind: EventKind
+    """What it tells."""
+    state: State | None = None
+    """The new state."""
+    probe: RecordedProbe | None = None
+    """The probe that ended."""
+    progress: TrainingProgress | None = None
+    """The update that was made."""
+
+
+class RecommendationSummary(Document):
+    """A recommendation in a list."""
+
+    id: str
+    """Identifier."""
+    tuning_id: str
+    """The tuning that found it."""
+    created_at: datetime
+    """When it was made (UTC)."""
+    fingerprint: str
+    """SHA-256 of everything the answer depends on."""
+    model: str
+    """Short name of the model."""
+    device: DeviceId
+    """The device that was probed."""
+    device_name: str
+    """The product's name."""
+    feasible: bool
+    """Whether any micro-batch fits."""
+    micro_batch_size: PositiveInt | None = None
+    """The largest micro-batch that fits."""
+    gradient_accumulation_steps: PositiveInt | None = None
+    """Micro-batches per rank and optimizer update."""
+    world_size: PositiveInt
+    """Data-parallel ranks."""
+    effective_batch_size: PositiveInt
+    """Samples per update asked for."""
+
+
+class TuningPage(Document):
+    """A part of the list of tunings, newest first."""
+
+    items: tuple[TuningSummary, ...]
+    """The rows."""
+    next_cursor: str | None = None
+    """Pass it as `cursor` to get the next part; none on the last."""
+
+
+class JobPage(Document):
+    """A part of the list of jobs, newest first."""
+
+    items: tuple[JobSummary, ...]
+    """The rows."""
+    next_cursor: str | None = None
+    """Pass it as `cursor` to get the next part; none on the last."""
+
+
+class RecommendationPage(Document):
+    """A part of the list of recommendations, newest first."""
+
+    items: tuple[RecommendationSummary, ...]
+    """The rows."""
+    next_cursor: str | None = None
+    """Pass it as `cursor` to get the next part; none on the last."""
+
+
+class ServedDevice(Document):
+    """A device that a worker serves, with what its probes run under."""
+
+    place: str
+    """Host and device, unique over all workers."""
+    owner: str
+    """The worker process."""
+    device: DeviceInfo
+    """The device, as its worker sees it."""
+    environment: dict[str, str]
+    """Variables that probes and jobs run with there."""
+    versions: dict[str, str]
+    """Versions there of what changes memory."""
+
+
+class DeviceStatus(ServedDevice):
+    """A device, and who holds it."""
+
+    alive: bool
+    """Whether its worker was heard of lately."""
+    heartbeat_age_seconds: NonNegativeFloat
+    """Seconds since its worker was last heard of."""
+    held_by: str | None = None
+    """The tuning or job that runs on it."""
+    queued: NonNegativeInt = 0
+    """Tunings and jobs that wait for this device."""
+
+
+class DeviceList(Document):
+    """The devices this service serves."""
+
+    items: tuple[DeviceStatus, ...]
+    """One per worker."""
+
+
+class Health(Document):
+    """Whether the service can do its work."""
+
+    status: Annotated[str, Field(examples=["ok"])]
+    """`ok`; anything else comes as a problem with status 503."""
+    checks: dict[str, str] = Field(default_factory=dict)
+    """What was looked at, and what was seen."""

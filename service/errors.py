@@ -1,0 +1,255 @@
+"""The errors of the service, and the one place that turns any error into a problem document (RFC 9457).
+
+::
+
+    ServiceError
+    |- ConfigurationError      the settings cannot be served; raised at start
+    |- DeviceTakenError        another process serves this device; raised at start
+    |- StaleLeaseError         a report came after its lease had ended; never reaches HTTP
+    |- StoreUnavailableError   the database cannot be reached or written
+    |- NotReadyError           a part of the service does not work
+    |- RequestError            the caller can mend it; each has a status and a code
+       |- NotFoundError, ConflictError, InvalidCursorError, InvalidInputError
+       |- TargetNotAllowedError, DataPathNotAllowedError
+       |- UnknownDeviceError, DeviceMismatchError, InfeasibleRecommendationError, UnsupportedJobError
+       |- HostNotAllowedError, ForeignOriginError, BodyTooLargeError, UnsupportedMediaTypeError
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from service.domain import PROBLEM_TYPE_PREFIX, FieldFault, Problem
+from tuner.errors import (
+    BatchwrightError,
+    DeviceError,
+    FieldProblem,
+    PlanError,
+    ProbeError,
+    SpecError,
+    TrainingError,
+    TuningFailedError,
+    WorkloadError,
+)
+
+
+class ServiceError(Exception):
+    """Base of every error of the service. Its class carries what the problem document says."""
+
+    status: int = HTTPStatus.INTERNAL_SERVER_ERROR
+    code: str = "internal-error"
+    title: str = "The service failed"
+
+
+class ConfigurationError(ServiceError):
+    """The settings contradict each other or ask for what may not be."""
+
+    code = "invalid-configuration"
+
+
+class DeviceTakenError(ServiceError):
+    """Another live process holds this device's lock file."""
+
+    code = "device-taken"
+
+
+class StaleLeaseError(ServiceError):
+    """The lease has expired, or another owner has taken the work over: what was reported is not recorded."""
+
+    code = "stale-lease"
+
+
+class StoreUnavailableError(ServiceError):
+    """The database cannot be reached or written now."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "store-unavailable"
+    title = "The database cannot be used"
+
+
+class NotReadyError(ServiceError):
+    """A part of the service does not work; the message names it."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "not-ready"
+    title = "The service is not ready"
+
+
+class RequestError(ServiceError):
+    """Base of what the caller can mend."""
+
+    status = HTTPStatus.BAD_REQUEST
+    code = "bad-request"
+    title = "The request cannot be served"
+
+
+class NotFoundError(RequestError):
+    """There is nothing with this identifier."""
+
+    status = HTTPStatus.NOT_FOUND
+    code = "not-found"
+    title = "There is no such thing"
+
+
+class ConflictError(RequestError):
+    """The state of the resource does not allow it, or it exists already."""
+
+    status = HTTPStatus.CONFLICT
+    code = "conflict"
+    title = "The current state does not allow it"
+
+
+class InvalidCursorError(RequestError):
+    """The cursor was not made by this service for this list."""
+
+    status = HTTPStatus.BAD_REQUEST
+    code = "invalid-cursor"
+    title = "The cursor is not one of ours"
+
+
+class InvalidInputError(RequestError):
+    """The request does not have the shape it needs. ``faults`` lists every field."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    code = "invalid-request"
+    title = "The request is invalid"
+
+    def __init__(self, message: str, faults: Sequence[FieldFault] = ()) -> None:
+        self.faults = tuple(faults)
+        super().__init__(message)
+
+
+class MalformedJsonError(RequestError):
+    """The body is not JSON."""
+
+    code = "malformed-json"
+    title = "The body is not JSON"
+
+
+class TargetNotAllowedError(RequestError):
+    """A `python` target that the operator has not allow-listed."""
+
+    status = HTTPStatus.FORBIDDEN
+    code = "python-target-not-allowed"
+    title = "This service does not run that code"
+
+
+class DataPathNotAllowedError(RequestError):
+    """A path outside the folders that jobs may read."""
+
+    status = HTTPStatus.FORBIDDEN
+    code = "data-path-not-allowed"
+    title = "This service does not read that path"
+
+
+class UnknownDeviceError(RequestError):
+    """No worker of this service serves the device."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    code = "unknown-device"
+    title = "No worker serves that device"
+
+
+class DeviceMismatchError(RequestError):
+    """The recommendation was measured on another device than the one that would run it."""
+
+    status = HTTPStatus.CONFLICT
+    code = "device-mismatch"
+    title = "The recommendation is for another device"
+
+
+class InfeasibleRecommendationError(RequestError):
+    """A job cannot be made from an answer that says that nothing fits."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    code = "infeasible-recommendation"
+    title = "Nothing fits, so nothing can be trained"
+
+
+class UnsupportedJobError(RequestError):
+    """The job needs something that this service cannot run."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    code = "unsupported-job"
+    title = "This service cannot run that job"
+
+
+class HostNotAllowedError(RequestError):
+    """The Host header names another machine: the request was led here by a forged name."""
+
+    status = HTTPStatus.FORBIDDEN
+    code = "host-not-allowed"
+    title = "The service does not answer to that name"
+
+
+class ForeignOriginError(RequestError):
+    """A page of another origin made a browser send it."""
+
+    status = HTTPStatus.FORBIDDEN
+    code = "foreign-origin"
+    title = "Requests from other sites are refused"
+
+
+class BodyTooLargeError(RequestError):
+    """The body is above the cap."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    code = "body-too-large"
+    title = "The body is too large"
+
+
+class UnsupportedMediaTypeError(RequestError):
+    """The body is not declared as JSON."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+    code = "unsupported-media-type"
+    title = "Send JSON"
+
+
+# --- problem documents -----------------------------------------------------------------------------------------------
+
+_TUNER_ERRORS: tuple[tuple[type[BatchwrightError], int, str, str], ...] = (
+    (SpecError, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-spec", "The spec is invalid"),
+    (PlanError, HTTPStatus.UNPROCESSABLE_ENTITY, "no-plan", "No plan exists for these numbers"),
+    (DeviceError, HTTPStatus.UNPROCESSABLE_ENTITY, "device-error", "The device cannot be used"),
+    (WorkloadError, HTTPStatus.UNPROCESSABLE_ENTITY, "workload-error", "The workload breaks its contract"),
+    (ProbeError, HTTPStatus.INTERNAL_SERVER_ERROR, "probe-error", "A probe could not be run"),
+    (TrainingError, HTTPStatus.INTERNAL_SERVER_ERROR, "training-error", "The training run cannot go on"),
+)
+
+
+def faults_of(problems: Sequence[FieldProblem]) -> tuple[FieldFault, ...]:
+    """The tuner's field problems as they go over HTTP."""
+    return tuple(FieldFault(field=item.field, message=item.message, value=item.value) for item in problems)
+
+
+def problem_of(error: Exception) -> Problem:
+    """The problem document of ``error``. An error we did not foresee tells nothing of its insides."""
+    if isinstance(error, ServiceError):
+        faults = error.faults if isinstance(error, InvalidInputError) else ()
+        return make_problem(error.status, error.code, error.title, str(error), faults)
+    if isinstance(error, TuningFailedError):
+        return make_problem(HTTPStatus.OK, error.reason, "The tuning ended without an answer", str(error))
+    for kind, status, code, title in _TUNER_ERRORS:
+        if isinstance(error, kind):
+            faults = faults_of(error.problems) if isinstance(error, SpecError) else ()
+            return make_problem(status, code, title, str(error), faults)
+    return make_problem(
+        ServiceError.status,
+        ServiceError.code,
+        ServiceError.title,
+        f"an unexpected {type(error).__name__}; the service's log has the details",
+    )
+
+
+def make_problem(status: int, code: str, title: str, detail: str, errors: tuple[FieldFault, ...] = ()) -> Problem:
+    """A problem document; its type follows from its code."""
+    return Problem(
+        type=PROBLEM_TYPE_PREFIX + code, title=title, status=int(status), detail=detail, code=code, errors=errors
+    )
+
+
+def stored_problem(error: Exception) -> Problem:
+    """The problem of a tuning or job that ended: the same, without an HTTP status."""
+    return problem_of(error).model_copy(update={"status": None})

@@ -1,0 +1,93 @@
+"""What an operator can set: environment variables with the prefix ``BATCHWRIGHT_``, or keyword arguments."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+DEFAULT_DATA_DIR = Path("~/.local/share/batchwright")
+
+_Names = Annotated[tuple[str, ...], NoDecode]
+"""Several names: separated by commas in an environment variable, or a JSON list."""
+
+
+class Settings(BaseSettings):
+    """The settings of one service. Nothing else reads the environment."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="BATCHWRIGHT_", frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
+
+    data_dir: Path = DEFAULT_DATA_DIR
+    """Folder of everything the service writes: the embedded database, the runs, the lock files."""
+    database_url: str | None = None
+    """SQLAlchemy URL; the embedded SQLite file `batchwright.db` in the data folder when absent."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Only loopback: this version has no API keys."""
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8000
+    """Port to listen on; 0 takes a free one."""
+    allowed_hosts: _Names = ("localhost", "127.0.0.1", "::1")
+    """Names under which the service may be addressed (without port): others are DNS rebinding, and refused."""
+    devices: _Names = ()
+    """Devices to serve, for example `cuda:0,cuda:1`; every device of the host when empty."""
+    python_targets: _Names = ()
+    """`python` workloads that may run, each as exactly `package.module:factory`. They run as this service's user."""
+    data_roots: _Names = ()
+    """Folders that jobs may read their data from."""
+    node_name: str = Field(default_factory=socket.gethostname)
+    """Name of this host in the database: together with a device it says what runs where."""
+    lease_seconds: Annotated[float, Field(ge=1.0, le=3600.0)] = 15.0
+    """A worker not heard of for this long loses what it runs to another."""
+    poll_seconds: Annotated[float, Field(gt=0.0, le=60.0)] = 0.5
+    """How often a worker looks for work and for cancellations."""
+    shutdown_grace_seconds: Annotated[float, Field(ge=0.0, le=3600.0)] = 30.0
+    """Time a running job gets to write a checkpoint when the service stops."""
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 1024**2
+    """Larger request bodies are refused unread."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much is logged, on standard error."""
+
+    @field_validator("allowed_hosts", "devices", "python_targets", "data_roots", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if value.lstrip().startswith("["):
+            return json.loads(value)
+        return [part.strip() for part in value.split(",") if part.strip()]
+
+    @field_validator("data_dir")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        return path.expanduser().absolute()
+
+    @property
+    def url(self) -> str:
+        """The database's URL, the default filled in."""
+        return self.database_url or f"sqlite:///{self.data_dir / 'batchwright.db'}"
+
+    @property
+    def runs_dir(self) -> Path:
+        """Folder of the jobs' runs, one folder per job."""
+        return self.data_dir / "runs"
+
+    @property
+    def locks_dir(self) -> Path:
+        """Folder of the lock files, one per device."""
+        return self.data_dir / "locks"
+
+    @property
+    def listens_on_loopback(self) -> bool:
+        """Whether only this machine can reach the service."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False

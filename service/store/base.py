@@ -1,0 +1,259 @@
+"""The interface of the store: what its callers need, and what every implementation promises.
+
+Time is the database's. Every change of state is one conditional update that requires the old state and, for the owner
+of a lease, the lease's fencing token: a report that comes after its lease has ended changes nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from service.domain import (
+    Event,
+    Problem,
+    RecommendationSummary,
+    RecordedProbe,
+    ServedDevice,
+    State,
+    WorkKind,
+)
+from tuner.results import ProbeResult, Recommendation
+from tuner.training.runs import TrainingProgress, TrainingResult
+
+
+@dataclass(frozen=True)
+class NewWork:
+    """A tuning or job to queue. ``payload`` is its request as JSON, opaque to the store."""
+
+    id: str
+    kind: WorkKind
+    device: str
+    model: str
+    effective_batch_size: int
+    fingerprint: str
+    payload: str
+    recommendation_id: str | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class WorkRow:
+    """A tuning or job as a list shows it; cheap to read."""
+
+    id: str
+    kind: WorkKind
+    state: State
+    device: str
+    place: str | None
+    model: str
+    effective_batch_size: int
+    fingerprint: str
+    recommendation_id: str | None
+    attempts: int
+    probes: int
+    events: int
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    updated_at: datetime
+
+
+@dataclass(frozen=True)
+class WorkItem(WorkRow):
+    """A tuning or job in full."""
+
+    payload: str
+    progress: TrainingProgress | None
+    result: TrainingResult | None
+    problem: Problem | None
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to run one piece of work on one place until it expires. ``token`` fences off every earlier owner."""
+
+    work_id: str
+    owner: str
+    token: int
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Work that was claimed. ``lost_leases`` counts owners in a row that vanished without recording anything."""
+
+    lease: Lease
+    item: WorkItem
+    lost_leases: int
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a piece of work ended, with what it left."""
+
+    state: State
+    recommendation: Recommendation | None = None
+    problem: Problem | None = None
+    result: TrainingResult | None = None
+
+
+@dataclass(frozen=True)
+class RecommendationFilter:
+    """Which recommendations to list; a field that is none does not restrict. ``device`` is an id or a product name."""
+
+    fingerprint: str | None = None
+    model: str | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class SeenDevice:
+    """A served device, how long ago its worker was heard of, what holds it, and how much waits for it."""
+
+    served: ServedDevice
+    age_seconds: float
+    held_by: str | None
+    queued: int
+
+
+class Store(ABC):
+    """Durable work with leases. Every method raises StoreUnavailableError when the database cannot be used."""
+
+    # --- anyone ---
+
+    @abstractmethod
+    def add(self, work: NewWork) -> WorkItem:
+        """Queue a piece of work.
+
+        Raises:
+            ConflictError: when its id is taken.
+        """
+
+    @abstractmethod
+    def get(self, work_id: str) -> WorkItem:
+        """The work with this id.
+
+        Raises:
+            NotFoundError: when there is none.
+        """
+
+    @abstractmethod
+    def newest(self, kind: WorkKind, limit: int, before: str | None = None) -> list[WorkRow]:
+        """At most ``limit`` rows of one kind, newest first, older than the id ``before``."""
+
+    @abstractmethod
+    def cancel(self, work_id: str) -> WorkItem:
+        """QUEUED becomes CANCELLED, RUNNING becomes CANCELLING, anything else stays. Idempotent.
+
+        Raises:
+            NotFoundError: when there is none.
+        """
+
+    @abstractmethod
+    def probes(self, work_id: str) -> list[RecordedProbe]:
+        """Every recorded probe, in order; empty for unknown work."""
+
+    @abstractmethod
+    def events(self, work_id: str, after: int = 0, limit: int = 1000) -> list[Event]:
+        """Events with a larger id than ``after``, in order; empty for unknown work."""
+
+    @abstractmethod
+    def event_counts(self, work_ids: Sequence[str]) -> dict[str, int]:
+        """The id of the newest event of each; unknown ones are left out. What followers poll."""
+
+    @abstractmethod
+    def recommendation(self, recommendation_id: str) -> Recommendation:
+        """The stored recommendation.
+
+        Raises:
+            NotFoundError: when there is none.
+        """
+
+    @abstractmethod
+    def tuning_with_answer(self, fingerprint: str) -> str | None:
+        """Id of the tuning that made the newest recommendation with this fingerprint."""
+
+    @abstractmethod
+    def recommendations(
+        self, wanted: RecommendationFilter, limit: int, before: str | None = None
+    ) -> list[RecommendationSummary]:
+        """At most ``limit`` recommendations, newest first, older than the id ``before``."""
+
+    # --- owners ---
+
+    @abstractmethod
+    def claim(self, served: ServedDevice, lease_seconds: float) -> Claim | None:
+        """The next piece of work for this device: first what was left there, then what is queued longest.
+
+        Work whose lease has expired is taken over, in whatever state it was left. None when nothing waits, or when
+        something runs at that place.
+        """
+
+    @abstractmethod
+    def renew(self, lease: Lease, lease_seconds: float) -> State:
+        """Hold the lease ``lease_seconds`` from now; the answer tells CANCELLING from RUNNING.
+
+        Raises:
+            StaleLeaseError: when it has ended.
+        """
+
+    @abstractmethod
+    def record_probe(self, lease: Lease, ordinal: int, result: ProbeResult) -> None:
+        """Add a probe, and its event.
+
+        Raises:
+            StaleLeaseError: when the lease has ended.
+            ConflictError: when that ordinal is recorded already.
+        """
+
+    @abstractmethod
+    def record_progress(self, lease: Lease, progress: Sequence[TrainingProgress]) -> None:
+        """Add updates, one event each; the last becomes the job's progress.
+
+        Raises:
+            StaleLeaseError: when the lease has ended.
+        """
+
+    @abstractmethod
+    def finish(self, lease: Lease, ending: Ending) -> None:
+        """End the work, storing what it left, and free its place.
+
+        Raises:
+            StaleLeaseError: when the lease has ended.
+        """
+
+    @abstractmethod
+    def hand_back(self, lease: Lease) -> None:
+        """Back to the queue with all that was recorded (to CANCELLED, if it was cancelled meanwhile).
+
+        Raises:
+            StaleLeaseError: when the lease has ended.
+        """
+
+    @abstractmethod
+    def release_place(self, place: str) -> None:
+        """Expire the leases of a place whose earlier owner is known to be dead."""
+
+    # --- workers and health ---
+
+    @abstractmethod
+    def announce(self, served: ServedDevice) -> None:
+        """Say that a worker serves a device, or that it still does."""
+
+    @abstractmethod
+    def withdraw(self, served: ServedDevice) -> None:
+        """Say that this worker serves its device no more; nothing happens when another took the place over."""
+
+    @abstractmethod
+    def devices(self) -> list[SeenDevice]:
+        """Every announced device."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Write something."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back every connection. Idempotent."""

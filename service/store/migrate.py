@@ -1,0 +1,36 @@
+"""Brings a database to the newest revision of the schema, whoever else tries to at the same time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Engine, text
+
+from service.store.engine import writing
+
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_ADVISORY_LOCK = 0x62617463
+"""Any number that nothing else in the database locks: "batc"."""
+
+
+def upgrade(engine: Engine, revision: str = "head") -> None:
+    """Apply what is missing, all in one transaction.
+
+    Raises:
+        StoreUnavailableError: when the database cannot be reached or written.
+    """
+    with writing(engine) as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+        command.upgrade(configuration(connection), revision)
+
+
+def configuration(connection: Connection) -> Config:
+    """Alembic's configuration for our packaged migrations, on an open connection."""
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    return config

@@ -1,0 +1,121 @@
+"""Rows of the tables as documents, and documents as rows."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import RowMapping, Table
+
+from service.domain import (
+    Event,
+    EventKind,
+    Problem,
+    RecommendationSummary,
+    RecordedProbe,
+    State,
+    WorkKind,
+)
+from service.store.base import WorkItem, WorkRow
+from service.store.tables import recommendations, work_items
+from tuner.documents import Document
+from tuner.results import ProbeResult, Recommendation
+from tuner.training.runs import TrainingProgress, TrainingResult
+
+_LARGE = {"payload", "progress", "result", "problem", "document"}
+
+
+def slim(table: Table) -> list[Any]:
+    """The columns of a table that a list needs: all but the documents."""
+    return [column for column in table.columns if column.name not in _LARGE]
+
+
+SLIM_WORK = slim(work_items)
+SLIM_RECOMMENDATION = slim(recommendations)
+
+
+def moment(milliseconds: int) -> datetime:
+    """A stored time as an aware one, in UTC."""
+    return datetime.fromtimestamp(milliseconds / 1000, tz=UTC)
+
+
+def _moment_or_none(milliseconds: int | None) -> datetime | None:
+    return None if milliseconds is None else moment(milliseconds)
+
+
+def work_fields(row: RowMapping) -> dict[str, Any]:
+    """What every view of a tuning or job holds."""
+    same = ("id", "device", "place", "model", "effective_batch_size", "fingerprint", "recommendation_id")
+    return {name: row[name] for name in same} | {
+        "kind": WorkKind(row["kind"]),
+        "state": State(row["state"]),
+        "attempts": row["token"],
+        "probes": row["probe_count"],
+        "events": row["event_count"],
+        "created_at": moment(row["created_at"]),
+        "started_at": _moment_or_none(row["started_at"]),
+        "ended_at": _moment_or_none(row["ended_at"]),
+        "updated_at": moment(row["updated_at"]),
+    }
+
+
+def work_row(row: RowMapping) -> WorkRow:
+    """A row of a list."""
+    return WorkRow(**work_fields(row))
+
+
+def work_item(row: RowMapping) -> WorkItem:
+    """A tuning or job in full."""
+    return WorkItem(
+        **work_fields(row),
+        payload=row["payload"],
+        progress=TrainingProgress.model_validate_json(row["progress"]) if row["progress"] else None,
+        result=TrainingResult.model_validate_json(row["result"]) if row["result"] else None,
+        problem=Problem.model_validate_json(row["problem"]) if row["problem"] else None,
+    )
+
+
+def recorded_probe(row: RowMapping) -> RecordedProbe:
+    """A recorded probe."""
+    result = ProbeResult.model_validate_json(row["document"])
+    return RecordedProbe(ordinal=row["ordinal"], recorded_at=moment(row["recorded_at"]), result=result)
+
+
+def event(row: RowMapping) -> Event:
+    """An event; its document is the one field that its kind names."""
+    kind = EventKind(row["kind"])
+    at = moment(row["at"])
+    document: Any = json.loads(row["document"])
+    if kind is EventKind.PROBE:
+        document = document | {"recorded_at": at}
+    return Event.model_validate({"id": row["id"], "at": at, "kind": kind, kind.value: document})
+
+
+def recommendation_summary(row: RowMapping) -> RecommendationSummary:
+    """A recommendation in a list."""
+    return RecommendationSummary.model_validate({**row, "created_at": moment(row["created_at"])})
+
+
+def recommendation_values(document: Recommendation, tuning_id: str, model: str) -> dict[str, Any]:
+    """What is stored of a recommendation."""
+    return {
+        "id": document.id,
+        "tuning_id": tuning_id,
+        "created_at": int(document.created_at.timestamp() * 1000),
+        "fingerprint": document.fingerprint,
+        "model": model,
+        "device": document.device.id,
+        "device_name": document.device.name,
+        "feasible": document.feasible,
+        "micro_batch_size": document.micro_batch_size,
+        "gradient_accumulation_steps": document.gradient_accumulation_steps,
+        "world_size": document.world_size,
+        "effective_batch_size": document.effective_batch_size.requested,
+        "document": as_json(document),
+    }
+
+
+def as_json(document: Document | None) -> str | None:
+    """A document as it is stored."""
+    return None if document is None else document.model_dump_json()

@@ -1,0 +1,152 @@
+"""The tables, in column types that SQLite and PostgreSQL share. Times are integers: milliseconds since 1970 (UTC)."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.expression import FunctionElement
+
+from service.domain import HELD_STATES
+
+metadata = MetaData()
+
+held_states = sorted(HELD_STATES)
+
+work_items = Table(
+    "work_items",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("device", String(32), nullable=False),
+    Column("place", String(300)),
+    Column("priority", Integer, nullable=False, server_default="0"),
+    Column("model", String(300), nullable=False),
+    Column("effective_batch_size", BigInteger, nullable=False),
+    Column("fingerprint", String(64), nullable=False),
+    Column("recommendation_id", String(64)),
+    Column("owner", String(300)),
+    Column("token", Integer, nullable=False, server_default="0"),
+    Column("lease_expires_at", BigInteger),
+    Column("lost_leases", Integer, nullable=False, server_default="0"),
+    Column("probe_count", Integer, nullable=False, server_default="0"),
+    Column("event_count", Integer, nullable=False, server_default="0"),
+    Column("created_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),
+    Column("ended_at", BigInteger),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("payload", Text, nullable=False),
+    Column("progress", Text),
+    Column("result", Text),
+    Column("problem", Text),
+)
+"""Tunings and jobs. The fencing token rises with every claim, so it counts attempts too."""
+
+Index("work_items_by_kind", work_items.c.kind, work_items.c.id)
+Index(
+    "work_items_open",
+    work_items.c.device,
+    work_items.c.state,
+    sqlite_where=work_items.c.state.in_(["QUEUED", *held_states]),
+    postgresql_where=work_items.c.state.in_(["QUEUED", *held_states]),
+)
+Index(
+    "one_run_per_device",
+    work_items.c.place,
+    unique=True,
+    sqlite_where=work_items.c.state.in_(held_states),
+    postgresql_where=work_items.c.state.in_(held_states),
+)
+
+probes = Table(
+    "probes",
+    metadata,
+    Column("work_id", String(64), ForeignKey("work_items.id", ondelete="CASCADE"), primary_key=True),
+    Column("ordinal", Integer, primary_key=True),
+    Column("recorded_at", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+)
+"""Results of probes: one per tuning and ordinal, whoever reports it."""
+
+events = Table(
+    "events",
+    metadata,
+    Column("work_id", String(64), ForeignKey("work_items.id", ondelete="CASCADE"), primary_key=True),
+    Column("id", Integer, primary_key=True),
+    Column("at", BigInteger, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("document", Text, nullable=False),
+)
+"""What happened. Ids are numbered per work item under its row lock, so they become visible in their order."""
+
+recommendations = Table(
+    "recommendations",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("tuning_id", String(64), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("fingerprint", String(64), nullable=False),
+    Column("model", String(300), nullable=False),
+    Column("device", String(32), nullable=False),
+    Column("device_name", String(300), nullable=False),
+    Column("feasible", Boolean, nullable=False),
+    Column("micro_batch_size", BigInteger),
+    Column("gradient_accumulation_steps", BigInteger),
+    Column("world_size", Integer, nullable=False),
+    Column("effective_batch_size", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+)
+"""Answers: the document, and beside it what is searched and listed. They may outlive their tuning."""
+
+for _column in ("fingerprint", "model", "device", "device_name"):
+    Index(f"recommendations_by_{_column}", recommendations.c[_column], recommendations.c.id)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("place", String(300), primary_key=True),
+    Column("owner", String(300), nullable=False),
+    Column("heartbeat_at", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+)
+"""Devices that are served, and when their workers were last heard of."""
+
+health = Table(
+    "health",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("checked_at", BigInteger, nullable=False),
+)
+"""One row that the readiness check writes."""
+
+
+class now_ms(FunctionElement[int], ColumnElement[int]):  # noqa: N801 - used like an SQL function
+    """The database's own clock, in milliseconds since 1970: hosts need not agree on the time."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(now_ms, "sqlite")
+def _sqlite_now(_element: now_ms, _compiler: SQLCompiler, **_options: object) -> str:
+    """Julian days to milliseconds; 2440587.5 is 1970-01-01 (``unixepoch('subsec')`` needs SQLite 3.42)."""
+    return "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
+
+
+@compiles(now_ms, "postgresql")
+def _postgresql_now(_element: now_ms, _compiler: SQLCompiler, **_options: object) -> str:
+    """``clock_timestamp`` goes on within a transaction, unlike ``now``."""
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
