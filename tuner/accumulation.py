@@ -155,6 +155,6 @@ def _change(chosen: ReachableBatch, batch: int, ranks: int, largest: int) -> str
     if steps == fewest:
         return f"Nothing: {ranks} x {steps} x {chosen.micro_batch_size} is exactly {batch}."
     return (
-        f"{steps} accumulation steps instead of {fewest}: {chosen.micro_batch_size} is the largest size up to {largest} "
-        f"that divides the {batch // ranks} samples of a rank."
+        f"{steps} accumulation steps instead of {fewest}: {chosen.micro_batch_size} is the largest size up to "
+        f"{largest} that divides the {batch // ranks} samples of a rank."
     )

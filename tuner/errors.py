@@ -12,7 +12,7 @@
     |- ProbeCancelledError  a probe was ended on request
     |- TuningFailedError    a tuning ended without an answer; carries the evidence so far
     |- OutOfMemoryError     a device allocation failed; translated from the framework's own error at one seam
-    |- InvalidSizeError     the size is illegal for a kernel (32-bit index, launch configuration), not a matter of memory
+    |- InvalidSizeError     the size is illegal for a kernel (32-bit index, launch configuration), memory aside
     |- TrainingError        a training run cannot start or go on
        |- CheckpointError   a checkpoint cannot be written, read, or does not belong to this run
 """

@@ -46,14 +46,19 @@ class ProbeRequest(Document):
     """What is trained."""
     micro_batch_size: PositiveInt
     """Samples per forward and backward pass."""
-    accumulates: bool
-    """Whether an update of the planned run takes more than one micro-batch: gradients then stay while the next runs."""
+    samples_per_window: PositiveInt
+    """This rank's samples of one update. Above the micro-batch size, gradients stay while the next micro-batch runs."""
     device: DeviceId
     """Where to run."""
     limit_bytes: Annotated[int, Field(ge=1)] | None = None
     """Memory the probe may take, margin already taken off; none to take what the device has."""
     timeout_seconds: Annotated[float, Field(gt=0.0)] = 300.0
     """Time after which the probe is given up as hanging."""
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether an update takes more than one micro-batch."""
+        return self.samples_per_window > self.micro_batch_size
 
 
 class TrainingRequest(Document):

@@ -89,7 +89,7 @@ class ProbeResult(Document):
     peak_reserved_bytes: NonNegativeInt | None = None
     """CUDA: most bytes held by the caching allocator during the measured update."""
     process_peak_bytes: NonNegativeInt | None = None
-    """CPU: most resident bytes of the process above its start, over the whole probe."""
+    """CPU: most resident bytes of the process during the measured update, above those before the model was built."""
     resident_bytes: NonNegativeInt | None = None
     """Bytes held between updates: parameters and optimizer state, with no gradients and no activations."""
     limit_bytes: NonNegativeInt | None = None

@@ -1,0 +1,145 @@
+"""What a failure means: out of memory, an illegal size, or something else. The only place that knows an OOM.
+
+Nothing here imports torch: the process that starts probes classifies how they died without loading it. Sources of the
+messages are named beside them; anything that is not in these tables is an ordinary error, never an OOM by guess.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from enum import Enum
+
+
+class FailureKind(Enum):
+    """What a failure says about the micro-batch size."""
+
+    OUT_OF_MEMORY = "out of memory"
+    SUSPECTED_OUT_OF_MEMORY = "suspected out of memory"
+    """Libraries that hide the cause: out of memory only if the device was nearly full."""
+    INVALID_SIZE = "invalid size"
+    OTHER = "other"
+
+
+_OOM_MESSAGES = (
+    "CUDA out of memory",  # c10/cuda/CUDACachingAllocator.cpp
+    "CUDA error: out of memory",  # a failed cudaMalloc outside the allocator
+    "cudaErrorMemoryAllocation",
+    "HIP out of memory",
+    "XPU out of memory",
+    "MPS backend out of memory",
+    "DefaultCPUAllocator: can't allocate memory",  # c10/core/impl/alloc_cpu.cpp
+    "DefaultCPUAllocator: not enough memory",
+    "posix_memalign failed",
+    "Cannot allocate memory",  # ENOMEM of a system call: mmap, fork, pthread_create
+    "Allocation is out of device memory on current platform",  # oneAPI
+    "UR_RESULT_ERROR_OUT_OF",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+)
+
+_SUSPICIOUS_MESSAGES = (
+    "CUDNN_STATUS_NOT_SUPPORTED",  # no workspace left for any algorithm
+    "unable to find an engine",  # likewise, the newer wording
+    "CUFFT_INTERNAL_ERROR",
+    "could not create a primitive",  # oneDNN on the CPU, when its scratchpad cannot be allocated
+    "could not create a memory",  # likewise
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # a handle that found no room for its workspace
+)
+
+_INVALID_SIZE_MESSAGES = (
+    "invalid configuration argument",  # more blocks than a launch may have
+    "canUse32BitIndexMath",
+    "out of resource: shared memory",  # Triton: a tile that does not fit the multiprocessor
+)
+
+
+def classify_exception(error: BaseException) -> FailureKind:
+    """What an exception raised by a training step means.
+
+    Follows the chain of causes, since frameworks wrap the error that says it.
+    """
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    kinds = []
+    while current is not None and current not in seen:
+        seen.append(current)
+        kinds.append(_classify_one(current))
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    order = (FailureKind.OUT_OF_MEMORY, FailureKind.INVALID_SIZE, FailureKind.SUSPECTED_OUT_OF_MEMORY)
+    return next((kind for kind in order if kind in kinds), FailureKind.OTHER)
+
+
+def _classify_one(error: BaseException) -> FailureKind:
+    if isinstance(error, MemoryError) or _is_torch_oom(type(error)):
+        return FailureKind.OUT_OF_MEMORY
+    if not isinstance(error, (RuntimeError, OSError)) and type(error).__name__ != "OutOfResources":
+        return FailureKind.OTHER  # a message that merely mentions memory, in a ValueError say, proves nothing
+    return classify_message(str(error))
+
+
+def _is_torch_oom(kind: type[BaseException]) -> bool:
+    """Whether ``kind`` is ``torch.OutOfMemoryError`` or derives from it, told without importing torch."""
+    return any(base.__name__ == "OutOfMemoryError" and base.__module__.startswith("torch") for base in kind.__mro__)
+
+
+def classify_message(message: str) -> FailureKind:
+    """What the words of a ``RuntimeError`` mean."""
+    tables = (
+        (FailureKind.OUT_OF_MEMORY, _OOM_MESSAGES),
+        (FailureKind.INVALID_SIZE, _INVALID_SIZE_MESSAGES),
+        (FailureKind.SUSPECTED_OUT_OF_MEMORY, _SUSPICIOUS_MESSAGES),
+    )
+    return next(
+        (kind for kind, texts in tables if any(text.lower() in message.lower() for text in texts)), FailureKind.OTHER
+    )
+
+
+class ExitKind(Enum):
+    """How a process that left no result ended."""
+
+    KERNEL_OOM = "killed by the kernel for memory"
+    KILLED = "killed from outside"
+    CRASHED = "crashed"
+    EXITED = "exited by itself"
+
+
+@dataclass(frozen=True)
+class ProcessExit:
+    """How a process ended, in the words of the operating system."""
+
+    kind: ExitKind
+    cause: str
+    """``SIGSEGV``, or ``exit status 3``."""
+
+
+_CRASH_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS}
+
+
+def classify_exit(wait_status: int, kernel_oom_kills: int) -> ProcessExit:
+    """How a process ended.
+
+    Args:
+        wait_status: as ``os.waitpid`` gives it.
+        kernel_oom_kills: how much the cgroup's ``oom_kill`` counter rose while the process ran. Only with it is a
+            SIGKILL evidence of memory: operators and schedulers kill too.
+    """
+    if not _was_signalled(wait_status):
+        return ProcessExit(ExitKind.EXITED, f"exit status {wait_status >> 8}")
+    number = wait_status & 0x7F
+    name = _signal_name(number)
+    if number == signal.SIGKILL and kernel_oom_kills > 0:
+        return ProcessExit(ExitKind.KERNEL_OOM, f"{name}, kernel out-of-memory kills: {kernel_oom_kills}")
+    return ProcessExit(ExitKind.CRASHED if number in _CRASH_SIGNALS else ExitKind.KILLED, name)
+
+
+def _was_signalled(wait_status: int) -> bool:
+    return wait_status & 0x7F != 0
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,166 @@
+"""A process that has torch imported and forks one probe at a time from that state.
+
+Importing torch takes seconds; forking takes milliseconds. The server never runs an operation of torch and never touches
+CUDA, so a child starts with no threads and no context, as a fresh process does. It speaks JSON lines over the socket it
+inherits, and ends when the other side closes it: a supervisor that dies takes its server and its probe with it.
+
+Started as ``python -P -m tuner.probing.fork_server SOCKET_FD MODULE...`` with the modules to import beforehand.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tuner.probing.exchange import ProbePaths
+from tuner.processes import die_with_parent, kill_group
+
+_POLL_SECONDS = 0.005
+
+_ALWAYS_IMPORTED = ("tuner.probing.worker", "torch._dynamo", "torch.profiler")
+"""The last two are what torch imports when the first optimizer is made and steps: 1.7 s and 73 MB that would otherwise
+be counted into every probe."""
+
+
+class Channel:
+    """JSON objects, one a line, over a stream socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._received = b""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one object."""
+        self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self, timeout: float | None) -> dict[str, Any] | None:
+        """The next object, or none when ``timeout`` seconds pass first.
+
+        Raises:
+            EOFError: when the other side has closed.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while b"\n" not in self._received:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self.connection], [], [], left)[0]:
+                return None
+            try:
+                data = self.connection.recv(65536)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                raise EOFError("the other side closed the connection")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+
+class ForkServer:
+    """Serves one supervisor: forks its tasks, one at a time, and tells how each ended."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.child: int | None = None
+
+    def serve(self) -> None:
+        """Answer until the supervisor goes away."""
+        try:
+            while True:
+                message = self.channel.receive(None if self.child is None else _POLL_SECONDS)
+                if message is not None:
+                    self._obey(message)
+                self._reap()
+        except (EOFError, BrokenPipeError):
+            if self.child is not None:
+                kill_group(self.child)
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        if message["do"] == "run":
+            self.child = self._fork(message["task"], message["directory"], message["preload"])
+            self.channel.send({"event": "started", "pid": self.child})
+        elif self.child is not None:
+            number = signal.SIGUSR1 if message["do"] == "dump" else signal.SIGKILL
+            if message["do"] == "dump":
+                os.kill(self.child, number)
+            else:
+                kill_group(self.child, number)
+
+    def _fork(self, task: str, directory: str, preload: list[str]) -> int:
+        for module in preload:
+            importlib.import_module(module)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self.channel.connection.close()
+            _become_task(task, directory, parent)
+        os.setpgid(pid, pid)
+        return pid
+
+    def _reap(self) -> None:
+        """Report a child that has ended. Its group is killed while its id still stands for it."""
+        if self.child is None:
+            return
+        ended = os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return
+        kill_group(self.child)
+        _, status = os.waitpid(self.child, 0)
+        self.child = None
+        self.channel.send({"event": "ended", "status": status})
+
+
+def _become_task(task: str, directory: str, parent: int) -> NoReturn:
+    """The rest of a child's life: in a group of its own, its output in a file, ending without clean-up."""
+    status = 1
+    try:
+        die_with_parent(parent)
+        if os.getpgrp() != os.getpid():
+            os.setpgid(0, 0)
+        _redirect_output(ProbePaths(Path(directory)))
+        from tuner.probing.worker import run_task  # noqa: PLC0415 - was imported before the fork; torch is in it
+
+        run_task(task, directory)
+        status = 0
+    except BaseException:  # noqa: BLE001 - the last line of defence: what is printed here becomes the evidence
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _redirect_output(paths: ProbePaths) -> None:
+    output = os.open(paths.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    silence = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(silence, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def main(arguments: list[str]) -> None:
+    """Import what probes need, say so, and serve."""
+    channel = Channel(socket.socket(fileno=int(arguments[0])))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle
+    warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+    began = time.monotonic()
+    for module in (*_ALWAYS_IMPORTED, *arguments[1:]):
+        importlib.import_module(module)
+    channel.send({"event": "ready", "seconds": time.monotonic() - began})
+    ForkServer(channel).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,295 @@
+"""Starts probes, bounds their time, and turns whatever happens to them into an outcome with its evidence. No torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tuner.errors import ProbeCancelledError, ProbeError
+from tuner.memory.failures import ExitKind, ProcessExit, classify_exit
+from tuner.probing.environment import allocator_environment
+from tuner.probing.exchange import CheckReport, ProbePaths, Task, phase_seconds
+from tuner.probing.fork_server import Channel
+from tuner.processes import kernel_oom_kills
+from tuner.requests import ProbeRequest, TuningRequest
+from tuner.results import DeviceInfo, Outcome, Phase, ProbeResult
+from tuner.specs import TransformersModel, WorkloadSpec
+
+_START_TIMEOUT_SECONDS = 180.0
+_CHECK_TIMEOUT_SECONDS = 300.0
+_POLL_SECONDS = 0.05
+_DUMP_SECONDS = 0.3
+"""How long a hanging probe gets to write where it hangs before it is killed."""
+_KILL_SECONDS = 30.0
+_TRANSFORMERS_MODULES = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How a task's process ended."""
+
+    paths: ProbePaths
+    exit: ProcessExit | None
+    """None when the fork server itself was lost."""
+    timed_out: bool
+    requested: float
+    ended: float
+
+
+class ProbeSupervisor:
+    """Runs the probes of one device, one at a time, each in a fresh process. A ``tuner.tuning.ProbeRunner``.
+
+    Args:
+        device: the device; its kind decides the allocator's environment.
+        scratch: where probes exchange files with this process; a temporary folder when none.
+    """
+
+    def __init__(self, device: DeviceInfo, scratch: Path | None = None) -> None:
+        self.device = device
+        self._owned_scratch = scratch is None
+        self._scratch = Path(tempfile.mkdtemp(prefix="batchwright-")) if scratch is None else scratch
+        self._lock = threading.Lock()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._tasks = 0
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables that probes run with and the job must run with."""
+        return allocator_environment(self.device.kind, os.environ)
+
+    def check(self, request: TuningRequest) -> None:
+        """Build the workload without memory for its tensors.
+
+        Raises:
+            SpecError: naming the field at fault.
+            ProbeError: when the machinery failed.
+        """
+        with self._lock:
+            ended = self._run_task("check", request.spec, request.spec, _CHECK_TIMEOUT_SECONDS, lambda: False)
+        try:
+            report = CheckReport.model_validate_json(ended.paths.result.read_bytes())
+        except (OSError, ValidationError):
+            cause = ended.exit.cause if ended.exit else "the fork server was lost"
+            report = CheckReport(error=f"{cause} while building it\n{ended.paths.output_tail()}")
+        shutil.rmtree(ended.paths.directory, ignore_errors=True)
+        error = report.to_error()
+        if error is not None:
+            raise error
+
+    def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
+        """Run one probe to its end.
+
+        Raises:
+            ProbeCancelledError: when ``should_stop`` answered true; the probe's process is gone by then.
+            ProbeError: when the machinery failed.
+        """
+        with self._lock:
+            result, crashed = self._attempt(request, should_stop)
+            if crashed and self.device.kind == "cpu" and request.limit_bytes is not None:
+                return self._explain_crash(request, result, should_stop)
+            return result
+
+    def _explain_crash(self, request: ProbeRequest, first: ProbeResult, should_stop: Callable[[], bool]) -> ProbeResult:
+        """Tell a crash for want of memory from a bug: repeat it under the limit, then without one.
+
+        Libraries below torch do not all check what malloc returns. Only a process that crashes twice under the limit
+        and runs without it has shown that memory was the cause.
+        """
+        second, crashed_again = self._attempt(request, should_stop)
+        if not crashed_again:
+            return second
+        control, _ = self._attempt(request.model_copy(update={"limit_bytes": None}), should_stop)
+        if control.outcome is not Outcome.FIT:
+            return first
+        message = f"{first.error_type} twice under the limit of {request.limit_bytes} bytes, and a fit without it"
+        return first.model_copy(update={"outcome": Outcome.OOM, "message": message, "traceback": None})
+
+    def _attempt(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> tuple[ProbeResult, bool]:
+        """One try in one process, and whether that process crashed."""
+        ended = self._run_task("probe", request, request.spec, request.timeout_seconds, should_stop)
+        seconds = phase_seconds(ended.paths.entered(), ended.requested, ended.ended)
+        try:
+            result = ProbeResult.model_validate_json(ended.paths.result.read_bytes())
+            crashed = False
+        except (OSError, ValidationError):
+            result = _result_of_dead_process(request, ended)
+            crashed = ended.exit is not None and ended.exit.kind is ExitKind.CRASHED
+        shutil.rmtree(ended.paths.directory, ignore_errors=True)
+        return result.model_copy(update={"seconds": seconds}), crashed
+
+    def _run_task(
+        self,
+        task: Task,
+        request: ProbeRequest | WorkloadSpec,
+        spec: WorkloadSpec,
+        timeout: float,
+        should_stop: Callable[[], bool],
+    ) -> _Ended:
+        self._tasks += 1
+        paths = ProbePaths(self._scratch / f"{os.getpid()}-{self._tasks}")
+        paths.write_request(request)
+        channel = self._started()
+        killed_before = kernel_oom_kills()
+        requested = time.monotonic()
+        channel.send({"do": "run", "task": task, "directory": str(paths.directory), "preload": _preloads(spec)})
+        status, timed_out = self._await_end(channel, requested + timeout, should_stop)
+        ended = time.monotonic()
+        exit_ = None if status is None else classify_exit(status, kernel_oom_kills() - killed_before)
+        return _Ended(paths, exit_, timed_out, requested, ended)
+
+    def _await_end(self, channel: Channel, deadline: float, should_stop: Callable[[], bool]) -> tuple[int | None, bool]:
+        """The wait status of the task's process (none if the server was lost), and whether its time ran out."""
+        while time.monotonic() < deadline:
+            if should_stop():
+                self._kill(channel)
+                raise ProbeCancelledError("the probe was ended on request")
+            try:
+                message = channel.receive(_POLL_SECONDS)
+            except EOFError:
+                self._forget_server()
+                return None, False
+            if message is not None and message["event"] == "ended":
+                return int(message["status"]), False
+        self._send(channel, {"do": "dump"})
+        time.sleep(_DUMP_SECONDS)
+        return self._kill(channel), True
+
+    def _kill(self, channel: Channel) -> int | None:
+        """Kill the running task and wait until its process is gone."""
+        self._send(channel, {"do": "kill"})
+        deadline = time.monotonic() + _KILL_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                message = channel.receive(_POLL_SECONDS)
+            except EOFError:
+                break
+            if message is not None and message["event"] == "ended":
+                return int(message["status"])
+        self._forget_server()
+        return None
+
+    @staticmethod
+    def _send(channel: Channel, message: dict[str, Any]) -> None:
+        try:
+            channel.send(message)
+        except OSError:
+            return  # the server is gone: the next receive says so
+
+    def _started(self) -> Channel:
+        """The channel to a fork server that is ready, started now if there is none."""
+        if self._server is not None and self._server.poll() is not None:
+            self._forget_server()
+        if self._channel is None:
+            self._channel = self._start()
+        return self._channel
+
+    def _start(self) -> Channel:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", "tuner.probing.fork_server", str(theirs.fileno())]
+        environment = {**os.environ, **self.environment(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # asks without cuInit
+        log = self._scratch / "fork_server.txt"
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as output:
+            self._server = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                command,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        theirs.close()
+        channel = Channel(ours)
+        try:
+            message = channel.receive(_START_TIMEOUT_SECONDS)
+        except EOFError:
+            message = None
+        if message is None:
+            self._channel = channel
+            self._forget_server()
+            raise ProbeError(f"the fork server did not start:\n{log.read_text(errors='replace')[-4000:]}")
+        return channel
+
+    def _forget_server(self) -> None:
+        """End the server, and with it any task it has."""
+        if self._channel is not None:
+            self._channel.connection.close()
+            self._channel = None
+        if self._server is not None:
+            try:
+                self._server.wait(_KILL_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._server.kill()
+                self._server.wait()
+            self._server = None
+
+    def warm_up(self) -> None:
+        """Start the fork server now, so that the first probe does not wait for torch to be imported."""
+        with self._lock:
+            self._started()
+
+    def close(self) -> None:
+        """End every process and remove the scratch files. Idempotent."""
+        with self._lock:
+            self._forget_server()
+            if self._owned_scratch:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def __enter__(self) -> ProbeSupervisor:  # noqa: PYI034 - not meant for subclassing
+        """Ready to run."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+
+def _preloads(spec: WorkloadSpec) -> list[str]:
+    """What the fork server should import before it forks: never the user's own modules."""
+    return list(_TRANSFORMERS_MODULES) if isinstance(spec.model, TransformersModel) else []
+
+
+def _result_of_dead_process(request: ProbeRequest, ended: _Ended) -> ProbeResult:
+    entered = ended.paths.entered()
+    phase = entered[-1][0] if entered else Phase.START
+    outcome, message = _judge_death(request, ended, phase)
+    return ProbeResult(
+        micro_batch_size=request.micro_batch_size,
+        accumulates=request.accumulates,
+        outcome=outcome,
+        phase=phase,
+        message=message,
+        error_type=ended.exit.cause if ended.exit else None,
+        traceback=None if outcome is Outcome.OOM else ended.paths.output_tail() or None,
+        limit_bytes=request.limit_bytes,
+    )
+
+
+def _judge_death(request: ProbeRequest, ended: _Ended, phase: Phase) -> tuple[Outcome, str]:
+    """What it means that a process ended without leaving a result."""
+    if ended.timed_out:
+        return Outcome.TIMED_OUT, f"did not end within {request.timeout_seconds:g} s; it was in phase {phase}"
+    if ended.exit is None:
+        return Outcome.LOST, f"the fork server ended during phase {phase}"
+    match ended.exit.kind:
+        case ExitKind.KERNEL_OOM:
+            return Outcome.OOM, f"killed by the kernel for memory in phase {phase} ({ended.exit.cause})"
+        case ExitKind.KILLED:
+            return Outcome.LOST, f"ended from outside by {ended.exit.cause} in phase {phase}"
+        case ExitKind.CRASHED:
+            return Outcome.ERROR, f"the process crashed with {ended.exit.cause} in phase {phase}"
+        case ExitKind.EXITED:
+            return Outcome.ERROR, f"the process ended itself with {ended.exit.cause} in phase {phase}"

@@ -1,0 +1,187 @@
+"""A probe, inside its own process: build the workload, run two optimizer updates, measure the second.
+
+The first update creates the optimizer's state; the second shows the peak of a run: parameters, state, the gradients of
+one micro-batch held while the next one runs, and the optimizer's temporaries.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError
+from tuner.files import write_atomically
+from tuner.memory.devices import MemoryDevice, open_device
+from tuner.probing.exchange import CheckReport, ProbePaths
+from tuner.requests import ProbeRequest
+from tuner.results import ModelSummary, Outcome, Phase, ProbeResult
+from tuner.specs import WorkloadSpec
+from tuner.training.engine import UpdateEngine
+from tuner.workloads.base import Batch, Workload
+from tuner.workloads.build import build_model, build_workload, check_workload, summarize
+
+_MESSAGE_LENGTH = 2000
+_TRACEBACK_LENGTH = 8000
+
+
+@dataclass
+class Seen:
+    """What a probe has seen so far; still there when it fails."""
+
+    model: ModelSummary | None = None
+    resident_bytes: int | None = None
+    phase: Phase = Phase.START
+    measured: bool = field(default=False)
+
+
+def run_probe(paths: ProbePaths) -> None:
+    """Run the probe requested in ``paths`` and leave its result there. Never raises for what the workload does."""
+    request = ProbeRequest.model_validate_json(paths.request.read_bytes())
+    seen = Seen()
+    device: MemoryDevice | None = None
+    failure: BaseException | None = None
+    try:
+        _enter(paths, seen, Phase.START)
+        device = open_device(request.device)
+        if request.limit_bytes is not None:
+            device.limit(request.limit_bytes)
+        _measure(request, device, paths, seen)
+    except BaseException as error:  # noqa: BLE001 - a user's SystemExit must become an outcome too
+        failure = error
+    write_atomically(paths.result, _result(request, device, seen, failure).model_dump_json())
+
+
+def _enter(paths: ProbePaths, seen: Seen, phase: Phase) -> None:
+    seen.phase = phase
+    paths.enter(phase)
+
+
+def _measure(request: ProbeRequest, device: MemoryDevice, paths: ProbePaths, seen: Seen) -> None:
+    _enter(paths, seen, Phase.BUILD)
+    workload = build_workload(request.spec)
+    model = build_model(request.spec, workload).to(device.torch_device)
+    seen.model = summarize(model)
+    engine = UpdateEngine(
+        request.spec, workload, prepare_model(request.spec, model, device.torch_device), device.torch_device
+    )
+    micro_batches, ballast = _window(request, workload)
+    _enter(paths, seen, Phase.WARMUP)
+    engine.update(micro_batches)
+    device.synchronize()
+    seen.resident_bytes = device.used_bytes()
+    device.reset_peaks()
+    _enter(paths, seen, Phase.MEASURE)
+    engine.update(micro_batches)
+    device.synchronize()
+    del ballast
+    _enter(paths, seen, Phase.DONE)
+
+
+def _window(request: ProbeRequest, workload: Workload) -> tuple[list[Batch], list[Batch]]:
+    """The micro-batches of a measured update, and the rest of a run's window, which only takes host memory."""
+    size = request.micro_batch_size
+    micro_batches = [workload.make_batch(size) for _ in range(2 if request.accumulates else 1)]
+    held = size * len(micro_batches)
+    if request.device != "cpu" or held >= request.samples_per_window:
+        return micro_batches, []
+    return micro_batches, [workload.make_batch(request.samples_per_window - held)]
+
+
+def prepare_model(spec: WorkloadSpec, model: nn.Module, device: torch.device) -> nn.Module:
+    """Wrap a model as the run will: compiled if asked; with DDP's gradient buckets when there are several ranks.
+
+    The process group has this process alone: buckets are as large with one rank as with many.
+    """
+    if spec.compile:
+        model.compile()
+    if spec.parallelism.world_size == 1 or spec.parallelism.strategy != "ddp":
+        return model
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    store = dist.HashStore()  # type: ignore[attr-defined] # documented, but not in the stubs' __all__
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+
+
+def _result(
+    request: ProbeRequest, device: MemoryDevice | None, seen: Seen, failure: BaseException | None
+) -> ProbeResult:
+    """The result of a probe that ended by itself; called outside ``except``, so that failed frames can be freed."""
+    translated = device.translate(failure) if device is not None and isinstance(failure, Exception) else None
+    outcome, message = _judge(seen, failure, translated)
+    error_type = None if failure is None else _qualified_name(failure)
+    trace = _traceback(failure) if outcome is Outcome.ERROR else None
+    del failure
+    if device is not None:
+        device.lift_limit()
+    peaks = device.peaks() if device is not None else None
+    return ProbeResult(
+        micro_batch_size=request.micro_batch_size,
+        accumulates=request.accumulates,
+        outcome=outcome,
+        phase=seen.phase,
+        message=message[:_MESSAGE_LENGTH],
+        error_type=error_type,
+        traceback=trace,
+        peak_allocated_bytes=peaks.allocated_bytes if peaks else None,
+        peak_reserved_bytes=peaks.reserved_bytes if peaks else None,
+        process_peak_bytes=peaks.process_bytes if peaks else None,
+        resident_bytes=seen.resident_bytes,
+        limit_bytes=request.limit_bytes,
+        context_bytes=device.context_bytes() if device else None,
+        other_processes_bytes=device.other_processes_bytes() if device else None,
+        allocator_retries=peaks.allocator_retries if peaks else None,
+        model=seen.model,
+    )
+
+
+def _judge(seen: Seen, failure: BaseException | None, translated: BatchwrightError | None) -> tuple[Outcome, str]:
+    if failure is None:
+        return Outcome.FIT, "two optimizer updates ran within the limit"
+    if isinstance(translated, OutOfMemoryError):
+        return Outcome.OOM, f"out of memory in phase {seen.phase}: {translated}"
+    if isinstance(translated, InvalidSizeError):
+        return Outcome.INVALID_SIZE, f"the size is illegal for a kernel, in phase {seen.phase}: {translated}"
+    if isinstance(failure, SystemExit):
+        return Outcome.ERROR, f"the workload called sys.exit({failure.code!r}) in phase {seen.phase}"
+    text = " ".join(str(failure).split())
+    return Outcome.ERROR, f"{type(failure).__name__} in phase {seen.phase}: {text}"
+
+
+def _qualified_name(error: BaseException) -> str:
+    return f"{type(error).__module__}.{type(error).__qualname__}"
+
+
+def _traceback(error: BaseException | None) -> str | None:
+    if error is None:
+        return None
+    return "".join(traceback.format_exception(error))[-_TRACEBACK_LENGTH:]
+
+
+def run_check(paths: ProbePaths) -> None:
+    """Build the workload of the spec in ``paths`` without memory, and leave a ``CheckReport`` there."""
+    spec = WorkloadSpec.model_validate_json(paths.request.read_bytes())
+    write_atomically(paths.result, _check(spec).model_dump_json())
+
+
+def _check(spec: WorkloadSpec) -> CheckReport:
+    try:
+        check_workload(spec)
+    except SpecError as error:
+        return CheckReport.of(error)
+    except BaseException as error:  # noqa: BLE001 - user code is imported here and may raise anything
+        return CheckReport(error=_traceback(error))
+    return CheckReport()
+
+
+TASKS = {"probe": run_probe, "check": run_check}
+
+
+def run_task(task: str, directory: str) -> None:
+    """Run a task by name, in this process."""
+    TASKS[task](ProbePaths(Path(directory)))

@@ -1,0 +1,58 @@
+"""The optimizer and the learning-rate schedule of a spec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import assert_never
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from tuner.specs import OptimizerSpec, ScheduleSpec
+
+
+def build_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The torch optimizer over the parameters that get a gradient."""
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    chosen = {"foreach": (True, False), "fused": (None, True), "for-loop": (False, False), "default": (None, None)}
+    foreach, fused = chosen[spec.implementation]
+    rate, decay = spec.learning_rate, spec.weight_decay
+    match spec.name:
+        case "adamw":
+            return torch.optim.AdamW(
+                trainable, lr=rate, betas=spec.betas, weight_decay=decay, foreach=foreach, fused=fused
+            )
+        case "adam":
+            return torch.optim.Adam(
+                trainable, lr=rate, betas=spec.betas, weight_decay=decay, foreach=foreach, fused=fused
+            )
+        case "sgd":
+            return torch.optim.SGD(
+                trainable, lr=rate, momentum=spec.momentum, weight_decay=decay, foreach=foreach, fused=fused
+            )
+        case _:
+            assert_never(spec.name)
+
+
+def build_schedule(spec: ScheduleSpec, optimizer: torch.optim.Optimizer, updates: int) -> LambdaLR:
+    """The learning rate over ``updates`` optimizer updates, as a factor of the spec's rate."""
+    return LambdaLR(optimizer, lambda update: learning_rate_factor(spec, update, updates))
+
+
+def learning_rate_factor(spec: ScheduleSpec, update: int, updates: int) -> float:
+    """The factor of update number ``update``, counted from 0. Warm-up never starts at a rate of zero."""
+    if update < spec.warmup_updates:
+        return (update + 1) / spec.warmup_updates
+    remaining = max(1, updates - spec.warmup_updates)
+    progress = min(1.0, (update - spec.warmup_updates) / remaining)
+    match spec.name:
+        case "constant":
+            return 1.0
+        case "linear":
+            return 1.0 - progress
+        case "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * progress))
+        case _:
+            assert_never(spec.name)

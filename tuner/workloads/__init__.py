@@ -1,0 +1,1 @@
+"""What is trained: from a spec to a model, a worst-case batch and named loss terms."""

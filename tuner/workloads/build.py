@@ -1,0 +1,93 @@
+"""From a spec to its workload, and what a built model looks like."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import torch
+from torch import nn
+
+from tuner.errors import FieldProblem, SpecError, WorkloadError
+from tuner.results import ModelSummary
+from tuner.specs import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
+from tuner.workloads.base import Workload
+from tuner.workloads.hugging_face import transformers_workload
+from tuner.workloads.python_target import python_workload
+from tuner.workloads.reference import reference_workload
+
+
+def build_workload(spec: WorkloadSpec) -> Workload:
+    """The workload a spec describes. Builds no model yet.
+
+    Raises:
+        SpecError: when a field names something that does not exist or does not go together.
+        WorkloadError: when a ``python`` target breaks the contract.
+    """
+    model, recompute = spec.model, spec.activation_checkpointing
+    match model:
+        case ReferenceModel():
+            return reference_workload(model, spec.batch, recompute=recompute)
+        case TransformersModel():
+            return transformers_workload(model, spec.batch, recompute=recompute)
+        case PythonModel():
+            return python_workload(model)
+        case _:
+            assert_never(model)
+
+
+def build_model(spec: WorkloadSpec, workload: Workload) -> nn.Module:
+    """The workload's model in training mode, with the spec's parameter type, on torch's current default device.
+
+    Raises:
+        WorkloadError: when ``build_model`` returns no module, or one without trainable parameters.
+        SpecError: when activation checkpointing is asked of a ``python`` model that cannot do it.
+    """
+    model = workload.build_model()
+    if not isinstance(model, nn.Module):
+        raise WorkloadError(f"build_model() must return a torch.nn.Module, not {type(model).__name__}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise WorkloadError(f"{type(model).__name__} has no trainable parameter")
+    if spec.activation_checkpointing and isinstance(spec.model, PythonModel):
+        _checkpoint_activations(model)
+    if spec.precision == "bf16":
+        model = model.to(torch.bfloat16)
+    return model.train()
+
+
+def _checkpoint_activations(model: nn.Module) -> None:
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    if not callable(enable):
+        message = f"{type(model).__name__} has no gradient_checkpointing_enable(): checkpoint inside build_model()"
+        raise SpecError([FieldProblem("activation_checkpointing", message, "True")])
+    enable()
+
+
+def check_workload(spec: WorkloadSpec) -> None:
+    """Build the workload and its model with no memory for its tensors (on the ``meta`` device).
+
+    Raises:
+        SpecError: when a field is wrong in a way that only building shows.
+        WorkloadError: when a ``python`` target breaks the contract.
+    """
+    workload = build_workload(spec)
+    if isinstance(spec.model, PythonModel):
+        return  # user code may read files or compute with its tensors while it builds: only the first probe can tell
+    with torch.device("meta"):
+        build_model(spec, workload)
+
+
+def summarize(model: nn.Module) -> ModelSummary:
+    """Sizes of a model, and which of its modules couple the samples of a micro-batch."""
+    parameters = list(model.parameters())
+    tensors = {id(tensor): tensor for tensor in (*parameters, *model.buffers())}
+    coupled = tuple(
+        f"{name} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, nn.SyncBatchNorm)  # noqa: SLF001 - torch names no public base of the BatchNorms
+    )
+    return ModelSummary(
+        parameters=sum(parameter.numel() for parameter in parameters),
+        trainable_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        parameter_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+        batch_coupled_modules=coupled,
+    )

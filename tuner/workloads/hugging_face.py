@@ -1,0 +1,209 @@
+"""transformers architectures built from a config with random weights. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from tuner.errors import FieldProblem, SpecError
+from tuner.specs import BatchSpec, TransformersModel, TransformersTask
+from tuner.workloads.base import (
+    IGNORED_LABEL,
+    LossTerms,
+    Workload,
+    counted,
+    random_tokens,
+    summed_cross_entropy,
+)
+from tuner.workloads.reference import NextTokenWorkload
+
+TransformersConfig: TypeAlias = Any
+"""A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
+TransformersObject: TypeAlias = Any
+"""A ``transformers.PreTrainedModel``, likewise."""
+
+_AUTO_CLASSES: dict[TransformersTask, str] = {
+    "causal-lm": "AutoModelForCausalLM",
+    "masked-lm": "AutoModelForMaskedLM",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "image-classification": "AutoModelForImageClassification",
+}
+
+
+class CausalWorkload(NextTokenWorkload):
+    """Next-token prediction with a transformers decoder."""
+
+    def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        """``(n, s, vocabulary_size)``, without the key-value cache of generation."""
+        logits: Tensor = model(input_ids=batch["input_ids"], use_cache=False).logits
+        return logits
+
+
+class LabelledWorkload:
+    """Cross-entropy of a transformers model over labels: per sample, per token, or per masked token.
+
+    Args:
+        build: makes the model.
+        inputs: makes ``n`` samples of the model's keyword arguments.
+        labels: makes their labels from those inputs, ``IGNORED_LABEL`` where a position does not count.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        inputs: Callable[[int], dict[str, Tensor]],
+        labels: Callable[[dict[str, Tensor]], Tensor],
+    ) -> None:
+        self.build_model = build
+        self._inputs = inputs
+        self._labels = labels
+
+    def make_batch(self, size: int) -> dict[str, Tensor]:
+        """Random samples of the worst case, with labels."""
+        inputs = self._inputs(size)
+        return {**inputs, "labels": self._labels(inputs)}
+
+    def loss_terms(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
+        """One term, ``cross_entropy``."""
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        loss = summed_cross_entropy(model(**inputs).logits, batch["labels"])
+        return {"cross_entropy": (loss, counted(batch["labels"]))}
+
+    def loss_weights(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
+        """Labels that count."""
+        return {"cross_entropy": counted(batch["labels"])}
+
+
+def _problem(field: str, message: str, value: object = "") -> SpecError:
+    return SpecError([FieldProblem(f"model.{field}", message, str(value) if value != "" else "")])
+
+
+def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConfig:
+    """The transformers configuration of ``model``.
+
+    Raises:
+        SpecError: for an unknown model type or field, a value the configuration refuses, or a sequence longer than the
+            model's positions.
+    """
+    from transformers import AutoConfig  # noqa: PLC0415 - takes a second to import, and only this kind needs it
+
+    fields = dict(model.config)
+    model_type = str(fields.pop("model_type"))
+    try:
+        default = AutoConfig.for_model(model_type)
+    except ValueError:
+        message = f"is not known to transformers; {_closest(model_type)}"
+        raise _problem("config.model_type", message, model_type) from None
+    unknown = [name for name in fields if not hasattr(default, name)]
+    if unknown:
+        known = [name for name in vars(default) if not name.startswith("_")]
+        near = difflib.get_close_matches(unknown[0], known, n=3, cutoff=0.5)
+        hint = f"; near to it: {', '.join(near)}" if near else ""
+        raise _problem(f"config.{unknown[0]}", f"is not a field of {type(default).__name__}{hint}", fields[unknown[0]])
+    try:
+        config = AutoConfig.for_model(model_type, **fields)
+    except Exception as error:  # noqa: BLE001 - each configuration class raises its own kinds of error
+        raise _problem("config", " ".join(str(error).split())) from None
+    _check_positions(config, batch)
+    return config
+
+
+def _closest(model_type: str) -> str:
+    from transformers import CONFIG_MAPPING  # noqa: PLC0415 - see build_config
+
+    near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), n=3)
+    return f"did you mean {' or '.join(near)}?" if near else "for example gpt2, bert, llama, vit, resnet"
+
+
+def _check_positions(config: TransformersConfig, batch: BatchSpec) -> None:
+    limit = getattr(config, "max_position_embeddings", None)
+    if isinstance(limit, int) and batch.sequence_length and batch.sequence_length > limit:
+        message = f"is {limit} in this config, below batch.sequence_length {batch.sequence_length}"
+        raise _problem("config.max_position_embeddings", message)
+
+
+def _build_model(config: TransformersConfig, task: TransformersTask, *, recompute: bool) -> nn.Module:
+    import transformers  # noqa: PLC0415 - see build_config
+
+    auto_class = getattr(transformers, _AUTO_CLASSES[task])
+    try:
+        model: nn.Module = auto_class.from_config(config)
+    except ValueError as error:
+        message = " ".join(str(error).split())
+        if "Unrecognized configuration class" in message:  # what an auto class says to a config it has no model for
+            message = f"transformers has no {_AUTO_CLASSES[task]} for {type(config).__name__}"
+            raise _problem("task", message, task) from None
+        raise _problem("config", message) from None
+    if recompute:
+        _checkpoint_activations(model)
+    return model.train()
+
+
+def _checkpoint_activations(model: TransformersObject) -> None:
+    try:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    except ValueError as error:
+        raise SpecError([FieldProblem("activation_checkpointing", str(error), "True")]) from None
+
+
+def _image_inputs(config: TransformersConfig, batch: BatchSpec) -> Callable[[int], dict[str, Tensor]]:
+    side = batch.image_size or getattr(config, "image_size", None)
+    if not isinstance(side, int):
+        raise SpecError([FieldProblem("batch.image_size", "is required: this config states no image size")])
+    channels = int(getattr(config, "num_channels", 3))
+    return lambda size: {"pixel_values": torch.randn(size, channels, side, side)}
+
+
+_MASKED_SHARE = 0.15
+"""Share of the tokens a masked language model predicts (Devlin et al., 2018)."""
+
+
+def _masked_labels(ids: Tensor) -> Tensor:
+    """The ids at a random 15 % of the positions (at least one per sample), ignored elsewhere."""
+    chosen = torch.rand(ids.shape) < _MASKED_SHARE
+    chosen[:, 0] = True
+    return torch.where(chosen, ids, IGNORED_LABEL)
+
+
+def transformers_workload(model: TransformersModel, batch: BatchSpec, *, recompute: bool) -> Workload:
+    """The workload of a ``transformers`` model.
+
+    Raises:
+        SpecError: naming the field of the config that transformers refuses.
+    """
+    config = build_config(model, batch)
+    length = batch.sequence_length or 0
+    if model.task == "sequence-classification" and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = 0  # decoders find the last token of a sample by it, and refuse batches without one
+
+    def build() -> nn.Module:
+        return _build_model(config, model.task, recompute=recompute)
+
+    if model.task == "causal-lm":
+        return CausalWorkload(build, length, config.vocab_size)
+    if model.task == "image-classification":
+        inputs = _image_inputs(config, batch)
+    else:
+        inputs = _text_inputs(config, length, paired=model.task == "seq2seq-lm")
+    return LabelledWorkload(build, inputs, _labels(model.task, max(2, config.num_labels)))
+
+
+def _text_inputs(config: TransformersConfig, length: int, *, paired: bool) -> Callable[[int], dict[str, Tensor]]:
+    names = ("input_ids", "decoder_input_ids") if paired else ("input_ids",)
+    return lambda size: {name: random_tokens(size, length, config.vocab_size) for name in names}
+
+
+def _labels(task: TransformersTask, classes: int) -> Callable[[dict[str, Tensor]], Tensor]:
+    """How a task's random labels are made from its random inputs."""
+    makers: dict[TransformersTask, Callable[[dict[str, Tensor]], Tensor]] = {
+        "masked-lm": lambda inputs: _masked_labels(inputs["input_ids"]),
+        "seq2seq-lm": lambda inputs: inputs["decoder_input_ids"].clone(),
+        "token-classification": lambda inputs: inputs["input_ids"] % classes,
+    }
+    return makers.get(task, lambda inputs: torch.randint(0, classes, (len(next(iter(inputs.values()))),)))
