@@ -135,6 +135,15 @@ class JobSubmission(Document):
         return self
 
 
+class JobRequest(Document):
+    """A job as it is queued: with its recommendation, so that nothing else is needed to run it."""
+
+    recommendation: Recommendation
+    """What the run is made from."""
+    training: TrainingRequest
+    """How long to train, and how often to write checkpoints."""
+
+
 # --- what comes back -------------------------------------------------------------------------------------------------
 
 

@@ -27,6 +27,7 @@ from tuner.errors import (
     FieldProblem,
     PlanError,
     ProbeError,
+    SearchError,
     SpecError,
     TrainingError,
     TuningFailedError,
@@ -215,6 +216,7 @@ _TUNER_ERRORS: tuple[tuple[type[BatchwrightError], int, str, str], ...] = (
     (DeviceError, HTTPStatus.UNPROCESSABLE_ENTITY, "device-error", "The device cannot be used"),
     (WorkloadError, HTTPStatus.UNPROCESSABLE_ENTITY, "workload-error", "The workload breaks its contract"),
     (ProbeError, HTTPStatus.INTERNAL_SERVER_ERROR, "probe-error", "A probe could not be run"),
+    (SearchError, HTTPStatus.INTERNAL_SERVER_ERROR, "search-error", "The search cannot use what was recorded"),
     (TrainingError, HTTPStatus.INTERNAL_SERVER_ERROR, "training-error", "The training run cannot go on"),
 )
 

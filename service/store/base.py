@@ -132,6 +132,14 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def add_answered(self, work: NewWork, recommendation: Recommendation) -> WorkItem:
+        """Store a tuning that needs no run, since its answer is known: it begins, and ends, SUCCEEDED.
+
+        Raises:
+            ConflictError: when its id or the recommendation's is taken.
+        """
+
+    @abstractmethod
     def get(self, work_id: str) -> WorkItem:
         """The work with this id.
 
@@ -233,8 +241,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def release_place(self, place: str) -> None:
-        """Expire the leases of a place whose earlier owner is known to be dead."""
+    def release_place(self, place: str, owner_prefix: str) -> None:
+        """Expire the leases of a place whose earlier owners, named by the start of their name, are known dead."""
 
     # --- workers and health ---
 

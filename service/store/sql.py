@@ -73,16 +73,12 @@ class SqlStore(Store):
 
     @override
     def add(self, work: NewWork) -> WorkItem:
-        values = {name: getattr(work, name) for name in NewWork.__dataclass_fields__}
-        try:
-            with writing(self._engine) as connection:
-                connection.execute(
-                    insert(work_items).values(**values, state=State.QUEUED, created_at=now_ms(), updated_at=now_ms())
-                )
-                change(connection, _work.id == work.id, {}, [state_event(State.QUEUED)])
-                return _read_item(connection, work.id)
-        except IntegrityError:
-            raise ConflictError(f"{work.id!r} exists already") from None
+        return self._insert(work, {"state": State.QUEUED})
+
+    @override
+    def add_answered(self, work: NewWork, recommendation: Recommendation) -> WorkItem:
+        ended = {"state": State.SUCCEEDED, "started_at": now_ms(), "ended_at": now_ms()}
+        return self._insert(work, ended | {"recommendation_id": recommendation.id}, recommendation)
 
     @override
     def get(self, work_id: str) -> WorkItem:
@@ -157,6 +153,20 @@ class SqlStore(Store):
         )
         with reading(self._engine) as connection:
             return [rows.recommendation_summary(row) for row in connection.execute(statement).mappings()]
+
+    def _insert(self, work: NewWork, values: dict[str, Any], answer: Recommendation | None = None) -> WorkItem:
+        given = {name: getattr(work, name) for name in NewWork.__dataclass_fields__}
+        times = {"created_at": now_ms(), "updated_at": now_ms()}
+        try:
+            with writing(self._engine) as connection:
+                connection.execute(insert(work_items).values(**(given | times | values)))
+                change(connection, _work.id == work.id, {}, [state_event(values["state"])])
+                if answer is not None:
+                    stored = rows.recommendation_values(answer, work.id, work.model)
+                    connection.execute(insert(recommendations).values(**stored))
+                return _read_item(connection, work.id)
+        except IntegrityError:
+            raise ConflictError(f"{work.id!r} exists already") from None
 
     # --- owners ---
 
@@ -234,9 +244,10 @@ class SqlStore(Store):
                 _change_held(connection, lease, ended, [state_event(State.CANCELLED)])
 
     @override
-    def release_place(self, place: str) -> None:
+    def release_place(self, place: str, owner_prefix: str) -> None:
         with writing(self._engine) as connection:
-            held = and_(_work.place == place, _work.state.in_(held_states))
+            theirs = _work.owner.startswith(owner_prefix, autoescape=True)
+            held = and_(_work.place == place, _work.state.in_(held_states), theirs)
             connection.execute(update(work_items).where(held).values(lease_expires_at=0))
 
     # --- workers and health ---

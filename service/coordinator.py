@@ -1,0 +1,265 @@
+"""Claims work and has it driven: one worker per device, each with a heartbeat that keeps its lease and its name alive."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.domain import ServedDevice, State
+from service.driver import Driver, StoppedError
+from service.errors import ConflictError, ServiceError, StaleLeaseError, StoreUnavailableError, stored_problem
+from service.executor.base import Executor
+from service.hold import Hold, Stop
+from service.identifiers import IdentifierSource
+from service.locks import DeviceLock
+from service.store.base import Claim, Ending, Store
+
+_log = logging.getLogger(__name__)
+
+_LOCK_WAIT_SECONDS = 5.0
+"""How long a service that starts waits for the one before it to be gone."""
+_LONGEST_BEAT_SECONDS = 1.0
+"""A cancellation made in another process is seen at the next beat: well within the two seconds promised."""
+_ERROR_PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What every worker of a process shares."""
+
+    node_name: str
+    data_dir: Path
+    runs_dir: Path
+    locks_dir: Path
+    lease_seconds: float
+    poll_seconds: float
+    shutdown_grace_seconds: float
+
+    @property
+    def beat_seconds(self) -> float:
+        """Seconds between heartbeats."""
+        return min(self.lease_seconds / 4, _LONGEST_BEAT_SECONDS)
+
+    @property
+    def owner_prefix(self) -> str:
+        """How the names of all owners begin that used the lock files of this folder."""
+        scope = hashlib.sha256(str(self.locks_dir.resolve()).encode()).hexdigest()[:8]
+        return f"{self.node_name}:{scope}:"
+
+    def new_owner(self) -> str:
+        """A name that no other process has or had."""
+        return f"{self.owner_prefix}{os.getpid()}:{secrets.token_hex(4)}"
+
+
+class DeviceWorker:
+    """Serves one device: two threads, one that runs work and one that beats."""
+
+    def __init__(
+        self, store: Store, executor: Executor, versions: dict[str, str], settings: WorkerSettings, owner: str
+    ) -> None:
+        device = executor.device
+        self.served = ServedDevice(
+            place=f"{settings.node_name}/{device.id}",
+            owner=owner,
+            device=device,
+            environment=executor.environment(),
+            versions=versions,
+        )
+        self._store = store
+        self._executor = executor
+        self._settings = settings
+        self._lock = DeviceLock(settings.locks_dir, device.id)
+        self._driver = Driver(store, executor, self.served, settings.runs_dir, IdentifierSource())
+        self._hold: Hold | None = None
+        self._stopping = threading.Event()
+        self._finished = threading.Event()
+        self._wake = threading.Event()
+        self._beat_now = threading.Event()
+        self._announce_due = 0.0
+        self._worker = threading.Thread(target=self._work, name=f"worker-{device.id}")
+        self._heart = threading.Thread(target=self._beat, name=f"heartbeat-{device.id}")
+
+    # --- for the coordinator ---
+
+    def start(self) -> None:
+        """Take the device, release what a dead owner left on it, and begin.
+
+        Raises:
+            DeviceTakenError: when another live process serves it.
+        """
+        self._lock.acquire(self.served.owner, _LOCK_WAIT_SECONDS)
+        try:
+            self._store.release_place(self.served.place, self._settings.owner_prefix)
+            self._store.announce(self.served)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._worker.start()
+        self._heart.start()
+
+    def request_stop(self) -> None:
+        """Begin to stop: what runs is handed back."""
+        self._stopping.set()
+        if (hold := self._hold) is not None:
+            hold.request(Stop.SHUTDOWN)
+        self._wake.set()
+
+    def join(self) -> None:
+        """Wait until nothing runs, then leave."""
+        if self._worker.ident is not None:
+            self._worker.join()
+            self._finished.set()
+            self._beat_now.set()
+            self._heart.join()
+            self._leave()
+        self._executor.close()
+        self._lock.release()
+
+    def notify(self) -> None:
+        """Look for work and for cancellations now."""
+        self._wake.set()
+        self._beat_now.set()
+
+    # --- the worker's thread ---
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                busy = self._run_next()
+            except StoreUnavailableError as error:
+                _log.warning("%s: %s", self.served.place, error)
+                busy = False
+            except Exception:
+                _log.exception("%s: the worker goes on after an error of its own", self.served.place)
+                self._stopping.wait(_ERROR_PAUSE_SECONDS)
+                busy = False
+            if not busy:
+                self._wake.wait(self._settings.poll_seconds)
+            self._wake.clear()
+
+    def _run_next(self) -> bool:
+        """Claim and run one piece of work; false when there is none."""
+        claimed_at = time.monotonic()
+        claim = self._store.claim(self.served, self._settings.lease_seconds)
+        if claim is None:
+            return False
+        hold = Hold(
+            self._store,
+            claim.lease,
+            lease_seconds=self._settings.lease_seconds,
+            claimed_at=claimed_at,
+            shutdown_grace_seconds=self._settings.shutdown_grace_seconds,
+        )
+        self._hold = hold
+        try:
+            if self._stopping.is_set():
+                hold.request(Stop.SHUTDOWN)
+            _log.info("%s: %s, attempt %d", self.served.place, claim.lease.work_id, claim.lease.token)
+            self._run(claim, hold)
+        except StaleLeaseError as error:
+            _log.warning("%s: %s", self.served.place, error)
+        finally:
+            self._hold = None
+        return True
+
+    def _run(self, claim: Claim, hold: Hold) -> None:
+        """Drive claimed work, and record how it ended.
+
+        Raises:
+            StaleLeaseError: when another owner has it by now.
+        """
+        if claim.item.state is State.CANCELLING:
+            ending = Ending(State.CANCELLED)
+        else:
+            try:
+                ending = self._driver.drive(claim, hold)
+            except (StoppedError, ConflictError) as error:
+                self._end_stopped(hold, error)
+                return
+            except StaleLeaseError:
+                raise
+            except Exception as error:
+                _log.exception("%s: %s failed for a reason we did not foresee", self.served.place, hold.lease.work_id)
+                ending = Ending(State.FAILED, problem=stored_problem(error))
+        hold.persist(lambda: self._store.finish(hold.lease, ending))
+        _log.info("%s: %s %s", self.served.place, hold.lease.work_id, ending.state)
+
+    def _end_stopped(self, hold: Hold, error: Exception) -> None:
+        """Cancelled work ends; what was interrupted otherwise goes back to the queue, unless another has it."""
+        reason = hold.stop
+        _log.info("%s: %s stopped: %s", self.served.place, hold.lease.work_id, reason.name if reason else error)
+        if reason is Stop.CANCELLED:
+            hold.persist(lambda: self._store.finish(hold.lease, Ending(State.CANCELLED)))
+        elif reason is not Stop.LOST:
+            hold.persist(lambda: self._store.hand_back(hold.lease))
+
+    # --- the heartbeat's thread ---
+
+    def _beat(self) -> None:
+        while not self._finished.is_set():
+            if (hold := self._hold) is not None:
+                hold.renew()
+            if self._worker.is_alive() and time.monotonic() >= self._announce_due:
+                self._announce()
+            self._beat_now.wait(self._settings.beat_seconds)
+            self._beat_now.clear()
+
+    def _announce(self) -> None:
+        try:
+            self._store.announce(self.served)
+        except StoreUnavailableError as error:
+            _log.warning("%s: cannot announce: %s", self.served.place, error)
+        else:
+            self._announce_due = time.monotonic() + self._settings.lease_seconds / 3
+
+    def _leave(self) -> None:
+        try:
+            self._store.withdraw(self.served)
+        except ServiceError as error:
+            _log.warning("%s: cannot withdraw: %s", self.served.place, error)
+
+
+class Coordinator:
+    """The workers of this process."""
+
+    def __init__(
+        self, store: Store, executors: Sequence[Executor], versions: dict[str, str], settings: WorkerSettings
+    ) -> None:
+        owner = settings.new_owner()
+        self._workers = [DeviceWorker(store, executor, versions, settings, owner) for executor in executors]
+        self._started = False
+
+    def start(self) -> None:
+        """Start every worker, or none. Does nothing when they run.
+
+        Raises:
+            DeviceTakenError: when another live process serves one of the devices.
+        """
+        if self._started:
+            return
+        self._started = True
+        try:
+            for worker in self._workers:
+                worker.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def notify(self) -> None:
+        """Have every worker look for work and for cancellations now."""
+        for worker in self._workers:
+            worker.notify()
+
+    def stop(self) -> None:
+        """End gracefully: what runs is handed back to the queue. Idempotent."""
+        for worker in self._workers:
+            worker.request_stop()
+        for worker in self._workers:
+            worker.join()

@@ -1,0 +1,169 @@
+"""Drives one claimed tuning or job to its end. What it raises tells the worker what became of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from service.domain import JobRequest, ServedDevice, State, WorkKind
+from service.errors import ServiceError, stored_problem
+from service.executor.base import Executor, TrainingRun
+from service.hold import Hold
+from service.identifiers import IdentifierSource
+from service.store.base import Claim, Ending, Store, WorkItem
+from tuner.errors import BatchwrightError, ProbeCancelledError
+from tuner.requests import TuningRequest
+from tuner.results import Recommendation
+from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
+from tuner.tuning import Tuning
+
+_log = logging.getLogger(__name__)
+
+_MOST_LOST_LEASES = 5
+"""Owners in a row that may vanish without recording anything before the work itself is held to be the cause."""
+
+
+class StoppedError(Exception):
+    """The work was stopped before its end; the hold knows why."""
+
+
+class WorkerLostError(ServiceError):
+    """Every worker that took this on vanished."""
+
+    code = "worker-lost"
+    title = "Its workers vanished"
+
+
+class EnvironmentChangedError(ServiceError):
+    """What a tuning's answer depends on changed between its probes."""
+
+    code = "environment-changed"
+    title = "The environment changed during the tuning"
+
+
+class RunFailedError(ServiceError):
+    """The training run cannot go on."""
+
+    code = "training-failed"
+    title = "The training run failed"
+
+
+class Driver:
+    """Runs claimed work on one executor, recording every step."""
+
+    def __init__(
+        self,
+        store: Store,
+        executor: Executor,
+        served: ServedDevice,
+        runs_dir: Path,
+        identifiers: IdentifierSource,
+    ) -> None:
+        self._store = store
+        self._executor = executor
+        self._served = served
+        self._runs_dir = runs_dir
+        self._identifiers = identifiers
+
+    def drive(self, claim: Claim, hold: Hold) -> Ending:
+        """Run it to its end; a failure of the work is an ending too.
+
+        Raises:
+            StoppedError: when the hold told it to stop.
+            StaleLeaseError: when a report came too late.
+        """
+        try:
+            _refuse_repeated_losses(claim)
+            if claim.item.kind is WorkKind.TUNING:
+                return self._tune(claim.item, hold)
+            return self._train(claim.item, hold)
+        except ProbeCancelledError as error:
+            raise StoppedError from error
+        except (BatchwrightError, WorkerLostError, EnvironmentChangedError) as error:
+            return Ending(State.FAILED, problem=stored_problem(error))
+
+    # --- tunings ---
+
+    def _tune(self, item: WorkItem, hold: Hold) -> Ending:
+        request = TuningRequest.model_validate_json(item.payload)
+        tuning = self._rebuild(item, request)
+        if not tuning.probes:
+            self._executor.check(request, hold.stop_within)
+        while (probe := tuning.next_probe()) is not None:
+            if hold.stop is not None:
+                raise StoppedError
+            result = self._executor.probe(probe, hold.stop_within)
+            ordinal = len(tuning.probes) + 1
+            hold.persist(lambda: self._store.record_probe(hold.lease, ordinal, result))  # noqa: B023 - called at once
+            tuning.record(result)
+        return Ending(State.SUCCEEDED, recommendation=self._recommendation(item, tuning))
+
+    def _rebuild(self, item: WorkItem, request: TuningRequest) -> Tuning:
+        """The tuning as its recorded probes left it.
+
+        Raises:
+            EnvironmentChangedError: when those probes ran under other versions or limits than the next would.
+        """
+        served = self._served
+        tuning = Tuning(request, served.device, environment=served.environment, versions=served.versions)
+        recorded = self._store.probes(item.id)
+        if recorded and tuning.fingerprint != item.fingerprint:
+            raise EnvironmentChangedError(
+                f"{len(recorded)} probes ran before the device, its memory or a version changed "
+                f"(fingerprint {item.fingerprint}, now {tuning.fingerprint}): submit it again"
+            )
+        for probe in recorded:
+            tuning.next_probe()
+            tuning.record(probe.result)
+        return tuning
+
+    def _recommendation(self, item: WorkItem, tuning: Tuning) -> Recommendation:
+        now = datetime.now(UTC)
+        started = item.started_at or now
+        return tuning.recommendation(
+            identifier=self._identifiers.new("rec"),
+            created_at=now,
+            total_seconds=max(0.0, (now - started).total_seconds()),
+        )
+
+    # --- jobs ---
+
+    def _train(self, item: WorkItem, hold: Hold) -> Ending:
+        job = JobRequest.model_validate_json(item.payload)
+        run = TrainingRun(self._runs_dir / item.id, job.recommendation, job.training)
+        newest = item.progress.update if item.progress else 0
+
+        def on_progress(updates: Sequence[TrainingProgress]) -> None:
+            # After a crash the run repeats the updates since its checkpoint: those are recorded already.
+            nonlocal newest
+            fresh = [update for update in updates if update.update > newest]
+            if fresh:
+                hold.persist(lambda: self._store.record_progress(hold.lease, fresh))
+                newest = fresh[-1].update
+
+        return _job_ending(self._executor.train(run, on_progress, hold.stop_within))
+
+
+def _refuse_repeated_losses(claim: Claim) -> None:
+    if claim.lost_leases > _MOST_LOST_LEASES:
+        raise WorkerLostError(
+            f"{claim.lost_leases} workers in a row vanished while they ran it, and recorded nothing: "
+            "it probably ends them. See the service's log and the kernel's"
+        )
+
+
+def _job_ending(result: TrainingResult) -> Ending:
+    """What the end of a run's process means for its job.
+
+    Raises:
+        StoppedError: when the run was stopped and can be resumed.
+    """
+    match result.outcome:
+        case RunOutcome.SUCCEEDED:
+            return Ending(State.SUCCEEDED, result=result)
+        case RunOutcome.FAILED:
+            return Ending(State.FAILED, result=result, problem=stored_problem(RunFailedError(result.message)))
+        case RunOutcome.STOPPED:
+            raise StoppedError(result.message)

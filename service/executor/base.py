@@ -1,0 +1,127 @@
+"""The interface of an executor: it runs, on one device, one probe or one job at a time."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.errors import ServiceError
+from tuner.errors import ProbeCancelledError
+from tuner.requests import ProbeRequest, TrainingRequest, TuningRequest
+from tuner.results import DeviceInfo, ProbeResult, Recommendation
+from tuner.training.runs import TrainingProgress, TrainingResult
+
+StopWithin = Callable[[], float | None]
+"""None while the work may go on; else the seconds that are left to end it."""
+
+OnProgress = Callable[[Sequence[TrainingProgress]], None]
+"""Takes the updates that were finished since the last call. What it raises ends the run."""
+
+_POLL_SECONDS = 0.1
+
+
+class DeviceBusyError(ServiceError):
+    """The executor was asked to run two things at once, or after it was closed: a mistake of its caller."""
+
+    code = "device-busy"
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A run to make, or to go on with if its directory holds checkpoints."""
+
+    directory: Path
+    recommendation: Recommendation
+    request: TrainingRequest
+
+
+class Executor(ABC):
+    """Runs work on ``device``. Calls block; they may come from any thread, one at a time."""
+
+    def __init__(self, device: DeviceInfo) -> None:
+        self.device = device
+        self._turn = threading.Lock()
+        self._closed = False
+
+    def check(self, request: TuningRequest, stop_within: StopWithin) -> None:
+        """Find a wrong spec before any probe. When told to stop, it returns at once and leaves the check to its end.
+
+        Raises:
+            SpecError: naming the field at fault.
+            ProbeCancelledError: when ``stop_within`` told it to stop.
+        """
+        with self._one_at_a_time():
+            errors: list[BaseException] = []
+            thread = threading.Thread(target=self._try_check, args=(request, errors), name="check", daemon=True)
+            thread.start()
+            while thread.is_alive():
+                if stop_within() is not None:
+                    raise ProbeCancelledError("the check was given up on request")
+                thread.join(_POLL_SECONDS)
+            if errors:
+                raise errors[0]
+
+    def probe(self, request: ProbeRequest, stop_within: StopWithin) -> ProbeResult:
+        """Run one probe to its end.
+
+        Raises:
+            ProbeCancelledError: when ``stop_within`` told it to stop; nothing of the probe is left then.
+            ProbeError: when the machinery failed.
+        """
+        with self._one_at_a_time():
+            return self._probe(request, lambda: stop_within() is not None)
+
+    def train(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+        """Make a run, or go on with it. STOPPED when ``stop_within`` told it to stop, or someone else did.
+
+        Whatever ends this call, an exception of ``on_progress`` included, nothing of the run goes on after it.
+        """
+        with self._one_at_a_time():
+            return self._train(run, on_progress, stop_within)
+
+    def close(self) -> None:
+        """End every process. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._close()
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        if self._closed:
+            raise DeviceBusyError(f"the executor of {self.device.id} is closed")
+        if not self._turn.acquire(blocking=False):
+            raise DeviceBusyError(f"{self.device.id} already runs something")
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _try_check(self, request: TuningRequest, errors: list[BaseException]) -> None:
+        try:
+            self._check(request)
+        except BaseException as error:  # noqa: BLE001 - carried over to the calling thread
+            errors.append(error)
+
+    @abstractmethod
+    def environment(self) -> dict[str, str]:
+        """The variables that probes and jobs run with."""
+
+    @abstractmethod
+    def _check(self, request: TuningRequest) -> None:
+        """Check, without a way to stop."""
+
+    @abstractmethod
+    def _probe(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> ProbeResult:
+        """Run a probe."""
+
+    @abstractmethod
+    def _train(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+        """Make a run."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """End every process."""

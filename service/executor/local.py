@@ -1,0 +1,71 @@
+"""Runs probes and jobs as processes of this host: never torch in this one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from typing_extensions import override
+
+from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
+from tuner.requests import ProbeRequest, TuningRequest
+from tuner.results import DeviceInfo, ProbeResult
+from tuner.training.launch import TrainingProcess
+from tuner.training.runs import TrainingResult
+from tuner.tuning import ProbeRunner
+
+_POLL_SECONDS = 0.1
+"""How often a running job is looked at: bounds how late its progress and its end are seen."""
+
+
+class LocalExecutor(Executor):
+    """One probe runner per device, made when it is first needed, and one process per job."""
+
+    def __init__(
+        self,
+        device: DeviceInfo,
+        new_runner: Callable[[], ProbeRunner],
+        new_process: Callable[[Path], TrainingProcess] = TrainingProcess,
+    ) -> None:
+        super().__init__(device)
+        self._new_process = new_process
+        self._runner = new_runner()
+
+    @override
+    def environment(self) -> dict[str, str]:
+        return self._runner.environment()
+
+    @override
+    def _check(self, request: TuningRequest) -> None:
+        self._runner.check(request)
+
+    @override
+    def _probe(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> ProbeResult:
+        return self._runner.run(request, should_stop)
+
+    @override
+    def _train(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+        process = self._new_process(run.directory)
+        process.start(run.recommendation, run.request)
+        try:
+            result = _watch(process, on_progress, stop_within)
+            on_progress(process.new_progress())
+        except BaseException:
+            process.stop(grace_seconds=0.0)
+            raise
+        return result
+
+    @override
+    def _close(self) -> None:
+        self._runner.close()
+
+
+def _watch(process: TrainingProcess, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+    """The result of the process, stopped when ``stop_within`` says so."""
+    while (result := process.poll()) is None:
+        on_progress(process.new_progress())
+        if (grace := stop_within()) is not None:
+            return process.stop(grace_seconds=grace)
+        time.sleep(_POLL_SECONDS)
+    return result

@@ -1,0 +1,108 @@
+"""What a worker knows of its right to go on: its lease, renewed by a heartbeat, and who asked it to stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TypeVar
+
+from service.domain import State
+from service.errors import StaleLeaseError, StoreUnavailableError
+from service.store.base import Lease, Store
+
+_log = logging.getLogger(__name__)
+
+_CANCEL_GRACE_SECONDS = 1.0
+"""What a cancelled job gets to end itself: cancellation is promised within two seconds."""
+_MARGIN = 0.2
+"""Share of the lease kept back for killing what runs: it must be gone when another may start."""
+_RETRY_SECONDS = 0.2
+
+_T = TypeVar("_T")
+
+
+class Stop(IntEnum):
+    """Why a worker must stop, the most pressing last."""
+
+    SHUTDOWN = 1
+    """The service ends: hand the work back."""
+    CANCELLED = 2
+    """Someone cancelled the work: end it."""
+    LOST = 3
+    """The lease is gone, or cannot be renewed: kill the work and say nothing."""
+
+
+class Hold:
+    """A lease in use. The heartbeat calls ``renew``; the worker asks ``stop_within`` and writes through ``persist``."""
+
+    def __init__(
+        self,
+        store: Store,
+        lease: Lease,
+        *,
+        lease_seconds: float,
+        claimed_at: float,
+        shutdown_grace_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lease = lease
+        self._store = store
+        self._lease_seconds = lease_seconds
+        self._clock = clock
+        self._renewed_at = claimed_at
+        self._grace = {
+            Stop.SHUTDOWN: shutdown_grace_seconds,
+            Stop.CANCELLED: _CANCEL_GRACE_SECONDS,
+            Stop.LOST: 0.0,
+        }
+        self._stops: set[Stop] = set()
+        self._stopped = threading.Event()
+
+    @property
+    def stop(self) -> Stop | None:
+        """Why to stop, if there is a reason: the most pressing one."""
+        if self._clock() >= self._renewed_at + self._lease_seconds * (1 - _MARGIN):
+            self.request(Stop.LOST)
+        return max(self._stops, default=None)
+
+    def stop_within(self) -> float | None:
+        """None while the work may go on; else the seconds it has to end."""
+        reason = self.stop
+        return None if reason is None else self._grace[reason]
+
+    def request(self, reason: Stop) -> None:
+        """Have the worker stop."""
+        self._stops = self._stops | {reason}
+        self._stopped.set()
+
+    def renew(self) -> None:
+        """Hold the lease longer, and learn of a cancellation. Called by the heartbeat."""
+        before = self._clock()
+        try:
+            state = self._store.renew(self.lease, self._lease_seconds)
+        except StaleLeaseError:
+            self.request(Stop.LOST)
+        except StoreUnavailableError as error:
+            _log.warning("cannot renew the lease on %s: %s", self.lease.work_id, error)
+        else:
+            self._renewed_at = before
+            if state is State.CANCELLING:
+                self.request(Stop.CANCELLED)
+
+    def persist(self, write: Callable[[], _T]) -> _T:
+        """Write to the store, again and again while it cannot be reached and the lease is good.
+
+        Raises:
+            StaleLeaseError: when the lease ended first.
+        """
+        while True:
+            try:
+                return write()
+            except StoreUnavailableError as error:
+                if self.stop is Stop.LOST:
+                    raise StaleLeaseError(f"the store could not be reached before the lease ended: {error}") from error
+                _log.warning("cannot write to the store, trying again: %s", error)
+                self._stopped.wait(_RETRY_SECONDS)

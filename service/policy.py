@@ -1,0 +1,61 @@
+"""What the operator allows: which code runs, and which files are read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from service.errors import DataPathNotAllowedError, TargetNotAllowedError
+from tuner.specs import PythonModel, TextData, WorkloadSpec
+
+_PATTERN_START = re.compile(r"[*?\[]")
+
+
+class Policy:
+    """Checks specs against the operator's settings."""
+
+    def __init__(self, python_targets: Sequence[str], data_roots: Sequence[str]) -> None:
+        self._targets = frozenset(python_targets)
+        self._roots = tuple(Path(os.path.realpath(Path(root).expanduser())) for root in data_roots)
+
+    def check_model(self, spec: WorkloadSpec) -> None:
+        """Refuse code that is not allow-listed.
+
+        Raises:
+            TargetNotAllowedError: naming the target and the setting.
+        """
+        if isinstance(spec.model, PythonModel) and spec.model.target not in self._targets:
+            allowed = ", ".join(sorted(self._targets)) or "none"
+            raise TargetNotAllowedError(
+                f"spec.model.target {spec.model.target!r} is not allow-listed (allowed: {allowed}); "
+                "the operator adds it to BATCHWRIGHT_PYTHON_TARGETS"
+            )
+
+    def check_data(self, spec: WorkloadSpec) -> None:
+        """Refuse paths outside the data roots.
+
+        Raises:
+            DataPathNotAllowedError: naming the path and the setting.
+        """
+        if isinstance(spec.data, TextData):
+            for path in spec.data.paths:
+                self._check_path(path)
+
+    def _check_path(self, path: str) -> None:
+        if "\0" in path or not path.startswith("/") or ".." in Path(path).parts:
+            raise DataPathNotAllowedError(f"spec.data.paths: {path!r} must be absolute and free of `..` in the service")
+        fixed = Path(os.path.realpath(_fixed_part(path)))
+        if not any(fixed.is_relative_to(root) for root in self._roots):
+            allowed = ", ".join(str(root) for root in self._roots) or "none"
+            raise DataPathNotAllowedError(
+                f"spec.data.paths: {path!r} is outside the folders that jobs may read (allowed: {allowed}); "
+                "the operator adds them to BATCHWRIGHT_DATA_ROOTS"
+            )
+
+
+def _fixed_part(path: str) -> str:
+    """The part of a glob pattern before its first wildcard, whole folders only."""
+    match = _PATTERN_START.search(path)
+    return path if match is None else path[: match.start()].rpartition("/")[0] or "/"
