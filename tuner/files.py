@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write ``content`` beside ``path``, flush it to the disk, then put it in place in one step.
+@contextmanager
+def appearing_whole(path: Path) -> Iterator[BinaryIO]:
+    """A stream whose content becomes ``path`` in one step when the block ends well, and is dropped when it does not.
 
     A reader, or a restart after a kill at any moment, sees the old file or the new one, never a part.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = content.encode() if isinstance(content, str) else content
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with beside.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Make ``content`` the content of ``path`` in one durable step."""
+    with appearing_whole(path) as stream:
+        stream.write(content.encode() if isinstance(content, str) else content)
 
 
 def sync_directory(directory: Path) -> None:

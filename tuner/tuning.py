@@ -13,8 +13,13 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol
 
+from tuner.accumulation import share_per_rank
+from tuner.errors import DeviceError, TuningFailedError
+from tuner.fingerprint import fingerprint, relevant_versions
+from tuner.recommend import Answered, recommend
 from tuner.requests import ProbeRequest, TuningRequest
 from tuner.results import DeviceInfo, ProbeResult, Recommendation
+from tuner.search import Failure, MicroBatchSearch, SearchSpace
 
 
 class ProbeRunner(Protocol):
@@ -43,30 +48,64 @@ class ProbeRunner(Protocol):
 
 
 class Tuning:
-    """One tuning: what to probe next and, in the end, the recommendation."""
+    """One tuning: what to probe next and, in the end, the recommendation.
+
+    Args:
+        request: what is asked.
+        device: the device it will run on.
+        environment: what the runner's probes run with (``ProbeRunner.environment``).
+        versions: as from ``tuner.fingerprint.installed_versions``.
+
+    Raises:
+        PlanError: when a rank would have no sample.
+        DeviceError: when the limit is above the device's memory.
+    """
 
     def __init__(
         self, request: TuningRequest, device: DeviceInfo, *, environment: dict[str, str], versions: dict[str, str]
     ) -> None:
-        raise NotImplementedError
+        self.request = request
+        self.device = device
+        self.environment = environment
+        self.versions = relevant_versions(request.spec, device, versions)
+        self.memory_limit_bytes = memory_limit(request, device)
+        self.probe_limit_bytes = int(self.memory_limit_bytes * (1.0 - request.memory_margin))
+        self._share = share_per_rank(request.effective_batch_size, request.spec.parallelism.world_size)[0]
+        self._search = MicroBatchSearch(search_space(request, self._share, self.probe_limit_bytes))
+        self._probes: list[ProbeResult] = []
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of everything the answer depends on."""
-        raise NotImplementedError
+        return fingerprint(self.request, self.device, self.memory_limit_bytes, self.environment, self.versions)
 
     @property
     def probes(self) -> tuple[ProbeResult, ...]:
         """What was recorded so far, in order."""
-        raise NotImplementedError
+        return tuple(self._probes)
 
     def next_probe(self) -> ProbeRequest | None:
         """The next probe to run, or none when the search is over."""
-        raise NotImplementedError
+        size = self._search.ask()
+        if size is None:
+            return None
+        return ProbeRequest(
+            spec=self.request.spec,
+            micro_batch_size=size,
+            samples_per_window=self._share,
+            device=self.device.id,
+            limit_bytes=self.probe_limit_bytes,
+            timeout_seconds=self.request.probe_timeout_seconds,
+        )
 
     def record(self, result: ProbeResult) -> None:
-        """Take in a probe's result."""
-        raise NotImplementedError
+        """Take in a probe's result.
+
+        Raises:
+            SearchError: when its size is not one this tuning could have asked for.
+        """
+        self._search.tell(result)
+        self._probes.append(result)
 
     def recommendation(self, *, identifier: str, created_at: datetime, total_seconds: float) -> Recommendation:
         """The answer.
@@ -74,4 +113,56 @@ class Tuning:
         Raises:
             TuningFailedError: when the search ended without one (a workload's error, a hang), with the evidence.
         """
-        raise NotImplementedError
+        verdict = self._search.verdict
+        if verdict is None:
+            raise TuningFailedError("unfinished", f"the search is not over: {self.next_probe()} is still to be run")
+        if isinstance(verdict, Failure):
+            raise TuningFailedError(verdict.reason, verdict.message)
+        return recommend(
+            Answered(
+                request=self.request,
+                device=self.device,
+                proof=verdict,
+                probes=self.probes,
+                memory_limit_bytes=self.memory_limit_bytes,
+                probe_limit_bytes=self.probe_limit_bytes,
+                fingerprint=self.fingerprint,
+                environment=self.environment,
+                versions=self.versions,
+                notes=self._search.warnings,
+            ),
+            identifier=identifier,
+            created_at=created_at,
+            total_seconds=total_seconds,
+        )
+
+
+_CPU_SHARE = 0.5
+"""Of the host's memory, when no limit is given for the CPU: the rest is for the system and for reading data."""
+
+
+def memory_limit(request: TuningRequest, device: DeviceInfo) -> int:
+    """The memory a run may take, before the margin: as asked, else the whole card, or half of the host.
+
+    Raises:
+        DeviceError: when more is asked for than the device has.
+    """
+    if request.memory_limit_bytes is None:
+        return int(device.total_bytes * _CPU_SHARE) if device.kind == "cpu" else device.total_bytes
+    if request.memory_limit_bytes > device.total_bytes:
+        raise DeviceError(
+            f"memory_limit_bytes is {request.memory_limit_bytes}, above the {device.total_bytes} bytes of {device.id} "
+            f"({device.name}): lower the limit, or leave it out to use the whole device"
+        )
+    return request.memory_limit_bytes
+
+
+def search_space(request: TuningRequest, share: int, limit_bytes: int) -> SearchSpace:
+    """The sizes worth probing: no plan can use a micro-batch above a rank's share."""
+    bound, reason = share, f"the {share} samples of a rank in one update"
+    if request.max_micro_batch_size is not None and request.max_micro_batch_size < share:
+        bound, reason = (
+            request.max_micro_batch_size,
+            f"the maximum of {request.max_micro_batch_size} that was asked for",
+        )
+    return SearchSpace(bound=bound, bound_reason=reason, granularity=request.granularity, limit_bytes=limit_bytes)

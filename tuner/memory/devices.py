@@ -10,6 +10,8 @@ import gc
 import os
 import resource
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +60,19 @@ class MemoryDevice(ABC):
             self._lift_limit()
             self.limit_bytes = None
 
+    @contextmanager
+    def without_limit(self) -> Iterator[None]:
+        """A stretch that may take more than the run: reading or writing a checkpoint."""
+        limit_bytes = self.limit_bytes
+        if limit_bytes is None:
+            yield
+            return
+        self._lift_limit()
+        try:
+            yield
+        finally:
+            self._restore_limit(limit_bytes)
+
     def translate(self, error: Exception) -> BatchwrightError | None:
         """``error`` as an ``OutOfMemoryError`` or ``InvalidSizeError``, or none when it is neither.
 
@@ -88,6 +103,9 @@ class MemoryDevice(ABC):
 
     @abstractmethod
     def _lift_limit(self) -> None: ...
+
+    @abstractmethod
+    def _restore_limit(self, limit_bytes: int) -> None: ...
 
     @abstractmethod
     def total_bytes(self) -> int:
@@ -154,6 +172,10 @@ class CudaDevice(MemoryDevice):
 
     def _lift_limit(self) -> None:
         torch.cuda.set_per_process_memory_fraction(1.0, self.torch_device)
+
+    def _restore_limit(self, limit_bytes: int) -> None:
+        torch.cuda.empty_cache()  # what the stretch left in the cache would count against the limit
+        self._limit(limit_bytes)
 
     def total_bytes(self) -> int:
         """Memory of the card, as torch's allocator counts it for its memory fraction."""
@@ -224,18 +246,20 @@ class CpuDevice(MemoryDevice):
         super().__init__(torch_device)
         _start_thread_pools()
         self._start_bytes = _status_bytes("VmRSS")
+        self._start_data = _status_bytes("VmData")
 
     def _limit(self, limit_bytes: int) -> None:
         self.release()
-        data = _status_bytes("VmData")
+        self._start_data = _status_bytes("VmData")
         self._start_bytes = _status_bytes("VmRSS")
-        try:
-            resource.setrlimit(resource.RLIMIT_DATA, (data + limit_bytes, resource.RLIM_INFINITY))
-        except (OSError, ValueError) as error:
-            raise DeviceError(f"RLIMIT_DATA cannot be set to {data + limit_bytes} bytes: {error}") from error
+        _set_data_limit(self._start_data + limit_bytes)
 
     def _lift_limit(self) -> None:
-        resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        _set_data_limit(resource.RLIM_INFINITY)
+
+    def _restore_limit(self, limit_bytes: int) -> None:
+        self.release()
+        _set_data_limit(self._start_data + limit_bytes)
 
     def total_bytes(self) -> int:
         """Memory of the host."""
@@ -279,6 +303,13 @@ def _status_bytes(field: str) -> int:
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     raise DeviceError(f"/proc/self/status has no {field}: a memory budget on the CPU needs Linux")
+
+
+def _set_data_limit(total: int) -> None:
+    try:
+        resource.setrlimit(resource.RLIMIT_DATA, (total, resource.RLIM_INFINITY))
+    except (OSError, ValueError) as error:
+        raise DeviceError(f"RLIMIT_DATA cannot be set to {total} bytes: {error}") from error
 
 
 def _start_thread_pools() -> None:

@@ -2,36 +2,124 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from tuner.errors import TrainingError
+from tuner.files import write_atomically
+from tuner.memory.failures import classify_exit
+from tuner.processes import kernel_oom_kills, kill_group
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
-from tuner.training.runs import RunPaths, TrainingProgress, TrainingResult
+from tuner.training.runs import RunOutcome, RunPaths, TrainingProgress, TrainingResult
+
+_LOG_TAIL = 4000
+
+
+def training_command(directory: Path) -> list[str]:
+    """The command that makes, or goes on with, the run in ``directory``."""
+    return [sys.executable, "-P", "-m", "tuner.training.worker", str(directory)]
 
 
 class TrainingProcess:
     """One operating-system process that makes, or goes on with, the run in ``directory``.
 
-    ``start`` writes ``recommendation.json`` and ``training.json`` when they are absent, and runs
-    ``python -m tuner.training.worker DIRECTORY`` with the recommendation's environment, in a process group of its own
-    that dies with this process.
+    It runs with the recommendation's environment, in a process group of its own, and dies with the *thread* that
+    started it (the kernel ties the two): start it from one that lives as long as the run.
     """
 
     def __init__(self, directory: Path) -> None:
         self.paths = RunPaths(directory)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._result: TrainingResult | None = None
+        self._read = 0
+        self._oom_kills = 0
 
     def start(self, recommendation: Recommendation, request: TrainingRequest) -> None:
-        """Start it; it resumes from the newest checkpoint of the directory, if there is one."""
-        raise NotImplementedError
+        """Write the run's files where they are absent and start; it resumes from the newest checkpoint, if any.
+
+        Raises:
+            TrainingError: when it was started before.
+        """
+        if self._process is not None:
+            raise TrainingError(f"the run in {self.paths.directory} was already started by this object")
+        self.paths.directory.mkdir(parents=True, exist_ok=True)
+        for path, document in ((self.paths.recommendation, recommendation), (self.paths.request, request)):
+            if not path.exists():
+                write_atomically(path, document.model_dump_json(indent=2))
+        self.paths.result.unlink(missing_ok=True)
+        self._oom_kills = kernel_oom_kills()
+        with self.paths.log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [*training_command(self.paths.directory), str(os.getpid())],
+                env={**os.environ, **recommendation.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def new_progress(self) -> list[TrainingProgress]:
-        """Updates finished since the last call."""
-        raise NotImplementedError
+        """Updates finished since the last call. After a resume the first are those made before it."""
+        if not self.paths.progress.exists():
+            return []
+        with self.paths.progress.open("rb") as stream:
+            stream.seek(self._read)
+            content = stream.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return [TrainingProgress.model_validate_json(line) for line in whole.splitlines()]
 
     def poll(self) -> TrainingResult | None:
         """The result once the process has ended (a crash without one is FAILED, with the log's tail), else none."""
-        raise NotImplementedError
+        if self._result is None and self._process is not None and self._process.poll() is not None:
+            kill_group(self._process.pid)
+            self._result = self._read_result(self._process.returncode)
+        return self._result
 
     def stop(self, grace_seconds: float = 10.0) -> TrainingResult:
-        """SIGTERM, so that it writes a checkpoint; SIGKILL to its whole group after ``grace_seconds``. Idempotent."""
-        raise NotImplementedError
+        """SIGTERM, so that it writes a checkpoint; SIGKILL to its whole group after ``grace_seconds``. Idempotent.
+
+        Raises:
+            TrainingError: when it was never started.
+        """
+        if self._process is None:
+            raise TrainingError(f"the run in {self.paths.directory} was not started by this object")
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(grace_seconds)
+            except subprocess.TimeoutExpired:
+                kill_group(self._process.pid)
+                self._process.wait()
+        result = self.poll()
+        if result is None:  # the process has been waited for: there is a result
+            raise TrainingError(f"the run in {self.paths.directory} ended without a status")
+        return result
+
+    def _read_result(self, return_code: int) -> TrainingResult:
+        try:
+            return TrainingResult.model_validate_json(self.paths.result.read_bytes())
+        except (OSError, ValidationError):
+            status = -return_code if return_code < 0 else return_code << 8
+            ended = classify_exit(status, kernel_oom_kills() - self._oom_kills)
+            log = self.paths.log.read_text(errors="replace")[-_LOG_TAIL:].strip()
+            progress = self._last_update()
+            return TrainingResult(
+                outcome=RunOutcome.FAILED,
+                message=f"the training process was {ended.kind.value} ({ended.cause}) after update {progress}",
+                error_type=ended.cause,
+                traceback=log or None,
+                updates=progress,
+            )
+
+    def _last_update(self) -> int:
+        if not self.paths.progress.exists():
+            return 0
+        lines = [line for line in self.paths.progress.read_text().splitlines() if line.endswith("}")]
+        return TrainingProgress.model_validate_json(lines[-1]).update if lines else 0

@@ -31,10 +31,10 @@ class TrainingProgress(Document):
     """Number of this update, from 1."""
     updates: PositiveInt
     """Updates the run will make."""
-    loss: float
-    """Mean loss over the window's weight (tokens or samples); the sum of the terms' means where there are several."""
-    terms: dict[str, float]
-    """Mean of each named loss term."""
+    loss: float | None
+    """Mean over the window's weight (tokens or samples), summed over the terms; none when it is not finite."""
+    terms: dict[str, float | None]
+    """Mean of each named loss term; none when it is not finite."""
     learning_rate: NonNegativeFloat
     """Rate used by this update."""
     gradient_norm: NonNegativeFloat | None

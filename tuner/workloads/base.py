@@ -15,7 +15,7 @@ however unevenly samples or tokens fall into micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -54,12 +54,22 @@ class WeighsLosses(Protocol):
         """For each term the weight that ``loss_terms`` would return for ``batch``."""
 
 
+class Samples(Protocol):
+    """Samples with a length and random access: a list, an array, a map-style ``torch.utils.data.Dataset``."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def __getitem__(self, index: int, /) -> Sample:
+        """The sample at ``index``; the same on every call."""
+
+
 @runtime_checkable
 class HasDataset(Protocol):
     """Optional: what a training job reads."""
 
-    def dataset(self) -> Sequence[Sample]:
-        """Samples with a length and random access. The same on every call."""
+    def dataset(self) -> Samples:
+        """All samples of one epoch."""
 
 
 @runtime_checkable

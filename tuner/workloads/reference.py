@@ -181,11 +181,11 @@ class NextTokenWorkload:
     def __init__(self, build: Callable[[], nn.Module], length: int, vocabulary_size: int) -> None:
         self.build_model = build
         self._length = length
-        self._vocabulary_size = vocabulary_size
+        self.vocabulary_size = vocabulary_size
 
     def make_batch(self, size: int) -> dict[str, Tensor]:
         """Random full-length samples."""
-        return self.collate(list(random_tokens(size, self._length, self._vocabulary_size)))
+        return self.collate(list(random_tokens(size, self._length, self.vocabulary_size)))
 
     def collate(self, samples: list[Tensor]) -> dict[str, Tensor]:
         """Pad on the right with ignored labels."""

@@ -1,0 +1,5 @@
+"""The command line: ``batchwright``."""
+
+from tuner.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,206 @@
+"""What people see on a terminal: probes as they end, the plan, training as it goes. Never on standard output."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from tuner.results import BalancedPlan, Outcome, ProbeResult, Recommendation, UniformPlan
+from tuner.training.runs import TrainingProgress
+from tuner.units import format_bytes
+
+_STYLES = {Outcome.FIT: "green", Outcome.OOM: "red"}
+
+
+def progress_console() -> Console:
+    """Where progress goes: standard error, so that standard output holds the answer alone."""
+    return Console(stderr=True, highlight=False)
+
+
+def probe_row(probe: ProbeResult) -> tuple[str | Text, ...]:
+    """One probe as a table row: size, outcome, peak, seconds, message."""
+    peak = _peak(probe)
+    return (
+        f"{probe.micro_batch_size:,}",
+        Text(probe.outcome, style=_STYLES.get(probe.outcome, "yellow")),
+        format_bytes(peak) if peak else "",
+        f"{probe.seconds.total:.2f}",
+        Text("" if probe.outcome is Outcome.FIT else _shortened(probe.message), style="dim"),
+    )
+
+
+def _peak(probe: ProbeResult) -> int | None:
+    return probe.peak_reserved_bytes if probe.peak_reserved_bytes is not None else probe.process_peak_bytes
+
+
+def _shortened(text: str, length: int = 60) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+class ProbeBoard:
+    """The probes of a tuning, live: a table that grows, and what is being tried now.
+
+    On anything but a terminal it prints a line per probe instead.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._probes: list[ProbeResult] = []
+        self._doing = ""
+        self._live = Live(console=console, refresh_per_second=8, transient=False, get_renderable=self._render)
+
+    def __enter__(self) -> ProbeBoard:  # noqa: PYI034 - not meant for subclassing
+        """Begin to draw."""
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Draw for the last time."""
+        self._doing = ""
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def doing(self, what: str) -> None:
+        """Say what is going on now."""
+        self._doing = what
+
+    def add(self, probe: ProbeResult) -> None:
+        """One probe has ended."""
+        self._probes.append(probe)
+        if not self._console.is_terminal:
+            cells = (str(cell) for cell in probe_row(probe))
+            self._console.print("probe " + "  ".join(cell for cell in cells if cell), soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        table = probe_table(self._probes)
+        return Group(table, Spinner("dots", self._doing)) if self._doing else table
+
+
+def probe_table(probes: Sequence[ProbeResult]) -> Table:
+    """All probes as a table."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("micro-batch", "outcome", "peak", "seconds"):
+        table.add_column(name, justify="left" if name == "outcome" else "right")
+    table.add_column("", overflow="fold")
+    for probe in probes:
+        table.add_row(*probe_row(probe))
+    return table
+
+
+def sizes_in_words(sizes: Sequence[int]) -> str:
+    """``34 + 33 + 33``, or ``6 x 34 + 2 x 33`` when there are many."""
+    if len(sizes) <= 4:  # noqa: PLR2004 - short enough to write out
+        return " + ".join(str(size) for size in sizes)
+    return " + ".join(f"{count} x {size}" for size, count in Counter(sizes).items())
+
+
+def recommendation_panel(found: Recommendation) -> Panel:
+    """The answer in a box."""
+    lines = Table.grid(padding=(0, 2))
+    for name, value in _facts(found):
+        lines.add_row(Text(name, style="bold"), value)
+    title = "largest micro-batch that fits" if found.feasible else "nothing fits"
+    return Panel(lines, title=title, title_align="left", border_style="green" if found.feasible else "red")
+
+
+def _facts(found: Recommendation) -> list[tuple[str, str]]:
+    facts = [("device", f"{found.device.id} ({found.device.name})")]
+    if found.feasible:
+        facts += _facts_of_plan(found)
+    else:
+        facts.append(("reason", found.infeasible_reason or ""))
+    facts.append(("proof", found.evidence.proof.statement))
+    times = found.timings
+    facts.append(("took", f"{times.probes} probes, {times.out_of_memory_probes} OOM, {times.total_seconds:.1f} s"))
+    if found.environment:
+        facts.append(("run with", " ".join(f"{name}={value}" for name, value in found.environment.items())))
+    facts += [("warning", f"{advice.code}: {advice.message}") for advice in found.warnings]
+    return facts
+
+
+def _facts_of_plan(found: Recommendation) -> list[tuple[str, str]]:
+    batch = found.effective_batch_size
+    facts = [
+        ("micro-batch", str(found.micro_batch_size)),
+        ("accumulation", f"{found.gradient_accumulation_steps} steps per update and rank"),
+    ]
+    shapes = Counter(found.micro_batch_sizes)
+    for sizes, ranks in shapes.items():
+        name = "plan" if len(shapes) == 1 else f"plan of {ranks} ranks"
+        facts.append((name, f"{sizes_in_words(sizes)} = {sum(sizes)}"))
+    facts.append(
+        ("effective batch", f"{batch.achieved} of {batch.requested} asked" + (", exact" if batch.exact else ""))
+    )
+    if found.uniform is not None:
+        facts.append(("uniform plan", uniform_in_words(found.uniform)))
+    if found.headroom is not None:
+        room = found.headroom
+        limit = format_bytes(room.limit_bytes) if room.limit_bytes else "the device"
+        facts.append(("memory", f"{format_bytes(room.peak_bytes)} of {limit}, {room.free_fraction:.1%} free"))
+    return facts
+
+
+def uniform_in_words(plan: UniformPlan) -> str:
+    """A uniform plan in a line or two."""
+    product = f"{plan.world_size} ranks x {plan.gradient_accumulation_steps} steps x {plan.micro_batch_size}"
+    near = ", ".join(
+        f"{it.effective_batch_size} = {it.gradient_accumulation_steps} steps x {it.micro_batch_size}"
+        for it in plan.nearest
+    )
+    text = f"{product} = {plan.effective_batch_size.achieved}. {plan.change}"
+    return text + (f" Reachable close by: {near}." if near else "")
+
+
+def balanced_in_words(plan: BalancedPlan) -> str:
+    """A balanced plan, a line per kind of rank."""
+    lines = [f"{plan.gradient_accumulation_steps} gradient accumulation steps, {plan.effective_batch_size} samples:"]
+    for sizes, ranks in Counter(plan.micro_batch_sizes).items():
+        lines.append(f"  {ranks} rank{'s' if ranks > 1 else ''}: {sizes_in_words(sizes)} = {sum(sizes)}")
+    return "\n".join(lines)
+
+
+class TrainingBar:
+    """A progress bar with the loss; a line for every tenth of the run where there is no terminal."""
+
+    def __init__(self, console: Console, updates: int) -> None:
+        self._console = console
+        self._updates = updates
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("training", total=updates, figures="")
+
+    def __enter__(self) -> TrainingBar:  # noqa: PYI034 - not meant for subclassing
+        """Begin to draw."""
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Draw for the last time."""
+        self._progress.stop()
+
+    def show(self, update: TrainingProgress) -> None:
+        """One update has been made."""
+        loss = "not finite" if update.loss is None else f"{update.loss:.4f}"
+        rate = update.samples / update.seconds if update.seconds else 0.0
+        figures = f"loss {loss}  {rate:,.0f} samples/s"
+        self._progress.update(self._task, completed=update.update, figures=figures)
+        every = max(1, self._updates // 10)
+        if not self._console.is_terminal and (update.update % every == 0 or update.update in (1, self._updates)):
+            sizes = sizes_in_words(update.micro_batch_sizes)
+            self._console.print(f"update {update.update}/{self._updates}  {figures}  ({sizes})")

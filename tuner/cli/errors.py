@@ -1,0 +1,48 @@
+"""Exit codes, and how an error reaches the terminal or a script."""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+
+from tuner import errors
+
+
+class ExitCode(IntEnum):
+    """What ``batchwright`` ends with; documented in ``batchwright --help``."""
+
+    OK = 0
+    UNEXPECTED = 1
+    WRONG_INPUT = 2
+    INFEASIBLE = 3
+    TUNING_FAILED = 4
+    DEVICE = 5
+    TRAINING_FAILED = 6
+    INTERRUPTED = 130
+
+
+_CODES: tuple[tuple[type[errors.BatchwrightError], ExitCode], ...] = (
+    (errors.SpecError, ExitCode.WRONG_INPUT),
+    (errors.PlanError, ExitCode.WRONG_INPUT),
+    (errors.DeviceError, ExitCode.DEVICE),
+    (errors.TuningFailedError, ExitCode.TUNING_FAILED),
+    (errors.ProbeError, ExitCode.TUNING_FAILED),
+    (errors.WorkloadError, ExitCode.TUNING_FAILED),
+    (errors.TrainingError, ExitCode.TRAINING_FAILED),
+)
+
+
+def exit_code(error: errors.BatchwrightError) -> ExitCode:
+    """The exit code of an error."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.UNEXPECTED)
+
+
+def as_json(error: errors.BatchwrightError) -> str:
+    """An error for a script: on standard output, where it expects its answer."""
+    problems = error.problems if isinstance(error, errors.SpecError) else []
+    document: dict[str, object] = {"error": type(error).__name__, "message": str(error)}
+    if isinstance(error, errors.TuningFailedError):
+        document["reason"] = error.reason
+    if problems:
+        document["problems"] = [{"field": it.field, "message": it.message, "value": it.value} for it in problems]
+    return json.dumps(document)

@@ -1,0 +1,258 @@
+"""Commands and their arguments. Each parses, calls one function, prints, and picks an exit code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import BaseModel, ValidationError
+from rich.console import Console
+
+from tuner.accumulation import balanced_plan, uniform_plan
+from tuner.cli import options
+from tuner.cli.display import balanced_in_words, progress_console, recommendation_panel, uniform_in_words
+from tuner.cli.errors import ExitCode, as_json, exit_code
+from tuner.documents import field_problems, load_document
+from tuner.errors import BatchwrightError, SpecError, TrainingError
+from tuner.files import write_atomically
+from tuner.requests import TrainingRequest, TuningRequest
+from tuner.results import Recommendation
+from tuner.specs import load_spec
+from tuner.training.runs import RunOutcome, TrainingResult
+from tuner.units import format_bytes
+
+_HELP = """Find the largest micro-batch that really fits, and the gradient accumulation that gives exactly the effective
+batch you asked for.
+
+Exit codes: 0 done; 2 wrong input (spec, numbers, file); 3 no micro-batch fits; 4 the tuning failed (the workload's own
+error, a hang); 5 no such device; 6 the training failed; 130 interrupted; 1 a fault of batchwright itself.
+"""
+
+app = typer.Typer(
+    help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+)
+
+
+def _print_answer(document: BaseModel, *, as_document: bool, text: object) -> None:
+    """The answer on standard output, for a script or for a person."""
+    if as_document:
+        sys.stdout.write(document.model_dump_json(indent=2) + "\n")
+    else:
+        Console(highlight=False).print(text)
+
+
+@app.command()
+def tune(  # noqa: PLR0913 - a command's options are its arguments
+    spec: options.SpecFile,
+    effective_batch_size: options.EffectiveBatchSize,
+    *,
+    world_size: options.WorldSize = None,
+    device: options.Device = None,
+    memory_limit: options.MemoryLimit = None,
+    memory_margin: options.MemoryMargin = 0.03,
+    granularity: options.Granularity = 1,
+    max_micro_batch_size: options.MaxMicroBatchSize = None,
+    uniform: options.Uniform = False,
+    probe_timeout: options.ProbeTimeout = 300.0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the answer to this file.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Probe the largest micro-batch that fits by running real updates, and plan the effective batch around it.
+
+    Example: batchwright tune spec.yaml --effective-batch-size 512 --memory-limit 24GiB -o recommendation.json
+    """
+    request = _tuning_request(
+        spec=spec,
+        effective_batch_size=effective_batch_size,
+        world_size=world_size,
+        device=device,
+        memory_limit_bytes=memory_limit,
+        memory_margin=memory_margin,
+        granularity=granularity,
+        max_micro_batch_size=max_micro_batch_size,
+        uniform=uniform,
+        probe_timeout_seconds=probe_timeout,
+    )
+    found = _tune(request)
+    if output is not None:
+        write_atomically(output, found.model_dump_json(indent=2))
+    _print_answer(found, as_document=json, text=recommendation_panel(found))
+    raise typer.Exit(ExitCode.OK if found.feasible else ExitCode.INFEASIBLE)
+
+
+def _tuning_request(*, spec: Path, world_size: int | None, **fields: object) -> TuningRequest:
+    """The request of the ``tune`` and ``run`` commands."""
+    workload = load_spec(spec)
+    if world_size is not None:
+        workload = workload.with_world_size(world_size)
+    try:
+        return TuningRequest.model_validate({"spec": workload, **fields})
+    except ValidationError as error:
+        raise SpecError(field_problems(error, fields), "request") from None
+
+
+def _tune(request: TuningRequest) -> Recommendation:
+    from tuner.cli.running import tune as run_tuning  # noqa: PLC0415 - `plan` and `--help` need no NVML
+
+    return run_tuning(request, progress_console())
+
+
+@app.command()
+def plan(
+    effective_batch_size: options.EffectiveBatchSize,
+    max_micro_batch_size: Annotated[int, typer.Option(min=1, help="The largest micro-batch that fits.")],
+    *,
+    world_size: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")] = 1,
+    uniform: Annotated[bool, typer.Option("--uniform", help="Repeat one micro-batch size.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Plan an effective batch around a micro-batch size you know, without a device.
+
+    Example: batchwright plan --effective-batch-size 100 --max-micro-batch-size 37
+    """
+    if uniform:
+        repeated = uniform_plan(effective_batch_size, world_size, max_micro_batch_size)
+        _print_answer(repeated, as_document=json, text=uniform_in_words(repeated))
+    else:
+        balanced = balanced_plan(effective_batch_size, world_size, max_micro_batch_size)
+        _print_answer(balanced, as_document=json, text=balanced_in_words(balanced))
+
+
+@app.command()
+def train(  # noqa: PLR0913 - a command's options are its arguments
+    spec: options.SpecFile,
+    recommendation: Annotated[Path, typer.Option(help="The answer of `tune`, as JSON.")],
+    *,
+    updates: options.Updates = 100,
+    checkpoint_every: options.CheckpointEvery = 50,
+    seed: options.Seed = 0,
+    output_dir: options.OutputDirectory = Path("runs/train"),
+    json: options.Json = False,
+) -> None:
+    """Train with a recommendation's plan; goes on from the newest checkpoint in the output folder, if there is one.
+
+    Example: batchwright train spec.yaml --recommendation recommendation.json --updates 1000 --output-dir runs/first
+    """
+    from tuner.cli.running import for_spec  # noqa: PLC0415 - see _tune
+
+    found = load_document(Recommendation, recommendation, "recommendation")
+    request = TrainingRequest(updates=updates, checkpoint_every=checkpoint_every, seed=seed)
+    _train(for_spec(found, load_spec(spec)), request, output_dir, as_document=json)
+
+
+def _train(found: Recommendation, request: TrainingRequest, directory: Path, *, as_document: bool) -> None:
+    from tuner.cli.running import train as run_training  # noqa: PLC0415 - see _tune
+
+    if not found.feasible:
+        raise TrainingError(f"nothing to train: {found.infeasible_reason}")
+    result = run_training(found, request, directory, progress_console())
+    _print_answer(result, as_document=as_document, text=_result_in_words(result, directory))
+    if result.outcome is RunOutcome.FAILED:
+        raise typer.Exit(ExitCode.TRAINING_FAILED)
+    if result.outcome is RunOutcome.STOPPED:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _result_in_words(result: TrainingResult, directory: Path) -> str:
+    resumed = f", resumed from update {result.resumed_from}" if result.resumed_from else ""
+    loss = "" if result.loss is None else f", loss {result.loss:.4f}"
+    trace = f"\n{result.traceback}" if result.traceback else ""
+    return f"{result.outcome.value}: {result.message}{resumed}{loss}. Files in {directory}.{trace}"
+
+
+@app.command()
+def run(  # noqa: PLR0913 - a command's options are its arguments
+    spec: options.SpecFile,
+    effective_batch_size: options.EffectiveBatchSize,
+    *,
+    world_size: options.WorldSize = None,
+    device: options.Device = None,
+    memory_limit: options.MemoryLimit = None,
+    memory_margin: options.MemoryMargin = 0.03,
+    granularity: options.Granularity = 1,
+    max_micro_batch_size: options.MaxMicroBatchSize = None,
+    probe_timeout: options.ProbeTimeout = 300.0,
+    updates: options.Updates = 100,
+    checkpoint_every: options.CheckpointEvery = 50,
+    seed: options.Seed = 0,
+    output_dir: options.OutputDirectory = Path("runs/run"),
+    json: options.Json = False,
+) -> None:
+    """Tune, then train with what was found.
+
+    Example: batchwright run spec.yaml --effective-batch-size 512 --updates 1000
+    """
+    request = _tuning_request(
+        spec=spec,
+        effective_batch_size=effective_batch_size,
+        world_size=world_size,
+        device=device,
+        memory_limit_bytes=memory_limit,
+        memory_margin=memory_margin,
+        granularity=granularity,
+        max_micro_batch_size=max_micro_batch_size,
+        probe_timeout_seconds=probe_timeout,
+    )
+    found = _tune(request)
+    progress_console().print(recommendation_panel(found))
+    if not found.feasible:
+        if json:
+            sys.stdout.write(found.model_dump_json(indent=2) + "\n")
+        raise typer.Exit(ExitCode.INFEASIBLE)
+    training = TrainingRequest(updates=updates, checkpoint_every=checkpoint_every, seed=seed)
+    _train(found, training, output_dir, as_document=json)
+
+
+@app.command()
+def devices(*, json: options.Json = False) -> None:
+    """List the devices of this host."""
+    from tuner.memory.inventory import devices as find_devices  # noqa: PLC0415 - see _tune
+
+    for found in find_devices():
+        used = "" if found.used_bytes is None else f", {format_bytes(found.used_bytes)} in use"
+        text = f"{found.id}: {found.name}, {format_bytes(found.total_bytes)}{used}"
+        sys.stdout.write((found.model_dump_json() if json else text) + "\n")
+
+
+@app.command()
+def serve(
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
+    database_url: Annotated[
+        str | None, typer.Option(help="SQLAlchemy URL of the store; an SQLite file in the data folder when left out.")
+    ] = None,
+) -> None:
+    """Serve the HTTP API, with a worker for each device of this host.
+
+    Settings come from BATCHWRIGHT_* environment variables; the options here override them.
+    """
+    from service.server import serve as run_server  # noqa: PLC0415 - the service is an optional part
+    from service.settings import Settings  # noqa: PLC0415 - likewise
+
+    given = {"host": host, "port": port, **({"database_url": database_url} if database_url else {})}
+    run_server(Settings.model_validate(given))
+
+
+def main() -> None:
+    """Run the command line; every error of ours ends in a message and a documented exit code."""
+    wants_json = "--json" in sys.argv
+    try:
+        app(standalone_mode=True)
+    except BatchwrightError as error:
+        if wants_json:
+            sys.stdout.write(as_json(error) + "\n")
+        else:
+            Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error[/]: {_escape(str(error))}")
+        sys.exit(exit_code(error))
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(ExitCode.INTERRUPTED)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape  # noqa: PLC0415 - only on the way out
+
+    return escape(text)

@@ -1,0 +1,52 @@
+"""The options that commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tuner.units import parse_bytes
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+SpecFile = Annotated[Path, typer.Argument(metavar="SPEC", help="YAML or JSON file that describes the workload.")]
+EffectiveBatchSize = Annotated[
+    int, typer.Option(min=1, help="Samples per optimizer update over all ranks. The plan gives exactly this many.")
+]
+WorldSize = Annotated[
+    int | None, typer.Option(min=1, help="Data-parallel ranks. Overrides `parallelism.world_size` of the spec.")
+]
+Device = Annotated[
+    str | None, typer.Option(help="`cuda:0` or `cpu`. The first GPU, or the CPU where there is none, when left out.")
+]
+MemoryLimit = Annotated[
+    int | None,
+    typer.Option(
+        parser=_size,
+        metavar="SIZE",
+        help="Memory the run may take, for example `24GiB`: a large card can stand for a small one. The whole card "
+        "when left out; on the CPU half of the host's memory.",
+    ),
+]
+MemoryMargin = Annotated[
+    float, typer.Option(min=0.0, max=0.5, help="Share of the limit that must stay free: probes do without it.")
+]
+Granularity = Annotated[int, typer.Option(min=1, help="Try only multiples of this size, for example 8.")]
+MaxMicroBatchSize = Annotated[int | None, typer.Option(min=1, help="Never go above this size, whatever fits.")]
+Uniform = Annotated[bool, typer.Option("--uniform", help="Also plan with one micro-batch size repeated.")]
+ProbeTimeout = Annotated[float, typer.Option(min=1.0, help="Seconds after which one probe is given up as hanging.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON on standard output, errors too.")]
+Updates = Annotated[int, typer.Option(min=1, help="Optimizer updates to make.")]
+CheckpointEvery = Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")]
+Seed = Annotated[int, typer.Option(help="Seed of the weights and of the order of samples.")]
+OutputDirectory = Annotated[
+    Path, typer.Option("--output-dir", help="Folder of the run: recommendation, progress, checkpoints, weights.")
+]

@@ -1,0 +1,87 @@
+"""Driving a tuning or a training run from a terminal."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from tuner.cli.display import ProbeBoard, TrainingBar
+from tuner.errors import FieldProblem, SpecError
+from tuner.fingerprint import installed_versions, memory_part
+from tuner.memory.inventory import find_device
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.requests import TrainingRequest, TuningRequest
+from tuner.results import Recommendation
+from tuner.specs import WorkloadSpec
+from tuner.training.launch import TrainingProcess
+from tuner.training.runs import TrainingResult
+from tuner.tuning import Tuning
+
+_POLL_SECONDS = 0.1
+
+
+def tune(request: TuningRequest, console: Console) -> Recommendation:
+    """Run a tuning to its end, each probe shown as it ends.
+
+    Raises:
+        SpecError, DeviceError, PlanError: before any probe.
+        TuningFailedError: when a probe failed for a reason that is no matter of size.
+    """
+    began = time.monotonic()
+    device = find_device(request.device)
+    with ProbeSupervisor(device) as runner, ProbeBoard(console) as board:
+        tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
+        board.doing("checking the spec")
+        runner.check(request)
+        while (probe := tuning.next_probe()) is not None:
+            board.doing(f"running two updates at micro-batch {probe.micro_batch_size:,}")
+            result = runner.run(probe)
+            tuning.record(result)
+            board.add(result)
+    return tuning.recommendation(
+        identifier=f"rec_{uuid.uuid4().hex}", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
+    )
+
+
+def for_spec(recommendation: Recommendation, spec: WorkloadSpec) -> Recommendation:
+    """The recommendation with ``spec`` in place of the one it was tuned for.
+
+    Only what does not change memory may differ: data, schedule, rates.
+
+    Raises:
+        SpecError: when something else differs.
+    """
+    tuned = recommendation.request.spec
+    spec = spec.with_world_size(tuned.parallelism.world_size)
+    before, now = memory_part(tuned), memory_part(spec)
+    problems = [
+        FieldProblem(name, f"differs from the spec that was tuned ({before[name]}): tune again", str(now[name]))
+        for name in before
+        if before[name] != now[name]
+    ]
+    if problems:
+        raise SpecError(problems)
+    return recommendation.model_copy(update={"request": recommendation.request.model_copy(update={"spec": spec})})
+
+
+def train(
+    recommendation: Recommendation, request: TrainingRequest, directory: Path, console: Console
+) -> TrainingResult:
+    """Run the training process to its end, its progress shown; Ctrl-C lets it write a checkpoint first."""
+    process = TrainingProcess(directory)
+    process.start(recommendation, request)
+    with TrainingBar(console, request.updates) as bar:
+        try:
+            while True:
+                result = process.poll()
+                for progress in process.new_progress():
+                    bar.show(progress)
+                if result is not None:
+                    return result
+                time.sleep(_POLL_SECONDS)
+        except KeyboardInterrupt:
+            return process.stop()

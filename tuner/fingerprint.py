@@ -1,0 +1,77 @@
+"""The fingerprint of a tuning: the same for two requests exactly when their answers may be shared. Pure, no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib import metadata
+from typing import Any
+
+from tuner.requests import TuningRequest
+from tuner.results import DeviceInfo
+from tuner.specs import WorkloadSpec
+
+_LAYOUT = 1
+"""Raised when probing or searching changes so much that earlier answers no longer stand."""
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages that change how much memory a step takes. Does not import them."""
+    found = {}
+    for name in ("batchwright", "torch", "transformers"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def relevant_versions(spec: WorkloadSpec, device: DeviceInfo, versions: dict[str, str]) -> dict[str, str]:
+    """Those of ``versions`` that matter for ``spec``, and the device's driver."""
+    names = ["batchwright", "torch", *(["transformers"] if spec.model.kind == "transformers" else [])]
+    chosen = {name: versions[name] for name in names if name in versions}
+    if device.driver_version is not None:
+        chosen["driver"] = device.driver_version
+    return chosen
+
+
+def fingerprint(
+    request: TuningRequest,
+    device: DeviceInfo,
+    limit_bytes: int | None,
+    environment: dict[str, str],
+    versions: dict[str, str],
+) -> str:
+    """SHA-256, in hexadecimal, of everything the answer depends on.
+
+    That is: the spec without what does not change memory (data, schedule, rates), the batch and the bounds asked for,
+    the kind of device (not which one of several alike) and its limit, the allocator's settings, and versions.
+    """
+    return hashlib.sha256(
+        canonical_json(
+            {
+                "layout": _LAYOUT,
+                "spec": memory_part(request.spec),
+                "request": request.model_dump(
+                    mode="json", exclude={"spec", "device", "memory_limit_bytes", "probe_timeout_seconds"}
+                ),
+                "device": {"kind": device.kind, "name": device.name, "total_bytes": device.total_bytes},
+                "limit_bytes": limit_bytes,
+                "environment": environment,
+                "versions": {name: value for name, value in versions.items() if name != "batchwright"},
+            }
+        ).encode()
+    ).hexdigest()
+
+
+def memory_part(spec: WorkloadSpec) -> dict[str, Any]:
+    """The part of a spec that memory depends on: without data, schedule and rates."""
+    rates = {"learning_rate", "weight_decay", "betas"}
+    part = spec.model_dump(mode="json", exclude={"data": True, "schedule": True, "optimizer": rates})
+    part["gradient_clipping"] = spec.gradient_clipping is not None
+    return part
+
+
+def canonical_json(value: object) -> str:
+    """One spelling for equal values: sorted keys, no spaces."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -1,0 +1,201 @@
+"""From the evidence of a finished search to a recommendation. Pure, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from tuner.accumulation import balanced_plan, uniform_plan
+from tuner.requests import TuningRequest
+from tuner.results import (
+    Advice,
+    DeviceInfo,
+    EffectiveBatchSize,
+    Evidence,
+    Headroom,
+    Outcome,
+    ProbeResult,
+    Proof,
+    Recommendation,
+    Timings,
+)
+from tuner.units import format_bytes
+
+_SHARED_DEVICE_BYTES = 64 * 1024**2
+"""Driver and display take a little of an idle card; more than this is another process."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A search that has its answer, with all that surrounded it."""
+
+    request: TuningRequest
+    device: DeviceInfo
+    proof: Proof
+    probes: tuple[ProbeResult, ...]
+    memory_limit_bytes: int
+    probe_limit_bytes: int
+    fingerprint: str
+    environment: dict[str, str]
+    versions: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def deciding_probe(self) -> ProbeResult | None:
+        """The fit the answer rests on."""
+        fits = (it for it in self.probes if it.outcome is Outcome.FIT and it.micro_batch_size == self.proof.fits)
+        return next(fits, None)
+
+
+def recommend(answered: Answered, *, identifier: str, created_at: datetime, total_seconds: float) -> Recommendation:
+    """The recommendation, feasible or not."""
+    request, largest = answered.request, answered.proof.fits
+    world_size = request.spec.parallelism.world_size
+    plan = balanced_plan(request.effective_batch_size, world_size, largest) if largest else None
+    uniform = uniform_plan(request.effective_batch_size, world_size, largest) if largest and request.uniform else None
+    return Recommendation(
+        id=identifier,
+        created_at=created_at,
+        feasible=plan is not None,
+        infeasible_reason=None if plan else infeasible_reason(answered),
+        micro_batch_size=largest or None,
+        gradient_accumulation_steps=plan.gradient_accumulation_steps if plan else None,
+        world_size=world_size,
+        micro_batch_sizes=plan.micro_batch_sizes if plan else (),
+        effective_batch_size=EffectiveBatchSize(
+            requested=request.effective_batch_size,
+            achieved=request.effective_batch_size if plan else 0,
+            exact=plan is not None,
+        ),
+        uniform=uniform,
+        evidence=Evidence(probes=answered.probes, proof=answered.proof),
+        headroom=_headroom(answered),
+        device=answered.device,
+        fingerprint=answered.fingerprint,
+        environment=answered.environment,
+        warnings=tuple(_warnings(answered)),
+        versions=answered.versions,
+        timings=_timings(answered.probes, total_seconds),
+        request=request,
+    )
+
+
+def _headroom(answered: Answered) -> Headroom | None:
+    probe = answered.deciding_probe
+    if probe is None:
+        return None
+    peak = probe.peak_reserved_bytes if probe.peak_reserved_bytes is not None else probe.process_peak_bytes or 0
+    free = max(0, answered.memory_limit_bytes - peak)
+    return Headroom(
+        limit_bytes=answered.memory_limit_bytes,
+        peak_bytes=peak,
+        free_bytes=free,
+        free_fraction=free / answered.memory_limit_bytes,
+    )
+
+
+def _timings(probes: tuple[ProbeResult, ...], total_seconds: float) -> Timings:
+    return Timings(
+        total_seconds=total_seconds,
+        probe_seconds=sum(probe.seconds.total for probe in probes),
+        probes=len(probes),
+        out_of_memory_probes=sum(probe.outcome is Outcome.OOM for probe in probes),
+    )
+
+
+def infeasible_reason(answered: Answered) -> str:
+    """Why not even the smallest micro-batch fits: the numbers, and what to change."""
+    failed = next(probe for probe in answered.probes if probe.micro_batch_size == answered.proof.next_size)
+    limit, probed = format_bytes(answered.memory_limit_bytes), format_bytes(answered.probe_limit_bytes)
+    headline = (
+        f"A micro-batch of {failed.micro_batch_size} does not fit into {limit} on {answered.device.id} "
+        f"({probed} after the margin of {answered.request.memory_margin:.0%}): {failed.message}."
+    )
+    parts = [headline]
+    if failed.model is not None:
+        parts.append(
+            f"The model has {failed.model.parameters:,} parameters in {format_bytes(failed.model.parameter_bytes)}, "
+            f"before gradients ({format_bytes(_gradient_bytes(failed))}), optimizer state and activations."
+        )
+    parts.append("What can make it fit: " + "; ".join(_remedies(answered)) + ".")
+    return " ".join(parts)
+
+
+def _gradient_bytes(probe: ProbeResult) -> int:
+    """Gradients have their parameters' type, so they take the parameters' bytes in proportion."""
+    model = probe.model
+    if model is None or not model.parameters:
+        return 0
+    return model.parameter_bytes * model.trainable_parameters // model.parameters
+
+
+def _remedies(answered: Answered) -> list[str]:
+    spec, granularity = answered.request.spec, answered.request.granularity
+    remedies = []
+    if granularity > 1:
+        remedies.append(f"a granularity of 1 instead of {granularity}")
+    if not spec.activation_checkpointing:
+        remedies.append("activation_checkpointing: true")
+    if spec.precision == "fp32":
+        remedies.append("precision: bf16-mixed")
+    if spec.batch.sequence_length or spec.batch.image_size:
+        remedies.append("a shorter sequence_length" if spec.batch.sequence_length else "a smaller image_size")
+    if spec.optimizer.name != "sgd":
+        remedies.append("an optimizer with less state (sgd)")
+    return [*remedies, "a smaller model", "a larger memory limit or device"]
+
+
+def _warnings(answered: Answered) -> list[Advice]:
+    probe = answered.deciding_probe
+    found = [Advice(code="inconsistent-outcomes", message=note) for note in answered.notes]
+    if probe is not None:
+        found += _warnings_of_probe(probe, answered.device)
+    if answered.proof.stopped_by == "invalid-size":
+        message = f"Size {answered.proof.next_size} failed for another reason than memory; see its probe's message."
+        found.append(Advice(code="stopped-by-kernel-limit", message=message))
+    found += _warnings_of_parallelism(answered.request)
+    return found
+
+
+def _warnings_of_probe(probe: ProbeResult, device: DeviceInfo) -> list[Advice]:
+    found = []
+    if probe.model is not None and probe.model.batch_coupled_modules:
+        names = probe.model.batch_coupled_modules
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004
+        message = (
+            f"{shown}: their statistics are those of a micro-batch, so accumulated updates differ from full-batch ones "
+            "whatever the loss scaling. Use GroupNorm or LayerNorm, or freeze the statistics, if that matters."
+        )
+        found.append(Advice(code="batch-coupled-modules", message=message))
+    if (probe.other_processes_bytes or 0) > _SHARED_DEVICE_BYTES:
+        message = (
+            f"Other processes held {format_bytes(probe.other_processes_bytes or 0)} of {device.id} while it was "
+            "probed: the answer holds while they hold no more."
+        )
+        found.append(Advice(code="shared-device", message=message))
+    if probe.allocator_retries:
+        message = (
+            f"At this size the allocator gave back its cache and tried again {probe.allocator_retries} times in one "
+            "update: it fits, but slowly. A slightly smaller max_micro_batch_size may be faster."
+        )
+        found.append(Advice(code="thrashing-fit", message=message))
+    return found
+
+
+def _warnings_of_parallelism(request: TuningRequest) -> list[Advice]:
+    parallelism = request.spec.parallelism
+    if parallelism.world_size == 1:
+        return []
+    found = []
+    if parallelism.strategy == "fsdp":
+        message = (
+            "The probe held the whole model on one device, as no other rank was there to share it with: the answer is "
+            "on the safe side, larger micro-batches may fit."
+        )
+        found.append(Advice(code="fsdp-probed-unsharded", message=message))
+    message = (
+        "Gradient buckets were held as in a distributed run, but the buffers of the communication library are not in "
+        "the measurement (NCCL: 0.5 to 1.6 GB per communicator, outside torch's allocator)."
+    )
+    found.append(Advice(code="communication-buffers-not-probed", message=message))
+    return found

@@ -1,0 +1,32 @@
+"""Bytes for people: ``1.50 GiB`` both ways."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_STEP = 1024
+_DECIMAL = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def format_bytes(number: float) -> str:
+    """``1610612736`` as ``1.50 GiB``."""
+    power = 0
+    while abs(number) >= _STEP and power < len(_UNITS) - 1:
+        number /= _STEP
+        power += 1
+    return f"{number:.0f} B" if power == 0 else f"{number:.2f} {_UNITS[power]}"
+
+
+def parse_bytes(text: str) -> int:
+    """``1.5GiB``, ``800MB`` or ``1000000`` in bytes: binary units with an ``i``, decimal ones without.
+
+    Raises:
+        ValueError: when the text is no size.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
+    if found is None:
+        raise ValueError(f"{text!r} is no size: write for example 8GiB, 800MiB, 800MB or a number of bytes")
+    unit = found[2] or ""
+    return int(float(found[1]) * (_BINARY.get(unit) or _DECIMAL[unit]))
