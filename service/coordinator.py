@@ -1,4 +1,4 @@
-"""Claims work and has it driven: one worker per device, each with a heartbeat that keeps its lease and its name alive."""
+"""Claims work and has it driven: one worker per device, each with a heartbeat that keeps its lease alive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.domain import ServedDevice, State
 from service.driver import Driver, StoppedError
 from service.errors import ConflictError, ServiceError, StaleLeaseError, StoreUnavailableError, stored_problem
 from service.executor.base import Executor
-from service.hold import Hold, Stop
+from service.hold import Hold, LeaseTerms, Stop
 from service.identifiers import IdentifierSource
 from service.locks import DeviceLock
 from service.store.base import Claim, Ending, Store
@@ -35,7 +35,6 @@ class WorkerSettings:
     """What every worker of a process shares."""
 
     node_name: str
-    data_dir: Path
     runs_dir: Path
     locks_dir: Path
     lease_seconds: float
@@ -136,7 +135,7 @@ class DeviceWorker:
             except StoreUnavailableError as error:
                 _log.warning("%s: %s", self.served.place, error)
                 busy = False
-            except Exception:
+            except Exception:  # noqa: BLE001 - a worker outlives whatever one piece of work does
                 _log.exception("%s: the worker goes on after an error of its own", self.served.place)
                 self._stopping.wait(_ERROR_PAUSE_SECONDS)
                 busy = False
@@ -150,13 +149,8 @@ class DeviceWorker:
         claim = self._store.claim(self.served, self._settings.lease_seconds)
         if claim is None:
             return False
-        hold = Hold(
-            self._store,
-            claim.lease,
-            lease_seconds=self._settings.lease_seconds,
-            claimed_at=claimed_at,
-            shutdown_grace_seconds=self._settings.shutdown_grace_seconds,
-        )
+        terms = LeaseTerms(self._settings.lease_seconds, self._settings.shutdown_grace_seconds)
+        hold = Hold(self._store, claim.lease, terms, claimed_at)
         self._hold = hold
         try:
             if self._stopping.is_set():
@@ -185,7 +179,7 @@ class DeviceWorker:
                 return
             except StaleLeaseError:
                 raise
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the work ends as FAILED, the worker goes on
                 _log.exception("%s: %s failed for a reason we did not foresee", self.served.place, hold.lease.work_id)
                 ending = Ending(State.FAILED, problem=stored_problem(error))
         hold.persist(lambda: self._store.finish(hold.lease, ending))

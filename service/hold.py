@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeVar
 
@@ -35,6 +36,14 @@ class Stop(IntEnum):
     """The lease is gone, or cannot be renewed: kill the work and say nothing."""
 
 
+@dataclass(frozen=True)
+class LeaseTerms:
+    """How long a lease holds without a renewal, and what a job gets to end itself when the service stops."""
+
+    lease_seconds: float
+    shutdown_grace_seconds: float
+
+
 class Hold:
     """A lease in use. The heartbeat calls ``renew``; the worker asks ``stop_within`` and writes through ``persist``."""
 
@@ -42,19 +51,17 @@ class Hold:
         self,
         store: Store,
         lease: Lease,
-        *,
-        lease_seconds: float,
+        terms: LeaseTerms,
         claimed_at: float,
-        shutdown_grace_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lease = lease
         self._store = store
-        self._lease_seconds = lease_seconds
+        self._lease_seconds = terms.lease_seconds
         self._clock = clock
         self._renewed_at = claimed_at
         self._grace = {
-            Stop.SHUTDOWN: shutdown_grace_seconds,
+            Stop.SHUTDOWN: terms.shutdown_grace_seconds,
             Stop.CANCELLED: _CANCEL_GRACE_SECONDS,
             Stop.LOST: 0.0,
         }

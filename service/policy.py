@@ -7,9 +7,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from service.errors import DataPathNotAllowedError, TargetNotAllowedError
+from service.errors import DataPathNotAllowedError, InvalidInputError, TargetNotAllowedError
+from tuner.probing.environment import CPU_ALLOCATOR, CUDA_ALLOCATOR_VARIABLES
+from tuner.results import Recommendation
 from tuner.specs import PythonModel, TextData, WorkloadSpec
 
+_ALLOCATOR_VARIABLES = frozenset({*CPU_ALLOCATOR, *CUDA_ALLOCATOR_VARIABLES})
+"""Any other variable, such as LD_PRELOAD, would let the sender run code of their own."""
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+_LONGEST_IDENTIFIER = 64
 _PATTERN_START = re.compile(r"[*?\[]")
 
 
@@ -42,6 +48,21 @@ class Policy:
         if isinstance(spec.data, TextData):
             for path in spec.data.paths:
                 self._check_path(path)
+
+    def check_foreign(self, recommendation: Recommendation) -> None:
+        """Refuse a recommendation sent along with a job that would do more than set the allocator.
+
+        Raises:
+            InvalidInputError: naming the variables, or the field that is not what we write there.
+        """
+        others = sorted(set(recommendation.environment) - _ALLOCATOR_VARIABLES)
+        if others:
+            allowed = ", ".join(sorted(_ALLOCATOR_VARIABLES))
+            raise InvalidInputError(
+                f"recommendation.environment sets {', '.join(others)}; a job may set only the allocator's: {allowed}"
+            )
+        if not _FINGERPRINT.fullmatch(recommendation.fingerprint) or len(recommendation.id) > _LONGEST_IDENTIFIER:
+            raise InvalidInputError("recommendation.fingerprint must be 64 hexadecimal digits, and its id at most 64")
 
     def _check_path(self, path: str) -> None:
         if "\0" in path or not path.startswith("/") or ".." in Path(path).parts:

@@ -78,7 +78,7 @@ class UseCases:
         """
         self._policy.check_model(submission.spec)
         seen = self._serving(submission.device)
-        request = submission.request().model_copy(update={"device": seen.served.device.id})
+        request = submission.to_request().model_copy(update={"device": seen.served.device.id})
         work = self._new_tuning(request, seen.served)
         if not submission.fresh and (known := self._store.tuning_with_answer(work.fingerprint)) is not None:
             return self._answer_from(self.tuning(known), work, request, seen.served), False
@@ -128,6 +128,8 @@ class UseCases:
         Raises:
             NotFoundError: when there is none with this id.
         """
+        if not views.is_identifier(recommendation_id):
+            raise NotFoundError(f"there is no recommendation {recommendation_id!r}")
         return self._store.recommendation(recommendation_id)
 
     def recommendations(self, wanted: RecommendationFilter, limit: int, cursor: str | None) -> RecommendationPage:
@@ -243,8 +245,8 @@ class UseCases:
     # --- helpers ---
 
     def _get(self, work_id: str, kind: WorkKind) -> WorkItem:
-        item = self._store.get(work_id)
-        if item.kind is not kind:
+        item = self._store.get(work_id) if views.is_identifier(work_id) else None
+        if item is None or item.kind is not kind:
             raise NotFoundError(f"there is no {kind} {work_id!r}")
         return item
 
@@ -314,7 +316,9 @@ class UseCases:
     def _trainable(self, submission: JobSubmission) -> Recommendation:
         recommendation = submission.recommendation
         if recommendation is None:
-            recommendation = self._store.recommendation(str(submission.recommendation_id))
+            recommendation = self.recommendation(str(submission.recommendation_id))
+        else:
+            self._policy.check_foreign(recommendation)
         if not recommendation.feasible:
             raise InfeasibleRecommendationError(
                 f"recommendation {recommendation.id!r} says that nothing fits: {recommendation.infeasible_reason}"

@@ -32,6 +32,11 @@ _COMMON = (
 )
 
 
+def is_identifier(text: str) -> bool:
+    """Whether this service could have made it."""
+    return _IDENTIFIER.fullmatch(text) is not None
+
+
 def _fields(row: WorkRow, *more: str) -> dict[str, Any]:
     return {name: getattr(row, name) for name in (*_COMMON, *more)}
 
@@ -83,6 +88,6 @@ def decode_cursor(cursor: str | None) -> str | None:
         identifier = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         identifier = ""
-    if not _IDENTIFIER.fullmatch(identifier):
+    if not is_identifier(identifier):
         raise InvalidCursorError("cursor: pass `next_cursor` of the page before, unchanged")
     return identifier

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from service.errors import ConfigurationError, StoreUnavailableError
+from service.errors import ConfigurationError, InvalidInputError, StoreUnavailableError
 
 _BUSY_SECONDS = 10.0
 """How long a writer waits for another before it gives up. Transactions take milliseconds."""
@@ -109,6 +109,8 @@ def translated() -> Iterator[None]:
         yield
     except (OperationalError, InterfaceError, PoolTimeoutError) as error:
         raise StoreUnavailableError(f"the database cannot be used: {_first_line(error)}") from error
+    except (DataError, OverflowError) as error:
+        raise InvalidInputError(f"a value cannot be stored: {_first_line(error)}") from error
     except DBAPIError as error:
         if error.connection_invalidated:
             raise StoreUnavailableError(f"the connection to the database broke: {_first_line(error)}") from error

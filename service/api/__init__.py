@@ -1,0 +1,1 @@
+"""The HTTP side: a route parses, calls one use case and returns."""

@@ -1,0 +1,62 @@
+"""Puts the routes together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from service.api import jobs, operations, tunings
+from service.api.feed import ChangeFeed
+from service.api.guard import Guard
+from service.api.problems import COMMON_STATUSES, declared, install_handlers
+from service.use_cases import UseCases
+
+_DESCRIPTION = """\
+Finds the largest micro-batch that really fits a device, proves it, and plans the gradient accumulation that gives
+exactly the effective batch that was asked for. Every error is a problem document (RFC 9457) with a stable `code`.
+"""
+
+
+@dataclass(frozen=True)
+class AppOptions:
+    """What an operator can set about the HTTP side."""
+
+    version: str
+    allowed_hosts: Sequence[str]
+    max_body_bytes: int
+
+
+def make_app(
+    cases: UseCases, options: AppOptions, on_start: Callable[[], None], on_stop: Callable[[], None]
+) -> FastAPI:
+    """The application. ``on_start`` and ``on_stop`` may block; they run around its life."""
+    feed = ChangeFeed(cases.event_counts)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await run_in_threadpool(on_start)
+        yield
+        feed.close()
+        await run_in_threadpool(on_stop)
+
+    app = FastAPI(
+        title="Batchwright",
+        version=options.version,
+        description=_DESCRIPTION,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        responses=declared(*COMMON_STATUSES),
+    )
+    app.state.use_cases = cases
+    app.state.feed = feed
+    for module in (tunings, jobs, operations):
+        app.include_router(module.router)
+    install_handlers(app)
+    app.add_middleware(Guard, allowed_hosts=options.allowed_hosts, max_body_bytes=options.max_body_bytes)
+    return app

@@ -1,0 +1,60 @@
+"""Long polls and event streams over the feed of changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+from fastapi import Response
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from service.api.feed import ChangeFeed
+from service.domain import Event, EventKind, Job, Tuning
+from service.use_cases import UseCases
+
+_KEEP_ALIVE_SECONDS = 15.0
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+FollowedT = TypeVar("FollowedT", Tuning, Job)
+
+
+async def until_ended(read: Callable[[], FollowedT], feed: ChangeFeed, wait: float) -> FollowedT:
+    """The tuning or job once it has ended, or as it is after ``wait`` seconds. Holds no thread meanwhile."""
+    deadline = time.monotonic() + wait
+    while True:
+        current = await run_in_threadpool(read)
+        left = deadline - time.monotonic()
+        if current.state.terminal or left <= 0 or feed.closed:
+            return current
+        await feed.wait(current.id, current.events, left)
+
+
+def event_stream(followed: Tuning | Job, cases: UseCases, feed: ChangeFeed, after: int) -> Response:
+    """The events after the id ``after`` as they come; 204 when there will be none, which ends an `EventSource`."""
+    if followed.state.terminal and after >= followed.events:
+        return Response(status_code=204)
+    stream = _lines(followed.id, cases, feed, after)
+    return StreamingResponse(stream, media_type="text/event-stream", headers=_HEADERS)
+
+
+async def _lines(work_id: str, cases: UseCases, feed: ChangeFeed, after: int) -> AsyncIterator[str]:
+    yield ": following\n\n"
+    while not feed.closed:
+        events = await run_in_threadpool(cases.events, work_id, after)
+        for event in events:
+            yield _line(event)
+            after = event.id
+            if event.state is not None and event.state.terminal:
+                return
+        if not events:
+            waited = asyncio.get_running_loop().time()
+            await feed.wait(work_id, after, _KEEP_ALIVE_SECONDS)
+            if asyncio.get_running_loop().time() - waited >= _KEEP_ALIVE_SECONDS:
+                yield ": keep-alive\n\n"
+
+
+def _line(event: Event) -> str:
+    return f"id: {event.id}\nevent: {EventKind(event.kind).value}\ndata: {event.model_dump_json()}\n\n"

@@ -1,0 +1,100 @@
+"""What is refused before a route sees it: foreign names and origins, bodies too large or not JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.problems import problem_response
+from service.errors import (
+    BodyTooLargeError,
+    ForeignOriginError,
+    HostNotAllowedError,
+    RequestError,
+    UnsupportedMediaTypeError,
+)
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_FOREIGN_SITES = frozenset({"cross-site", "same-site"})
+
+
+class Guard:
+    """An ASGI middleware.
+
+    Args:
+        app: what it guards.
+        allowed_hosts: names the service answers to, without port.
+        max_body_bytes: cap on request bodies, applied before anything is parsed.
+    """
+
+    def __init__(self, app: ASGIApp, allowed_hosts: Sequence[str], max_body_bytes: int) -> None:
+        self._app = app
+        self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request, or pass it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            headers = Headers(scope=scope)
+            self._check_host(headers)
+            if scope["method"] not in _SAFE_METHODS:
+                _check_origin(headers)
+                receive = await self._checked_body(headers, receive)
+        except RequestError as error:
+            await problem_response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check_host(self, headers: Headers) -> None:
+        name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        if name not in self._allowed_hosts:
+            raise HostNotAllowedError(
+                f"this service does not answer to the name {name!r}; the operator adds names to "
+                "BATCHWRIGHT_ALLOWED_HOSTS"
+            )
+
+    async def _checked_body(self, headers: Headers, receive: Receive) -> Receive:
+        """Read the body within the cap, and hand it on."""
+        self._check_length(int(length) if (length := headers.get("content-length", "")).isdigit() else 0)
+        body = bytearray()
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return _replay(message, receive)
+            body += message.get("body", b"")
+            self._check_length(len(body))
+            more = message.get("more_body", False)
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if body and media_type != "application/json":
+            raise UnsupportedMediaTypeError(f"the body is {media_type or 'undeclared'}; it must be application/json")
+        return _replay({"type": "http.request", "body": bytes(body), "more_body": False}, receive)
+
+    def _check_length(self, length: int) -> None:
+        if length > self._max_body_bytes:
+            raise BodyTooLargeError(f"the body is above the cap of {self._max_body_bytes} bytes")
+
+
+def _check_origin(headers: Headers) -> None:
+    """A browser says where a request comes from; programs say nothing."""
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
+        raise ForeignOriginError(f"a page of {origin} may not make changes here")
+    if headers.get("sec-fetch-site") in _FOREIGN_SITES:
+        raise ForeignOriginError("a page of another site may not make changes here")
+
+
+def _replay(first: Message, receive: Receive) -> Receive:
+    """A ``receive`` that begins with a message already taken."""
+    pending = [first]
+
+    async def replayed() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replayed

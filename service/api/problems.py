@@ -1,0 +1,137 @@
+"""Every error as `application/problem+json`, and how routes declare those they can answer with."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from service.domain import FieldFault, Problem
+from service.errors import (
+    InvalidInputError,
+    MalformedJsonError,
+    ServiceError,
+    make_problem,
+    problem_of,
+)
+from tuner.errors import BatchwrightError
+
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+_SHOWN_VALUE_LENGTH = 80
+_RETRY_AFTER_SECONDS = "2"
+
+
+_DESCRIPTIONS = {
+    HTTPStatus.BAD_REQUEST: "The cursor or the JSON is malformed.",
+    HTTPStatus.FORBIDDEN: "The operator does not allow it, or the request comes from another site.",
+    HTTPStatus.NOT_FOUND: "There is no such thing.",
+    HTTPStatus.CONFLICT: "The current state does not allow it.",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is above the cap.",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The body is not declared as JSON.",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "The request is invalid; `errors` lists every field at fault.",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "The service failed.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "The database, or a worker, cannot be used now.",
+}
+"""In our words: those of Python's `HTTPStatus` differ between its versions."""
+
+
+def problem_response(error: Exception) -> Response:
+    """The response for an error of ours or of anyone's."""
+    problem = problem_of(error)
+    headers = {"Retry-After": _RETRY_AFTER_SECONDS} if problem.status == HTTPStatus.SERVICE_UNAVAILABLE else None
+    return _response(problem, headers)
+
+
+def declared(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
+    """The ``responses`` of a route: these problems, by `content` alone so that no other media type is advertised."""
+    content = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {int(status): {"description": _DESCRIPTIONS[status], "content": content} for status in statuses}
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Have every error of ``app`` answered with a problem."""
+    app.add_exception_handler(ServiceError, _on_error)
+    app.add_exception_handler(BatchwrightError, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_error)
+
+
+def _response(problem: Problem, headers: dict[str, str] | None = None) -> Response:
+    body = problem.model_dump_json(exclude_none=True)
+    return Response(body, status_code=problem.status or 500, media_type=PROBLEM_MEDIA_TYPE, headers=headers)
+
+
+def _on_error(_request: Request, error: Exception) -> Response:
+    return problem_response(error)
+
+
+def _on_http_exception(request: Request, error: Exception) -> Response:
+    """What the framework answers by itself: an unknown path, a method that a path does not have."""
+    if not isinstance(error, HTTPException):
+        return problem_response(error)
+    status = HTTPStatus(error.status_code)
+    code = status.phrase.lower().replace(" ", "-")
+    detail = f"{request.method} {request.url.path}: {error.detail}"
+    headers = dict(error.headers or {})
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(_methods_of(request))
+    return _response(make_problem(status, code, status.phrase, detail), headers)
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Every method of the path: the framework names those of one route only."""
+    methods: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            methods |= set(getattr(route, "methods", None) or ())
+    return sorted(methods)
+
+
+def _on_invalid_request(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        return problem_response(error)
+    found = error.errors()
+    if any(item["type"] == "json_invalid" for item in found):
+        reason = next(str(item.get("ctx", {}).get("error", "")) for item in found if item["type"] == "json_invalid")
+        return problem_response(MalformedJsonError(f"the body is not valid JSON: {reason}"))
+    faults = [_fault(item, error.body) for item in found]
+    listed = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)
+    return problem_response(InvalidInputError(listed, faults))
+
+
+def _fault(item: dict[str, Any], body: object) -> FieldFault:
+    message = str(item["msg"]).removeprefix("Value error, ")
+    return FieldFault(field=_path(item["loc"], body), message=message, value=_shown(item))
+
+
+def _path(location: tuple[int | str, ...], body: object) -> str:
+    """The dotted path as the caller wrote it: without the part of the request, and the tags of unions."""
+    data = body if location and location[0] == "body" else None
+    path: list[str] = []
+    for part in location[1:]:
+        if isinstance(data, dict) and part not in data and part in data.values():
+            continue
+        path.append(str(part))
+        data = data.get(part) if isinstance(data, dict) else None
+    return ".".join(path) or "(body)"
+
+
+def _shown(item: dict[str, Any]) -> str:
+    value = item.get("input")
+    if item["type"] in {"missing", "union_tag_not_found"} or isinstance(value, (dict, list)):
+        return ""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_VALUE_LENGTH else text[: _SHOWN_VALUE_LENGTH - 3] + "..."
+
+
+COMMON_STATUSES = (
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.INTERNAL_SERVER_ERROR,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+)
+"""What any route may answer."""

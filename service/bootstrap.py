@@ -1,0 +1,122 @@
+"""The only place that chooses implementations and builds objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from fastapi import FastAPI
+
+from service.api.app import AppOptions, make_app
+from service.coordinator import Coordinator, WorkerSettings
+from service.errors import ConfigurationError
+from service.executor.base import Executor
+from service.executor.local import LocalExecutor
+from service.policy import Policy
+from service.settings import Settings
+from service.store.base import Store
+from service.store.sql import open_store
+from service.use_cases import UseCases
+from tuner.fingerprint import installed_versions
+from tuner.memory import inventory
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.results import DeviceInfo
+
+ExecutorFactory = Callable[[DeviceInfo], Executor]
+
+
+@dataclass(frozen=True)
+class System:
+    """A whole service: built, not started."""
+
+    cases: UseCases
+    store: Store
+    coordinator: Coordinator
+
+    def start(self) -> None:
+        """Start the workers. Does nothing when they run.
+
+        Raises:
+            DeviceTakenError: when another live process serves one of the devices.
+        """
+        self.coordinator.start()
+
+    def stop(self) -> None:
+        """Stop the workers, handing back what runs, and close the store. Idempotent."""
+        self.coordinator.stop()
+        self.store.close()
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application, its workers started and stopped with it.
+
+    Raises:
+        ConfigurationError: when the settings cannot be served.
+        StoreUnavailableError: when the database cannot be reached.
+    """
+    return app_of(build(settings), settings)
+
+
+def app_of(system: System, settings: Settings) -> FastAPI:
+    """The application over a built service; it starts and stops the service's workers with itself."""
+    options = AppOptions(
+        version=metadata.version("batchwright"),
+        allowed_hosts=settings.allowed_hosts,
+        max_body_bytes=settings.max_body_bytes,
+    )
+    return make_app(system.cases, options, on_start=system.start, on_stop=system.stop)
+
+
+def build(
+    settings: Settings,
+    new_executor: ExecutorFactory | None = None,
+    devices: Sequence[DeviceInfo] | None = None,
+    versions: dict[str, str] | None = None,
+) -> System:
+    """Everything a service consists of. The optional arguments replace what touches devices.
+
+    Raises:
+        ConfigurationError: when the settings cannot be served.
+        StoreUnavailableError: when the database cannot be reached.
+    """
+    chosen = served_devices(settings, inventory.devices() if devices is None else devices)
+    store = open_store(settings.url)
+    executors = [(new_executor or local_executor)(device) for device in chosen]
+    coordinator = Coordinator(
+        store, executors, installed_versions() if versions is None else versions, _worker_settings(settings)
+    )
+    policy = Policy(settings.python_targets, settings.data_roots)
+    cases = UseCases(store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify)
+    return System(cases, store, coordinator)
+
+
+def local_executor(device: DeviceInfo) -> Executor:
+    """Probes and jobs as processes of this host."""
+    return LocalExecutor(device, lambda: ProbeSupervisor(device))
+
+
+def served_devices(settings: Settings, available: Sequence[DeviceInfo]) -> list[DeviceInfo]:
+    """The devices to serve: those the settings name, else all.
+
+    Raises:
+        ConfigurationError: when the settings name one that this host does not have.
+    """
+    by_id = {device.id: device for device in available}
+    unknown = [name for name in settings.devices if name not in by_id]
+    if unknown:
+        raise ConfigurationError(
+            f"BATCHWRIGHT_DEVICES names {', '.join(unknown)}; this host has {', '.join(by_id) or 'none'}"
+        )
+    return [by_id[name] for name in dict.fromkeys(settings.devices)] if settings.devices else list(available)
+
+
+def _worker_settings(settings: Settings) -> WorkerSettings:
+    return WorkerSettings(
+        node_name=settings.node_name,
+        runs_dir=settings.runs_dir,
+        locks_dir=settings.locks_dir,
+        lease_seconds=settings.lease_seconds,
+        poll_seconds=settings.poll_seconds,
+        shutdown_grace_seconds=settings.shutdown_grace_seconds,
+    )

@@ -1,0 +1,26 @@
+"""Writes the OpenAPI document: ``python -m service.openapi > openapi/openapi.json``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from service.bootstrap import app_of, build
+from service.settings import Settings
+
+
+def export_openapi() -> str:
+    """The document of a service with default settings, as JSON that ends with a newline."""
+    with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
+        settings = Settings(data_dir=Path(folder), database_url=None)
+        system = build(settings, devices=())
+        try:
+            return json.dumps(app_of(system, settings).openapi(), indent=2, ensure_ascii=False) + "\n"
+        finally:
+            system.stop()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(export_openapi())
