@@ -143,7 +143,10 @@ class Driver:
                 hold.persist(lambda: self._store.record_progress(hold.lease, fresh))
                 newest = fresh[-1].update
 
-        return _job_ending(self._executor.train(run, on_progress, hold.stop_within))
+        result = self._executor.train(run, on_progress, hold.stop_within)
+        if hold.stop is not None and result.outcome is not RunOutcome.SUCCEEDED:
+            raise StoppedError(result.message)  # also when it had to be killed, which looks like a failure
+        return _job_ending(result)
 
 
 def _refuse_repeated_losses(claim: Claim) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -42,6 +41,7 @@ from tuner.documents import Document
 from tuner.requests import TuningRequest
 from tuner.results import Recommendation
 from tuner.specs import PythonModel, TransformersModel, WorkloadSpec
+from tuner.training.launch import training_command
 from tuner.training.runs import RunPaths
 from tuner.tuning import Tuning as TuningCourse
 
@@ -176,7 +176,7 @@ class UseCases:
         directory = self._runs_dir / self._identifiers.new("job")
         paths = RunPaths(directory)
         return ConfiguredJob(
-            command=(sys.executable, "-m", "tuner.training.worker", str(directory)),
+            command=tuple(training_command(directory)),
             environment=recommendation.environment,
             working_directory=str(directory),
             files=(

@@ -15,7 +15,8 @@ from service.store.engine import open_engine, writing
 from service.store.sql import open_store
 
 POSTGRES_URL = os.environ.get("BATCHWRIGHT_TEST_POSTGRES_URL")
-_BACKENDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.skipif(not POSTGRES_URL, reason="no PostgreSQL"))]
+_BACKENDS = ["sqlite", *(["postgresql"] if POSTGRES_URL else [])]
+"""PostgreSQL where BATCHWRIGHT_TEST_POSTGRES_URL names a database that the tests may empty."""
 
 
 def _empty_postgresql(url: str) -> str:

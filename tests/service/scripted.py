@@ -1,0 +1,112 @@
+"""A probe runner that answers from a formula, and the documents that the service's tests start from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from service.domain import ServedDevice, WorkKind
+from service.store.base import NewWork
+from tests.factories import CPU, tuning_request
+from tuner.errors import ProbeCancelledError
+from tuner.requests import ProbeRequest, TuningRequest
+from tuner.results import Outcome, Phase, ProbeResult
+from tuner.training.runs import TrainingProgress
+
+SERVED = ServedDevice(place="host/cpu", owner="host:scope:1", device=CPU, environment={}, versions={"torch": "2.8"})
+
+
+class ScriptedRunner:
+    """A ``tuner.tuning.ProbeRunner``: a size fits iff it is at most ``largest``; memory is affine in the size.
+
+    ``gate`` is called within each probe, with the size and the probe's ``should_stop``: a test's chance to wait, to
+    fail, or to say that a probe takes its time.
+    """
+
+    def __init__(self, largest: int, gate: Callable[[int, Callable[[], bool]], None] | None = None) -> None:
+        self.largest = largest
+        self.sizes: list[int] = []
+        self.checked = 0
+        self.closed = False
+        self.spec_error: Exception | None = None
+        self._gate = gate or (lambda _size, _stop: None)
+
+    def check(self, request: TuningRequest) -> None:
+        """Find the error that the test put there."""
+        assert request.effective_batch_size > 0
+        self.checked += 1
+        if self.spec_error is not None:
+            raise self.spec_error
+
+    def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
+        """Answer from the formula."""
+        size = request.micro_batch_size
+        self.sizes.append(size)
+        self._gate(size, should_stop)
+        if should_stop():
+            raise ProbeCancelledError("the test's probe was ended on request")
+        fits = size <= self.largest
+        limit = request.limit_bytes or 2**33
+        return ProbeResult(
+            micro_batch_size=size,
+            accumulates=request.accumulates,
+            outcome=Outcome.FIT if fits else Outcome.OOM,
+            phase=Phase.DONE if fits else Phase.WARMUP,
+            message="scripted",
+            process_peak_bytes=min(limit, limit * (size + 1) // (self.largest + 2)) if fits else limit,
+            limit_bytes=limit,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Nothing is set."""
+        return {}
+
+    def close(self) -> None:
+        """Remember it."""
+        self.closed = True
+
+
+def until_stopped(started: threading.Event) -> Callable[[int, Callable[[], bool]], None]:
+    """A gate that says when a probe runs, and holds it until it is told to stop."""
+
+    def gate(_size: int, should_stop: Callable[[], bool]) -> None:
+        started.set()
+        waiting = threading.Event()
+        while not should_stop():
+            waiting.wait(0.01)
+
+    return gate
+
+
+def new_work(identifier: str, kind: WorkKind = WorkKind.TUNING, **changes: Any) -> NewWork:  # noqa: ANN401 - fields of any type
+    """A piece of work to queue."""
+    values: dict[str, Any] = {
+        "id": identifier,
+        "kind": kind,
+        "device": "cpu",
+        "model": "mlp",
+        "effective_batch_size": 100,
+        "fingerprint": "f" * 64,
+        "payload": tuning_request().model_dump_json(),
+    }
+    return NewWork(**(values | changes))
+
+
+def progress(update: int, updates: int = 10) -> TrainingProgress:
+    """One optimizer update."""
+    return TrainingProgress(
+        update=update,
+        updates=updates,
+        loss=1.0 / update,
+        terms={"loss": 1.0 / update},
+        learning_rate=0.1,
+        gradient_norm=1.0,
+        skipped=False,
+        samples=10,
+        micro_batch_sizes=(4, 3, 3),
+        samples_seen=10 * update,
+        epoch=0,
+        seconds=0.01,
+        peak_bytes=1000,
+    )
