@@ -16,6 +16,7 @@ from torch import nn
 
 from tuner.errors import CheckpointError
 from tuner.files import appearing_whole, write_atomically
+from tuner.training.runs import RunPaths
 
 State = dict[str, Any]
 """What a checkpoint holds: nested dicts of tensors and plain values."""
@@ -27,13 +28,14 @@ class Checkpoints:
     """The checkpoints in one folder, newest kept, with a pointer to the newest.
 
     Args:
-        directory: the folder; made when the first one is written.
+        paths: the run's files.
         run: what the run is (model, data order, plan); a checkpoint of another run is refused.
         keep: how many of the newest to keep.
     """
 
-    def __init__(self, directory: Path, run: str, keep: int) -> None:
-        self.directory = directory
+    def __init__(self, paths: RunPaths, run: str, keep: int) -> None:
+        self.directory = paths.checkpoints
+        self._pointer = paths.newest_checkpoint
         self.run = run
         self.keep = keep
 
@@ -68,14 +70,6 @@ class Checkpoints:
                 "empty directory, or remove its checkpoints"
             )
         return content["update"], content["state"]
-
-    def newest_update(self) -> int | None:
-        """The update of the newest checkpoint, or none when there is none yet."""
-        return int(json.loads(self._pointer.read_text())["update"]) if self._pointer.exists() else None
-
-    @property
-    def _pointer(self) -> Path:
-        return self.directory / "newest.json"
 
     def _files(self) -> list[Path]:
         return sorted(self.directory.glob("update-*.pt"))

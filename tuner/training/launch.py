@@ -16,7 +16,7 @@ from tuner.memory.failures import classify_exit
 from tuner.processes import kernel_oom_kills, kill_group
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
-from tuner.training.runs import RunOutcome, RunPaths, TrainingProgress, TrainingResult
+from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingProgress, TrainingResult
 
 _LOG_TAIL = 4000
 
@@ -37,11 +37,11 @@ class TrainingProcess:
         self.paths = RunPaths(directory)
         self._process: subprocess.Popen[bytes] | None = None
         self._result: TrainingResult | None = None
-        self._read = 0
+        self._log = ProgressLog(self.paths.progress)
         self._oom_kills = 0
 
     def start(self, recommendation: Recommendation, request: TrainingRequest) -> None:
-        """Write the run's files where they are absent and start; it resumes from the newest checkpoint, if any.
+        """Write the run's files and start; it resumes from the newest checkpoint, if there is one.
 
         Raises:
             TrainingError: when it was started before.
@@ -50,9 +50,10 @@ class TrainingProcess:
             raise TrainingError(f"the run in {self.paths.directory} was already started by this object")
         self.paths.directory.mkdir(parents=True, exist_ok=True)
         for path, document in ((self.paths.recommendation, recommendation), (self.paths.request, request)):
-            if not path.exists():
-                write_atomically(path, document.model_dump_json(indent=2))
+            write_atomically(path, document.model_dump_json(indent=2))
         self.paths.result.unlink(missing_ok=True)
+        self._log.forget_after(self.paths.checkpointed_update() or 0)
+        self._log.skip_to_end()
         self._oom_kills = kernel_oom_kills()
         with self.paths.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -65,15 +66,8 @@ class TrainingProcess:
             )
 
     def new_progress(self) -> list[TrainingProgress]:
-        """Updates finished since the last call. After a resume the first are those made before it."""
-        if not self.paths.progress.exists():
-            return []
-        with self.paths.progress.open("rb") as stream:
-            stream.seek(self._read)
-            content = stream.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self._read += len(whole)
-        return [TrainingProgress.model_validate_json(line) for line in whole.splitlines()]
+        """Updates this process has made since the last call."""
+        return self._log.new_lines()
 
     def poll(self) -> TrainingResult | None:
         """The result once the process has ended (a crash without one is FAILED, with the log's tail), else none."""
@@ -109,7 +103,7 @@ class TrainingProcess:
             status = -return_code if return_code < 0 else return_code << 8
             ended = classify_exit(status, kernel_oom_kills() - self._oom_kills)
             log = self.paths.log.read_text(errors="replace")[-_LOG_TAIL:].strip()
-            progress = self._last_update()
+            progress = self._log.last_update()
             return TrainingResult(
                 outcome=RunOutcome.FAILED,
                 message=f"the training process was {ended.kind.value} ({ended.cause}) after update {progress}",
@@ -117,9 +111,3 @@ class TrainingProcess:
                 traceback=log or None,
                 updates=progress,
             )
-
-    def _last_update(self) -> int:
-        if not self.paths.progress.exists():
-            return 0
-        lines = [line for line in self.paths.progress.read_text().splitlines() if line.endswith("}")]
-        return TrainingProgress.model_validate_json(lines[-1]).update if lines else 0

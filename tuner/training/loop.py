@@ -75,7 +75,7 @@ class TrainingLoop:
         self.model = self._build_model(workload)
         self.engine = UpdateEngine(self.spec, workload, self.model, self.device.torch_device)
         self.schedule = build_schedule(self.spec.schedule, self.engine.optimizer, request.updates)
-        self.checkpoints = Checkpoints(paths.checkpoints, self._identity(), request.keep_checkpoints)
+        self.checkpoints = Checkpoints(paths, self._identity(), request.keep_checkpoints)
 
     def _limit_memory(self) -> None:
         """On the CPU the run keeps to the limit it was tuned for; a card is its own limit unless a smaller one was set.
@@ -202,7 +202,7 @@ class TrainingLoop:
     def _save(self) -> None:
         """Write a checkpoint, unless there is one of this update."""
         with self.device.without_limit():
-            if self.checkpoints.newest_update() != self.position.update:
+            if self.paths.checkpointed_update() != self.position.update:
                 self.checkpoints.save(self.position.update, self._state())
 
     def _state(self) -> State:

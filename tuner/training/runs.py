@@ -6,11 +6,13 @@ that a reader at any moment, after any kill, sees a consistent run.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
+from tuner.files import write_atomically
 
 
 class RunOutcome(StrEnum):
@@ -117,6 +119,63 @@ class RunPaths:
         return self.directory / "checkpoints"
 
     @property
+    def newest_checkpoint(self) -> Path:
+        """Pointer to the newest checkpoint: its file and its update (JSON)."""
+        return self.checkpoints / "newest.json"
+
+    @property
     def weights(self) -> Path:
         """The trained weights, when the run succeeded."""
         return self.directory / "model.safetensors"
+
+    def checkpointed_update(self) -> int | None:
+        """The update of the newest checkpoint, from which a process will go on; none when there is none yet."""
+        if not self.newest_checkpoint.exists():
+            return None
+        return int(json.loads(self.newest_checkpoint.read_text())["update"])
+
+
+class ProgressLog:
+    """The updates of a run in a file: appended by the training process, followed by whoever started it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read = 0
+
+    def append(self, progress: TrainingProgress) -> None:
+        """One more line."""
+        with self.path.open("a") as stream:
+            stream.write(progress.model_dump_json() + "\n")
+
+    def forget_after(self, update: int) -> None:
+        """Drop the lines of updates that will be made again, and a line that a kill cut short."""
+        if not self.path.exists():
+            return
+        lines = self.path.read_text().splitlines()
+        kept = [line for line in lines if line.endswith("}") and _update_of(line) <= update]
+        if kept != lines:
+            write_atomically(self.path, "".join(line + "\n" for line in kept))
+
+    def skip_to_end(self) -> None:
+        """Let ``new_lines`` begin with what is appended from now on."""
+        self._read = self.path.stat().st_size if self.path.exists() else 0
+
+    def new_lines(self) -> list[TrainingProgress]:
+        """Updates appended since the last call; a line that is still being written waits for the next."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as stream:
+            stream.seek(self._read)
+            content = stream.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return [TrainingProgress.model_validate_json(line) for line in whole.splitlines()]
+
+    def last_update(self) -> int:
+        """The newest update logged; 0 when there is none."""
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        return max((_update_of(line) for line in lines if line.endswith("}")), default=0)
+
+
+def _update_of(line: str) -> int:
+    return TrainingProgress.model_validate_json(line).update

@@ -20,7 +20,7 @@ from tuner.processes import die_with_parent
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.training.loop import TrainingLoop
-from tuner.training.runs import RunOutcome, RunPaths, TrainingProgress, TrainingResult
+from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingResult
 
 
 @dataclass
@@ -39,30 +39,6 @@ class StopRequest:
 
     def _receive(self, _number: int, _frame: FrameType | None) -> None:
         self.received = True
-
-
-class ProgressLog:
-    """Appends updates to ``progress.jsonl``, a whole line at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def forget_after(self, update: int) -> None:
-        """Drop the lines of updates that will be made again, and a line that a kill cut short."""
-        if not self.path.exists():
-            return
-        lines = self.path.read_text().splitlines()
-        kept = [line for line in lines if line.endswith("}") and _update_of(line) <= update]
-        write_atomically(self.path, "".join(line + "\n" for line in kept))
-
-    def append(self, progress: TrainingProgress) -> None:
-        """One more line."""
-        with self.path.open("a") as stream:
-            stream.write(progress.model_dump_json() + "\n")
-
-
-def _update_of(line: str) -> int:
-    return TrainingProgress.model_validate_json(line).update
 
 
 def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:

@@ -146,8 +146,10 @@ def _build_model(config: TransformersConfig, task: TransformersTask, *, recomput
 
 
 def _checkpoint_activations(model: TransformersObject) -> None:
+    """Turn activation checkpointing on, by the name it has since transformers 5.23 or the one before."""
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     try:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable({"use_reentrant": False})
     except ValueError as error:
         raise SpecError([FieldProblem("activation_checkpointing", str(error), "True")]) from None
 
@@ -186,7 +188,7 @@ def transformers_workload(model: TransformersModel, batch: BatchSpec, *, recompu
         return _build_model(config, model.task, recompute=recompute)
 
     if model.task == "causal-lm":
-        return CausalWorkload(build, length, config.vocab_size)
+        return CausalWorkload(build, length, _vocabulary_size(config))
     if model.task == "image-classification":
         inputs = _image_inputs(config, batch)
     else:
@@ -196,7 +198,15 @@ def transformers_workload(model: TransformersModel, batch: BatchSpec, *, recompu
 
 def _text_inputs(config: TransformersConfig, length: int, *, paired: bool) -> Callable[[int], dict[str, Tensor]]:
     names = ("input_ids", "decoder_input_ids") if paired else ("input_ids",)
-    return lambda size: {name: random_tokens(size, length, config.vocab_size) for name in names}
+    vocabulary_size = _vocabulary_size(config)
+    return lambda size: {name: random_tokens(size, length, vocabulary_size) for name in names}
+
+
+def _vocabulary_size(config: TransformersConfig) -> int:
+    size = getattr(config, "vocab_size", None)
+    if not isinstance(size, int):
+        raise _problem("task", f"needs a text model, and {type(config).__name__} has no vocabulary")
+    return size
 
 
 def _labels(task: TransformersTask, classes: int) -> Callable[[dict[str, Tensor]], Tensor]:

@@ -1,0 +1,45 @@
+"""What every test shares: a quiet world, and a last line that says which GPU tests did not run."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported: spinning threads starve two cores
+for _name in [
+    name for name in os.environ if name.startswith("BATCHWRIGHT_") and not name.startswith("BATCHWRIGHT_TEST_")
+]:
+    del os.environ[_name]
+
+_gpu_tests_skipped = 0
+
+
+def _has_gpu() -> bool:
+    import torch  # noqa: PLC0415 - only where GPU tests were collected
+
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip GPU tests where there is no GPU; they are counted in the last lines."""
+    global _gpu_tests_skipped  # noqa: PLW0603 - pytest's hooks share nothing else
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not _has_gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+        _gpu_tests_skipped = len(marked)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many GPU tests were not run."""
+    if _gpu_tests_skipped:
+        terminalreporter.write_line(
+            f"{_gpu_tests_skipped} GPU tests were NOT run for want of a CUDA device: `make gpu-test` runs them."
+        )
+
+
+@pytest.fixture(autouse=True)
+def _own_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test sees the user's data folder."""
+    monkeypatch.setenv("BATCHWRIGHT_DATA_DIR", str(tmp_path_factory.mktemp("data")))

@@ -1,0 +1,131 @@
+"""Documents that tests start from: small, valid, and explicit about what each test varies."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from tuner.accumulation import balanced_plan
+from tuner.requests import TuningRequest
+from tuner.results import (
+    DeviceInfo,
+    EffectiveBatchSize,
+    Evidence,
+    Headroom,
+    Outcome,
+    Phase,
+    ProbeResult,
+    Proof,
+    Recommendation,
+    Timings,
+)
+from tuner.specs import WorkloadSpec, parse_spec
+
+CPU = DeviceInfo(id="cpu", kind="cpu", name="test processor", total_bytes=16 * 1024**3)
+CUDA = DeviceInfo(id="cuda:0", kind="cuda", name="test card", total_bytes=16 * 1024**3, driver_version="1.0")
+
+
+def mlp_spec(**changes: Any) -> WorkloadSpec:
+    """A small MLP with synthetic data."""
+    return parse_spec(
+        {
+            "model": {
+                "kind": "reference",
+                "architecture": {"name": "mlp", "input_features": 32, "hidden_features": 32, "classes": 4},
+            },
+            "data": {"kind": "synthetic", "samples": 50},
+            **changes,
+        }
+    )
+
+
+def gpt_spec(**changes: Any) -> WorkloadSpec:
+    """A small GPT over bytes."""
+    architecture = {"name": "gpt", "layers": 2, "heads": 2, "width": 32, "vocabulary_size": 256}
+    return parse_spec(
+        {
+            "model": {"kind": "reference", "architecture": architecture},
+            "batch": {"sequence_length": 16},
+            "data": {"kind": "synthetic", "samples": 50},
+            **changes,
+        }
+    )
+
+
+def resnet_spec(**changes: Any) -> WorkloadSpec:
+    """A small ResNet with BatchNorm."""
+    architecture = {"name": "resnet", "width": 8, "blocks_per_stage": 1, "classes": 10}
+    model = {"kind": "reference", "architecture": architecture}
+    return parse_spec({"model": model, "batch": {"image_size": 32}, **changes})
+
+
+def python_spec(target: str, **arguments: Any) -> WorkloadSpec:
+    """A workload from user code."""
+    return parse_spec({"model": {"kind": "python", "target": target, "arguments": arguments}})
+
+
+def transformers_spec(task: str, config: dict[str, Any], **changes: Any) -> WorkloadSpec:
+    """A transformers architecture."""
+    return parse_spec({"model": {"kind": "transformers", "task": task, "config": config}, **changes})
+
+
+def tuning_request(spec: WorkloadSpec | None = None, effective_batch_size: int = 100, **changes: Any) -> TuningRequest:
+    """A request on the CPU."""
+    return TuningRequest(
+        spec=spec or mlp_spec(), effective_batch_size=effective_batch_size, **{"device": "cpu", **changes}
+    )
+
+
+def probe_result(
+    size: int, outcome: Outcome = Outcome.FIT, used_bytes: int | None = 1000, **changes: Any
+) -> ProbeResult:
+    """A probe on the CPU."""
+    return ProbeResult(
+        micro_batch_size=size,
+        **{
+            "accumulates": True,
+            "outcome": outcome,
+            "phase": Phase.DONE if outcome is Outcome.FIT else Phase.WARMUP,
+            "message": f"{outcome} at {size}",
+            "process_peak_bytes": used_bytes,
+            **changes,
+        },
+    )
+
+
+def recommendation(
+    spec: WorkloadSpec | None = None,
+    effective_batch_size: int = 10,
+    micro_batch_size: int = 4,
+    limit_bytes: int | None = None,
+    **changes: Any,
+) -> Recommendation:
+    """A feasible recommendation on the CPU, without having probed."""
+    request = tuning_request(spec, effective_batch_size)
+    plan = balanced_plan(effective_batch_size, 1, micro_batch_size)
+    return Recommendation(
+        **{
+            "id": "rec_test",
+            "created_at": datetime(2026, 1, 1, tzinfo=UTC),
+            "feasible": True,
+            "micro_batch_size": micro_batch_size,
+            "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+            "world_size": 1,
+            "micro_batch_sizes": plan.micro_batch_sizes,
+            "effective_batch_size": EffectiveBatchSize(
+                requested=effective_batch_size, achieved=effective_batch_size, exact=True
+            ),
+            "evidence": Evidence(
+                probes=(probe_result(micro_batch_size),),
+                proof=Proof(fits=micro_batch_size, stopped_by="bound", statement="for a test"),
+            ),
+            "headroom": Headroom(limit_bytes=limit_bytes, peak_bytes=0, free_bytes=0, free_fraction=0.0),
+            "device": CPU,
+            "fingerprint": "0" * 64,
+            "environment": {},
+            "versions": {},
+            "timings": Timings(total_seconds=0.0, probe_seconds=0.0, probes=1, out_of_memory_probes=0),
+            "request": request,
+            **changes,
+        }
+    )

@@ -1,0 +1,102 @@
+"""What a failure means: the table of signals seen in the wild, and processes that died."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+
+from tuner.errors import OutOfMemoryError
+from tuner.memory.failures import ExitKind, FailureKind, classify_exception, classify_exit
+
+OOM, SUSPECTED, INVALID, OTHER = (
+    FailureKind.OUT_OF_MEMORY,
+    FailureKind.SUSPECTED_OUT_OF_MEMORY,
+    FailureKind.INVALID_SIZE,
+    FailureKind.OTHER,
+)
+
+
+class OutOfResources(Exception):  # noqa: N818 - Triton's name for it
+    """Stands for triton.runtime.errors.OutOfResources, by its name."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), OOM),
+        (torch.cuda.OutOfMemoryError("whatever it says"), OOM),
+        (MemoryError(), OOM),
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), OOM),
+        (RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA"), OOM),
+        (RuntimeError("HIP out of memory. Tried to allocate"), OOM),
+        (RuntimeError("XPU out of memory. Tried to allocate"), OOM),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), OOM),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"),
+            OOM,
+        ),
+        (RuntimeError("Allocation is out of device memory on current platform."), OOM),
+        (RuntimeError("UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"), OOM),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), OOM),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), OOM),
+        (RuntimeError("cudaErrorMemoryAllocation"), OOM),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if"), SUSPECTED),
+        (RuntimeError("GET was unable to find an engine to execute this computation"), SUSPECTED),
+        (RuntimeError("cuFFT error: CUFFT_INTERNAL_ERROR"), SUSPECTED),
+        (RuntimeError("could not create a primitive"), SUSPECTED),
+        (RuntimeError("CUDA error: invalid configuration argument"), INVALID),
+        (RuntimeError("Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true"), INVALID),
+        (OutOfResources("out of resource: shared memory, Required: 270336, Hardware limit: 232448"), INVALID),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 5x6)"), OTHER),
+        (RuntimeError("CUDA error: device-side assert triggered"), OTHER),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), OTHER),
+        (ValueError("my own check: CUDA out of memory is no excuse"), OTHER),
+        (KeyError("out of memory"), OTHER),
+        (SystemExit(1), OTHER),
+    ],
+)
+def test_exceptions_are_told_apart(error: BaseException, kind: FailureKind) -> None:
+    """Only what is in the table of evidence is called out of memory."""
+    assert classify_exception(error) is kind
+
+
+def test_a_wrapped_oom_is_found() -> None:
+    """Frameworks raise their own error from the one that says what happened."""
+    wrapped = ValueError("step failed")
+    wrapped.__cause__ = torch.OutOfMemoryError("CUDA out of memory.")
+    assert classify_exception(wrapped) is OOM
+
+
+def test_a_suppressed_context_is_not_evidence() -> None:
+    """`raise ... from None` says that the earlier error is not the reason."""
+    error = ValueError("bad label")
+    error.__context__ = torch.OutOfMemoryError("CUDA out of memory.")
+    error.__suppress_context__ = True
+    assert classify_exception(error) is OTHER
+
+
+def test_our_own_error_is_not_classified_twice() -> None:
+    """The translated error is no foreign one."""
+    assert classify_exception(OutOfMemoryError("translated")) is OTHER
+
+
+@pytest.mark.parametrize(
+    ("status", "kernel_kills", "kind", "cause"),
+    [
+        (3 << 8, 0, ExitKind.EXITED, "exit status 3"),
+        (0, 0, ExitKind.EXITED, "exit status 0"),
+        (signal.SIGSEGV, 0, ExitKind.CRASHED, "SIGSEGV"),
+        (signal.SIGABRT | 0x80, 0, ExitKind.CRASHED, "SIGABRT"),
+        (signal.SIGKILL, 0, ExitKind.KILLED, "SIGKILL"),
+        (signal.SIGKILL, 1, ExitKind.KERNEL_OOM, "kernel out-of-memory kills: 1"),
+        (signal.SIGSEGV, 1, ExitKind.CRASHED, "SIGSEGV"),
+        (signal.SIGTERM, 0, ExitKind.KILLED, "SIGTERM"),
+    ],
+)
+def test_process_ends_are_told_apart(status: int, kernel_kills: int, kind: ExitKind, cause: str) -> None:
+    """A kill is only the kernel's for memory when its counter moved."""
+    ended = classify_exit(status, kernel_kills)
+    assert ended.kind is kind
+    assert cause in ended.cause

@@ -1,0 +1,104 @@
+"""Specs: what is accepted, and how a wrong one is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from factories import gpt_spec, mlp_spec
+from tuner.errors import SpecError
+from tuner.specs import WorkloadSpec, load_spec, parse_spec
+
+GPT: dict[str, Any] = {"kind": "reference", "architecture": {"name": "gpt"}}
+GPT2: dict[str, Any] = {
+    "kind": "transformers",
+    "task": "causal-lm",
+    "config": {"model_type": "gpt2", "n_positions": 64},
+}
+
+
+@pytest.mark.parametrize(
+    ("document", "field", "words"),
+    [
+        ({}, "model", "required"),
+        ({"model": {"kind": "transformer"}}, "model", "'transformers', 'reference', 'python'"),
+        ({"model": {"kind": "transformers", "task": "causal-lm", "config": {}}}, "model.config", "model_type"),
+        ({"model": {"kind": "transformers", "task": "chat", "config": {}}}, "model.task", "'causal-lm'"),
+        (
+            {"model": {"kind": "reference", "architecture": {"name": "mlp", "classes": 1}}},
+            "model.architecture.classes",
+            "2",
+        ),
+        ({"model": {"kind": "reference", "architecture": {"name": "gpt", "heads": 3}}}, "model.architecture", "256"),
+        ({"model": {"kind": "python", "target": "no colon"}}, "model.target", "package.module:factory"),
+        ({"model": GPT}, "(document)", "batch.sequence_length"),
+        ({"model": {"kind": "reference", "architecture": {"name": "resnet"}}}, "(document)", "batch.image_size"),
+        ({"model": GPT2, "batch": {"sequence_length": 65}}, "(document)", "65"),
+        ({"model": GPT, "batch": {"sequence_length": 8}, "precison": "fp32"}, "precison", "not permitted"),
+        ({"model": GPT, "batch": {"sequence_length": 0}}, "batch.sequence_length", "greater than or equal to 1"),
+        ({"model": GPT, "optimizer": {"learning_rate": "fast"}}, "optimizer.learning_rate", "number"),
+        ({"model": GPT, "gradient_clipping": -1.0}, "gradient_clipping", "greater than 0"),
+        ([], "(document)", "dictionary"),
+    ],
+)
+def test_a_wrong_spec_names_the_field_and_what_is_allowed(document: object, field: str, words: str) -> None:
+    """The report has the dotted path as the user wrote it, without pydantic's union tags."""
+    with pytest.raises(SpecError) as caught:
+        parse_spec(document)
+    problem = caught.value.problems[0]
+    assert problem.field == field
+    assert words in problem.message
+
+
+def test_a_wrong_value_is_quoted() -> None:
+    """The report says what was found as well as what is allowed."""
+    with pytest.raises(SpecError, match=r"got -1\.0"):
+        parse_spec({"model": GPT, "batch": {"sequence_length": 8}, "gradient_clipping": -1.0})
+
+
+def test_every_problem_is_reported_at_once() -> None:
+    """A user mends a spec in one go."""
+    with pytest.raises(SpecError) as caught:
+        parse_spec({"model": GPT, "precision": "fp8", "optimizer": {"name": "lion"}})
+    assert {problem.field for problem in caught.value.problems} == {"precision", "optimizer.name"}
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".json"])
+def test_a_spec_survives_a_file(tmp_path: Path, suffix: str) -> None:
+    """What is written as JSON is read back equal, JSON being YAML too."""
+    path = tmp_path / f"spec{suffix}"
+    path.write_text(gpt_spec().model_dump_json())
+    assert load_spec(path) == gpt_spec()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, "cannot be read"), ("model: [", "not valid"), ("{", "not valid")]
+)
+def test_an_unreadable_file_is_a_spec_error(tmp_path: Path, content: str | None, words: str) -> None:
+    """A missing or broken file is reported like any other wrong input."""
+    path = tmp_path / ("spec.json" if content == "{" else "spec.yaml")
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SpecError, match=words):
+        load_spec(path)
+
+
+def test_specs_are_frozen() -> None:
+    """A spec that crossed a boundary cannot change under whoever holds it."""
+    with pytest.raises(ValueError, match="frozen"):
+        mlp_spec().compile = True  # type: ignore[misc]
+
+
+def test_every_field_is_described() -> None:
+    """The schema that users and forms read has a description on every field."""
+    schema = WorkloadSpec.model_json_schema()
+    models = [schema, *schema["$defs"].values()]
+    missing = [
+        f"{model['title']}.{name}"
+        for model in models
+        for name, field in model.get("properties", {}).items()
+        if "description" not in field
+    ]
+    assert missing == []
