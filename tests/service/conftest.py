@@ -49,3 +49,8 @@ def store(database_url: str) -> Iterator[Store]:
 def new_id() -> Callable[[str], str]:
     """Makes identifiers."""
     return IdentifierSource().new
+
+
+from tests.service import standin
+
+standin.install()

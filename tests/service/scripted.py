@@ -79,7 +79,7 @@ def until_stopped(started: threading.Event) -> Callable[[int, Callable[[], bool]
     return gate
 
 
-def new_work(identifier: str, kind: WorkKind = WorkKind.TUNING, **changes: Any) -> NewWork:  # noqa: ANN401 - fields of any type
+def new_work(identifier: str, kind: WorkKind = WorkKind.TUNING, **changes: Any) -> NewWork:
     """A piece of work to queue."""
     values: dict[str, Any] = {
         "id": identifier,

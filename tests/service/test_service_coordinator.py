@@ -1,0 +1,383 @@
+"""Workers drive work to its end, whatever is cancelled, stopped, lost or wrong on the way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from service.coordinator import Coordinator, WorkerSettings
+from service.domain import JobRequest, State, WorkKind
+from service.errors import DeviceTakenError
+from service.executor.base import OnProgress, StopWithin, TrainingRun
+from service.executor.inline import InlineExecutor, TrainFunction
+from service.identifiers import IdentifierSource
+from service.store.base import Store, WorkItem
+from tests.factories import CPU, recommendation, tuning_request
+from tests.service.scripted import SERVED, ScriptedRunner, new_work, progress, until_stopped
+from tuner.errors import ProbeError, SpecError
+from tuner.requests import TrainingRequest, TuningRequest
+from tuner.results import Outcome, ProbeResult
+from tuner.training.runs import RunOutcome, TrainingResult
+from tuner.tuning import Tuning
+
+VERSIONS = {"torch": "2.8"}
+PATIENCE_SECONDS = 20.0
+
+StartWorker = Callable[..., Coordinator]
+
+
+def no_training(_run: TrainingRun, _on_progress: OnProgress, _stop_within: StopWithin) -> TrainingResult:
+    """No test that uses it trains."""
+    raise AssertionError
+
+
+def worker_settings(folder: Path, lease_seconds: float = 60.0) -> WorkerSettings:
+    """Quick polls; leases long enough never to expire by themselves."""
+    return WorkerSettings(
+        node_name="host",
+        runs_dir=folder / "runs",
+        locks_dir=folder / "locks",
+        lease_seconds=lease_seconds,
+        poll_seconds=0.02,
+        shutdown_grace_seconds=1.0,
+    )
+
+
+@pytest.fixture
+def start(store: Store, tmp_path: Path) -> Iterator[StartWorker]:
+    """Starts a worker on the CPU around a runner and a training function."""
+    started: list[Coordinator] = []
+
+    def new(runner: ScriptedRunner, train: TrainFunction = no_training, lease_seconds: float = 60.0) -> Coordinator:
+        executor = InlineExecutor(CPU, runner, train)
+        started.append(Coordinator(store, [executor], VERSIONS, worker_settings(tmp_path, lease_seconds)))
+        started[-1].start()
+        return started[-1]
+
+    yield new
+    for coordinator in started:
+        coordinator.stop()
+
+
+def ended(store: Store, work_id: str) -> WorkItem:
+    """The work once it has ended."""
+    return when(store, work_id, lambda item: item.state.terminal)
+
+
+def when(store: Store, work_id: str, condition: Callable[[WorkItem], bool]) -> WorkItem:
+    """The work once a condition holds."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_SECONDS / 0.01)):
+        if condition(item := store.get(work_id)):
+            return item
+        pause.wait(0.01)
+    raise AssertionError(f"still {store.get(work_id)}")
+
+
+def queue_tuning(store: Store, request: TuningRequest | None = None) -> str:
+    """Queue a tuning as the use case does."""
+    request = request or tuning_request()
+    course = Tuning(request, CPU, environment={}, versions=VERSIONS)
+    work = new_work(IdentifierSource().new("tun"), fingerprint=course.fingerprint, payload=request.model_dump_json())
+    return store.add(work).id
+
+
+def queue_job(store: Store, updates: int) -> str:
+    """Queue a job as the use case does."""
+    request = JobRequest(recommendation=recommendation(), training=TrainingRequest(updates=updates))
+    work = new_work(IdentifierSource().new("job"), WorkKind.JOB, payload=request.model_dump_json())
+    return store.add(work).id
+
+
+def undisturbed(largest: int, request: TuningRequest | None = None) -> list[ProbeResult]:
+    """The probes of a tuning that nothing interrupts."""
+    tuning = Tuning(request or tuning_request(), CPU, environment={}, versions=VERSIONS)
+    runner = ScriptedRunner(largest)
+    while (probe := tuning.next_probe()) is not None:
+        tuning.record(runner.run(probe))
+    return list(tuning.probes)
+
+
+def test_a_tuning_ends_with_its_recommendation(store: Store, start: StartWorker) -> None:
+    """Queued, probed, answered: every probe is recorded and the answer is stored."""
+    work_id = queue_tuning(store)
+    runner = ScriptedRunner(largest=37)
+    start(runner)
+    item = ended(store, work_id)
+    assert item.state is State.SUCCEEDED
+    answer = store.recommendation(str(item.recommendation_id))
+    assert (answer.feasible, answer.micro_batch_size) == (True, 37)
+    assert answer.fingerprint == item.fingerprint
+    assert [probe.result for probe in store.probes(work_id)] == list(answer.evidence.probes)
+    assert runner.sizes == [probe.micro_batch_size for probe in answer.evidence.probes]
+    assert runner.checked == 1
+
+
+def test_nothing_fits_is_an_answer(store: Store, start: StartWorker) -> None:
+    """A tuning in which micro-batch 1 does not fit SUCCEEDS with an answer that says so."""
+    work_id = queue_tuning(store)
+    start(ScriptedRunner(largest=0))
+    item = ended(store, work_id)
+    assert item.state is State.SUCCEEDED
+    assert store.recommendation(str(item.recommendation_id)).feasible is False
+
+
+def test_a_wrong_spec_fails_before_any_probe(store: Store, start: StartWorker) -> None:
+    """What the check finds ends the tuning as FAILED, with the code of a wrong spec and no probe."""
+    work_id = queue_tuning(store)
+    runner = ScriptedRunner(37)
+    runner.spec_error = SpecError([], "spec")
+    start(runner)
+    item = ended(store, work_id)
+    assert item.state is State.FAILED
+    assert item.problem is not None
+    assert (item.problem.code, item.problem.status) == ("invalid-spec", None)
+    assert runner.sizes == []
+
+
+def test_a_broken_workload_fails_with_its_reason(store: Store, start: StartWorker) -> None:
+    """A probe that ends in ERROR ends the tuning as FAILED, with the search's word and the probe as evidence."""
+
+    class Broken(ScriptedRunner):
+        """A workload with a bug."""
+
+        def run(self, request: object, should_stop: object = None) -> ProbeResult:
+            """Fail for a reason that is no matter of size."""
+            del request, should_stop
+            return ProbeResult(
+                micro_batch_size=1, accumulates=True, outcome=Outcome.ERROR, phase="warmup", message="bug"
+            )
+
+    work_id = queue_tuning(store)
+    start(Broken(37))
+    item = ended(store, work_id)
+    assert item.state is State.FAILED
+    assert item.problem is not None
+    assert item.problem.code not in {"", "internal-error"}
+    assert "bug" in item.problem.detail
+    assert item.probes == 1
+
+
+@pytest.mark.parametrize(("error", "code"), [(ProbeError("fork"), "probe-error"), (KeyError("x"), "internal-error")])
+def test_a_failure_of_the_machinery_fails_the_tuning_and_not_the_worker(
+    store: Store, start: StartWorker, error: Exception, code: str
+) -> None:
+    """The tuning is FAILED without a traceback, and the worker goes on to the next."""
+    failures = [error]
+
+    def fail_once(_size: int, _stop: Callable[[], bool]) -> None:
+        if failures:
+            raise failures.pop()
+
+    first, second = queue_tuning(store), queue_tuning(store)
+    start(ScriptedRunner(37, fail_once))
+    problem = ended(store, first).problem
+    assert problem is not None
+    assert problem.code == code
+    assert "Traceback" not in problem.detail
+    assert ended(store, second).state is State.SUCCEEDED
+
+
+def test_a_running_tuning_is_cancelled(store: Store, start: StartWorker) -> None:
+    """A cancellation reaches a running probe, and the worker goes on to the next tuning."""
+    started = threading.Event()
+    work_id = queue_tuning(store)
+    coordinator = start(ScriptedRunner(37, until_stopped(started)))
+    assert started.wait(PATIENCE_SECONDS)
+    assert store.cancel(work_id).state is State.CANCELLING
+    coordinator.notify()
+    item = ended(store, work_id)
+    assert (item.state, item.probes) == (State.CANCELLED, 0)
+    started.clear()
+    queue_tuning(store)
+    coordinator.notify()
+    assert started.wait(PATIENCE_SECONDS)
+
+
+def test_a_cancellation_from_another_process_is_seen(store: Store, start: StartWorker) -> None:
+    """Without a notification the next heartbeat finds the cancellation."""
+    started = threading.Event()
+    work_id = queue_tuning(store)
+    start(ScriptedRunner(37, until_stopped(started)))
+    assert started.wait(PATIENCE_SECONDS)
+    store.cancel(work_id)
+    assert ended(store, work_id).state is State.CANCELLED
+
+
+def test_a_stopped_worker_hands_its_tuning_back(store: Store, start: StartWorker) -> None:
+    """After a graceful stop the tuning is queued with its probes, and the next worker runs only the rest."""
+    whole = undisturbed(37)
+    stop_at = whole[1].micro_batch_size
+    started = threading.Event()
+    hold = until_stopped(started)
+    work_id = queue_tuning(store)
+    first = start(ScriptedRunner(37, lambda size, stop: hold(size, stop) if size == stop_at else None))
+    assert started.wait(PATIENCE_SECONDS)
+    first.stop()
+    item = store.get(work_id)
+    assert (item.state, item.probes) == (State.QUEUED, 1)
+    second = ScriptedRunner(37)
+    start(second)
+    assert ended(store, work_id).state is State.SUCCEEDED
+    assert second.sizes == [probe.micro_batch_size for probe in whole[1:]]
+    assert second.checked == 0
+
+
+def test_a_dead_workers_tuning_goes_on_at_once(store: Store, start: StartWorker, tmp_path: Path) -> None:
+    """Work of a dead process of this host is taken over without waiting for its lease, from its recorded probes."""
+    whole = undisturbed(37)
+    work_id = queue_tuning(store)
+    dead = SERVED.model_copy(update={"owner": worker_settings(tmp_path).new_owner()})
+    claim = store.claim(dead, 3600.0)
+    assert claim is not None
+    for ordinal, result in enumerate(whole[:2], start=1):
+        store.record_probe(claim.lease, ordinal, result)
+    runner = ScriptedRunner(37)
+    start(runner)
+    item = ended(store, work_id)
+    assert (item.state, item.attempts) == (State.SUCCEEDED, 2)
+    assert runner.sizes == [probe.micro_batch_size for probe in whole[2:]]
+
+
+def test_a_worker_that_lost_its_lease_says_nothing(store: Store, start: StartWorker) -> None:
+    """When its lease was taken over, the running probe is ended and nothing of it is recorded."""
+    started = threading.Event()
+    work_id = queue_tuning(store)
+    runner = ScriptedRunner(37, until_stopped(started))
+    start(runner)
+    assert started.wait(PATIENCE_SECONDS)
+    store.release_place(SERVED.place, "host:")
+    other = store.claim(SERVED.model_copy(update={"place": "other/cpu", "owner": "other:1"}), 3600.0)
+    assert other is not None
+    when(store, work_id, lambda _: len(runner.sizes) == 1)
+    store.record_probe(other.lease, 1, undisturbed(37)[0])
+    item = store.get(work_id)
+    assert (item.state, item.place, item.probes, item.attempts) == (State.RUNNING, "other/cpu", 1, 2)
+
+
+def test_work_that_ends_its_workers_is_given_up(store: Store, start: StartWorker) -> None:
+    """After several workers in a row vanished without recording anything, the work is FAILED."""
+    work_id = queue_tuning(store)
+    for _ in range(6):
+        assert store.claim(SERVED, 0.0) is not None
+    start(ScriptedRunner(37))
+    item = ended(store, work_id)
+    assert item.problem is not None
+    assert item.problem.code == "worker-lost"
+
+
+def test_probes_of_another_environment_are_not_mixed(store: Store, start: StartWorker) -> None:
+    """A tuning interrupted by an upgrade fails with a reason rather than rest on two versions' probes."""
+    request = tuning_request()
+    work = new_work(IdentifierSource().new("tun"), payload=request.model_dump_json())
+    work_id = store.add(work).id
+    claim = store.claim(SERVED, 3600.0)
+    assert claim is not None
+    store.record_probe(claim.lease, 1, undisturbed(37)[0])
+    store.hand_back(claim.lease)
+    start(ScriptedRunner(37))
+    item = ended(store, work_id)
+    assert item.problem is not None
+    assert item.problem.code == "environment-changed"
+
+
+def test_a_cancelled_tuning_of_a_dead_worker_ends(store: Store, start: StartWorker) -> None:
+    """What was being cancelled when its worker died is CANCELLED by the next."""
+    work_id = queue_tuning(store)
+    assert store.claim(SERVED, 0.0) is not None
+    store.cancel(work_id)
+    runner = ScriptedRunner(37)
+    start(runner)
+    assert ended(store, work_id).state is State.CANCELLED
+    assert runner.sizes == []
+
+
+def test_a_device_is_served_once(
+    store: Store, start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second service on the same data folder is refused, naming the device and the holder."""
+    monkeypatch.setattr("service.coordinator._LOCK_WAIT_SECONDS", 0.0)
+    start(ScriptedRunner(37))
+    second = Coordinator(store, [InlineExecutor(CPU, ScriptedRunner(37), no_training)], {}, worker_settings(tmp_path))
+    with pytest.raises(DeviceTakenError, match=r"cpu is served by host:"):
+        second.start()
+
+
+# --- jobs ---
+
+
+class Trainer:
+    """Trains in this process: resumes from the update it had reached, holds at ``hold_at`` until it is stopped."""
+
+    def __init__(self, hold_at: int | None = None, outcome: RunOutcome = RunOutcome.SUCCEEDED) -> None:
+        self.hold_at = hold_at
+        self.outcome = outcome
+        self.reached = 0
+        self.graces: list[float] = []
+        self.holding = threading.Event()
+
+    def __call__(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+        """Make the run, or go on with it from the checkpoint before the last update."""
+        for update in range(max(1, self.reached), run.request.updates + 1):
+            while self.hold_at == update and (grace := stop_within()) is None:
+                self.holding.set()
+                threading.Event().wait(0.005)
+            if self.hold_at == update:
+                self.graces.append(grace or 0.0)
+                return TrainingResult(outcome=RunOutcome.STOPPED, message="asked to", updates=self.reached)
+            self.reached = update
+            on_progress([progress(update, run.request.updates)])
+        return TrainingResult(outcome=self.outcome, message="ended", updates=self.reached)
+
+
+def test_a_job_ends_with_its_result(store: Store, start: StartWorker) -> None:
+    """A job's updates become events, its newest update its progress, and its result is stored."""
+    job_id = queue_job(store, updates=3)
+    start(ScriptedRunner(0), Trainer())
+    item = ended(store, job_id)
+    assert item.state is State.SUCCEEDED
+    assert item.progress == progress(3, 3)
+    assert item.result is not None
+    assert item.result.updates == 3
+    assert [event.progress.update for event in store.events(job_id) if event.progress] == [1, 2, 3]
+
+
+def test_a_failed_run_fails_its_job(store: Store, start: StartWorker) -> None:
+    """A run that cannot go on leaves its result and a problem."""
+    job_id = queue_job(store, updates=3)
+    start(ScriptedRunner(0), Trainer(outcome=RunOutcome.FAILED))
+    item = ended(store, job_id)
+    assert item.state is State.FAILED
+    assert item.problem is not None
+    assert item.result is not None
+    assert item.problem.code == "training-failed"
+
+
+def test_a_running_job_is_cancelled(store: Store, start: StartWorker) -> None:
+    """A cancellation stops the run, with little time to end itself, and the job is CANCELLED."""
+    trainer = Trainer(hold_at=2)
+    job_id = queue_job(store, updates=3)
+    coordinator = start(ScriptedRunner(0), trainer)
+    assert trainer.holding.wait(PATIENCE_SECONDS)
+    store.cancel(job_id)
+    coordinator.notify()
+    assert ended(store, job_id).state is State.CANCELLED
+    assert trainer.graces[0] < 2.0
+
+
+def test_a_stopped_workers_job_goes_on(store: Store, start: StartWorker) -> None:
+    """After a graceful stop the job is queued; the next worker resumes it, and no update is told twice."""
+    trainer = Trainer(hold_at=3)
+    job_id = queue_job(store, updates=5)
+    first = start(ScriptedRunner(0), trainer)
+    assert trainer.holding.wait(PATIENCE_SECONDS)
+    first.stop()
+    assert store.get(job_id).state is State.QUEUED
+    trainer.hold_at = None
+    start(ScriptedRunner(0), trainer)
+    item = ended(store, job_id)
+    assert (item.state, item.attempts) == (State.SUCCEEDED, 2)
+    assert [event.progress.update for event in store.events(job_id) if event.progress] == [1, 2, 3, 4, 5]

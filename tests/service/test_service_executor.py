@@ -1,0 +1,175 @@
+"""The contract of executors: every kind keeps it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from service.executor.base import DeviceBusyError, Executor, OnProgress, StopWithin, TrainingRun
+from service.executor.inline import InlineExecutor
+from service.executor.local import LocalExecutor
+from tests.factories import CPU, mlp_spec, recommendation, tuning_request
+from tests.service.scripted import ScriptedRunner, progress, until_stopped
+from tuner.errors import ProbeCancelledError, SpecError
+from tuner.requests import ProbeRequest, TrainingRequest
+from tuner.results import Outcome
+from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
+
+MakeExecutor = Callable[[ScriptedRunner], Executor]
+
+
+def on() -> None:
+    """Never stop."""
+
+
+def train_here(run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+    """A run in this process: an update a millisecond."""
+    for update in range(1, run.request.updates + 1):
+        if stop_within() is not None:
+            return TrainingResult(outcome=RunOutcome.STOPPED, message="asked to", updates=update - 1)
+        on_progress([progress(update, run.request.updates)])
+        time.sleep(0.001)
+    return TrainingResult(outcome=RunOutcome.SUCCEEDED, message="done", updates=run.request.updates)
+
+
+@pytest.fixture(params=["inline", "local"])
+def make(request: pytest.FixtureRequest) -> Iterator[MakeExecutor]:
+    """Makes an executor of each kind around a runner."""
+    made: list[Executor] = []
+
+    def new(runner: ScriptedRunner) -> Executor:
+        local = request.param == "local"
+        made.append(LocalExecutor(CPU, lambda: runner) if local else InlineExecutor(CPU, runner, train_here))
+        return made[-1]
+
+    yield new
+    for executor in made:
+        executor.close()
+
+
+def probe_request(size: int) -> ProbeRequest:
+    """A probe on the CPU."""
+    return ProbeRequest(spec=mlp_spec(), micro_batch_size=size, samples_per_window=100, device="cpu")
+
+
+def training_run(folder: Path, updates: int) -> TrainingRun:
+    """A small run on synthetic data."""
+    request = TrainingRequest(updates=updates, checkpoint_every=updates)
+    return TrainingRun(folder / "run", recommendation(), request)
+
+
+def test_probes_go_to_the_runner(make: MakeExecutor) -> None:
+    """A probe's result is the runner's."""
+    executor = make(ScriptedRunner(largest=8))
+    assert executor.probe(probe_request(8), on).outcome is Outcome.FIT
+    assert executor.probe(probe_request(9), on).outcome is Outcome.OOM
+
+
+def test_a_running_probe_is_stopped(make: MakeExecutor) -> None:
+    """A probe ends with the error that says so once it is told to stop."""
+    started = threading.Event()
+    executor = make(ScriptedRunner(8, until_stopped(started)))
+    with pytest.raises(ProbeCancelledError):
+        executor.probe(probe_request(8), lambda: 0.0 if started.is_set() else None)
+
+
+def test_a_wrong_spec_is_found(make: MakeExecutor) -> None:
+    """What the runner's check raises reaches the caller."""
+    runner = ScriptedRunner(8)
+    runner.spec_error = SpecError([], "spec")
+    with pytest.raises(SpecError):
+        make(runner).check(tuning_request(), on)
+
+
+def test_a_check_that_takes_long_is_given_up(make: MakeExecutor) -> None:
+    """Told to stop, a check returns at once, whatever the runner still does."""
+    release = threading.Event()
+
+    class SlowCheck(ScriptedRunner):
+        """Checks until it is released."""
+
+        def check(self, request: object) -> None:
+            """Wait."""
+            del request
+            release.wait(10)
+
+    with pytest.raises(ProbeCancelledError):
+        make(SlowCheck(8)).check(tuning_request(), lambda: 0.0)
+    release.set()
+
+
+def test_one_thing_at_a_time(make: MakeExecutor) -> None:
+    """A second call while one runs is refused, and the device is free again afterwards."""
+    started, stop = threading.Event(), threading.Event()
+    executor = make(ScriptedRunner(8, until_stopped(started)))
+    errors: list[Exception] = []
+
+    def first() -> None:
+        try:
+            executor.probe(probe_request(4), lambda: 0.0 if stop.is_set() else None)
+        except ProbeCancelledError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert started.wait(10)
+    with pytest.raises(DeviceBusyError, match="cpu"):
+        executor.probe(probe_request(4), on)
+    stop.set()
+    thread.join()
+    assert len(errors) == 1
+    with pytest.raises(ProbeCancelledError):
+        executor.probe(probe_request(4), lambda: 0.0)
+
+
+def test_closing_closes_the_runner_once_and_for_all(make: MakeExecutor) -> None:
+    """A closed executor refuses work; closing again does nothing."""
+    runner = ScriptedRunner(8)
+    executor = make(runner)
+    executor.close()
+    executor.close()
+    assert runner.closed
+    with pytest.raises(DeviceBusyError, match="closed"):
+        executor.probe(probe_request(4), on)
+
+
+def test_a_run_reports_every_update_and_its_result(make: MakeExecutor, tmp_path: Path) -> None:
+    """Each update is reported once, in order, before the result is returned."""
+    seen: list[int] = []
+
+    def on_progress(updates: Sequence[TrainingProgress]) -> None:
+        seen.extend(update.update for update in updates)
+
+    result = make(ScriptedRunner(8)).train(training_run(tmp_path, 3), on_progress, on)
+    assert (result.outcome, result.updates) == (RunOutcome.SUCCEEDED, 3)
+    assert seen == [1, 2, 3]
+
+
+def test_a_run_is_stopped(make: MakeExecutor, tmp_path: Path) -> None:
+    """Told to stop, a run ends as STOPPED."""
+    seen: list[int] = []
+
+    def on_progress(updates: Sequence[TrainingProgress]) -> None:
+        seen.extend(update.update for update in updates)
+
+    run = training_run(tmp_path, 100_000)
+    result = make(ScriptedRunner(8)).train(run, on_progress, lambda: 30.0 if seen else None)
+    assert result.outcome is RunOutcome.STOPPED
+    assert 0 < result.updates < 100_000
+
+
+def test_a_run_ends_with_its_listener(make: MakeExecutor, tmp_path: Path) -> None:
+    """What the listener raises ends the run and reaches the caller; the executor can be used again."""
+    executor = make(ScriptedRunner(8))
+
+    def fail(updates: Sequence[TrainingProgress]) -> None:
+        if updates:
+            raise ValueError("the listener's own")
+
+    with pytest.raises(ValueError, match="the listener's own"):
+        executor.train(training_run(tmp_path, 100_000), fail, on)
+    assert executor.probe(probe_request(8), on).outcome is Outcome.FIT
