@@ -39,6 +39,11 @@ class Regression:
         return {"squared_error": (F.mse_loss(model(batch), 2 * batch, reduction="sum"), float(len(batch)))}
 
 
+def _parts(*sizes: int) -> list[Tensor]:
+    """The eight samples in micro-batches of these sizes."""
+    return list(torch.split(Regression().make_batch(8), list(sizes)))
+
+
 class TwoTerms(Regression):
     """Two terms with different weights, without telling them beforehand."""
 
@@ -57,7 +62,7 @@ def test_the_published_regression_is_reproduced(sizes: tuple[int, ...]) -> None:
     spec = mlp_spec(optimizer={"name": "sgd", "learning_rate": 0.02})
     workload = Regression()
     engine = _engine(spec, workload)
-    engine.update(list(workload.make_batch(8).split(list(sizes))))
+    engine.update(_parts(*sizes))
     assert engine.parameters[0].item() == pytest.approx(2.04, abs=1e-5)
 
 
@@ -115,7 +120,7 @@ def test_the_tutorials_loop_would_be_caught() -> None:
     spec = mlp_spec(optimizer={"name": "sgd", "learning_rate": 0.02})
     workload = MeanOfMeans()
     engine = _engine(spec, workload)
-    engine.update(list(workload.make_batch(8).split([3, 3, 2])))
+    engine.update(_parts(3, 3, 2))
     assert abs(engine.parameters[0].item() - 2.04) > 1e-2
 
 
@@ -124,7 +129,7 @@ def test_clipping_is_once_per_update() -> None:
     spec = mlp_spec(optimizer={"name": "sgd", "learning_rate": 1.0}, gradient_clipping=0.5)
     workload = Regression()
     engine = _engine(spec, workload)
-    report = engine.update(list(workload.make_batch(8).split(2)))
+    report = engine.update(_parts(2, 2, 2, 2))
     assert report.gradient_norm == pytest.approx(102.0)
     assert engine.parameters[0].item() == pytest.approx(0.5, rel=1e-4)
 
@@ -133,7 +138,7 @@ def test_the_reported_loss_is_the_windows_mean() -> None:
     """Per term the summed loss over the summed weight, not a mean of means."""
     workload = Regression()
     engine = _engine(mlp_spec(), workload)
-    report = engine.update(list(workload.make_batch(8).split([5, 3])))
+    report = engine.update(_parts(5, 3))
     assert report.loss == pytest.approx(sum((2.0 * x) ** 2 for x in range(1, 9)) / 8)
 
 
@@ -171,7 +176,7 @@ def test_an_infinite_micro_batch_skips_the_whole_window(poisoned: int) -> None:
     engine = _engine(spec, workload)
     before = [parameter.detach().clone() for parameter in engine.parameters]
     scale = engine.scaler.get_scale()
-    batches = list(workload.make_batch(8).split(2))
+    batches = _parts(2, 2, 2, 2)
     batches[poisoned] = -batches[poisoned]
     report = engine.update(batches)
     assert report.skipped

@@ -17,14 +17,14 @@ from tuner.workloads.build import build_model, build_workload, check_workload, s
 
 SMALL_GPT2: dict[str, Any] = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 256}
 SMALL_GPT2 |= {"bos_token_id": 0, "eos_token_id": 0}
-SMALL_BERT = {
+SMALL_BERT: dict[str, Any] = {
     "model_type": "bert",
     "hidden_size": 16,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "vocab_size": 256,
 }
-SMALL_T5 = {
+SMALL_T5: dict[str, Any] = {
     "model_type": "t5",
     "d_model": 16,
     "d_kv": 8,
@@ -33,8 +33,14 @@ SMALL_T5 = {
     "num_heads": 2,
     "vocab_size": 256,
 }
-SMALL_VIT = {"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 8}
-SMALL_VIT |= {"image_size": 32}
+SMALL_VIT: dict[str, Any] = {
+    "model_type": "vit",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 8,
+}
+SMALL_VIT |= {"image_size": 32, "patch_size": 8}
 TEXT = {"batch": {"sequence_length": 12}}
 
 SPECS: dict[str, WorkloadSpec] = {

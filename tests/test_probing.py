@@ -1,0 +1,281 @@
+"""Probes in real processes: what is measured, and that every way of failing is told apart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, tuning_request
+from tuner.errors import ProbeCancelledError, SpecError
+from tuner.memory.inventory import cpu
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.requests import ProbeRequest
+from tuner.results import Outcome, Phase
+from tuner.specs import WorkloadSpec
+
+MIB = 1024**2
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def supervisor() -> Iterator[ProbeSupervisor]:
+    """A supervisor whose probes find this folder's workloads."""
+    before = Path.cwd()
+    os.chdir(HERE)
+    with ProbeSupervisor(cpu()) as running:
+        running.warm_up()
+        os.chdir(before)
+        yield running
+
+
+def probe(
+    spec: WorkloadSpec, size: int = 4, window: int = 16, limit: int | None = 300 * MIB, timeout: float = 60.0
+) -> ProbeRequest:
+    """A probe on the CPU."""
+    return ProbeRequest(
+        spec=spec,
+        micro_batch_size=size,
+        samples_per_window=window,
+        device="cpu",
+        limit_bytes=limit,
+        timeout_seconds=timeout,
+    )
+
+
+def misbehaving(way: str, argument: str = "") -> WorkloadSpec:
+    """A workload that misbehaves in this way."""
+    return python_spec("misbehaving:build", way=way, argument=argument)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def gone(pids: list[int], seconds: float = 5.0) -> bool:
+    """Whether all these processes end within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(alive(pid) for pid in pids)
+
+
+def test_a_fit_reports_what_it_measured(supervisor: ProbeSupervisor) -> None:
+    """Peaks, resident bytes, the time of each phase and a summary of the model."""
+    result = supervisor.run(probe(gpt_spec()))
+    assert result.outcome is Outcome.FIT
+    assert result.phase is Phase.DONE
+    assert result.accumulates
+    assert result.process_peak_bytes is not None
+    assert result.resident_bytes is not None
+    assert 0 < result.resident_bytes <= result.process_peak_bytes < 300 * MIB
+    assert result.limit_bytes == 300 * MIB
+    assert result.model is not None
+    assert result.model.parameters == 34_176
+    phases = result.seconds
+    assert min(phases.start, phases.build, phases.warmup, phases.measure) > 0
+    assert phases.total >= phases.start + phases.build + phases.warmup + phases.measure
+
+
+def test_an_allocation_beyond_the_budget_is_an_oom(supervisor: ProbeSupervisor) -> None:
+    """A real allocation really fails, and the evidence holds the allocator's own words."""
+    result = supervisor.run(probe(mlp_spec(), size=2_000_000, window=2_000_000))
+    assert result.outcome is Outcome.OOM
+    assert "can't allocate memory" in result.message
+    assert result.traceback is None
+
+
+def test_a_model_larger_than_the_budget_is_an_oom_while_building(supervisor: ProbeSupervisor) -> None:
+    """The budget holds the model, as a card would."""
+    architecture = {"name": "mlp", "hidden_features": 4096, "hidden_layers": 4}
+    spec = mlp_spec(model={"kind": "reference", "architecture": architecture})
+    result = supervisor.run(probe(spec, size=1, limit=64 * MIB))
+    assert result.outcome is Outcome.OOM
+    assert result.phase is Phase.BUILD
+
+
+def test_accumulation_raises_the_peak(supervisor: ProbeSupervisor) -> None:
+    """With a second micro-batch to come the gradients of the first stay: about the parameters' bytes more."""
+    architecture = {"name": "mlp", "input_features": 16, "hidden_features": 2048, "hidden_layers": 3}
+    optimizer = {"name": "sgd", "learning_rate": 0.1, "implementation": "for-loop"}
+    spec = mlp_spec(model={"kind": "reference", "architecture": architecture}, optimizer=optimizer)
+    alone = supervisor.run(probe(spec, size=2048, window=2048, limit=None))
+    accumulating = supervisor.run(probe(spec, size=2048, window=4096, limit=None))
+    assert alone.model is not None
+    assert alone.process_peak_bytes is not None
+    assert accumulating.process_peak_bytes is not None
+    more = accumulating.process_peak_bytes - alone.process_peak_bytes
+    assert more > 0.4 * alone.model.parameter_bytes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bf16-mixed"},
+        {"precision": "fp16-mixed"},
+        {"precision": "bf16"},
+        {"gradient_clipping": 1.0},
+        {"activation_checkpointing": True},
+        {"optimizer": {"name": "adam", "implementation": "for-loop"}},
+        {"optimizer": {"name": "adamw", "implementation": "fused"}},
+        {"parallelism": {"world_size": 2}},
+        {"parallelism": {"world_size": 2, "strategy": "fsdp"}},
+    ],
+    ids=str,
+)
+def test_every_option_of_a_spec_runs(supervisor: ProbeSupervisor, changes: dict[str, object]) -> None:
+    """Precisions, clipping, checkpointing, optimizers and DDP's buckets are part of the measured update."""
+    result = supervisor.run(probe(gpt_spec(**changes)))
+    assert result.outcome is Outcome.FIT, result.message
+
+
+def test_batch_norm_is_seen(supervisor: ProbeSupervisor) -> None:
+    """The result names batch-coupled modules, for the warning."""
+    result = supervisor.run(probe(resnet_spec()))
+    assert result.model is not None
+    assert result.model.batch_coupled_modules
+
+
+@pytest.mark.parametrize(
+    ("way", "outcome", "error_type", "words"),
+    [
+        ("raises", Outcome.ERROR, "builtins.ValueError", "labels must be below 10"),
+        ("segfaults", Outcome.ERROR, "SIGSEGV", "crashed with SIGSEGV"),
+        ("exits", Outcome.ERROR, "builtins.SystemExit", "sys.exit(3)"),
+        ("exits-hard", Outcome.ERROR, "exit status 5", "ended itself with exit status 5"),
+        ("kills-itself", Outcome.LOST, "SIGKILL", "ended from outside by SIGKILL"),
+        ("chatters", Outcome.FIT, None, "two optimizer updates ran"),
+    ],
+)
+def test_ways_of_failing_are_told_apart(
+    supervisor: ProbeSupervisor, way: str, outcome: Outcome, error_type: str | None, words: str
+) -> None:
+    """A bug, a crash, an exit, a kill and mere chatter: none of them is called out of memory."""
+    result = supervisor.run(probe(misbehaving(way)))
+    assert result.outcome is outcome
+    assert result.error_type == error_type
+    assert words in result.message
+
+
+def test_a_bug_comes_with_its_traceback(supervisor: ProbeSupervisor) -> None:
+    """The evidence points at the user's line."""
+    result = supervisor.run(probe(misbehaving("raises")))
+    assert result.traceback is not None
+    assert "misbehaving.py" in result.traceback
+    assert "in _raise" in result.traceback
+
+
+def test_an_illegal_size_is_no_oom(supervisor: ProbeSupervisor) -> None:
+    """A kernel's own limit bounds the size in another way than memory."""
+    spec = misbehaving("invalid-when-large")
+    assert supervisor.run(probe(spec, size=8)).outcome is Outcome.FIT
+    assert supervisor.run(probe(spec, size=9)).outcome is Outcome.INVALID_SIZE
+
+
+def test_a_hang_ends_in_time_and_says_where(supervisor: ProbeSupervisor) -> None:
+    """The time-out is kept, and the evidence holds the stack of the hanging line."""
+    began = time.monotonic()
+    result = supervisor.run(probe(misbehaving("hangs"), timeout=1.5))
+    assert result.outcome is Outcome.TIMED_OUT
+    assert time.monotonic() - began < 4.0
+    assert result.traceback is not None
+    assert "_hang_where_it_can_be_seen" in result.traceback
+
+
+def test_a_crash_that_only_a_limit_causes_is_an_oom(supervisor: ProbeSupervisor) -> None:
+    """Twice crashed under the limit, and run without it: that is evidence of memory."""
+    result = supervisor.run(probe(misbehaving("segfaults-under-a-limit"), size=16))
+    assert result.outcome is Outcome.OOM
+    assert "a fit without it" in result.message
+
+
+def test_nothing_a_probe_started_outlives_it(supervisor: ProbeSupervisor, tmp_path: Path) -> None:
+    """Processes that user code leaves behind are ended with the probe."""
+    note = tmp_path / "pids"
+    assert supervisor.run(probe(misbehaving("leaves-a-child", str(note)))).outcome is Outcome.FIT
+    assert gone([int(pid) for pid in note.read_text().split()])
+
+
+def test_a_cancelled_probe_is_gone_within_two_seconds(supervisor: ProbeSupervisor, tmp_path: Path) -> None:
+    """Cancellation reaches a hanging probe, leaves no process behind, and the supervisor goes on."""
+    note = tmp_path / "pids"
+    stop = threading.Event()
+    threading.Timer(1.0, stop.set).start()
+    with pytest.raises(ProbeCancelledError):
+        supervisor.run(probe(misbehaving("leaves-a-child-and-hangs", str(note))), stop.is_set)
+    assert gone([int(pid) for pid in note.read_text().split()], seconds=2.0)
+    assert supervisor.run(probe(mlp_spec())).outcome is Outcome.FIT
+
+
+def test_a_lost_fork_server_costs_one_probe(supervisor: ProbeSupervisor) -> None:
+    """When the server is killed its probe is LOST, and the next probe has a new server."""
+    server = supervisor._server
+    assert server is not None
+    threading.Timer(0.7, os.kill, (server.pid, signal.SIGKILL)).start()
+    assert supervisor.run(probe(misbehaving("hangs"))).outcome is Outcome.LOST
+    assert supervisor.run(probe(mlp_spec())).outcome is Outcome.FIT
+
+
+def test_probes_die_with_a_killed_supervisor(tmp_path: Path) -> None:
+    """Kill -9 of the process that supervises leaves neither the fork server nor a probe."""
+    note = tmp_path / "pids"
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from test_probing import *\n"
+        "supervisor = ProbeSupervisor(cpu()); supervisor.warm_up()\n"
+        "open(sys.argv[2], 'w').write(f'{supervisor._server.pid}\\n')\n"
+        "supervisor.run(probe(misbehaving('leaves-a-child-and-hangs', sys.argv[2])))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(HERE), str(note)], cwd=HERE)
+    deadline = time.monotonic() + 60
+    while (not note.exists() or len(note.read_text().split()) < 3) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    pids = [int(pid) for pid in note.read_text().split()]
+    process.kill()
+    process.wait()
+    assert len(pids) == 3
+    assert gone(pids[:2])  # the server and the probe; a grandchild in the probe's group goes with its group
+    assert gone(pids[2:])
+
+
+def test_a_wrong_config_is_found_before_any_probe(supervisor: ProbeSupervisor) -> None:
+    """The check builds the workload without memory and names the field."""
+    with pytest.raises(SpecError, match=r"model\.target"):
+        supervisor.check(tuning_request(python_spec("misbehaving:nothing")))
+    supervisor.check(tuning_request(gpt_spec()))
+
+
+def test_a_crash_while_checking_is_reported(tmp_path: Path) -> None:
+    """User code that ends the process while it is imported cannot take the supervisor with it."""
+    (tmp_path / "ends_the_process.py").write_text("import os\nos._exit(7)\n")
+    with ProbeSupervisor(cpu()) as fresh:
+        before = Path.cwd()
+        os.chdir(tmp_path)
+        try:
+            with pytest.raises(SpecError, match="exit status 7"):
+                fresh.check(tuning_request(python_spec("ends_the_process:build")))
+        finally:
+            os.chdir(before)
+
+
+def test_close_is_idempotent_and_leaves_nothing() -> None:
+    """Closing twice is fine, and the scratch files are gone."""
+    running = ProbeSupervisor(cpu())
+    running.warm_up()
+    server = running._server
+    assert server is not None
+    running.close()
+    running.close()
+    assert server.poll() is not None
+    assert not running._scratch.exists()
