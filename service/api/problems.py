@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
 
 from service.domain import FieldFault, Problem
 from service.errors import (
@@ -84,12 +84,11 @@ def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _methods_of(request: Request) -> list[str]:
-    """Every method of the path: the framework names those of one route only."""
-    methods: set[str] = set()
-    for route in request.app.routes:
-        if route.matches(request.scope)[0] is not Match.NONE:
-            methods |= set(getattr(route, "methods", None) or ())
-    return sorted(methods)
+    """Every method that our document names for the path: the framework names those of one route only."""
+    for template, operations in request.app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), request.url.path):
+            return sorted(method.upper() for method in operations)
+    return ["GET"]
 
 
 def _on_invalid_request(_request: Request, error: Exception) -> Response:

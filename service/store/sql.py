@@ -198,9 +198,9 @@ class SqlStore(Store):
         event = EventKind.PROBE, f'{{"ordinal":{ordinal},"result":{document}}}'
         try:
             with writing(self._engine) as connection:
-                _change_held(connection, lease, {"probe_count": ordinal, "lost_leases": 0}, [event])
+                row = _change_held(connection, lease, {"probe_count": ordinal, "lost_leases": 0}, [event])
                 values = {"work_id": lease.work_id, "ordinal": ordinal, "document": document}
-                connection.execute(insert(probes).values(**values, recorded_at=now_ms()))
+                connection.execute(insert(probes).values(**values, recorded_at=row["updated_at"]))
         except IntegrityError:
             raise ConflictError(f"probe {ordinal} of {lease.work_id!r} is recorded already") from None
 

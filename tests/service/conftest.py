@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from running import Running, StartService, listening
 from sqlalchemy import text
 
+from factories import CPU
+from scripted import ScriptedRunner, Trainer
+from service.bootstrap import app_of, build
+from service.client import Client
+from service.executor.inline import InlineExecutor
 from service.identifiers import IdentifierSource
+from service.settings import Settings
 from service.store.base import Store
 from service.store.engine import open_engine, writing
 from service.store.sql import open_store
@@ -51,6 +60,29 @@ def new_id() -> Callable[[str], str]:
     return IdentifierSource().new
 
 
-from tests.service import standin
+@pytest.fixture
+def start_service(tmp_path: Path) -> Iterator[StartService]:
+    """Starts services in this process, around a runner and a trainer; settings may be given."""
+    with ExitStack() as stack:
 
-standin.install()
+        def new(runner: ScriptedRunner | None = None, trainer: Trainer | None = None, **given: Any) -> Running:
+            runner, trainer = runner or ScriptedRunner(37), trainer or Trainer()
+            settings = Settings(**{"data_dir": tmp_path / "data", "node_name": "host", "poll_seconds": 0.05, **given})
+            system = build(settings, lambda device: InlineExecutor(device, runner, trainer), [CPU], {"torch": "2.8"})
+            url = stack.enter_context(listening(app_of(system, settings)))
+            return Running(url, runner, trainer, system, settings)
+
+        yield new
+
+
+@pytest.fixture
+def service(start_service: StartService) -> Running:
+    """A service in which 37 samples fit."""
+    return start_service()
+
+
+@pytest.fixture
+def client(service: Running) -> Iterator[Client]:
+    """A client of ``service``."""
+    with service.client as opened:
+        yield opened

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from factories import CPU, tuning_request
 from service.domain import ServedDevice, WorkKind
+from service.executor.base import OnProgress, StopWithin, TrainingRun
 from service.store.base import NewWork
-from tests.factories import CPU, tuning_request
 from tuner.errors import ProbeCancelledError
 from tuner.requests import ProbeRequest, TuningRequest
 from tuner.results import Outcome, Phase, ProbeResult
-from tuner.training.runs import TrainingProgress
+from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
 
 SERVED = ServedDevice(place="host/cpu", owner="host:scope:1", device=CPU, environment={}, versions={"torch": "2.8"})
 
@@ -110,3 +111,27 @@ def progress(update: int, updates: int = 10) -> TrainingProgress:
         seconds=0.01,
         peak_bytes=1000,
     )
+
+
+class Trainer:
+    """Trains in this process: resumes from the update it had reached, holds at ``hold_at`` until it is stopped."""
+
+    def __init__(self, hold_at: int | None = None, outcome: RunOutcome = RunOutcome.SUCCEEDED) -> None:
+        self.hold_at = hold_at
+        self.outcome = outcome
+        self.reached = 0
+        self.graces: list[float] = []
+        self.holding = threading.Event()
+
+    def __call__(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+        """Make the run, or go on with it from the checkpoint before the last update."""
+        for update in range(max(1, self.reached), run.request.updates + 1):
+            while self.hold_at == update and (grace := stop_within()) is None:
+                self.holding.set()
+                threading.Event().wait(0.005)
+            if self.hold_at == update:
+                self.graces.append(grace or 0.0)
+                return TrainingResult(outcome=RunOutcome.STOPPED, message="asked to", updates=self.reached)
+            self.reached = update
+            on_progress([progress(update, run.request.updates)])
+        return TrainingResult(outcome=self.outcome, message="ended", updates=self.reached)

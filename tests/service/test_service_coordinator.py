@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from factories import CPU, recommendation, tuning_request
+from scripted import SERVED, ScriptedRunner, Trainer, new_work, progress, until_stopped
 from service.coordinator import Coordinator, WorkerSettings
 from service.domain import JobRequest, State, WorkKind
 from service.errors import DeviceTakenError
@@ -15,8 +17,6 @@ from service.executor.base import OnProgress, StopWithin, TrainingRun
 from service.executor.inline import InlineExecutor, TrainFunction
 from service.identifiers import IdentifierSource
 from service.store.base import Store, WorkItem
-from tests.factories import CPU, recommendation, tuning_request
-from tests.service.scripted import SERVED, ScriptedRunner, new_work, progress, until_stopped
 from tuner.errors import ProbeError, SpecError
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.results import Outcome, ProbeResult
@@ -307,30 +307,6 @@ def test_a_device_is_served_once(
 
 
 # --- jobs ---
-
-
-class Trainer:
-    """Trains in this process: resumes from the update it had reached, holds at ``hold_at`` until it is stopped."""
-
-    def __init__(self, hold_at: int | None = None, outcome: RunOutcome = RunOutcome.SUCCEEDED) -> None:
-        self.hold_at = hold_at
-        self.outcome = outcome
-        self.reached = 0
-        self.graces: list[float] = []
-        self.holding = threading.Event()
-
-    def __call__(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
-        """Make the run, or go on with it from the checkpoint before the last update."""
-        for update in range(max(1, self.reached), run.request.updates + 1):
-            while self.hold_at == update and (grace := stop_within()) is None:
-                self.holding.set()
-                threading.Event().wait(0.005)
-            if self.hold_at == update:
-                self.graces.append(grace or 0.0)
-                return TrainingResult(outcome=RunOutcome.STOPPED, message="asked to", updates=self.reached)
-            self.reached = update
-            on_progress([progress(update, run.request.updates)])
-        return TrainingResult(outcome=self.outcome, message="ended", updates=self.reached)
 
 
 def test_a_job_ends_with_its_result(store: Store, start: StartWorker) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from factories import CPU, mlp_spec, recommendation, tuning_request
+from scripted import ScriptedRunner, progress, until_stopped
 from service.executor.base import DeviceBusyError, Executor, OnProgress, StopWithin, TrainingRun
 from service.executor.inline import InlineExecutor
 from service.executor.local import LocalExecutor
-from tests.factories import CPU, mlp_spec, recommendation, tuning_request
-from tests.service.scripted import ScriptedRunner, progress, until_stopped
 from tuner.errors import ProbeCancelledError, SpecError
 from tuner.requests import ProbeRequest, TrainingRequest
 from tuner.results import Outcome

@@ -12,6 +12,8 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from factories import probe_result, recommendation
+from scripted import SERVED, new_work, progress
 from service.domain import EventKind, ServedDevice, State, WorkKind, sources_of
 from service.errors import (
     ConfigurationError,
@@ -26,8 +28,6 @@ from service.store.engine import open_engine, reading
 from service.store.migrate import upgrade
 from service.store.sql import open_store
 from service.store.tables import metadata
-from tests.factories import probe_result, recommendation
-from tests.service.scripted import SERVED, new_work, progress
 from tuner.training.runs import RunOutcome, TrainingResult
 
 LEASE_SECONDS = 60.0

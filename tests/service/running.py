@@ -1,0 +1,55 @@
+"""A service that runs in the test's own process, behind a real port."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+from fastapi import FastAPI
+
+from scripted import ScriptedRunner, Trainer
+from service.bootstrap import System
+from service.client import Client
+from service.settings import Settings
+
+
+@dataclass
+class Running:
+    """A service that listens on a port of this machine, with what the test put into it."""
+
+    url: str
+    runner: ScriptedRunner
+    trainer: Trainer
+    system: System
+    settings: Settings
+
+    @property
+    def client(self) -> Client:
+        """A new client; the test closes it."""
+        return Client(self.url)
+
+
+StartService = Callable[..., Running]
+
+
+@contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    """Serve an application from a thread, on a free port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        pause = threading.Event()
+        while not server.started and thread.is_alive():
+            pause.wait(0.01)
+        assert server.started
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            app.state.feed.close()
+            server.should_exit = True
+            thread.join()

@@ -1,0 +1,392 @@
+"""The HTTP side: what is answered, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from running import Running, StartService
+
+from factories import gpt_spec, mlp_spec, python_spec, recommendation, tuning_request
+from scripted import ScriptedRunner, Trainer, until_stopped
+from service.client import ApiError, Client
+from service.domain import Problem, State
+from service.openapi import export_openapi
+from tuner.requests import TrainingRequest
+
+UNKNOWN = "tun_" + "0" * 32
+PATIENCE_SECONDS = 20.0
+
+
+def problem_in(response: httpx.Response, status: int, code: str) -> Problem:
+    """The problem in a response, which must be one, with this status and code."""
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = Problem.model_validate_json(response.content)
+    assert (response.status_code, problem.status, problem.code) == (status, status, code)
+    assert problem.type == f"urn:batchwright:problem:{code}"
+    return problem
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    """The JSON of a small tuning."""
+    return tuning_request().model_dump(mode="json") | changes
+
+
+# --- the main path ---
+
+
+def test_a_submitted_tuning_is_answered_with_where_to_look(service: Running) -> None:
+    """202 with a Location that leads to the tuning, which then ends with its recommendation in it."""
+    response = httpx.post(f"{service.url}/v1/tunings", json=body())
+    assert response.status_code == HTTPStatus.ACCEPTED
+    tuning = httpx.get(service.url + response.headers["location"], params={"wait": 20}).json()
+    assert (tuning["id"], tuning["state"]) == (response.json()["id"], "SUCCEEDED")
+    assert tuning["recommendation"]["micro_batch_size"] == 37
+
+
+def test_the_same_question_is_answered_from_the_store(service: Running, client: Client) -> None:
+    """200 with the earlier tuning; `fresh` probes again."""
+    first = client.tunings.wait(client.tunings.submit(tuning_request()).id)
+    response = httpx.post(f"{service.url}/v1/tunings", json=body())
+    assert (response.status_code, response.json()["id"]) == (HTTPStatus.OK, first.id)
+    again = client.tunings.submit(tuning_request(), fresh=True)
+    assert again.id != first.id
+    assert client.tunings.wait(again.id).recommendation_id != first.recommendation_id
+
+
+def test_a_question_that_differs_in_what_memory_does_not_depend_on_gets_an_answer_of_its_own(
+    service: Running, client: Client
+) -> None:
+    """Other data: no probe runs, and the recommendation a job is made from carries the new request."""
+    first = client.tunings.wait(client.tunings.submit(tuning_request(mlp_spec(data=None))).id)
+    probes = len(service.runner.sizes)
+    second = client.tunings.submit(tuning_request(mlp_spec()))
+    assert (second.state, second.fingerprint) == (State.SUCCEEDED, first.fingerprint)
+    assert second.recommendation is not None
+    assert first.recommendation is not None
+    assert second.recommendation.id != first.recommendation.id
+    assert second.recommendation.request.spec.data is not None
+    assert second.recommendation.evidence == first.recommendation.evidence
+    assert client.recommendations.get(second.recommendation.id) == second.recommendation
+    assert len(service.runner.sizes) == probes
+    assert client.tunings.submit(tuning_request(mlp_spec())).id == second.id
+
+
+def test_the_device_may_be_left_to_the_service(client: Client) -> None:
+    """Without a device the one that is served is taken."""
+    assert client.tunings.submit(tuning_request(device=None)).request.device == "cpu"
+
+
+def test_a_wait_is_bounded(start_service: StartService) -> None:
+    """A long poll answers with the state as it is when its time is up."""
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)))
+    with service.client as client:
+        tuning = client.tunings.submit(tuning_request())
+        assert started.wait(PATIENCE_SECONDS)
+        answer = httpx.get(f"{service.url}/v1/tunings/{tuning.id}", params={"wait": 0.3})
+        assert answer.json()["state"] == "RUNNING"
+        assert client.tunings.cancel(tuning.id).state is State.CANCELLING
+        assert client.tunings.wait(tuning.id, PATIENCE_SECONDS).state is State.CANCELLED
+        assert client.tunings.cancel(tuning.id).state is State.CANCELLED
+
+
+def test_a_job_is_configured_then_run(client: Client, service: Running) -> None:
+    """A dry run names the command, files and environment and starts nothing; the job then runs."""
+    tuning = client.tunings.wait(client.tunings.submit(tuning_request()).id)
+    answer = tuning.recommendation
+    assert answer is not None
+    training = TrainingRequest(updates=3)
+    configured = client.jobs.configure(answer.id, training)
+    assert configured.command[-3:-1] == ("-m", "tuner.training.worker")
+    assert {file.path for file in configured.files} == {"recommendation.json", "training.json"}
+    assert json.loads(configured.files[1].content)["updates"] == 3
+    assert list(client.jobs.list()) == []
+    assert not Path(configured.working_directory).exists()
+    job = client.jobs.wait(client.jobs.submit(answer, training).id)
+    assert (job.state, job.recommendation_id) == (State.SUCCEEDED, answer.id)
+    assert job.progress is not None
+    assert job.progress.update == 3
+    assert Path(job.directory).is_relative_to(service.settings.runs_dir)
+
+
+def test_devices_say_who_holds_them(start_service: StartService) -> None:
+    """A busy device names what runs on it, and how much waits."""
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)))
+    with service.client as client:
+        running = client.tunings.submit(tuning_request())
+        assert started.wait(PATIENCE_SECONDS)
+        client.tunings.submit(tuning_request(effective_batch_size=7))
+        (device,) = client.devices.list()
+        assert (device.device.id, device.alive, device.held_by, device.queued) == ("cpu", True, running.id, 1)
+
+
+def test_lists_are_paged_and_slim(service: Running, client: Client) -> None:
+    """Pages follow one another without gap or repetition, newest first, without the documents."""
+    ids = [client.tunings.submit(tuning_request(effective_batch_size=size)).id for size in (5, 6, 7)]
+    page = httpx.get(f"{service.url}/v1/tunings", params={"limit": 2}).json()
+    assert [row["id"] for row in page["items"]] == [ids[2], ids[1]]
+    assert not {"request", "recommendation"} & set(page["items"][0])
+    assert [row.id for row in client.tunings.list(page_size=2)] == ids[::-1]
+    for tuning_id in ids:
+        client.tunings.wait(tuning_id)
+    assert len(list(client.recommendations.list(page_size=1))) == 3
+    assert list(client.recommendations.list(model="gpt")) == []
+
+
+def test_health_is_answered(client: Client) -> None:
+    """A service that works is alive and ready."""
+    assert client.livez().status == "ok"
+    assert client.readyz().status == "ok"
+
+
+def test_a_service_without_workers_is_not_ready(service: Running) -> None:
+    """When nobody serves the device, readiness says so with 503 and when to come back."""
+    service.system.coordinator.stop()
+    response = httpx.get(f"{service.url}/readyz")
+    problem_in(response, 503, "not-ready")
+    assert response.headers["retry-after"]
+    assert problem_in(httpx.post(f"{service.url}/v1/tunings", json=body()), 422, "unknown-device")
+
+
+# --- events ---
+
+
+def test_events_tell_a_tuning_from_start_to_end(client: Client) -> None:
+    """The stream holds every state and probe, ends by itself, and resumes after any event."""
+    tuning = client.tunings.submit(tuning_request())
+    events = list(client.tunings.events(tuning.id))
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+    states = [event.state for event in events if event.state is not None]
+    assert states == [State.QUEUED, State.RUNNING, State.SUCCEEDED]
+    told = [event.probe for event in events if event.probe is not None]
+    assert told == list(client.tunings.probes(tuning.id))
+    assert list(client.tunings.events(tuning.id, after=3)) == events[3:]
+    assert list(client.tunings.events(tuning.id, after=len(events))) == []
+
+
+def test_the_stream_is_what_browsers_take(service: Running, client: Client) -> None:
+    """The media type, ids, kinds and data of server-sent events; 204 when nothing will come."""
+    tuning = client.tunings.wait(client.tunings.submit(tuning_request()).id)
+    url = f"{service.url}/v1/tunings/{tuning.id}/events"
+    response = httpx.get(url, headers={"Last-Event-ID": str(tuning.events - 1)})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = response.text.splitlines()
+    assert lines[2:4] == [f"id: {tuning.events}", "event: state"]
+    assert json.loads(lines[4].removeprefix("data: "))["state"] == "SUCCEEDED"
+    assert httpx.get(url, headers={"Last-Event-ID": str(tuning.events)}).status_code == HTTPStatus.NO_CONTENT
+
+
+def test_a_job_streams_its_updates(start_service: StartService) -> None:
+    """A follower sees updates while the job runs, and its cancellation."""
+    service = start_service(trainer=Trainer(hold_at=3))
+    with service.client as client:
+        job = client.jobs.submit(recommendation(), TrainingRequest(updates=5))
+        seen = []
+        for event in client.jobs.events(job.id):
+            if event.progress is not None:
+                seen.append(event.progress.update)
+            if event.progress is not None and event.progress.update == 2:
+                client.jobs.cancel(job.id)
+            last = event.state
+        assert (seen, last) == ([1, 2], State.CANCELLED)
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nowhere", 404, "not-found"),
+        ("GET", f"/v1/tunings/{UNKNOWN}", 404, "not-found"),
+        ("GET", f"/v1/tunings/{UNKNOWN}/probes", 404, "not-found"),
+        ("GET", f"/v1/tunings/{UNKNOWN}/events", 404, "not-found"),
+        ("POST", f"/v1/tunings/{UNKNOWN}/cancel", 404, "not-found"),
+        ("GET", "/v1/tunings/%00", 404, "not-found"),
+        ("GET", f"/v1/jobs/{UNKNOWN}", 404, "not-found"),
+        ("GET", "/v1/recommendations/x", 404, "not-found"),
+        ("DELETE", "/v1/tunings", 405, "method-not-allowed"),
+        ("GET", "/v1/tunings?limit=0", 422, "invalid-request"),
+        ("GET", "/v1/tunings?cursor=nonsense", 400, "invalid-cursor"),
+        ("GET", "/v1/jobs?cursor=%F0%9F%98%80", 400, "invalid-cursor"),
+        ("GET", f"/v1/tunings/{UNKNOWN}?wait=61", 422, "invalid-request"),
+        ("GET", "/v1/recommendations?model=%00", 422, "invalid-request"),
+        ("POST", "/v1/tunings", 422, "invalid-request"),
+    ],
+)
+def test_what_is_wrong_is_a_problem(service: Running, method: str, path: str, status: int, code: str) -> None:
+    """Every refusal is a problem document with its status and a stable code."""
+    problem_in(httpx.request(method, service.url + path), status, code)
+
+
+def test_the_methods_of_a_path_are_named(service: Running) -> None:
+    """405 names every method the path has."""
+    assert httpx.delete(f"{service.url}/v1/tunings").headers["allow"] == "GET, POST"
+
+
+def test_every_wrong_field_is_named(service: Running) -> None:
+    """A wrong spec is 422 with each field as the caller wrote it, its value, and what is allowed."""
+    wrong = body(
+        effective_batch_size=0, spec={"model": {"kind": "reference", "architecture": {"name": "gpt", "heads": 0}}}
+    )
+    problem = problem_in(httpx.post(f"{service.url}/v1/tunings", json=wrong | {"fesh": True}), 422, "invalid-request")
+    faults = {fault.field: fault for fault in problem.errors}
+    assert set(faults) == {"effective_batch_size", "spec.model.architecture.heads", "fesh"}
+    assert faults["effective_batch_size"].value == "0"
+    assert "greater than or equal to 1" in faults["spec.model.architecture.heads"].message
+
+
+@pytest.mark.parametrize("spoilt", ['{"spec": ', '{"effective_batch_size": "\\ud800"}', "[]", "null", '{"a": NaN}'])
+def test_spoilt_json_is_a_problem(service: Running, spoilt: str) -> None:
+    """A body that is no JSON, or not of our shape, is refused in our words."""
+    headers = {"content-type": "application/json"}
+    response = httpx.post(f"{service.url}/v1/tunings", content=spoilt, headers=headers)
+    assert response.status_code in {400, 422}
+    problem_in(response, response.status_code, "malformed-json" if response.status_code == 400 else "invalid-request")
+
+
+@pytest.mark.parametrize(
+    "config", [{"model_type": "a\x00b"}, {"model_type": "x" * 1000}, {"model_type": "gpt2", "n": float("1e999")}]
+)
+def test_odd_values_do_not_break_the_service(service: Running, config: dict[str, Any]) -> None:
+    """What a spec's free part may hold is stored, or refused: never a 500."""
+    spec = {"model": {"kind": "transformers", "task": "causal-lm", "config": config}, "batch": {"sequence_length": 8}}
+    content = json.dumps(body(spec=spec))
+    headers = {"content-type": "application/json"}
+    assert httpx.post(f"{service.url}/v1/tunings", content=content, headers=headers).status_code in {202, 422}
+
+
+def test_an_undeclared_body_is_refused(service: Running) -> None:
+    """A body that is not declared as JSON is 415."""
+    response = httpx.post(f"{service.url}/v1/tunings", content=b"spec: {}", headers={"content-type": "text/yaml"})
+    assert "text/yaml" in problem_in(response, 415, "unsupported-media-type").detail
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_large_body_is_refused_unread(start_service: StartService, *, chunked: bool) -> None:
+    """Above the cap it is 413, whether or not its length is declared."""
+    service = start_service(max_body_bytes=2048)
+    large = b" " * 5000
+    content = iter([large[:2500], large[2500:]]) if chunked else large
+    response = httpx.post(f"{service.url}/v1/tunings", content=content, headers={"content-type": "application/json"})
+    assert "2048" in problem_in(response, 413, "body-too-large").detail
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}]
+)
+def test_a_page_of_another_site_cannot_act(service: Running, headers: dict[str, str]) -> None:
+    """A browser led by another site is refused on every verb that changes something."""
+    problem_in(httpx.post(f"{service.url}/v1/tunings", json=body(), headers=headers), 403, "foreign-origin")
+    problem_in(httpx.post(f"{service.url}/v1/tunings/{UNKNOWN}/cancel", headers=headers), 403, "foreign-origin")
+
+
+def test_our_own_pages_may_act(service: Running) -> None:
+    """The service's own origin is not foreign."""
+    response = httpx.post(f"{service.url}/v1/tunings", json=body(), headers={"Origin": service.url})
+    assert response.status_code == HTTPStatus.ACCEPTED
+
+
+def test_a_forged_name_is_refused(service: Running) -> None:
+    """A Host that is not ours, as DNS rebinding sends, is refused on every verb."""
+    problem_in(httpx.get(f"{service.url}/v1/tunings", headers={"Host": "evil.example"}), 403, "host-not-allowed")
+
+
+def test_an_unforeseen_error_tells_nothing(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug is a 500 problem without its traceback or message."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(service.system.cases, "devices", fail)
+    problem = problem_in(httpx.get(f"{service.url}/v1/devices"), 500, "internal-error")
+    assert "secret" not in problem.detail
+
+
+def refused(client: Client, status: int, code: str, request: Any) -> str:
+    """The detail of the problem with which a tuning or job is refused."""
+    with pytest.raises(ApiError) as caught:
+        client.jobs.submit(request) if hasattr(request, "evidence") else client.tunings.submit(request)
+    assert (caught.value.status, caught.value.code) == (status, code)
+    return caught.value.problem.detail
+
+
+def test_code_runs_only_by_allow_list(start_service: StartService) -> None:
+    """A `python` target that is not listed is refused, naming the setting; the exact one is taken."""
+    service = start_service(python_targets="my_project.workloads:build")
+    with service.client as client:
+        detail = refused(client, 403, "python-target-not-allowed", tuning_request(python_spec("os:system")))
+        assert "BATCHWRIGHT_PYTHON_TARGETS" in detail
+        client.tunings.submit(tuning_request(python_spec("my_project.workloads:build")))
+
+
+@pytest.mark.parametrize(
+    "path", ["{outside}/a.txt", "{root}/../a.txt", "{root}-more/a.txt", "relative.txt", "/*/x", "{link}/x"]
+)
+def test_jobs_read_only_below_the_data_roots(start_service: StartService, tmp_path: Path, path: str) -> None:
+    """A data path outside the roots, by whatever spelling, is refused, naming the path."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for folder in (root, outside):
+        folder.mkdir()
+    (root / "link").symlink_to(outside)
+    given = path.format(root=root, outside=outside, link=root / "link")
+    service = start_service(data_roots=str(root))
+    spec = gpt_spec(data={"kind": "text", "paths": [f"{root}/ok/*.txt", given]})
+    with service.client as client:
+        assert given in refused(client, 403, "data-path-not-allowed", recommendation(spec))
+        client.jobs.submit(recommendation(gpt_spec(data={"kind": "text", "paths": [f"{root}/ok/**/*.txt"]})))
+
+
+def test_jobs_that_cannot_be_made_are_refused_with_the_remedy(client: Client) -> None:
+    """No data, several ranks, nothing fits, another device, variables that are not the allocator's."""
+    assert "`data`" in refused(client, 422, "invalid-request", recommendation(mlp_spec(data=None)))
+    refused(client, 422, "unsupported-job", recommendation(mlp_spec(parallelism={"world_size": 2})))
+    nothing = recommendation(feasible=False, infeasible_reason="1 does not fit", micro_batch_size=1)
+    assert "1 does not fit" in refused(client, 422, "infeasible-recommendation", nothing)
+    device = recommendation().device
+    other = device.model_copy(update={"name": "another processor"})
+    assert "another processor" in refused(client, 409, "device-mismatch", recommendation(device=other))
+    absent = device.model_copy(update={"id": "cuda:9", "kind": "cuda"})
+    refused(client, 422, "unknown-device", recommendation(device=absent))
+    preload = recommendation(environment={"LD_PRELOAD": "/tmp/mine.so"})  # noqa: S108 - a name, never used
+    assert "LD_PRELOAD" in refused(client, 422, "invalid-request", preload)
+
+
+def test_requests_that_cannot_be_planned_are_refused(client: Client) -> None:
+    """Fewer samples than ranks, more memory than there is, and a device that is not there."""
+    ranks = mlp_spec(parallelism={"world_size": 200})
+    refused(client, 422, "no-plan", tuning_request(ranks, effective_batch_size=100))
+    refused(client, 422, "device-error", tuning_request(memory_limit_bytes=2**60))
+    assert "cpu" in refused(client, 422, "unknown-device", tuning_request(device="cuda:3"))
+
+
+# --- the document ---
+
+
+def test_the_document_in_the_repository_is_the_services_own() -> None:
+    """`openapi/openapi.json` is what `python -m service.openapi` writes."""
+    path = Path(__file__).parents[2] / "openapi" / "openapi.json"
+    assert path.read_text(encoding="utf-8") == export_openapi(), "run: python -m service.openapi > openapi/openapi.json"
+
+
+def test_the_document_describes_every_call(service: Running) -> None:
+    """Each operation has an id of its own and a description, and declares problems by their media type alone."""
+    document = httpx.get(f"{service.url}/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    ids = [operation["operationId"] for operation in operations]
+    assert len(set(ids)) == len(ids)
+    for operation in operations:
+        assert operation["description"]
+        failures = {status: it for status, it in operation["responses"].items() if int(status) >= 400}
+        assert {"403", "500", "503"} <= set(failures)
+        assert all(set(it["content"]) == {"application/problem+json"} for it in failures.values())
+    fields = document["components"]["schemas"]["Tuning"]["properties"].values()
+    assert all("description" in field or "$ref" in field for field in fields)

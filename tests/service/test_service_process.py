@@ -1,0 +1,203 @@
+"""The served process as a whole: killed, stopped, refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from factories import CPU, tuning_request
+from scripted import ScriptedRunner
+from service.client import Client
+from service.domain import Event, State
+from service.errors import ConfigurationError, DeviceTakenError
+from service.server import serve
+from service.settings import Settings
+from tuner.tuning import Tuning
+
+HERE = Path(__file__).parent
+PROBE_SECONDS = 0.25
+START_SECONDS = 30.0
+
+
+class Served:
+    """A served process and the address it printed."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self.url = ""
+        assert process.stderr is not None
+        for line in process.stderr:
+            self.lines.append(line)
+            if found := re.search(r"listens on (http://\S+)", line):
+                self.url = found[1]
+                break
+        self._drain = threading.Thread(target=self._read_rest, daemon=True)
+        self._drain.start()
+
+    def _read_rest(self) -> None:
+        assert self.process.stderr is not None
+        self.lines.extend(self.process.stderr)
+
+    def end(self, number: signal.Signals) -> int:
+        """Send a signal; the exit status."""
+        self.process.send_signal(number)
+        status = self.process.wait(START_SECONDS)
+        self._drain.join(START_SECONDS)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return status
+
+
+StartServed = Callable[..., Served]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """Where every probe that is started is noted, whatever becomes of its process."""
+    path = tmp_path / "probes.txt"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def start_served(tmp_path: Path, journal: Path) -> Iterator[StartServed]:
+    """Starts served processes on one data folder; kills what a test leaves."""
+    with ExitStack() as stack:
+        yield lambda port=0: stack.enter_context(_served(tmp_path / "data", journal, port))
+
+
+@contextmanager
+def _served(data_dir: Path, journal: Path, port: int) -> Iterator[Served]:
+    arguments = [str(data_dir), str(journal), str(PROBE_SECONDS), str(port)]
+    command = [sys.executable, str(HERE / "slow_service.py"), *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent)])}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    served = Served(process)
+    try:
+        yield served
+    finally:
+        if process.poll() is None:
+            served.end(signal.SIGKILL)
+
+
+def sizes_in(journal: Path) -> list[int]:
+    """The probes that were started, in order, over all processes."""
+    return [int(line) for line in journal.read_text().split()]
+
+
+def undisturbed() -> list[int]:
+    """The sizes a tuning probes that nothing interrupts."""
+    tuning = Tuning(tuning_request(), CPU, environment={}, versions={"torch": "2.8"})
+    runner = ScriptedRunner(37)
+    while (probe := tuning.next_probe()) is not None:
+        tuning.record(runner.run(probe))
+    return runner.sizes
+
+
+def wait_for_probes(client: Client, tuning_id: str, count: int) -> Event:
+    """Follow a tuning until this many probes are recorded."""
+    for event in client.tunings.events(tuning_id):
+        if event.probe is not None and event.probe.ordinal == count:
+            return event
+    raise AssertionError
+
+
+def test_a_killed_service_goes_on_from_its_recorded_probes(start_served: StartServed, journal: Path) -> None:
+    """After kill -9 in the third probe the tuning ends as undisturbed: only the probe that was killed is run again."""
+    expected = undisturbed()
+    first = start_served()
+    with Client(first.url) as client:
+        tuning_id = client.tunings.submit(tuning_request()).id
+        wait_for_probes(client, tuning_id, 2)
+    deadline = time.monotonic() + START_SECONDS
+    while len(sizes_in(journal)) < 3 and time.monotonic() < deadline:
+        threading.Event().wait(0.005)
+    assert first.end(signal.SIGKILL) == -signal.SIGKILL
+    second = start_served()
+    with Client(second.url) as client:
+        tuning = client.tunings.wait(tuning_id, START_SECONDS)
+        recorded = [probe.result.micro_batch_size for probe in client.tunings.probes(tuning_id)]
+        states = [event.state for event in client.tunings.events(tuning_id) if event.state is not None]
+    assert (tuning.state, tuning.attempts) == (State.SUCCEEDED, 2)
+    assert recorded == expected
+    assert sizes_in(journal) == expected[:3] + expected[2:]
+    assert states == [State.QUEUED, State.RUNNING, State.RUNNING, State.SUCCEEDED]
+
+
+def test_a_terminated_service_hands_back_and_exits_cleanly(start_served: StartServed, journal: Path) -> None:
+    """SIGTERM ends followers and the running probe at once; the next service runs the rest."""
+    first = start_served()
+    with Client(first.url) as client:
+        tuning_id = client.tunings.submit(tuning_request()).id
+        wait_for_probes(client, tuning_id, 1)
+    begun = time.monotonic()
+    assert first.end(signal.SIGTERM) == 0
+    assert time.monotonic() - begun < 5
+    assert not [line for line in first.lines if "Traceback" in line]
+    second = start_served()
+    with Client(second.url) as client:
+        tuning = client.tunings.wait(tuning_id, START_SECONDS)
+    assert tuning.state is State.SUCCEEDED
+    assert sorted(set(sizes_in(journal))) == sorted(undisturbed())
+    assert second.end(signal.SIGINT) == 0
+
+
+def test_a_follower_outlives_a_restart(start_served: StartServed) -> None:
+    """The SDK's stream resumes after the last event it saw, without gap or repetition, on a service come back."""
+    first = start_served()
+    port = int(first.url.rpartition(":")[2])
+    seen: list[Event] = []
+    with Client(first.url) as client:
+        tuning_id = client.tunings.submit(tuning_request()).id
+        events = client.tunings.events(tuning_id)
+        seen.extend(next(events) for _ in range(3))
+        first.end(signal.SIGKILL)
+        start_served(port)
+        seen.extend(events)
+    assert [event.id for event in seen] == list(range(1, len(seen) + 1))
+    assert seen[-1].state is State.SUCCEEDED
+
+
+def test_a_running_probe_is_cancelled_within_two_seconds(start_served: StartServed) -> None:
+    """From the call to the end of the tuning."""
+    with Client(start_served().url) as client:
+        tuning_id = client.tunings.submit(tuning_request()).id
+        wait_for_probes(client, tuning_id, 1)
+        begun = time.monotonic()
+        client.tunings.cancel(tuning_id)
+        assert client.tunings.wait(tuning_id, START_SECONDS).state is State.CANCELLED
+        assert time.monotonic() - begun < 2
+
+
+def test_the_service_is_not_opened_to_other_machines(tmp_path: Path) -> None:
+    """Listening elsewhere than on loopback is refused, saying that there are no API keys yet."""
+    with pytest.raises(ConfigurationError, match=r"0\.0\.0\.0.*no API keys yet"):
+        serve(Settings(data_dir=tmp_path, host="0.0.0.0"))  # noqa: S104 - refused
+
+
+def test_a_second_service_on_the_same_devices_is_refused(
+    start_served: StartServed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says which device is served already, and by whom."""
+    monkeypatch.setattr("service.coordinator._LOCK_WAIT_SECONDS", 0.0)
+    start_served()
+    with pytest.raises(DeviceTakenError, match="cpu is served by host:"):
+        serve(Settings(data_dir=tmp_path / "data", node_name="host", port=0, devices="cpu"))
+
+
+def test_a_taken_port_is_named(start_served: StartServed, tmp_path: Path) -> None:
+    """Listening where someone listens already is refused in our words."""
+    port = int(start_served().url.rpartition(":")[2])
+    with pytest.raises(ConfigurationError, match=str(port)):
+        serve(Settings(data_dir=tmp_path / "other", port=port, devices="cpu"))
