@@ -4,13 +4,12 @@ Importing torch takes seconds; forking takes milliseconds. The server never runs
 CUDA, so a child starts with no threads and no context, as a fresh process does. It speaks JSON lines over the socket it
 inherits, and ends when the other side closes it: a supervisor that dies takes its server and its probe with it.
 
-Started as ``python -P -m tuner.probing.fork_server SOCKET_FD MODULE...`` with the modules to import beforehand.
+Started as ``python -P -m tuner.probing.fork_server SOCKET_FD``.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import json
 import os
 import select
@@ -24,12 +23,9 @@ from typing import Any, NoReturn
 
 from tuner.probing.exchange import ProbePaths
 from tuner.processes import die_with_parent, kill_group
+from tuner.workloads.imports import import_early, late_imports
 
 _POLL_SECONDS = 0.005
-
-_ALWAYS_IMPORTED = ("tuner.probing.worker", "torch._dynamo", "torch.profiler")
-"""The last two are what torch imports when the first optimizer is made and steps: 1.7 s and 73 MB that would otherwise
-be counted into every probe."""
 
 
 class Channel:
@@ -97,8 +93,7 @@ class ForkServer:
                 kill_group(self.child, number)
 
     def _fork(self, task: str, directory: str, preload: list[str]) -> int:
-        for module in preload:
-            importlib.import_module(module)
+        import_early(tuple(preload))
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -156,8 +151,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
     began = time.monotonic()
-    for module in (*_ALWAYS_IMPORTED, *arguments[1:]):
-        importlib.import_module(module)
+    import_early(("tuner.probing.worker", *late_imports()))
     channel.send({"event": "ready", "seconds": time.monotonic() - began})
     ForkServer(channel).serve()
 

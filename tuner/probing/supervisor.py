@@ -25,7 +25,8 @@ from tuner.probing.fork_server import Channel
 from tuner.processes import kernel_oom_kills
 from tuner.requests import ProbeRequest, TuningRequest
 from tuner.results import DeviceInfo, Outcome, Phase, ProbeResult
-from tuner.specs import TransformersModel, WorkloadSpec
+from tuner.specs import WorkloadSpec
+from tuner.workloads.imports import late_imports
 
 _START_TIMEOUT_SECONDS = 180.0
 _CHECK_TIMEOUT_SECONDS = 300.0
@@ -33,7 +34,6 @@ _POLL_SECONDS = 0.05
 _DUMP_SECONDS = 0.3
 """How long a hanging probe gets to write where it hangs before it is killed."""
 _KILL_SECONDS = 30.0
-_TRANSFORMERS_MODULES = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class ProbeSupervisor:
         channel = self._started()
         killed_before = kernel_oom_kills()
         requested = time.monotonic()
-        channel.send({"do": "run", "task": task, "directory": str(paths.directory), "preload": _preloads(spec)})
+        channel.send({"do": "run", "task": task, "directory": str(paths.directory), "preload": late_imports(spec)})
         status, timed_out = self._await_end(channel, requested + timeout, should_stop)
         ended = time.monotonic()
         exit_ = None if status is None else classify_exit(status, kernel_oom_kills() - killed_before)
@@ -255,11 +255,6 @@ class ProbeSupervisor:
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
-
-
-def _preloads(spec: WorkloadSpec) -> list[str]:
-    """What the fork server should import before it forks: never the user's own modules."""
-    return list(_TRANSFORMERS_MODULES) if isinstance(spec.model, TransformersModel) else []
 
 
 def _result_of_dead_process(request: ProbeRequest, ended: _Ended) -> ProbeResult:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from tuner.accumulation import balanced_split
-from tuner.errors import OutOfMemoryError, TrainingError
+from tuner.errors import TrainingError
 from tuner.fingerprint import canonical_json
-from tuner.memory.devices import open_device
+from tuner.memory.devices import MemoryDevice
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.training.checkpoints import (
@@ -54,13 +54,16 @@ class TrainingLoop:
         recommendation: gives the spec, the plan and the memory limit.
         request: how long to train, and how often to write a checkpoint.
         paths: the run's files.
+        device: the recommendation's device, opened in this process.
 
     Raises:
         TrainingError: when the recommendation cannot be trained by one process.
         SpecError: when the spec has no data, or data that does not go with its model.
     """
 
-    def __init__(self, recommendation: Recommendation, request: TrainingRequest, paths: RunPaths) -> None:
+    def __init__(
+        self, recommendation: Recommendation, request: TrainingRequest, paths: RunPaths, device: MemoryDevice
+    ) -> None:
         self.micro_batch_size = trainable_micro_batch_size(recommendation)
         self.recommendation = recommendation
         self.request = request
@@ -68,7 +71,7 @@ class TrainingLoop:
         self.spec = recommendation.request.spec
         self.position = Position()
         seed_everything(request.seed)
-        self.device = open_device(recommendation.device.id)
+        self.device = device
         workload = build_workload(self.spec)
         self.data = build_data(self.spec, workload)
         self._limit_memory()
@@ -121,8 +124,7 @@ class TrainingLoop:
     def run(self, report: ProgressSink, should_stop: Callable[[], bool] = lambda: False) -> RunOutcome:
         """Train until all updates are made or ``should_stop`` answers true; a checkpoint is written either way.
 
-        Raises:
-            OutOfMemoryError: when a planned micro-batch does not fit after all; says where and what to do.
+        What the device or the workload raises comes out as it is; the last checkpoint stays.
         """
         while self.position.update < self.request.updates and not should_stop():
             report(self._update())
@@ -142,7 +144,7 @@ class TrainingLoop:
         indices = self._next_window()
         sizes = self._split(len(indices))
         rate = float(self.schedule.get_last_lr()[0])
-        outcome = self._attempt(indices, sizes)
+        outcome = self.engine.update([self.data.batch(part) for part in _cut(indices, sizes)])
         if not outcome.skipped:
             self.schedule.step()
         self._advance(len(indices), outcome)
@@ -156,20 +158,6 @@ class TrainingLoop:
 
     def _split(self, samples: int) -> tuple[int, ...]:
         return balanced_split(samples, -(-samples // self.micro_batch_size))
-
-    def _attempt(self, indices: tuple[int, ...], sizes: tuple[int, ...]) -> UpdateReport:
-        failure: Exception | None = None
-        try:
-            return self.engine.update([self.data.batch(part) for part in _cut(indices, sizes)])
-        except Exception as error:  # noqa: BLE001 - translated below, or raised as it is
-            failure = error
-        translated = self.device.translate(failure)
-        if isinstance(translated, OutOfMemoryError):
-            raise OutOfMemoryError(
-                f"out of memory in update {self.position.update + 1} with micro-batches of {sizes[0]}: {translated}. "
-                "Resume with a recommendation for a larger memory_margin, or a smaller max_micro_batch_size."
-            )
-        raise failure
 
     def _advance(self, samples: int, outcome: UpdateReport) -> None:
         position = self.position

@@ -1,0 +1,61 @@
+# Everything is installed into .venv, torch first (see constraints.txt); nothing outside it is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SOURCES := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format serve gpu-test gpu-demo bench openapi clean
+
+help:  ## Show these lines
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/torch: constraints.txt
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Batchwright needs Python 3.11 or newer"'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch numpy
+	@touch $@
+
+$(VENV)/runtime: $(VENV)/torch $(SOURCES)
+	$(PIP) -e '.[torch,transformers,service,plots]'
+	@touch $@
+
+$(VENV)/dev: $(VENV)/runtime
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+install: $(VENV)/runtime  ## Make .venv and install everything needed to run
+
+demo: install  ## Start a service, tune a GPT over real text, train it; leaves runs/demo/
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/dev  ## Install what the tests need, and run them
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/dev  ## Style, types and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/dev  ## Format the code
+	$(BIN)/ruff format .
+
+serve: install  ## Serve the HTTP API on http://127.0.0.1:8000
+	$(BIN)/batchwright serve
+
+gpu-test: $(VENV)/dev  ## Run the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+gpu-demo: install  ## The demo; takes the first CUDA device
+	$(BIN)/python examples/demo.py --output-dir runs/gpu-demo
+
+bench: $(VENV)/dev  ## Reproduce the figures of benchmarks/results/
+	$(BIN)/python benchmarks/search_oracles.py
+	$(BIN)/python benchmarks/cpu_repeatability.py
+
+openapi: $(VENV)/dev  ## Export openapi/openapi.json
+	$(BIN)/python -m service.openapi > openapi/openapi.json
+
+clean:  ## Remove the environment and what runs left
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

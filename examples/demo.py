@@ -1,0 +1,151 @@
+"""The whole path in one go: a service, a tuning, a training job, through the SDK.
+
+A byte-level GPT-2 (random weights) learns the Python standard library's own sources, at an effective batch that the
+device cannot hold at once. Takes CUDA if there is one, else the CPU with a memory budget. Writes ``runs/demo/``.
+
+Run by ``make demo``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from service.client import Client
+from service.domain import EventKind, Job, State
+from tuner.cli.display import ProbeBoard, TrainingBar, recommendation_panel
+from tuner.files import write_atomically
+from tuner.plots import plot_loss, plot_memory
+from tuner.requests import TrainingRequest, TuningRequest
+from tuner.results import DeviceInfo, Recommendation
+from tuner.specs import parse_spec
+from tuner.training.runs import TrainingProgress
+from tuner.units import format_bytes
+
+GIB = 1024**3
+SOURCES = sysconfig.get_paths()["stdlib"]
+
+
+def demo_request(device: DeviceInfo) -> TuningRequest:
+    """A small GPT-2 on the CPU under 1 GiB; on a card one of GPT-2's real size, under 16 GiB or what there is."""
+    small = {"n_layer": 4, "n_head": 4, "n_embd": 192, "n_positions": 128}
+    large = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 512}
+    on_card = device.kind == "cuda"
+    sizes = large if on_card else small
+    fixed = {"model_type": "gpt2", "vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    spec = parse_spec(
+        {
+            "model": {"kind": "transformers", "task": "causal-lm", "config": {**fixed, **sizes, **dropout}},
+            "batch": {"sequence_length": sizes["n_positions"]},
+            "optimizer": {"name": "adamw", "learning_rate": 1e-3 if on_card else 3e-3, "weight_decay": 0.01},
+            "schedule": {"name": "cosine", "warmup_updates": 5},
+            "precision": "bf16-mixed" if on_card else "fp32",
+            "gradient_clipping": 1.0,
+            "data": {"kind": "text", "paths": [f"{SOURCES}/*.py"]},
+        }
+    )
+    return TuningRequest(
+        spec=spec,
+        effective_batch_size=1000 if on_card else 200,
+        device=device.id,
+        memory_limit_bytes=min(16 * GIB, device.total_bytes) if on_card else GIB,
+    )
+
+
+@contextmanager
+def running_service(directory: Path) -> Iterator[str]:
+    """A service on loopback with its embedded store under ``directory``; gives its address."""
+    environment = {**os.environ, "BATCHWRIGHT_DATA_DIR": str(directory), "BATCHWRIGHT_DATA_ROOTS": SOURCES}
+    command = [sys.executable, "-m", "tuner.cli", "serve", "--port", "0"]
+    directory.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)  # noqa: S603 - our own
+    try:
+        yield _address(process, directory / "service.log")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def _address(process: subprocess.Popen[str], log: Path) -> str:
+    """The address the service prints; what it prints afterwards goes to ``log``."""
+    lines = []
+    for line in process.stderr or ():
+        lines.append(line)
+        if " listens on " in line:
+            threading.Thread(target=_copy, args=(process, log), daemon=True).start()
+            return line.split()[-1]
+    sys.exit("the service did not start:\n" + "".join(lines))
+
+
+def _copy(process: subprocess.Popen[str], log: Path) -> None:
+    with log.open("a") as stream:
+        for line in process.stderr or ():
+            stream.write(line)
+
+
+def tune(client: Client, request: TuningRequest, console: Console) -> Recommendation:
+    """Submit the tuning and show each probe as it ends."""
+    tuning = client.tunings.submit(request, fresh=True)
+    with ProbeBoard(console) as board:
+        board.doing("probing in processes of their own")
+        for event in client.tunings.events(tuning.id):
+            if event.kind is EventKind.PROBE and event.probe is not None:
+                board.add(event.probe.result)
+    ended = client.tunings.wait(tuning.id)
+    if ended.recommendation is None:
+        sys.exit(f"the tuning ended as {ended.state}: {ended.problem.detail if ended.problem else ''}")
+    return ended.recommendation
+
+
+def train(client: Client, found: Recommendation, updates: int, console: Console) -> tuple[Job, list[TrainingProgress]]:
+    """Run the job and show the loss falling."""
+    job = client.jobs.submit(found.id, TrainingRequest(updates=updates, checkpoint_every=20))
+    made = []
+    with TrainingBar(console, updates) as bar:
+        for event in client.jobs.events(job.id):
+            if event.progress is not None:
+                made.append(event.progress)
+                bar.show(event.progress)
+    return client.jobs.wait(job.id), made
+
+
+def main() -> None:
+    """Tune, train, and leave the evidence in a folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-dir", type=Path, default=Path("runs/demo"))
+    parser.add_argument("--updates", type=int, default=60)
+    options = parser.parse_args()
+    directory, console = options.output_dir.absolute(), Console(highlight=False)
+    with running_service(directory / "service") as url, Client(url) as client:
+        device = client.devices.list()[0].device
+        request = demo_request(device)
+        limit = format_bytes(request.memory_limit_bytes or device.total_bytes)
+        console.print(f"[bold]Service[/] {url}, device {device.id} ({device.name}), limit {limit}")
+        console.print(f"[bold]Tuning[/] GPT-2 over bytes, effective batch {request.effective_batch_size}")
+        found = tune(client, request, console)
+        write_atomically(directory / "recommendation.json", found.model_dump_json(indent=2))
+        plot_memory(found, directory)
+        console.print(recommendation_panel(found))
+        job, made = train(client, found, options.updates, console)
+    plot_loss(made, directory)
+    if job.state is not State.SUCCEEDED:
+        sys.exit(f"the job ended as {job.state}: {job.problem.detail if job.problem else ''}")
+    console.print(f"[bold]Loss[/] {made[0].loss:.3f} -> {made[-1].loss:.3f} nats per byte in {len(made)} updates")
+    console.print(
+        f"[bold]Written[/] to {options.output_dir}: {', '.join(sorted(it.name for it in directory.glob('*.*')))}"
+    )
+
+
+if __name__ == "__main__":
+    main()

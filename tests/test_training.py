@@ -1,0 +1,309 @@
+"""Training runs: data order, exact windows, checkpoints that survive a kill, and what a run reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from factories import gpt_spec, mlp_spec, recommendation
+from tuner.errors import CheckpointError, SpecError, TrainingError
+from tuner.memory.devices import open_device
+from tuner.probing.environment import CPU_ALLOCATOR, CPU_THREADS
+from tuner.requests import TrainingRequest
+from tuner.results import Recommendation
+from tuner.specs import ScheduleSpec, WorkloadSpec
+from tuner.training.data import build_data, epoch_order
+from tuner.training.launch import TrainingProcess
+from tuner.training.loop import TrainingLoop
+from tuner.training.optimizers import learning_rate_factor
+from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingProgress, TrainingResult
+from tuner.workloads.build import build_workload
+
+MIB = 1024**2
+ENVIRONMENT = {**CPU_ALLOCATOR, **CPU_THREADS}
+
+
+def run_to_end(directory: Path, found: Recommendation, request: TrainingRequest) -> TrainingResult:
+    """Run the training process and wait for it."""
+    process = TrainingProcess(directory)
+    process.start(found, request)
+    while (result := process.poll()) is None:
+        time.sleep(0.02)
+    return result
+
+
+def loop_for(directory: Path, found: Recommendation, request: TrainingRequest) -> TrainingLoop:
+    """A loop in this process."""
+    return TrainingLoop(found, request, RunPaths(directory), open_device("cpu"))
+
+
+def trained(
+    directory: Path, found: Recommendation, updates: int, every: int = 50
+) -> tuple[TrainingLoop, list[TrainingProgress]]:
+    """A loop that has made its updates, and what it reported."""
+    loop = loop_for(directory, found, TrainingRequest(updates=updates, checkpoint_every=every))
+    made: list[TrainingProgress] = []
+    loop.run(made.append)
+    return loop, made
+
+
+def text_spec(directory: Path, text: bytes = b"some text to learn, " * 40) -> WorkloadSpec:
+    """A GPT over a file of text."""
+    (directory / "corpus.txt").write_bytes(text)
+    return gpt_spec(data={"kind": "text", "paths": [str(directory / "*.txt")]})
+
+
+def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch_alone() -> None:
+    """Every sample once, the same on every host, another order in the next epoch."""
+    assert sorted(epoch_order(1, 0, 50)) == list(range(50))
+    assert epoch_order(1, 0, 50) == epoch_order(1, 0, 50)
+    assert len({epoch_order(1, 0, 50), epoch_order(1, 1, 50), epoch_order(2, 0, 50)}) == 3
+
+
+def test_text_is_cut_into_samples_without_losing_a_byte(tmp_path: Path) -> None:
+    """The last sample keeps what is left."""
+    text = bytes(range(256)) * 2 + b"tail!"
+    spec = text_spec(tmp_path, text)
+    data = build_data(spec, build_workload(spec))
+    joined = torch.cat([data.samples[index] for index in range(len(data))])
+    assert bytes(joined.tolist()) == text
+    assert [len(data.samples[index]) for index in (0, len(data) - 1)] == [16, 5]
+
+
+def test_ragged_samples_are_padded_with_ignored_labels(tmp_path: Path) -> None:
+    """Padding counts neither in the loss nor in its weight."""
+    spec = text_spec(tmp_path, b"x" * 20)
+    workload = build_workload(spec)
+    batch = build_data(spec, workload).batch([0, 1])
+    assert batch["input_ids"].shape == (2, 16)
+    assert int((batch["labels"] == -100).sum()) == 12
+    assert workload.loss_weights(batch) == {"next_token": 15.0 + 3.0}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"data": None}, "data"),
+        ({"data": {"kind": "text", "paths": ["/nowhere/*.txt"]}}, "data.paths"),
+        ({"data": {"kind": "workload"}}, "data.kind"),
+    ],
+)
+def test_missing_data_names_the_field(changes: dict[str, object], field: str) -> None:
+    """Before anything is trained."""
+    spec = gpt_spec(**changes)
+    with pytest.raises(SpecError) as caught:
+        build_data(spec, build_workload(spec))
+    assert caught.value.problems[0].field == field
+
+
+def test_text_needs_a_language_model(tmp_path: Path) -> None:
+    """A classifier cannot learn from a stream of bytes."""
+    spec = mlp_spec(data=text_spec(tmp_path).data.model_dump())  # type: ignore[union-attr]
+    with pytest.raises(SpecError, match="causal language model"):
+        build_data(spec, build_workload(spec))
+
+
+def test_windows_are_the_effective_batch_and_the_tail_of_an_epoch(tmp_path: Path) -> None:
+    """50 samples at 16: three full windows and one of 2, each in balanced micro-batches, then the next epoch."""
+    _, made = trained(tmp_path, recommendation(effective_batch_size=16, micro_batch_size=5), updates=5)
+    assert [it.samples for it in made] == [16, 16, 16, 2, 16]
+    assert [it.micro_batch_sizes for it in made[:1]] == [(4, 4, 4, 4)]
+    assert made[3].micro_batch_sizes == (2,)
+    assert [it.epoch for it in made] == [0, 0, 0, 1, 1]
+    assert made[-1].samples_seen == 66
+
+
+def test_the_split_changes_no_weight(tmp_path: Path) -> None:
+    """A run in micro-batches of 3 ends where a run with whole windows ends."""
+    weights = []
+    spec = gpt_spec(optimizer={"name": "sgd", "learning_rate": 0.1})
+    for size in (16, 3):
+        loop, _ = trained(tmp_path / str(size), recommendation(spec, 16, size), updates=4)
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in loop.model.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-6)
+
+
+def test_the_loss_falls(tmp_path: Path) -> None:
+    """Training learns."""
+    (tmp_path / "data").mkdir()
+    spec = text_spec(tmp_path / "data")
+    _, made = trained(tmp_path, recommendation(spec, 16, 8), updates=40)
+    assert made[0].loss is not None
+    assert made[-1].loss is not None
+    assert made[-1].loss < 0.8 * made[0].loss
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        (ScheduleSpec(), [1.0, 1.0, 1.0, 1.0]),
+        (ScheduleSpec(name="linear", warmup_updates=2), [0.5, 1.0, 1.0, 0.5]),
+        (ScheduleSpec(name="cosine"), [1.0, 0.853553, 0.5, 0.146447]),
+    ],
+)
+def test_the_schedule_moves_once_per_update(schedule: ScheduleSpec, factors: list[float]) -> None:
+    """Warm-up rises to one and the decay reaches zero after the last update, whatever the accumulation."""
+    assert [learning_rate_factor(schedule, update, 4) for update in range(4)] == pytest.approx(factors, abs=1e-6)
+
+
+def test_a_run_reports_the_rate_of_each_update(tmp_path: Path) -> None:
+    """The reported rate is the one the update used."""
+    spec = mlp_spec(schedule={"name": "linear", "warmup_updates": 2}, optimizer={"learning_rate": 0.1})
+    _, made = trained(tmp_path, recommendation(spec, 16, 4), updates=4)
+    assert [it.learning_rate for it in made] == pytest.approx([0.05, 0.1, 0.1, 0.05])
+
+
+def test_a_stopped_run_goes_on_bit_equal(tmp_path: Path) -> None:
+    """Stop after 3 of 7 updates, in the middle of an epoch, and go on: the same weights to the last bit."""
+    spec = gpt_spec(
+        model={
+            "kind": "reference",
+            "architecture": {"name": "gpt", "layers": 1, "heads": 2, "width": 16, "dropout": 0.2},
+        },
+        schedule={"name": "cosine", "warmup_updates": 2},
+    )
+    found, request = recommendation(spec, 16, 5), TrainingRequest(updates=7)
+    whole, _ = trained(tmp_path / "whole", found, updates=7)
+    first = loop_for(tmp_path / "cut", found, request)
+    assert first.run(lambda _: None, lambda: first.position.update >= 3) is RunOutcome.STOPPED
+    second = loop_for(tmp_path / "cut", found, request)
+    assert second.resume() == 3
+    assert second.run(lambda _: None) is RunOutcome.SUCCEEDED
+    for ours, theirs in zip(second.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    """Two by default, and the pointer names the newest."""
+    trained(tmp_path, recommendation(), updates=5, every=1)
+    paths = RunPaths(tmp_path)
+    assert sorted(it.name for it in paths.checkpoints.glob("*.pt")) == ["update-00000004.pt", "update-00000005.pt"]
+    assert paths.checkpointed_update() == 5
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Another effective batch is another run: the message says what to do."""
+    trained(tmp_path, recommendation(), updates=1)
+    other = loop_for(tmp_path, recommendation(effective_batch_size=12), TrainingRequest())
+    with pytest.raises(CheckpointError, match="another run"):
+        other.resume()
+
+
+def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
+    """Not a traceback from deep inside a reader."""
+    trained(tmp_path, recommendation(), updates=1)
+    (tmp_path / "checkpoints" / "update-00000001.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(CheckpointError, match=r"update-00000001\.pt cannot be read"):
+        loop_for(tmp_path, recommendation(), TrainingRequest()).resume()
+
+
+def test_a_plan_for_several_ranks_is_refused(tmp_path: Path) -> None:
+    """Training in one process cannot give an effective batch that was planned over two."""
+    with pytest.raises(TrainingError, match="2 ranks"):
+        loop_for(tmp_path, recommendation(world_size=2), TrainingRequest())
+
+
+def test_a_process_trains_and_leaves_everything(tmp_path: Path) -> None:
+    """Result, progress, checkpoint and weights, under the memory limit and the recommended environment."""
+    found = recommendation(gpt_spec(), 16, 5, limit_bytes=400 * MIB, environment=ENVIRONMENT)
+    result = run_to_end(tmp_path, found, TrainingRequest(updates=6, checkpoint_every=4))
+    assert result.outcome is RunOutcome.SUCCEEDED, result.traceback
+    assert result.updates == 6
+    paths = RunPaths(tmp_path)
+    lines = paths.progress.read_text().splitlines()
+    assert [json.loads(line)["update"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert paths.weights.exists()
+    assert result.weights_sha256 is not None
+    assert len(result.weights_sha256) == 64
+
+
+def test_a_run_that_meets_its_limit_says_so(tmp_path: Path) -> None:
+    """Out of memory in training is a clear failure with the update, the size and the remedy."""
+    spec = mlp_spec(data={"kind": "synthetic", "samples": 300_000})
+    found = recommendation(spec, 300_000, 300_000, limit_bytes=64 * MIB, environment=ENVIRONMENT)
+    result = run_to_end(tmp_path, found, TrainingRequest(updates=1))
+    assert result.outcome is RunOutcome.FAILED
+    assert result.message.startswith("out of memory in update 1, micro-batches up to 300000")
+    assert "memory_margin" in result.message
+
+
+def test_a_killed_run_loses_only_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    """SIGKILL in the middle, start again: the final weights' hash is that of an undisturbed run, updates told once."""
+    spec = gpt_spec(schedule={"name": "cosine"})
+    found, request = (
+        recommendation(spec, 40, 2, environment=ENVIRONMENT),
+        TrainingRequest(updates=12, checkpoint_every=3),
+    )
+    undisturbed = run_to_end(tmp_path / "whole", found, request)
+    process = TrainingProcess(tmp_path / "killed")
+    process.start(found, request)
+    told: list[TrainingProgress] = []
+    while len(told) < 5 and process.poll() is None:
+        told += process.new_progress()
+        time.sleep(0.005)
+    assert process._process is not None
+    os.kill(process._process.pid, signal.SIGKILL)
+    while (ended := process.poll()) is None:
+        time.sleep(0.01)
+    assert ended.outcome is RunOutcome.FAILED
+    assert "SIGKILL" in ended.message
+    again = TrainingProcess(tmp_path / "killed")
+    again.start(found, request)
+    while (result := again.poll()) is None:
+        time.sleep(0.02)
+    assert result.outcome is RunOutcome.SUCCEEDED
+    assert result.resumed_from is not None
+    assert result.resumed_from >= 3
+    assert [it.update for it in again.new_progress()] == list(range(result.resumed_from + 1, 13))
+    assert result.weights_sha256 == undisturbed.weights_sha256
+
+
+def test_sigterm_leaves_a_checkpoint(tmp_path: Path) -> None:
+    """A stopped run ends as STOPPED with its last update on the disk."""
+    process = TrainingProcess(tmp_path)
+    process.start(recommendation(gpt_spec(), 40, 2, environment=ENVIRONMENT), TrainingRequest(updates=100_000))
+    while not process.new_progress():
+        assert process.poll() is None
+        time.sleep(0.01)
+    result = process.stop()
+    assert result.outcome is RunOutcome.STOPPED
+    assert result.updates == RunPaths(tmp_path).checkpointed_update()
+    assert process.stop() == result
+
+
+def test_a_failure_of_user_code_comes_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log and the result point at the line."""
+    (tmp_path / "broken_workload.py").write_text(
+        "import torch\n"
+        "class W:\n"
+        "    def build_model(self): return torch.nn.Linear(2, 1)\n"
+        "    def make_batch(self, size): return torch.randn(size, 2)\n"
+        "    def loss_terms(self, model, batch): raise KeyError('no such label')\n"
+        "    def dataset(self): return [torch.zeros(2)] * 8\n"
+        "def build(): return W()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    spec = mlp_spec(model={"kind": "python", "target": "broken_workload:build"}, data={"kind": "workload"})
+    result = run_to_end(tmp_path / "run", recommendation(spec, 4, 2), TrainingRequest(updates=1))
+    assert result.outcome is RunOutcome.FAILED
+    assert result.error_type == "builtins.KeyError"
+    assert "broken_workload.py" in (result.traceback or "")
+
+
+def test_a_half_written_line_waits(tmp_path: Path) -> None:
+    """A follower never sees a part of a line, and a kill's half line is dropped on resume."""
+    _, made = trained(tmp_path, recommendation(), updates=3)
+    log = ProgressLog(tmp_path / "progress.jsonl")
+    for progress in made:
+        log.append(progress)
+    with log.path.open("a") as stream:
+        stream.write('{"update": 4, "los')
+    assert [it.update for it in log.new_lines()] == [1, 2, 3]
+    log.forget_after(2)
+    assert [it.update for it in ProgressLog(log.path).new_lines()] == [1, 2]

@@ -1,0 +1,186 @@
+"""Two pictures of a run: memory against micro-batch, and the loss. PNG to look at, HTML to explore. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import plotly.graph_objects as go
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tuner.files import write_atomically
+from tuner.results import Outcome, ProbeResult, Recommendation
+from tuner.training.runs import TrainingProgress
+
+mpl.use("agg")
+
+_GIB = 1024**3
+_FIT, _OOM, _LINE = "#2a9d5c", "#d1495b", "#5b6c8f"
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """Peak memory as a function of the micro-batch size: bytes at zero and bytes per sample."""
+
+    intercept: float
+    slope: float
+
+    def at(self, size: float) -> float:
+        """Bytes at ``size``."""
+        return self.intercept + self.slope * size
+
+
+def fitted_line(probes: Sequence[ProbeResult]) -> MemoryLine | None:
+    """The line through the two largest fits that were measured; none when there are not two."""
+    fits = {probe.micro_batch_size: probe.used_bytes for probe in probes if probe.outcome is Outcome.FIT}
+    points = sorted((size, used) for size, used in fits.items() if used)[-2:]
+    if len(points) < 2:  # noqa: PLR2004 - two points make a line
+        return None
+    (low, low_bytes), (high, high_bytes) = points
+    slope = (high_bytes - low_bytes) / (high - low)
+    return MemoryLine(low_bytes - slope * low, slope)
+
+
+def _failures(found: Recommendation) -> list[ProbeResult]:
+    return [probe for probe in found.evidence.probes if probe.outcome is not Outcome.FIT]
+
+
+def _fits(found: Recommendation) -> list[ProbeResult]:
+    return [probe for probe in found.evidence.probes if probe.outcome is Outcome.FIT and probe.used_bytes]
+
+
+def _heights(found: Recommendation) -> list[float]:
+    """Where to draw what failed: on the fitted line, since a failed probe never reached its peak; else at the limit."""
+    line = fitted_line(found.evidence.probes)
+    limit = _limit(found)
+    return [(line.at(probe.micro_batch_size) if line else limit) / _GIB for probe in _failures(found)]
+
+
+def _limit(found: Recommendation) -> float:
+    limits = [probe.limit_bytes for probe in found.evidence.probes if probe.limit_bytes]
+    return float(limits[0]) if limits else float(found.device.total_bytes)
+
+
+def _line_points(found: Recommendation) -> tuple[list[float], list[float]]:
+    line = fitted_line(found.evidence.probes)
+    if line is None:
+        return [], []
+    largest = max(probe.micro_batch_size for probe in found.evidence.probes)
+    fitting = [probe.micro_batch_size for probe in _fits(found)]
+    sizes = [0.0, float(min(largest, 1.3 * max(fitting)))]
+    return sizes, [line.at(size) / _GIB for size in sizes]
+
+
+def _shown(found: Recommendation) -> list[tuple[int, float, str]]:
+    """The failed probes near enough to the answer to share a picture with it: size, height, outcome."""
+    fitting = [probe.micro_batch_size for probe in _fits(found)]
+    edge = 2 * max(fitting, default=1)
+    pairs = zip(_failures(found), _heights(found), strict=True)
+    return [(it.micro_batch_size, height, str(it.outcome)) for it, height in pairs if it.micro_batch_size <= edge]
+
+
+def plot_memory(found: Recommendation, directory: Path) -> tuple[Path, Path]:
+    """Write ``memory.png`` and ``memory.html``: every probe, the fitted line, the limit."""
+    title = f"Peak memory against micro-batch: {found.micro_batch_size or 'nothing'} fits on {found.device.id}"
+    return (
+        _save_png(_draw_memory(found, title), directory / "memory.png"),
+        _save_html(_memory_figure(found, title), directory / "memory.html"),
+    )
+
+
+def _draw_memory(found: Recommendation, title: str) -> Figure:
+    figure, axes = _axes(title, "micro-batch size (samples)", "peak memory (GiB)")
+    sizes, heights = _line_points(found)
+    axes.plot(sizes, heights, color=_LINE, linewidth=1, label="affine through the last two fits")
+    fits = _fits(found)
+    axes.scatter(
+        [it.micro_batch_size for it in fits],
+        [(it.used_bytes or 0) / _GIB for it in fits],
+        color=_FIT,
+        label="FIT",
+        zorder=3,
+    )
+    failed = _shown(found)
+    axes.scatter(
+        [size for size, _, _ in failed],
+        [height for _, height, _ in failed],
+        color=_OOM,
+        marker="x",
+        label="OOM (drawn where the line puts it)",
+        zorder=3,
+    )
+    axes.axhline(_limit(found) / _GIB, color=_OOM, linestyle="--", linewidth=1, label="limit less margin")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    return figure
+
+
+def _memory_figure(found: Recommendation, title: str) -> go.Figure:
+    figure = go.Figure(layout=_layout(title, "micro-batch size (samples)", "peak memory (GiB)"))
+    sizes, heights = _line_points(found)
+    figure.add_scatter(x=sizes, y=heights, mode="lines", name="affine fit", line={"color": _LINE})
+    fits = _fits(found)
+    figure.add_scatter(
+        x=[it.micro_batch_size for it in fits],
+        y=[(it.used_bytes or 0) / _GIB for it in fits],
+        customdata=[it.seconds.total for it in fits],
+        hovertemplate="micro-batch %{x}<br>%{y:.3f} GiB<br>%{customdata:.2f} s<extra>FIT</extra>",
+        mode="markers",
+        name="FIT",
+        marker={"color": _FIT, "size": 10},
+    )
+    failed = _shown(found)
+    figure.add_scatter(
+        x=[size for size, _, _ in failed],
+        y=[height for _, height, _ in failed],
+        text=[outcome for _, _, outcome in failed],
+        hovertemplate="micro-batch %{x}<br>%{text}<extra></extra>",
+        mode="markers",
+        name="OOM",
+        marker={"color": _OOM, "size": 10, "symbol": "x"},
+    )
+    figure.add_hline(y=_limit(found) / _GIB, line={"color": _OOM, "dash": "dash"}, annotation_text="limit less margin")
+    return figure
+
+
+def plot_loss(updates: Sequence[TrainingProgress], directory: Path) -> tuple[Path, Path]:
+    """Write ``loss.png`` and ``loss.html``: the loss of every update."""
+    numbers = [it.update for it in updates if it.loss is not None]
+    losses = [it.loss for it in updates if it.loss is not None]
+    title = f"Loss over {len(updates)} optimizer updates"
+    figure, axes = _axes(title, "optimizer update", "loss")
+    axes.plot(numbers, losses, color=_LINE)
+    page = go.Figure(layout=_layout(title, "optimizer update", "loss"))
+    page.add_scatter(x=numbers, y=losses, mode="lines", line={"color": _LINE}, name="loss")
+    return _save_png(figure, directory / "loss.png"), _save_html(page, directory / "loss.html")
+
+
+def _axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _layout(title: str, x: str, y: str) -> go.Layout:
+    return go.Layout(
+        title=title, template="simple_white", xaxis={"title": x}, yaxis={"title": y, "rangemode": "tozero"}
+    )
+
+
+def _save_png(figure: Figure, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path
+
+
+def _save_html(figure: go.Figure, path: Path) -> Path:
+    """One file with plotly's script in it, so that it opens offline."""
+    write_atomically(path, figure.to_html(include_plotlyjs=True))
+    return path
