@@ -187,7 +187,7 @@ class DeviceWorker:
 
     def _end_stopped(self, hold: Hold, error: Exception) -> None:
         """Cancelled work ends; what was interrupted otherwise goes back to the queue, unless another has it."""
-        reason = hold.stop
+        reason = hold.reason()
         _log.info("%s: %s stopped: %s", self.served.place, hold.lease.work_id, reason.name if reason else error)
         if reason is Stop.CANCELLED:
             hold.persist(lambda: self._store.finish(hold.lease, Ending(State.CANCELLED)))

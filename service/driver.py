@@ -92,7 +92,7 @@ class Driver:
         if not tuning.probes:
             self._executor.check(request, hold.stop_within)
         while (probe := tuning.next_probe()) is not None:
-            if hold.stop is not None:
+            if hold.reason() is not None:
                 raise StoppedError
             result = self._executor.probe(probe, hold.stop_within)
             ordinal = len(tuning.probes) + 1
@@ -144,7 +144,7 @@ class Driver:
                 newest = fresh[-1].update
 
         result = self._executor.train(run, on_progress, hold.stop_within)
-        if hold.stop is not None and result.outcome is not RunOutcome.SUCCEEDED:
+        if hold.reason() is not None and result.outcome is not RunOutcome.SUCCEEDED:
             raise StoppedError(result.message)  # also when it had to be killed, which looks like a failure
         return _job_ending(result)
 

@@ -68,8 +68,7 @@ class Hold:
         self._stops: set[Stop] = set()
         self._stopped = threading.Event()
 
-    @property
-    def stop(self) -> Stop | None:
+    def reason(self) -> Stop | None:
         """Why to stop, if there is a reason: the most pressing one."""
         if self._clock() >= self._renewed_at + self._lease_seconds * (1 - _MARGIN):
             self.request(Stop.LOST)
@@ -77,7 +76,7 @@ class Hold:
 
     def stop_within(self) -> float | None:
         """None while the work may go on; else the seconds it has to end."""
-        reason = self.stop
+        reason = self.reason()
         return None if reason is None else self._grace[reason]
 
     def request(self, reason: Stop) -> None:
@@ -109,7 +108,7 @@ class Hold:
             try:
                 return write()
             except StoreUnavailableError as error:
-                if self.stop is Stop.LOST:
+                if self.reason() is Stop.LOST:
                     raise StaleLeaseError(f"the store could not be reached before the lease ended: {error}") from error
                 _log.warning("cannot write to the store, trying again: %s", error)
                 self._stopped.wait(_RETRY_SECONDS)

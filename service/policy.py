@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from service.errors import DataPathNotAllowedError, InvalidInputError, TargetNotAllowedError
-from tuner.probing.environment import CPU_ALLOCATOR, CUDA_ALLOCATOR_VARIABLES
+from tuner.probing.environment import CUDA_ALLOCATOR_VARIABLES
 from tuner.results import Recommendation
 from tuner.specs import PythonModel, TextData, WorkloadSpec
 
-_ALLOCATOR_VARIABLES = frozenset({*CPU_ALLOCATOR, *CUDA_ALLOCATOR_VARIABLES})
-"""Any other variable, such as LD_PRELOAD, would let the sender run code of their own."""
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _LONGEST_IDENTIFIER = 64
 _PATTERN_START = re.compile(r"[*?\[]")
@@ -49,17 +47,20 @@ class Policy:
             for path in spec.data.paths:
                 self._check_path(path)
 
-    def check_foreign(self, recommendation: Recommendation) -> None:
-        """Refuse a recommendation sent along with a job that would do more than set the allocator.
+    @staticmethod
+    def check_foreign(recommendation: Recommendation, probes_set: Collection[str]) -> None:
+        """Refuse a recommendation sent along with a job that would set more than probes set here.
+
+        Any other variable, such as LD_PRELOAD, would let the sender run code of their own.
 
         Raises:
             InvalidInputError: naming the variables, or the field that is not what we write there.
         """
-        others = sorted(set(recommendation.environment) - _ALLOCATOR_VARIABLES)
+        allowed = {*probes_set, *CUDA_ALLOCATOR_VARIABLES}
+        others = sorted(set(recommendation.environment) - allowed)
         if others:
-            allowed = ", ".join(sorted(_ALLOCATOR_VARIABLES))
             raise InvalidInputError(
-                f"recommendation.environment sets {', '.join(others)}; a job may set only the allocator's: {allowed}"
+                f"recommendation.environment sets {', '.join(others)}; a job may set only {', '.join(sorted(allowed))}"
             )
         if not _FINGERPRINT.fullmatch(recommendation.fingerprint) or len(recommendation.id) > _LONGEST_IDENTIFIER:
             raise InvalidInputError("recommendation.fingerprint must be 64 hexadecimal digits, and its id at most 64")

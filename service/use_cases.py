@@ -39,7 +39,7 @@ from service.policy import Policy
 from service.store.base import NewWork, RecommendationFilter, SeenDevice, Store, WorkItem, WorkRow
 from tuner.documents import Document
 from tuner.requests import TuningRequest
-from tuner.results import Recommendation
+from tuner.results import DeviceInfo, Recommendation
 from tuner.specs import PythonModel, TransformersModel, WorkloadSpec
 from tuner.training.launch import training_command
 from tuner.training.runs import RunPaths
@@ -317,14 +317,15 @@ class UseCases:
         recommendation = submission.recommendation
         if recommendation is None:
             recommendation = self.recommendation(str(submission.recommendation_id))
-        else:
-            self._policy.check_foreign(recommendation)
+        here = self._serving(recommendation.device.id).served
+        if submission.recommendation is not None:
+            self._policy.check_foreign(recommendation, here.environment)
         if not recommendation.feasible:
             raise InfeasibleRecommendationError(
                 f"recommendation {recommendation.id!r} says that nothing fits: {recommendation.infeasible_reason}"
             )
         self._check_job_spec(recommendation.request.spec)
-        self._check_same_device(recommendation)
+        _check_same_device(recommendation.device, here.device)
         return recommendation
 
     def _check_job_spec(self, spec: WorkloadSpec) -> None:
@@ -339,13 +340,13 @@ class UseCases:
         self._policy.check_model(spec)
         self._policy.check_data(spec)
 
-    def _check_same_device(self, recommendation: Recommendation) -> None:
-        measured, here = recommendation.device, self._serving(recommendation.device.id).served.device
-        if (measured.name, measured.total_bytes) != (here.name, here.total_bytes):
-            raise DeviceMismatchError(
-                f"it was measured on {measured.name} with {measured.total_bytes} bytes; {here.id} is "
-                f"{here.name} with {here.total_bytes} bytes: tune for this device first"
-            )
+
+def _check_same_device(measured: DeviceInfo, here: DeviceInfo) -> None:
+    if (measured.name, measured.total_bytes) != (here.name, here.total_bytes):
+        raise DeviceMismatchError(
+            f"it was measured on {measured.name} with {measured.total_bytes} bytes; {here.id} is "
+            f"{here.name} with {here.total_bytes} bytes: tune for this device first"
+        )
 
 
 def model_name(spec: WorkloadSpec) -> str:

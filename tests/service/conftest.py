@@ -6,19 +6,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
-from running import Running, StartService, listening
+from running import Running, StartService, running
 from sqlalchemy import text
 
-from factories import CPU
 from scripted import ScriptedRunner, Trainer
-from service.bootstrap import app_of, build
 from service.client import Client
-from service.executor.inline import InlineExecutor
 from service.identifiers import IdentifierSource
-from service.settings import Settings
 from service.store.base import Store
 from service.store.engine import open_engine, writing
 from service.store.sql import open_store
@@ -64,21 +59,22 @@ def new_id() -> Callable[[str], str]:
 def start_service(tmp_path: Path) -> Iterator[StartService]:
     """Starts services in this process, around a runner and a trainer; settings may be given."""
     with ExitStack() as stack:
-
-        def new(runner: ScriptedRunner | None = None, trainer: Trainer | None = None, **given: Any) -> Running:
-            runner, trainer = runner or ScriptedRunner(37), trainer or Trainer()
-            settings = Settings(**{"data_dir": tmp_path / "data", "node_name": "host", "poll_seconds": 0.05, **given})
-            system = build(settings, lambda device: InlineExecutor(device, runner, trainer), [CPU], {"torch": "2.8"})
-            url = stack.enter_context(listening(app_of(system, settings)))
-            return Running(url, runner, trainer, system, settings)
-
-        yield new
+        yield lambda runner=None, trainer=None, **given: stack.enter_context(
+            running(tmp_path / "data", runner or ScriptedRunner(37), trainer or Trainer(), **given)
+        )
 
 
 @pytest.fixture
 def service(start_service: StartService) -> Running:
     """A service in which 37 samples fit."""
     return start_service()
+
+
+@pytest.fixture(scope="module")
+def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service for the tests of a module that leave nothing behind that another would mind."""
+    with running(tmp_path_factory.mktemp("shared"), ScriptedRunner(37), Trainer()) as started:
+        yield started
 
 
 @pytest.fixture

@@ -7,13 +7,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
+from factories import CPU
 from scripted import ScriptedRunner, Trainer
-from service.bootstrap import System
+from service.bootstrap import System, app_of, build
 from service.client import Client
+from service.executor.inline import InlineExecutor
 from service.settings import Settings
 
 
@@ -53,3 +57,12 @@ def listening(app: FastAPI) -> Iterator[str]:
             app.state.feed.close()
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def running(data_dir: Path, runner: ScriptedRunner, trainer: Trainer, **given: Any) -> Iterator[Running]:
+    """A whole service: real store, coordinator and HTTP around a scripted runner; settings may be given."""
+    settings = Settings(**{"data_dir": data_dir, "node_name": "host", "poll_seconds": 0.05, **given})
+    system = build(settings, lambda device: InlineExecutor(device, runner, trainer), [CPU], {"torch": "2.8"})
+    with listening(app_of(system, settings)) as url:
+        yield Running(url, runner, trainer, system, settings)

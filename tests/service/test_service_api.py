@@ -221,22 +221,24 @@ def test_a_job_streams_its_updates(start_service: StartService) -> None:
         ("POST", "/v1/tunings", 422, "invalid-request"),
     ],
 )
-def test_what_is_wrong_is_a_problem(service: Running, method: str, path: str, status: int, code: str) -> None:
+def test_what_is_wrong_is_a_problem(shared_service: Running, method: str, path: str, status: int, code: str) -> None:
     """Every refusal is a problem document with its status and a stable code."""
-    problem_in(httpx.request(method, service.url + path), status, code)
+    problem_in(httpx.request(method, shared_service.url + path), status, code)
 
 
-def test_the_methods_of_a_path_are_named(service: Running) -> None:
+def test_the_methods_of_a_path_are_named(shared_service: Running) -> None:
     """405 names every method the path has."""
-    assert httpx.delete(f"{service.url}/v1/tunings").headers["allow"] == "GET, POST"
+    assert httpx.delete(f"{shared_service.url}/v1/tunings").headers["allow"] == "GET, POST"
 
 
-def test_every_wrong_field_is_named(service: Running) -> None:
+def test_every_wrong_field_is_named(shared_service: Running) -> None:
     """A wrong spec is 422 with each field as the caller wrote it, its value, and what is allowed."""
     wrong = body(
         effective_batch_size=0, spec={"model": {"kind": "reference", "architecture": {"name": "gpt", "heads": 0}}}
     )
-    problem = problem_in(httpx.post(f"{service.url}/v1/tunings", json=wrong | {"fesh": True}), 422, "invalid-request")
+    problem = problem_in(
+        httpx.post(f"{shared_service.url}/v1/tunings", json=wrong | {"fesh": True}), 422, "invalid-request"
+    )
     faults = {fault.field: fault for fault in problem.errors}
     assert set(faults) == {"effective_batch_size", "spec.model.architecture.heads", "fesh"}
     assert faults["effective_batch_size"].value == "0"
@@ -244,10 +246,10 @@ def test_every_wrong_field_is_named(service: Running) -> None:
 
 
 @pytest.mark.parametrize("spoilt", ['{"spec": ', '{"effective_batch_size": "\\ud800"}', "[]", "null", '{"a": NaN}'])
-def test_spoilt_json_is_a_problem(service: Running, spoilt: str) -> None:
+def test_spoilt_json_is_a_problem(shared_service: Running, spoilt: str) -> None:
     """A body that is no JSON, or not of our shape, is refused in our words."""
     headers = {"content-type": "application/json"}
-    response = httpx.post(f"{service.url}/v1/tunings", content=spoilt, headers=headers)
+    response = httpx.post(f"{shared_service.url}/v1/tunings", content=spoilt, headers=headers)
     assert response.status_code in {400, 422}
     problem_in(response, response.status_code, "malformed-json" if response.status_code == 400 else "invalid-request")
 
@@ -255,17 +257,19 @@ def test_spoilt_json_is_a_problem(service: Running, spoilt: str) -> None:
 @pytest.mark.parametrize(
     "config", [{"model_type": "a\x00b"}, {"model_type": "x" * 1000}, {"model_type": "gpt2", "n": float("1e999")}]
 )
-def test_odd_values_do_not_break_the_service(service: Running, config: dict[str, Any]) -> None:
+def test_odd_values_do_not_break_the_service(shared_service: Running, config: dict[str, Any]) -> None:
     """What a spec's free part may hold is stored, or refused: never a 500."""
     spec = {"model": {"kind": "transformers", "task": "causal-lm", "config": config}, "batch": {"sequence_length": 8}}
     content = json.dumps(body(spec=spec))
     headers = {"content-type": "application/json"}
-    assert httpx.post(f"{service.url}/v1/tunings", content=content, headers=headers).status_code in {202, 422}
+    assert httpx.post(f"{shared_service.url}/v1/tunings", content=content, headers=headers).status_code in {202, 422}
 
 
-def test_an_undeclared_body_is_refused(service: Running) -> None:
+def test_an_undeclared_body_is_refused(shared_service: Running) -> None:
     """A body that is not declared as JSON is 415."""
-    response = httpx.post(f"{service.url}/v1/tunings", content=b"spec: {}", headers={"content-type": "text/yaml"})
+    response = httpx.post(
+        f"{shared_service.url}/v1/tunings", content=b"spec: {}", headers={"content-type": "text/yaml"}
+    )
     assert "text/yaml" in problem_in(response, 415, "unsupported-media-type").detail
 
 
@@ -282,31 +286,31 @@ def test_a_large_body_is_refused_unread(start_service: StartService, *, chunked:
 @pytest.mark.parametrize(
     "headers", [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}]
 )
-def test_a_page_of_another_site_cannot_act(service: Running, headers: dict[str, str]) -> None:
+def test_a_page_of_another_site_cannot_act(shared_service: Running, headers: dict[str, str]) -> None:
     """A browser led by another site is refused on every verb that changes something."""
-    problem_in(httpx.post(f"{service.url}/v1/tunings", json=body(), headers=headers), 403, "foreign-origin")
-    problem_in(httpx.post(f"{service.url}/v1/tunings/{UNKNOWN}/cancel", headers=headers), 403, "foreign-origin")
+    problem_in(httpx.post(f"{shared_service.url}/v1/tunings", json=body(), headers=headers), 403, "foreign-origin")
+    problem_in(httpx.post(f"{shared_service.url}/v1/tunings/{UNKNOWN}/cancel", headers=headers), 403, "foreign-origin")
 
 
-def test_our_own_pages_may_act(service: Running) -> None:
+def test_our_own_pages_may_act(shared_service: Running) -> None:
     """The service's own origin is not foreign."""
-    response = httpx.post(f"{service.url}/v1/tunings", json=body(), headers={"Origin": service.url})
+    response = httpx.post(f"{shared_service.url}/v1/tunings", json=body(), headers={"Origin": shared_service.url})
     assert response.status_code == HTTPStatus.ACCEPTED
 
 
-def test_a_forged_name_is_refused(service: Running) -> None:
+def test_a_forged_name_is_refused(shared_service: Running) -> None:
     """A Host that is not ours, as DNS rebinding sends, is refused on every verb."""
-    problem_in(httpx.get(f"{service.url}/v1/tunings", headers={"Host": "evil.example"}), 403, "host-not-allowed")
+    problem_in(httpx.get(f"{shared_service.url}/v1/tunings", headers={"Host": "evil.example"}), 403, "host-not-allowed")
 
 
-def test_an_unforeseen_error_tells_nothing(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unforeseen_error_tells_nothing(shared_service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug is a 500 problem without its traceback or message."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(service.system.cases, "devices", fail)
-    problem = problem_in(httpx.get(f"{service.url}/v1/devices"), 500, "internal-error")
+    monkeypatch.setattr(shared_service.system.cases, "devices", fail)
+    problem = problem_in(httpx.get(f"{shared_service.url}/v1/devices"), 500, "internal-error")
     assert "secret" not in problem.detail
 
 
@@ -376,9 +380,9 @@ def test_the_document_in_the_repository_is_the_services_own() -> None:
     assert path.read_text(encoding="utf-8") == export_openapi(), "run: python -m service.openapi > openapi/openapi.json"
 
 
-def test_the_document_describes_every_call(service: Running) -> None:
+def test_the_document_describes_every_call(shared_service: Running) -> None:
     """Each operation has an id of its own and a description, and declares problems by their media type alone."""
-    document = httpx.get(f"{service.url}/openapi.json").json()
+    document = httpx.get(f"{shared_service.url}/openapi.json").json()
     assert document["openapi"].startswith("3.1")
     operations = [operation for path in document["paths"].values() for operation in path.values()]
     ids = [operation["operationId"] for operation in operations]

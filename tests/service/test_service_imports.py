@@ -1,0 +1,48 @@
+"""What may not be imported where: proved in fresh interpreters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+BLOCK = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ImportError(f"{{name}} is blocked by the test")
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def run(code: str) -> str:
+    """Run code in a fresh interpreter; what it printed."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_sdk_needs_neither_torch_nor_the_services_packages() -> None:
+    """`service.client` is imported where torch, FastAPI, SQLAlchemy and the like are not installed."""
+    blocked = {"torch", "numpy", "fastapi", "starlette", "sqlalchemy", "alembic", "uvicorn", "pydantic_settings"}
+    assert run(BLOCK.format(blocked=blocked) + "from service.client import Client; print(Client.__name__)") == "Client"
+
+
+def test_the_sdk_imports_no_more_of_the_service_than_its_documents() -> None:
+    """Of the service it loads the client and the domain alone."""
+    code = "import sys, service.client; print(sorted(n for n in sys.modules if n.startswith('service.')))"
+    loaded = set(eval(run(code)))  # noqa: S307 - printed by the line above
+    assert {name.split(".")[1] for name in loaded} == {"client", "domain"}
+
+
+def test_the_service_never_imports_torch() -> None:
+    """Neither the API nor the workers' own process loads torch."""
+    assert run("import sys, service.server, service.openapi; print('torch' in sys.modules)") == "False"
+
+
+def test_the_service_runs_where_torch_cannot_be_imported() -> None:
+    """A whole service is built, its document included, with torch blocked."""
+    code = "from service.openapi import export_openapi; print(len(export_openapi()) > 1000)"
+    assert run(BLOCK.format(blocked={"torch"}) + code) == "True"

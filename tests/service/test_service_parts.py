@@ -1,0 +1,293 @@
+"""The small parts, each by itself: identifiers, settings, holds, locks, states, errors, and the SDK's wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from factories import recommendation
+from scripted import SERVED, new_work
+from service.bootstrap import served_devices
+from service.client import ApiError, Client, ConnectionFailedError, NotWaitedLongEnoughError
+from service.client.wire import events_of
+from service.domain import TERMINAL_STATES, TRANSITIONS, JobSubmission, State, sources_of
+from service.errors import ConfigurationError, DeviceTakenError, StaleLeaseError, StoreUnavailableError, problem_of
+from service.hold import Hold, LeaseTerms, Stop
+from service.identifiers import IdentifierSource
+from service.locks import DeviceLock
+from service.settings import Settings
+from service.store.base import Store
+from service.views import decode_cursor, encode_cursor
+from tuner.errors import TuningFailedError
+
+TERMS = LeaseTerms(lease_seconds=10.0, shutdown_grace_seconds=7.0)
+
+# --- identifiers and cursors ---
+
+
+def test_identifiers_sort_by_time_and_hold_it() -> None:
+    """Later ones sort after earlier ones, also within one tick; they are UUIDs of version 7."""
+    ticks = iter([1_000_000_000] * 50 + [2_000_000_000] * 50)
+    source = IdentifierSource(lambda: next(ticks))
+    made = [source.new("tun") for _ in range(100)]
+    assert made == sorted(made)
+    assert len(set(made)) == 100
+    assert int(made[0][4:16], 16) == 1000
+    assert made[0][16] == "7"
+
+
+def test_a_clock_that_goes_back_does_not_break_the_order() -> None:
+    """Identifiers of one source keep their order when the clock is set back."""
+    ticks = iter([2_000_000_000, 1_000_000_000])
+    source = IdentifierSource(lambda: next(ticks))
+    assert source.new("tun") < source.new("tun")
+
+
+def test_a_cursor_leads_back_to_its_identifier() -> None:
+    """What was encoded is decoded."""
+    identifier = IdentifierSource().new("rec")
+    assert decode_cursor(encode_cursor(identifier)) == identifier
+    assert decode_cursor(None) is None
+
+
+# --- states ---
+
+
+def test_the_table_of_transitions_is_closed() -> None:
+    """Every state has a row, terminal ones lead nowhere, and every other can reach an end."""
+    assert set(TRANSITIONS) == set(State)
+    assert {State.SUCCEEDED, State.FAILED, State.CANCELLED} == TERMINAL_STATES
+    assert sources_of(State.RUNNING) == {State.QUEUED}
+    assert sources_of(State.CANCELLED) == {State.QUEUED, State.CANCELLING}
+
+
+# --- settings ---
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Lists take commas or JSON; the database and the runs are below the data folder."""
+    monkeypatch.setenv("BATCHWRIGHT_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("BATCHWRIGHT_PYTHON_TARGETS", "a.b:c, d:e")
+    monkeypatch.setenv("BATCHWRIGHT_DATA_ROOTS", '["/data, with a comma"]')
+    settings = Settings()
+    assert settings.python_targets == ("a.b:c", "d:e")
+    assert settings.data_roots == ("/data, with a comma",)
+    assert settings.url == f"sqlite:///{tmp_path}/batchwright.db"
+    assert settings.runs_dir.parent == tmp_path
+
+
+def test_an_unknown_setting_is_refused(tmp_path: Path) -> None:
+    """A misspelt keyword is an error, never ignored."""
+    with pytest.raises(ValidationError, match="prot"):
+        Settings.model_validate({"data_dir": tmp_path, "prot": 1})
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),  # noqa: S104 - only looked at
+        ("::", False),
+        ("host.example", False),
+    ],
+)
+def test_loopback_is_known(tmp_path: Path, host: str, *, loopback: bool) -> None:
+    """Only addresses that no other machine reaches count as loopback."""
+    assert Settings(data_dir=tmp_path, host=host).listens_on_loopback is loopback
+
+
+def test_a_device_the_host_does_not_have_is_named(tmp_path: Path) -> None:
+    """Settings that name an absent device are refused with those there are."""
+    settings = Settings(data_dir=tmp_path, devices="cpu,cuda:7")
+    with pytest.raises(ConfigurationError, match=r"cuda:7; this host has cpu"):
+        served_devices(settings, [SERVED.device])
+
+
+# --- locks ---
+
+
+def test_a_lock_has_one_holder_at_a_time(tmp_path: Path) -> None:
+    """A second one is refused with the holder's name, until the first lets go."""
+    first, second = DeviceLock(tmp_path, "cuda:0"), DeviceLock(tmp_path, "cuda:0")
+    first.acquire("owner one")
+    with pytest.raises(DeviceTakenError, match="cuda:0 is served by owner one"):
+        second.acquire("owner two")
+    DeviceLock(tmp_path, "cuda:1").acquire("owner two")
+    first.release()
+    first.release()
+    second.acquire("owner two")
+    second.release()
+
+
+# --- holds ---
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that a test moves."""
+    return Clock()
+
+
+@pytest.fixture
+def hold(store: Store, clock: Clock, new_id: Callable[[str], str]) -> Hold:
+    """A hold on a running tuning."""
+    store.add(new_work(new_id("tun")))
+    claim = store.claim(SERVED, TERMS.lease_seconds)
+    assert claim is not None
+    return Hold(store, claim.lease, TERMS, claim_time(clock), clock)
+
+
+def claim_time(clock: Clock) -> float:
+    """When the work of ``hold`` was claimed."""
+    return clock.now
+
+
+def test_a_hold_lets_work_go_on_while_it_is_renewed(hold: Hold, clock: Clock) -> None:
+    """Renewals in time keep it; the first one missed ends it before the lease does."""
+    for _ in range(5):
+        clock.now += 5.0
+        hold.renew()
+        assert hold.stop_within() is None
+    clock.now += 8.5
+    assert (hold.reason(), hold.stop_within()) == (Stop.LOST, 0.0)
+
+
+def test_a_cancellation_is_heard_at_the_next_renewal(hold: Hold, store: Store) -> None:
+    """It gives the work little time to end."""
+    store.cancel(hold.lease.work_id)
+    assert hold.reason() is None
+    hold.renew()
+    assert hold.reason() is Stop.CANCELLED
+    assert (hold.stop_within() or 99.0) < 2.0
+
+
+def test_the_most_pressing_reason_counts(hold: Hold) -> None:
+    """A cancellation outweighs a shutdown, a lost lease both, in whatever order they come."""
+    hold.request(Stop.CANCELLED)
+    hold.request(Stop.SHUTDOWN)
+    assert hold.reason() is Stop.CANCELLED
+    hold.request(Stop.LOST)
+    assert hold.reason() is Stop.LOST
+
+
+def test_a_lease_taken_over_is_lost(hold: Hold, store: Store) -> None:
+    """A renewal that is refused stops the work at once."""
+    store.release_place(SERVED.place, SERVED.owner)
+    hold.renew()
+    assert hold.stop_within() == 0.0
+
+
+def test_a_write_is_tried_again_while_the_lease_is_good(hold: Hold) -> None:
+    """A database that comes back in time costs nothing."""
+    failures = [StoreUnavailableError("away"), StoreUnavailableError("away")]
+
+    def write() -> str:
+        if failures:
+            raise failures.pop()
+        return "written"
+
+    assert hold.persist(write) == "written"
+
+
+def test_a_write_is_given_up_with_the_lease(hold: Hold, clock: Clock) -> None:
+    """A database that stays away costs the lease, and the write says so."""
+
+    def write() -> None:
+        clock.now += 3.0
+        raise StoreUnavailableError("away")
+
+    with pytest.raises(StaleLeaseError, match="away"):
+        hold.persist(write)
+
+
+# --- errors ---
+
+
+def test_a_failed_tuning_keeps_its_reason() -> None:
+    """The stable word of a failed tuning is the problem's code."""
+    assert problem_of(TuningFailedError("timed-out", "it hung")).code == "timed-out"
+
+
+def test_a_job_names_one_recommendation() -> None:
+    """Neither none nor two."""
+    for wrong in ({}, {"recommendation_id": "rec_1", "recommendation": recommendation()}):
+        with pytest.raises(ValidationError, match="exactly one"):
+            JobSubmission.model_validate(wrong)
+
+
+# --- the SDK ---
+
+
+def answering(handler: Callable[[httpx.Request], httpx.Response]) -> Client:
+    """A client whose transport is a function."""
+    return Client(http=httpx.Client(transport=httpx.MockTransport(handler), base_url="http://127.0.0.1"))
+
+
+def test_an_answer_without_a_problem_document_is_an_error_all_the_same() -> None:
+    """A proxy's page becomes an ApiError with the status and the text."""
+    client = answering(lambda _: httpx.Response(502, text="<h1>Bad gateway</h1>"))
+    with pytest.raises(ApiError, match="Bad gateway") as caught:
+        client.livez()
+    assert caught.value.status == 502
+
+
+def test_fields_of_a_newer_service_are_left_out() -> None:
+    """A response may have more fields than this SDK knows."""
+    client = answering(lambda _: httpx.Response(200, json={"status": "ok", "checks": {}, "new": 1}))
+    assert client.livez().status == "ok"
+
+
+def test_a_service_that_is_away_is_said_to_be() -> None:
+    """A connection that fails is an error of the SDK's own."""
+
+    def refuse(_request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(ConnectionFailedError, match="refused"):
+        answering(refuse).livez()
+
+
+def test_a_wait_that_runs_out_says_so() -> None:
+    """The error names the state it is in."""
+    tuning = {
+        "id": "job_1",
+        "state": "RUNNING",
+        "device": "cpu",
+        "model": "mlp",
+        "effective_batch_size": 4,
+        "attempts": 1,
+        "created_at": "2026-01-01T00:00:00Z",
+        "updated_at": "2026-01-01T00:00:00Z",
+        "events": 2,
+        "fingerprint": "f",
+        "probes": 0,
+        "request": new_work("tun_1").payload,
+    }
+    tuning["request"] = httpx.Response(200, text=new_work("tun_1").payload).json()
+    client = answering(lambda _: httpx.Response(200, json=tuning))
+    with pytest.raises(NotWaitedLongEnoughError, match="RUNNING"):
+        client.tunings.wait("tun_1", timeout_seconds=0.0)
+
+
+def test_a_stream_of_events_is_read_line_by_line() -> None:
+    """Comments are passed over, and an event cut off by the end of the stream is not made up."""
+    event = '{"id": 1, "at": "2026-01-01T00:00:00Z", "kind": "state", "state": "QUEUED"}'
+    lines = [": keep-alive", "", "id: 1", "event: state", f"data: {event}", "", "data: {"]
+    assert [found.state for found in events_of(lines)] == [State.QUEUED]
