@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import uvicorn
 from fastapi import FastAPI
 
@@ -26,6 +27,7 @@ class Running:
     """A service that listens on a port of this machine, with what the test put into it."""
 
     url: str
+    http: httpx.Client
     runner: ScriptedRunner
     trainer: Trainer
     system: System
@@ -64,5 +66,5 @@ def running(data_dir: Path, runner: ScriptedRunner, trainer: Trainer, **given: A
     """A whole service: real store, coordinator and HTTP around a scripted runner; settings may be given."""
     settings = Settings(**{"data_dir": data_dir, "node_name": "host", "poll_seconds": 0.05, **given})
     system = build(settings, lambda device: InlineExecutor(device, runner, trainer), [CPU], {"torch": "2.8"})
-    with listening(app_of(system, settings)) as url:
-        yield Running(url, runner, trainer, system, settings)
+    with listening(app_of(system, settings)) as url, httpx.Client(base_url=url, verify=False) as http:  # noqa: S501
+        yield Running(url, http, runner, trainer, system, settings)

@@ -137,29 +137,23 @@ def test_closing_closes_the_runner_once_and_for_all(make: MakeExecutor) -> None:
         executor.probe(probe_request(4), on)
 
 
-def test_a_run_reports_every_update_and_its_result(make: MakeExecutor, tmp_path: Path) -> None:
-    """Each update is reported once, in order, before the result is returned."""
+def test_a_run_is_stopped_and_goes_on_to_its_end(make: MakeExecutor, tmp_path: Path) -> None:
+    """Told to stop, a run is STOPPED; started again it ends, and each update was reported in order."""
+    executor = make(ScriptedRunner(8))
     seen: list[int] = []
 
     def on_progress(updates: Sequence[TrainingProgress]) -> None:
         seen.extend(update.update for update in updates)
 
-    result = make(ScriptedRunner(8)).train(training_run(tmp_path, 3), on_progress, on)
-    assert (result.outcome, result.updates) == (RunOutcome.SUCCEEDED, 3)
-    assert seen == [1, 2, 3]
-
-
-def test_a_run_is_stopped(make: MakeExecutor, tmp_path: Path) -> None:
-    """Told to stop, a run ends as STOPPED."""
-    seen: list[int] = []
-
-    def on_progress(updates: Sequence[TrainingProgress]) -> None:
-        seen.extend(update.update for update in updates)
-
-    run = training_run(tmp_path, 100_000)
-    result = make(ScriptedRunner(8)).train(run, on_progress, lambda: 30.0 if seen else None)
-    assert result.outcome is RunOutcome.STOPPED
-    assert 0 < result.updates < 100_000
+    run = training_run(tmp_path, 150)
+    stopped = executor.train(run, on_progress, lambda: 30.0 if seen else None)
+    assert stopped.outcome is RunOutcome.STOPPED
+    assert 0 < stopped.updates < 150
+    result = executor.train(run, on_progress, on)
+    assert (result.outcome, result.updates) == (RunOutcome.SUCCEEDED, 150)
+    assert seen[: stopped.updates] == list(range(1, stopped.updates + 1))
+    assert seen[-1] == 150
+    assert set(seen) == set(range(1, 151))
 
 
 def test_a_run_ends_with_its_listener(make: MakeExecutor, tmp_path: Path) -> None:

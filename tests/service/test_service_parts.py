@@ -9,16 +9,24 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from factories import recommendation
+from factories import gpt_spec, recommendation
 from scripted import SERVED, new_work
 from service.bootstrap import served_devices
 from service.client import ApiError, Client, ConnectionFailedError, NotWaitedLongEnoughError
 from service.client.wire import events_of
 from service.domain import TERMINAL_STATES, TRANSITIONS, JobSubmission, State, sources_of
-from service.errors import ConfigurationError, DeviceTakenError, StaleLeaseError, StoreUnavailableError, problem_of
+from service.errors import (
+    ConfigurationError,
+    DataPathNotAllowedError,
+    DeviceTakenError,
+    StaleLeaseError,
+    StoreUnavailableError,
+    problem_of,
+)
 from service.hold import Hold, LeaseTerms, Stop
 from service.identifiers import IdentifierSource
 from service.locks import DeviceLock
+from service.policy import Policy
 from service.settings import Settings
 from service.store.base import Store
 from service.views import decode_cursor, encode_cursor
@@ -107,6 +115,33 @@ def test_a_device_the_host_does_not_have_is_named(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path, devices="cpu,cuda:7")
     with pytest.raises(ConfigurationError, match=r"cuda:7; this host has cpu"):
         served_devices(settings, [SERVED.device])
+
+
+# --- policy ---
+
+
+@pytest.mark.parametrize(
+    "path", ["{outside}/a.txt", "{root}/../a.txt", "{root}-more/a.txt", "relative.txt", "/*/x", "{link}/x", "{root}\0"]
+)
+def test_paths_outside_the_data_roots_are_refused(tmp_path: Path, path: str) -> None:
+    """By whatever spelling: beside, above, through a link, through a pattern."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for folder in (root, outside):
+        folder.mkdir()
+    (root / "link").symlink_to(outside)
+    given = path.format(root=root, outside=outside, link=root / "link")
+    spec = gpt_spec(data={"kind": "text", "paths": [f"{root}/ok/*.txt", given]})
+    with pytest.raises(DataPathNotAllowedError, match=r"spec\.data\.paths"):
+        Policy([], [str(root)]).check_data(spec)
+
+
+@pytest.mark.parametrize("path", ["{root}/a.txt", "{root}/**/*.txt", "{root}/*", "{root}/[ab]/c?.txt", "{root}"])
+def test_paths_below_the_data_roots_are_taken(tmp_path: Path, path: str) -> None:
+    """Files, folders and patterns below a root."""
+    spec = gpt_spec(data={"kind": "text", "paths": [path.format(root=tmp_path)]})
+    Policy([], ["/elsewhere", str(tmp_path)]).check_data(spec)
+    with pytest.raises(DataPathNotAllowedError, match="BATCHWRIGHT_DATA_ROOTS"):
+        Policy([], []).check_data(spec)
 
 
 # --- locks ---
