@@ -229,6 +229,7 @@ class Coordinator:
         owner = settings.new_owner()
         self._workers = [DeviceWorker(store, executor, versions, settings, owner) for executor in executors]
         self._started = False
+        self._stopped = False
 
     def start(self) -> None:
         """Start every worker, or none. Does nothing when they run.
@@ -253,6 +254,9 @@ class Coordinator:
 
     def stop(self) -> None:
         """End gracefully: what runs is handed back to the queue. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
         for worker in self._workers:
             worker.request_stop()
         for worker in self._workers:

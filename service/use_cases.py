@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pydantic_core import PydanticSerializationError
+
 from service import views
 from service.domain import (
     ConfiguredJob,
@@ -159,7 +161,7 @@ class UseCases:
             model=model_name(recommendation.request.spec),
             effective_batch_size=recommendation.effective_batch_size.requested,
             fingerprint=recommendation.fingerprint,
-            payload=request.model_dump_json(),
+            payload=_payload(request),
             recommendation_id=recommendation.id,
         )
         item = self._store.add(work)
@@ -265,7 +267,7 @@ class UseCases:
             model=model_name(request.spec),
             effective_batch_size=request.effective_batch_size,
             fingerprint=course.fingerprint,
-            payload=request.model_dump_json(),
+            payload=_payload(request),
         )
 
     def _answer_from(self, known: Tuning, work: NewWork, request: TuningRequest, served: ServedDevice) -> Tuning:
@@ -355,6 +357,18 @@ def model_name(spec: WorkloadSpec) -> str:
     if isinstance(model, TransformersModel):
         return str(model.config["model_type"])
     return model.target if isinstance(model, PythonModel) else model.architecture.name
+
+
+def _payload(document: Document) -> str:
+    """A request as it is stored.
+
+    Raises:
+        InvalidInputError: when a free part of it holds text that cannot be written (half a surrogate pair).
+    """
+    try:
+        return document.model_dump_json()
+    except PydanticSerializationError as error:
+        raise InvalidInputError(f"the request cannot be stored: {error}") from None
 
 
 def _same_question(one: TuningRequest, other: TuningRequest) -> bool:

@@ -33,7 +33,13 @@ RecommendationId = Annotated[
     str, Path(description="Identifier of a recommendation.", examples=["rec_0192f3a1b2c3700089abcdef01234567"])
 ]
 Wait = Annotated[
-    float, Query(ge=0.0, le=60.0, description="Seconds to wait for its end before answering with what there is.")
+    float,
+    Query(
+        ge=0.0,
+        le=60.0,
+        allow_inf_nan=False,
+        description="Seconds to wait for its end before answering with what there is.",
+    ),
 ]
 Limit = Annotated[int, Query(ge=1, le=200, description="Most rows to return.")]
 Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before.")]

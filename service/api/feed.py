@@ -39,16 +39,20 @@ class ChangeFeed:
         """Whether the service is ending: followers should end too."""
         return self._closed
 
-    async def wait(self, work_id: str, seen: int, timeout: float) -> None:  # noqa: ASYNC109 - a bounded wait is its point
-        """Return when there are events after the id ``seen``, after ``timeout`` seconds, or when the service ends."""
+    async def wait(self, work_id: str, seen: int, timeout: float) -> bool:  # noqa: ASYNC109 - a bounded wait is its point
+        """Wait for events after the id ``seen``; true when there are, false after ``timeout`` seconds.
+
+        Also returns, either way, when the service ends.
+        """
         if self._closed:
-            return
+            return False
         waiter = seen, asyncio.get_running_loop().create_future()
         self._waiting[work_id].add(waiter)
         if self._poller is None:
             self._poller = asyncio.create_task(self._poll())
         try:
-            await asyncio.wait([waiter[1]], timeout=timeout)
+            done, _ = await asyncio.wait([waiter[1]], timeout=timeout)
+            return bool(done)
         finally:
             self._forget(work_id, waiter)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
@@ -44,16 +43,13 @@ async def _lines(work_id: str, cases: UseCases, feed: ChangeFeed, after: int) ->
     yield ": following\n\n"
     while not feed.closed:
         events = await run_in_threadpool(cases.events, work_id, after)
-        for event in events:
-            yield _line(event)
-            after = event.id
-            if event.state is not None and event.state.terminal:
+        if events:
+            after = events[-1].id
+            yield "".join(_line(event) for event in events)  # at once: a follower who left is noticed between sends
+            if any(event.state is not None and event.state.terminal for event in events):
                 return
-        if not events:
-            waited = asyncio.get_running_loop().time()
-            await feed.wait(work_id, after, _KEEP_ALIVE_SECONDS)
-            if asyncio.get_running_loop().time() - waited >= _KEEP_ALIVE_SECONDS:
-                yield ": keep-alive\n\n"
+        elif not await feed.wait(work_id, after, _KEEP_ALIVE_SECONDS):
+            yield ": keep-alive\n\n"
 
 
 def _line(event: Event) -> str:

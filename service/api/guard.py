@@ -52,7 +52,7 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check_host(self, headers: Headers) -> None:
-        name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        name = _host_name(headers.get("host", ""))
         if name not in self._allowed_hosts:
             raise HostNotAllowedError(
                 f"this service does not answer to the name {name!r}; the operator adds names to "
@@ -81,10 +81,18 @@ class Guard:
             raise BodyTooLargeError(f"the body is above the cap of {self._max_body_bytes} bytes")
 
 
+def _host_name(host: str) -> str:
+    """The name in a Host header, without port and brackets; empty when it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
 def _check_origin(headers: Headers) -> None:
     """A browser says where a request comes from; programs say nothing."""
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
+    if origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower():
         raise ForeignOriginError(f"a page of {origin} may not make changes here")
     if headers.get("sec-fetch-site") in _FOREIGN_SITES:
         raise ForeignOriginError("a page of another site may not make changes here")

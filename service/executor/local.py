@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from tuner.training.launch import TrainingProcess
 from tuner.training.runs import TrainingResult
 from tuner.tuning import ProbeRunner
 
+_CLOSE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 """How often a running job is looked at: bounds how late its progress and its end are seen."""
 
@@ -58,7 +60,10 @@ class LocalExecutor(Executor):
 
     @override
     def _close(self) -> None:
-        self._runner.close()
+        """Close the runner; one that is busy with a check given up is left to end with this process."""
+        closing = threading.Thread(target=self._runner.close, name="close", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_SECONDS)
 
 
 def _watch(process: TrainingProcess, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:

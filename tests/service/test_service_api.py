@@ -37,6 +37,11 @@ def body(**changes: Any) -> dict[str, Any]:
     return tuning_request().model_dump(mode="json") | changes
 
 
+def nested(depth: int) -> Any:
+    """Lists in lists."""
+    return [nested(depth - 1)] if depth else 0
+
+
 # --- the main path ---
 
 
@@ -217,6 +222,7 @@ def test_a_job_streams_its_updates(start_service: StartService) -> None:
         ("GET", "/v1/tunings?cursor=nonsense", 400, "invalid-cursor"),
         ("GET", "/v1/jobs?cursor=%F0%9F%98%80", 400, "invalid-cursor"),
         ("GET", f"/v1/tunings/{UNKNOWN}?wait=61", 422, "invalid-request"),
+        ("GET", f"/v1/tunings/{UNKNOWN}?wait=nan", 422, "invalid-request"),
         ("GET", "/v1/recommendations?model=%00", 422, "invalid-request"),
         ("POST", "/v1/tunings", 422, "invalid-request"),
     ],
@@ -253,7 +259,17 @@ def test_spoilt_json_is_a_problem(shared_service: Running, spoilt: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [{"model_type": "a\x00b"}, {"model_type": "x" * 1000}, {"model_type": "gpt2", "n": float("1e999")}]
+    "config",
+    [
+        {"model_type": "a\x00b"},
+        {"model_type": "x" * 1000},
+        {"model_type": "gpt2", "n": float("1e999")},
+        {"model_type": "gpt2", "n": 10**400},
+        {"model_type": "gpt2", "n": "\ud800"},
+        {"model_type": "gpt2", "\udfff": 1},
+        {"model_type": "gpt2", "n": nested(100)},
+        {"model_type": "gpt2", "n": nested(900)},
+    ],
 )
 def test_odd_values_do_not_break_the_service(shared_service: Running, config: dict[str, Any]) -> None:
     """What a spec's free part may hold is stored, or refused: never a 500."""
@@ -282,7 +298,8 @@ def test_a_large_body_is_refused_unread(start_service: StartService, *, chunked:
 
 
 @pytest.mark.parametrize(
-    "headers", [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}]
+    "headers",
+    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://["}, {"Sec-Fetch-Site": "cross-site"}],
 )
 def test_a_page_of_another_site_cannot_act(shared_service: Running, headers: dict[str, str]) -> None:
     """A browser led by another site is refused on every verb that changes something."""
@@ -298,7 +315,9 @@ def test_our_own_pages_may_act(shared_service: Running) -> None:
 
 def test_a_forged_name_is_refused(shared_service: Running) -> None:
     """A Host that is not ours, as DNS rebinding sends, is refused on every verb."""
-    problem_in(shared_service.http.get("/v1/tunings", headers={"Host": "evil.example"}), 403, "host-not-allowed")
+    for name in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[", ""):
+        problem_in(shared_service.http.get("/v1/tunings", headers={"Host": name}), 403, "host-not-allowed")
+    assert shared_service.http.get("/v1/tunings", headers={"Host": "localhost:1"}).status_code == HTTPStatus.OK
 
 
 def test_an_unforeseen_error_tells_nothing(shared_service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
