@@ -89,7 +89,7 @@ class ProbeResult(Document):
     peak_reserved_bytes: NonNegativeInt | None = None
     """CUDA: most bytes held by the caching allocator during the measured update."""
     process_peak_bytes: NonNegativeInt | None = None
-    """CPU: most resident bytes of the process during the measured update, above those before the model was built."""
+    """CPU: most private memory of the process, above what it had before the model was built: what the limit bounds."""
     resident_bytes: NonNegativeInt | None = None
     """Bytes held between updates: parameters and optimizer state, with no gradients and no activations."""
     limit_bytes: NonNegativeInt | None = None
@@ -169,7 +169,7 @@ class Headroom(Document):
     limit_bytes: NonNegativeInt | None
     """The memory limit of the run (before the margin was taken off); none when the whole device was allowed."""
     peak_bytes: NonNegativeInt
-    """Most memory held at the recommended size: reserved on CUDA, resident on the CPU."""
+    """Most memory held at the recommended size: reserved on CUDA, of the process on the CPU."""
     free_bytes: NonNegativeInt
     """Limit less peak."""
     free_fraction: Annotated[float, Field(ge=0.0, le=1.0)]

@@ -107,7 +107,7 @@ def recommendation_panel(found: Recommendation) -> Panel:
     """The answer in a box."""
     lines = Table.grid(padding=(0, 2))
     for name, value in _facts(found):
-        lines.add_row(Text(name, style="bold"), value)
+        lines.add_row(Text(name, style="bold"), Text(value))
     title = "largest micro-batch that fits" if found.feasible else "nothing fits"
     return Panel(lines, title=title, title_align="left", border_style="green" if found.feasible else "red")
 

@@ -94,7 +94,7 @@ class MemoryDevice(ABC):
         return self.peak_bytes() >= _NEARLY_FULL * capacity
 
     def peak_bytes(self) -> int:
-        """The most this process held since ``reset_peaks``: reserved on CUDA, resident on the CPU."""
+        """The most this process held since ``reset_peaks``: reserved on CUDA, private memory on the CPU."""
         peaks = self.peaks()
         return peaks.reserved_bytes if peaks.reserved_bytes is not None else peaks.process_bytes or 0
 
@@ -113,7 +113,7 @@ class MemoryDevice(ABC):
 
     @abstractmethod
     def used_bytes(self) -> int:
-        """What this process holds now: in tensors on CUDA, resident on the CPU."""
+        """What this process holds now: in tensors on CUDA, private memory on the CPU."""
 
     @abstractmethod
     def peaks(self) -> Peaks:
@@ -245,14 +245,15 @@ class CpuDevice(MemoryDevice):
     def __init__(self, torch_device: torch.device) -> None:
         super().__init__(torch_device)
         _start_thread_pools()
-        self._start_bytes = _status_bytes("VmRSS")
-        self._start_data = _status_bytes("VmData")
+        self._mark_start()
 
     def _limit(self, limit_bytes: int) -> None:
         self.release()
-        self._start_data = _status_bytes("VmData")
-        self._start_bytes = _status_bytes("VmRSS")
+        self._mark_start()
         _set_data_limit(self._start_data + limit_bytes)
+
+    def _mark_start(self) -> None:
+        self._start_data = _status_bytes("VmData")
 
     def _lift_limit(self) -> None:
         _set_data_limit(resource.RLIM_INFINITY)
@@ -266,19 +267,21 @@ class CpuDevice(MemoryDevice):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def used_bytes(self) -> int:
-        """Resident bytes above those at the start."""
-        return max(0, _status_bytes("VmRSS") - self._start_bytes)
+        """Bytes of private memory above those at the start."""
+        return max(0, _status_bytes("VmData") - self._start_data)
 
     def peaks(self) -> Peaks:
-        """The kernel's high-water mark of the resident set, above the start."""
-        return Peaks(process_bytes=max(0, _status_bytes("VmHWM") - self._start_bytes))
+        """The most private memory above that at the start, of the whole life of the process.
+
+        The kernel keeps a high-water mark of all mappings (``VmPeak``); those that are no private memory (code, the
+        stack) hardly change while a workload runs, so what is above them now was above them at the peak. This is the
+        very figure ``RLIMIT_DATA`` bounds, which makes it affine in the micro-batch to the page.
+        """
+        others = _status_bytes("VmSize") - _status_bytes("VmData")
+        return Peaks(process_bytes=max(0, _status_bytes("VmPeak") - others - self._start_data))
 
     def reset_peaks(self) -> None:
-        """Lower the high-water mark to what is resident now (proc(5), ``clear_refs``), where the kernel allows it."""
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            return  # the peak then covers the whole probe, which is what must fit anyway
+        """The kernel's mark cannot be lowered; whatever came before the measured update had to fit as well."""
 
     def synchronize(self) -> None:
         """Nothing to wait for."""

@@ -54,7 +54,7 @@ class TrainingProgress(Document):
     seconds: NonNegativeFloat
     """Wall time of this update."""
     peak_bytes: NonNegativeInt | None
-    """Most memory held so far: allocated on CUDA, resident on the CPU."""
+    """Most memory held so far: reserved on CUDA, of the process on the CPU."""
 
 
 class TrainingResult(Document):

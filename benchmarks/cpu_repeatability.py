@@ -1,0 +1,112 @@
+"""How well the CPU's answer repeats: the same tuning, ten times each for three models, every probe a fresh process.
+
+python benchmarks/cpu_repeatability.py [--runs 10] [--output benchmarks/results/cpu_repeatability.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tuner.fingerprint import installed_versions
+from tuner.memory.inventory import cpu
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.requests import TuningRequest
+from tuner.results import Recommendation
+from tuner.specs import parse_spec
+from tuner.tuning import Tuning
+
+MIB = 1024**2
+
+
+def requests() -> dict[str, TuningRequest]:
+    """Three models of different character, each with room for tens to thousands of samples."""
+    mlp = {"name": "mlp", "input_features": 784, "hidden_features": 512, "hidden_layers": 3}
+    gpt = {"name": "gpt", "layers": 3, "heads": 4, "width": 128}
+    resnet = {"name": "resnet", "width": 8, "blocks_per_stage": 1, "classes": 10}
+    specs = {
+        "mlp": (parse_spec({"model": {"kind": "reference", "architecture": mlp}}), 100_000, 400 * MIB),
+        "gpt": (
+            parse_spec({"model": {"kind": "reference", "architecture": gpt}, "batch": {"sequence_length": 64}}),
+            10_000,
+            200 * MIB,
+        ),
+        "resnet": (
+            parse_spec({"model": {"kind": "reference", "architecture": resnet}, "batch": {"image_size": 48}}),
+            1_000,
+            300 * MIB,
+        ),
+    }
+    return {
+        name: TuningRequest(spec=spec, effective_batch_size=batch, device="cpu", memory_limit_bytes=limit)
+        for name, (spec, batch, limit) in specs.items()
+    }
+
+
+def tune_once(runner: ProbeSupervisor, request: TuningRequest) -> Recommendation:
+    """One tuning, from scratch."""
+    began = time.monotonic()
+    tuning = Tuning(request, cpu(), environment=runner.environment(), versions=installed_versions())
+    while (probe := tuning.next_probe()) is not None:
+        tuning.record(runner.run(probe))
+    return tuning.recommendation(
+        identifier="benchmark", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
+    )
+
+
+def summary(found: list[Recommendation]) -> dict[str, Any]:
+    """Answers, probes, OOMs and seconds per phase over the runs of one model."""
+    fits = [probe for one in found for probe in one.evidence.probes]
+    phases = ("start", "build", "warmup", "measure", "total")
+    return {
+        "answers": [one.micro_batch_size for one in found],
+        "probes": [one.timings.probes for one in found],
+        "out_of_memory_probes": [one.timings.out_of_memory_probes for one in found],
+        "tuning_seconds": [round(one.timings.total_seconds, 2) for one in found],
+        "median_probe_seconds": {
+            phase: round(statistics.median(getattr(probe.seconds, phase) for probe in fits), 3) for phase in phases
+        },
+    }
+
+
+def main() -> None:
+    """Run, print a table, write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/cpu_repeatability.json"))
+    options = parser.parse_args()
+    with ProbeSupervisor(cpu()) as runner:
+        began = time.monotonic()
+        runner.warm_up()
+        start = time.monotonic() - began
+        models = {
+            name: summary([tune_once(runner, it) for _ in range(options.runs)]) for name, it in requests().items()
+        }
+    print("| model | answers (runs) | probes | OOMs | median probe, s: start + build + warm-up + measure = total |")
+    print("|---|---|---|---|---|")
+    for name, figures in models.items():
+        answers = ", ".join(f"{size} ({count})" for size, count in sorted(Counter(figures["answers"]).items()))
+        seconds = figures["median_probe_seconds"]
+        split = " + ".join(str(seconds[phase]) for phase in ("start", "build", "warmup", "measure"))
+        probes, ooms = (statistics.median(figures[key]) for key in ("probes", "out_of_memory_probes"))
+        print(f"| {name} | {answers} | {probes:g} | {ooms:g} | {split} = {seconds['total']} |")
+    document = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "device": cpu().name,
+        "python": platform.python_version(),
+        "versions": installed_versions(),
+        "fork_server_start_seconds": round(start, 2),
+        "models": models,
+    }
+    options.output.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
