@@ -1,0 +1,205 @@
+"""What we claim about CUDA, seen on a CUDA device. Run by ``make gpu-test``; skipped, and counted, without one."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pynvml
+import pytest
+import torch
+
+from factories import gpt_spec, mlp_spec, recommendation, resnet_spec
+from tuner.errors import DeviceError, OutOfMemoryError
+from tuner.fingerprint import installed_versions
+from tuner.memory.devices import CudaDevice, open_device
+from tuner.memory.inventory import find_device
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.requests import ProbeRequest, TrainingRequest, TuningRequest
+from tuner.results import Outcome, Recommendation
+from tuner.specs import WorkloadSpec
+from tuner.training.launch import TrainingProcess
+from tuner.training.runs import RunOutcome
+from tuner.tuning import Tuning
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1024**2
+GIB = 1024**3
+FLOAT = 4
+
+
+@pytest.fixture(scope="module")
+def supervisor() -> Iterator[ProbeSupervisor]:
+    """A supervisor of the first card."""
+    with ProbeSupervisor(find_device("cuda:0")) as running:
+        running.warm_up()
+        yield running
+
+
+def probe(spec: WorkloadSpec, size: int, limit: int | None, window: int = 100_000) -> ProbeRequest:
+    """A probe on the first card."""
+    return ProbeRequest(spec=spec, micro_batch_size=size, samples_per_window=window, device="cuda:0", limit_bytes=limit)
+
+
+def tune(supervisor: ProbeSupervisor, spec: WorkloadSpec, limit: int) -> Recommendation:
+    """A tuning under ``limit`` bytes, without a margin."""
+    request = TuningRequest(
+        spec=spec, effective_batch_size=100_000, device="cuda:0", memory_limit_bytes=limit, memory_margin=0.0
+    )
+    tuning = Tuning(request, supervisor.device, environment=supervisor.environment(), versions=installed_versions())
+    while (asked := tuning.next_probe()) is not None:
+        tuning.record(supervisor.run(asked))
+    return tuning.recommendation(identifier="rec_gpu", created_at=datetime.now(UTC), total_seconds=0.0)
+
+
+MODELS = {
+    "gpt": gpt_spec(
+        model={"kind": "reference", "architecture": {"name": "gpt", "layers": 4, "heads": 8, "width": 512}},
+        batch={"sequence_length": 512},
+        precision="bf16-mixed",
+    ),
+    "resnet": resnet_spec(
+        model={"kind": "reference", "architecture": {"name": "resnet", "width": 64}}, batch={"image_size": 160}
+    ),
+    "mlp": mlp_spec(
+        model={
+            "kind": "reference",
+            "architecture": {"name": "mlp", "input_features": 65_536, "hidden_features": 4096, "hidden_layers": 2},
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_answer_is_that_of_a_linear_scan(supervisor: ProbeSupervisor, name: str) -> None:
+    """Every size of three below to three above the answer, each in a fresh process: fits end where we say."""
+    found = tune(supervisor, MODELS[name], 6 * GIB)
+    answer = found.micro_batch_size
+    assert answer is not None
+    assert answer > 4, "the limit should leave room to scan"
+    sizes = range(answer - 3, answer + 4)
+    outcomes = [supervisor.run(probe(MODELS[name], size, 6 * GIB)).outcome for size in sizes]
+    assert outcomes == [Outcome.FIT] * 4 + [Outcome.OOM] * 3
+
+
+def test_a_memory_limit_bounds_what_is_reserved(supervisor: ProbeSupervisor) -> None:
+    """A large card stands for a small one: peaks stay below the limit, and a smaller limit gives a smaller answer."""
+    small, large = (tune(supervisor, MODELS["gpt"], limit * GIB) for limit in (3, 6))
+    assert small.micro_batch_size is not None
+    assert large.micro_batch_size is not None
+    assert small.micro_batch_size < large.micro_batch_size
+    for found, limit in ((small, 3 * GIB), (large, 6 * GIB)):
+        peaks = [it.peak_reserved_bytes for it in found.evidence.probes if it.outcome is Outcome.FIT]
+        assert all(peak is not None and peak <= limit for peak in peaks)
+
+
+def test_a_probe_reports_the_allocators_figures(supervisor: ProbeSupervisor) -> None:
+    """Allocated, reserved, context and what others hold, each plausible."""
+    result = supervisor.run(probe(MODELS["gpt"], 2, 6 * GIB))
+    assert result.outcome is Outcome.FIT, result.message
+    assert result.peak_allocated_bytes is not None
+    assert result.peak_reserved_bytes is not None
+    assert 0 < result.peak_allocated_bytes <= result.peak_reserved_bytes <= 6 * GIB
+    assert result.resident_bytes is not None
+    assert result.resident_bytes < result.peak_allocated_bytes
+    assert result.allocator_retries == 0
+    assert result.context_bytes is not None
+    assert 50 * MIB < result.context_bytes < 2 * GIB
+    assert result.other_processes_bytes is not None
+
+
+def test_the_fork_server_has_no_cuda_context(supervisor: ProbeSupervisor) -> None:
+    """NVML lists no process of the server's id on the card, before and after a probe."""
+    server = supervisor._server
+    assert server is not None
+    supervisor.run(probe(mlp_spec(), 4, None))
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    running = [entry.pid for entry in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    pynvml.nvmlShutdown()
+    assert server.pid not in running
+    opened = [str(path.resolve()) for path in Path(f"/proc/{server.pid}/fd").iterdir()]
+    assert not [name for name in opened if "nvidia-uvm" in name]
+
+
+def test_nothing_is_left_on_the_card_after_a_probe(supervisor: ProbeSupervisor) -> None:
+    """A probe's memory is back when its result is: the next probe sees no more of others than this one did."""
+    first = supervisor.run(probe(MODELS["gpt"], 4, 6 * GIB))
+    second = supervisor.run(probe(MODELS["gpt"], 4, 6 * GIB))
+    assert first.other_processes_bytes is not None
+    assert second.other_processes_bytes is not None
+    assert second.other_processes_bytes <= first.other_processes_bytes + 8 * MIB
+
+
+@pytest.fixture
+def card() -> Iterator[CudaDevice]:
+    """The card in this process; any limit is taken back in the end."""
+    device = open_device("cuda:0")
+    assert isinstance(device, CudaDevice)
+    yield device
+    device.lift_limit()
+    device.release()
+
+
+def test_a_real_oom_is_translated_and_recovered_from(card: CudaDevice) -> None:
+    """The allocator's own error becomes ours, and the memory can be used again."""
+    card.limit(1 * GIB)
+    failure: Exception | None = None
+    try:
+        torch.empty(2 * GIB, dtype=torch.uint8, device="cuda:0")
+    except RuntimeError as error:
+        failure = error
+    assert failure is not None
+    assert isinstance(card.translate(failure), OutOfMemoryError)
+    del failure
+    card.release()
+    held = torch.empty(900 * MIB, dtype=torch.uint8, device="cuda:0")
+    assert held.numel() == 900 * MIB
+
+
+def test_fifty_ooms_leave_no_growth(card: CudaDevice) -> None:
+    """Recovered outside the except block, each OOM in a backward pass gives everything back."""
+    card.limit(1 * GIB)
+    weight = torch.randn(1024, 1024, device="cuda:0", requires_grad=True)
+    held: list[int] = []
+    for _ in range(50):
+        failed = False
+        try:
+            hidden = torch.randn(8192, 1024, device="cuda:0")
+            for _ in range(64):
+                hidden = torch.tanh(hidden @ weight)
+            torch.autograd.backward(hidden.sum())
+        except torch.OutOfMemoryError:
+            failed = True
+        assert failed
+        del hidden
+        weight.grad = None
+        card.release()
+        held.append(card.used_bytes())
+    assert held[-1] == held[0]
+
+
+def test_a_limit_above_the_card_is_refused(card: CudaDevice) -> None:
+    """The message names both numbers."""
+    with pytest.raises(DeviceError, match="above the"):
+        card.limit(card.total_bytes() + 1)
+
+
+def test_a_card_that_is_not_there_is_named() -> None:
+    """Not an error from deep inside CUDA."""
+    with pytest.raises(DeviceError, match="cuda:99"):
+        open_device("cuda:99")
+
+
+def test_a_run_trains_on_the_card(tmp_path: Path) -> None:
+    """The training process succeeds in bf16 and fp16 with their accumulation."""
+    for precision in ("bf16-mixed", "fp16-mixed"):
+        found = recommendation(gpt_spec(precision=precision), 40, 7, limit_bytes=2 * GIB, device=find_device("cuda:0"))
+        process = TrainingProcess(tmp_path / precision)
+        process.start(found, TrainingRequest(updates=20))
+        while (result := process.poll()) is None:
+            gc.collect()
+        assert result.outcome is RunOutcome.SUCCEEDED, result.message

@@ -1,0 +1,207 @@
+"""The command line as a user meets it: answers on standard output, progress on standard error, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from factories import gpt_spec, mlp_spec, recommendation
+from tuner.results import Recommendation
+
+UNKNOWN_MODEL = """
+model: {kind: transformers, task: causal-lm, config: {model_type: gpt9}}
+batch: {sequence_length: 8}
+"""
+
+
+def batchwright(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    command = [sys.executable, "-m", "tuner.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=240)
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path) -> Path:
+    """A small spec on the disk."""
+    path = tmp_path / "spec.json"
+    path.write_text(gpt_spec().model_dump_json())
+    return path
+
+
+def test_help_names_every_command_and_exit_code() -> None:
+    """`--help` is worth reading."""
+    text = " ".join(batchwright("--help").stdout.split())
+    for word in ("tune", "plan", "train", "run", "serve", "devices", "Exit codes", "no micro-batch fits"):
+        assert word in text
+
+
+def test_plan_as_json_and_as_text() -> None:
+    """Without a device, in a moment."""
+    arguments = ("plan", "--effective-batch-size", "100", "--max-micro-batch-size", "37")
+    assert json.loads(batchwright(*arguments, "--json").stdout)["micro_batch_sizes"] == [[34, 33, 33]]
+    assert "34 + 33 + 33 = 100" in batchwright(*arguments).stdout
+
+
+def test_a_uniform_plan_says_what_it_changes() -> None:
+    """Two ranks cannot repeat a size to reach 101."""
+    arguments = (
+        "plan",
+        "--effective-batch-size",
+        "101",
+        "--max-micro-batch-size",
+        "37",
+        "--world-size",
+        "2",
+        "--uniform",
+    )
+    found = json.loads(batchwright(*arguments, "--json").stdout)
+    assert found["effective_batch_size"] == {"requested": 101, "achieved": 100, "exact": False}
+    assert "100 instead of 101" in " ".join(batchwright(*arguments).stdout.split())
+
+
+def test_tune_then_train_then_go_on(spec_file: Path, tmp_path: Path) -> None:
+    """The whole path: the answer alone on standard output, probes on standard error, a run, a resume."""
+    rec, run = tmp_path / "rec.json", tmp_path / "run"
+    limits = ("--effective-batch-size", "300", "--device", "cpu", "--memory-limit", "120MiB")
+    tuned = batchwright("tune", spec_file, *limits, "--json", "-o", rec)
+    assert tuned.returncode == 0, tuned.stderr
+    found = Recommendation.model_validate_json(tuned.stdout)
+    assert found == Recommendation.model_validate_json(rec.read_text())
+    assert sum(found.micro_batch_sizes[0]) == 300
+    assert tuned.stderr.count("probe ") == len(found.evidence.probes)
+    command = ("train", spec_file, "--recommendation", rec, "--output-dir", run, "--checkpoint-every", "2", "--json")
+    first = json.loads(batchwright(*command, "--updates", "2").stdout)
+    assert (first["outcome"], first["updates"], first["resumed_from"]) == ("SUCCEEDED", 2, None)
+    second = json.loads(batchwright(*command, "--updates", "3").stdout)
+    assert (second["outcome"], second["updates"], second["resumed_from"]) == ("SUCCEEDED", 3, 2)
+
+
+def test_nothing_fits_ends_with_its_own_code(tmp_path: Path) -> None:
+    """Exit code 3, and the reason in the answer."""
+    architecture = {"name": "mlp", "hidden_features": 2048}
+    spec = mlp_spec(model={"kind": "reference", "architecture": architecture})
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    limits = ("--effective-batch-size", "8", "--device", "cpu", "--memory-limit", "32MiB")
+    tuned = batchwright("tune", tmp_path / "spec.json", *limits, "--json")
+    assert tuned.returncode == 3, tuned.stdout
+    assert "does not fit" in json.loads(tuned.stdout)["infeasible_reason"]
+
+
+def test_run_tunes_and_trains(spec_file: Path, tmp_path: Path) -> None:
+    """Both in one command; the result is the training's."""
+    limits = ("--effective-batch-size", "6", "--device", "cpu", "--memory-limit", "1GiB")
+    done = batchwright("run", spec_file, *limits, "--updates", "2", "--output-dir", tmp_path / "run", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["updates"] == 2
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("model: {kind: transformer}", "model: Input tag 'transformer'"),
+        ("{model: [", "is not valid"),
+        (UNKNOWN_MODEL, "did you mean"),
+        ("model: {kind: python, target: 'nowhere:build'}", "no module `nowhere`"),
+    ],
+)
+def test_a_wrong_spec_ends_with_code_2_and_no_traceback(tmp_path: Path, content: str, words: str) -> None:
+    """Before any probe, naming the field."""
+    (tmp_path / "spec.yaml").write_text(content)
+    tuned = batchwright("tune", tmp_path / "spec.yaml", "--effective-batch-size", "8", "--device", "cpu")
+    assert tuned.returncode == 2
+    assert words in tuned.stderr
+    assert "Traceback" not in tuned.stderr
+    assert "probe " not in tuned.stderr
+
+
+def test_errors_are_json_when_asked_for(tmp_path: Path) -> None:
+    """A script reads the field at fault from standard output."""
+    (tmp_path / "spec.yaml").write_text("model: {kind: reference, architecture: {name: gpt}}")
+    tuned = batchwright("tune", tmp_path / "spec.yaml", "--effective-batch-size", "8", "--json")
+    document = json.loads(tuned.stdout)
+    assert document["error"] == "SpecError"
+    assert "batch.sequence_length" in document["problems"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--device", "cuda:7"), 5, "there is no device cuda:7"),
+        (("--device", "tpu:0"), 2, "device"),
+        (("--memory-limit", "lots"), 2, "8GiB"),
+        (("--memory-limit", "9000GiB", "--device", "cpu"), 5, "above the"),
+        (("--world-size", "16", "--device", "cpu"), 2, "without a sample"),
+        (("--effective-batch-size", "0"), 2, "effective-batch-size"),
+    ],
+)
+def test_wrong_arguments_have_their_codes(spec_file: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
+    """Each names the value and the remedy."""
+    tuned = batchwright("tune", spec_file, "--effective-batch-size", "8", *arguments)
+    assert tuned.returncode == code, tuned.stderr
+    assert words in tuned.stderr
+    assert "Traceback" not in tuned.stderr
+
+
+def test_a_bug_in_the_workload_ends_with_code_4(tmp_path: Path) -> None:
+    """Never called out of memory; the message is the workload's own."""
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "class W:\n"
+        "    def build_model(self): return torch.nn.Linear(2, 1)\n"
+        "    def make_batch(self, size): return torch.randn(size, 3)\n"
+        "    def loss_terms(self, model, batch): return {'l': (model(batch).sum(), len(batch))}\n"
+        "def build(): return W()\n"
+    )
+    (tmp_path / "spec.yaml").write_text("model: {kind: python, target: 'mine:build'}")
+    tuned = batchwright("tune", "spec.yaml", "--effective-batch-size", "8", "--device", "cpu", cwd=tmp_path)
+    assert tuned.returncode == 4
+    assert "mat1 and mat2 shapes cannot be multiplied" in tuned.stderr
+
+
+def test_training_another_model_than_was_tuned_is_refused(spec_file: Path, tmp_path: Path) -> None:
+    """What changes memory must be tuned again; the field is named."""
+    (tmp_path / "rec.json").write_text(recommendation(mlp_spec()).model_dump_json())
+    trained = batchwright("train", spec_file, "--recommendation", tmp_path / "rec.json")
+    assert trained.returncode == 2
+    assert "model: differs from the spec that was tuned" in trained.stderr
+
+
+def test_ctrl_c_while_tuning_leaves_no_process(spec_file: Path, tmp_path: Path) -> None:
+    """Interrupted: exit code 130, no fork server and no probe behind."""
+    marker = f"BATCHWRIGHT_TEST_MARK={tmp_path.name}"
+    environment = {**os.environ, "BATCHWRIGHT_TEST_MARK": tmp_path.name}
+    command = [
+        sys.executable,
+        "-m",
+        "tuner.cli",
+        "tune",
+        str(spec_file),
+        "--effective-batch-size",
+        "100000",
+        "--device",
+        "cpu",
+    ]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("probe 1 ")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    time.sleep(0.2)
+    left = [it.parent.name for it in Path("/proc").glob("[0-9]*/environ") if _has(it, marker)]
+    assert left == []
+
+
+def _has(path: Path, text: str) -> bool:
+    try:
+        return text.encode() in path.read_bytes()
+    except OSError:
+        return False
