@@ -1,0 +1,17 @@
+"""The import rules of the house, as contracts in ``pyproject.toml``; lazy imports count."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_import_rules_hold() -> None:
+    """Layers one way, no cycle, no torch where it does not belong, an SDK that stands alone."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+    assert "Contracts: 5 kept, 0 broken." in checked.stdout
