@@ -1,0 +1,163 @@
+"""Oracles: workloads whose largest fitting size is known. They answer a size with a probe's result, as a device would.
+
+For the tests and the benchmark of the search, and for whoever needs a tuning without a device. Everything is a function
+of its arguments and a seed: the same size gives the same result every time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from tuner.results import Outcome, Phase, ProbeResult
+from tuner.search import MicroBatchSearch
+
+LIMIT_BYTES = 80 * 1024**3
+"""The limit of an oracle's device, unless told otherwise."""
+
+Memory = Callable[[int], float]
+"""Peak bytes at a size."""
+Noise = Callable[[int, float, float], float]
+"""Measured peak bytes at a size, from the constant and the growing part of the true ones."""
+
+
+def probe_result(  # noqa: PLR0913 - the fields of a result that a test may care about
+    size: int,
+    outcome: Outcome = Outcome.FIT,
+    *,
+    used_bytes: int | None = None,
+    resident_bytes: int | None = None,
+    limit_bytes: int | None = None,
+    message: str = "",
+) -> ProbeResult:
+    """The result of a probe as a device would record it."""
+    return ProbeResult(
+        micro_batch_size=size,
+        accumulates=True,
+        outcome=outcome,
+        phase=Phase.DONE if outcome is Outcome.FIT else Phase.WARMUP,
+        message=message,
+        peak_allocated_bytes=used_bytes,
+        resident_bytes=resident_bytes,
+        limit_bytes=limit_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Fits up to ``largest`` and fails above it, with the memory figures it was given."""
+
+    largest: int
+    memory: Memory | None = None
+    resident_bytes: int | None = None
+    limit_bytes: int | None = LIMIT_BYTES
+    failure: Outcome = Outcome.OOM
+
+    def __call__(self, size: int) -> ProbeResult:
+        """Probe a size."""
+        fits = size <= self.largest
+        return probe_result(
+            size,
+            Outcome.FIT if fits else self.failure,
+            used_bytes=max(0, round(self.memory(size))) if fits and self.memory else None,
+            resident_bytes=self.resident_bytes if fits else None,
+            limit_bytes=self.limit_bytes,
+        )
+
+
+def affine(  # noqa: PLR0913 - what an affine memory is made of
+    largest: int,
+    *,
+    share: float = 0.3,
+    noise: Noise | None = None,
+    knows_resident: bool = True,
+    fraction: float = 0.5,
+    limit_bytes: int = LIMIT_BYTES,
+) -> Oracle:
+    """Memory ``a + c * size`` that meets the limit between ``largest`` and the next size.
+
+    Args:
+        largest: the answer.
+        share: the intercept ``a`` as a share of the limit.
+        noise: how the measurement differs from it.
+        knows_resident: whether results tell the resident bytes: three quarters of the intercept, as with Adam.
+        fraction: where between ``largest`` (0) and the next size (1) the limit is met.
+        limit_bytes: the limit.
+    """
+    constant = share * limit_bytes
+    slope = (limit_bytes - constant) / (largest + fraction)
+    measured = noise or exact()
+    return Oracle(
+        largest,
+        memory=lambda size: measured(size, constant, slope * size),
+        resident_bytes=round(0.75 * constant) if knows_resident else None,
+        limit_bytes=limit_bytes,
+    )
+
+
+def exact() -> Noise:
+    """The measurement is the truth."""
+    return lambda _size, constant, growing: constant + growing
+
+
+def per_sample(amplitude: float, seed: int) -> Noise:
+    """Every sample costs up to ``amplitude`` more or less than the mean: the sum of ``size`` such costs."""
+
+    def measured(size: int, constant: float, growing: float) -> float:
+        deviation = Random(f"{seed}/{size}").gauss(0.0, amplitude / math.sqrt(3 * size))
+        return constant + growing * (1 + deviation)
+
+    return measured
+
+
+def wobble(amplitude: float, seed: int) -> Noise:
+    """A smooth deviation of the growing part by up to ``amplitude``: waves over the order of magnitude of the size."""
+    rng = Random(seed)
+    phase, waves = rng.uniform(0.0, 2 * math.pi), rng.uniform(1.0, 6.0)
+    return lambda size, constant, growing: (
+        constant + growing * (1 + amplitude * math.sin(phase + waves * math.log(size)))
+    )
+
+
+def independent(amplitude: float, seed: int, *, total: bool) -> Noise:
+    """Each size deviates by up to ``amplitude`` by itself: of the total, or of the growing part only."""
+
+    def measured(size: int, constant: float, growing: float) -> float:
+        factor = 1 + Random(f"{seed}/{size}").uniform(-amplitude, amplitude)
+        return (constant + growing) * factor if total else constant + growing * factor
+
+    return measured
+
+
+def device(deviation: float, seed: int) -> Noise:
+    """Each size deviates by itself, normally, with a standard deviation that is a share of the total."""
+    return lambda size, constant, growing: (constant + growing) * (1 + Random(f"{seed}/{size}").gauss(0.0, deviation))
+
+
+def floored(largest: int, *, share: float, until: float, limit_bytes: int = LIMIT_BYTES) -> Oracle:
+    """Affine memory above a floor (an optimizer step as the peak) that ends at the share ``until`` of ``largest``."""
+    rising = affine(largest, share=share, knows_resident=False, limit_bytes=limit_bytes).memory
+    assert rising is not None
+    floor = rising(max(1, round(until * largest)))
+    return Oracle(largest, memory=lambda size: max(floor, rising(size)), limit_bytes=limit_bytes)
+
+
+def biased(largest: int, *, share: float, bias: float) -> Oracle:
+    """Affine memory whose limit in practice is below the nominal one by the share ``bias`` (above if negative)."""
+    return Oracle(largest, memory=affine(largest, share=share, limit_bytes=round(LIMIT_BYTES * (1 - bias))).memory)
+
+
+def run_search(search: MicroBatchSearch, oracle: Callable[[int], ProbeResult]) -> list[ProbeResult]:
+    """Drive a search to its end; returns the results in order."""
+    results: list[ProbeResult] = []
+    while (size := search.ask()) is not None:
+        results.append(oracle(size))
+        search.tell(results[-1])
+    return results
+
+
+def failures(results: list[ProbeResult]) -> int:
+    """How many of the probes did not fit."""
+    return sum(result.outcome is not Outcome.FIT for result in results)
