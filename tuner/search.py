@@ -216,8 +216,7 @@ class MicroBatchSearch:
         if not self._fits:
             return 1 if self._failures else self._first_index()
         points = self._points(bracket.low)
-        jump = self._sure_index(points[0]) if len(points) == 1 else 0.0
-        if jump >= _GOOD_JUMP * bracket.low and jump < bracket.high:
+        if len(points) == 1 and _GOOD_JUMP * points[0][0] <= (jump := self._sure_index(points[0])) < bracket.high:
             return int(jump)
         index = _nearest_to_fit_chance(bracket, self._belief(points))
         unanchored = len(self._fits) == 1 and 1 not in self._fits

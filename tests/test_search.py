@@ -1,0 +1,347 @@
+"""The search: exact on every monotone workload, few probes on ordinary ones, honest about the others."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from statistics import fmean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oracles import (
+    LIMIT_BYTES,
+    Oracle,
+    affine,
+    biased,
+    device,
+    failures,
+    floored,
+    independent,
+    per_sample,
+    probe_result,
+    run_search,
+)
+from tuner.errors import SearchError
+from tuner.results import Outcome, ProbeResult, Proof
+from tuner.search import Failure, MicroBatchSearch, SearchSpace
+
+LARGEST = (37, 200, 3000)
+SHARES = (0.0, 0.1, 0.3, 0.6, 0.9)
+MIB = 1024**2
+many = settings(max_examples=1000, deadline=None, derandomize=True)
+
+
+def space(
+    bound: int = 4096, *, granularity: int = 1, limit: int | None = LIMIT_BYTES, prediction: int | None = None
+) -> SearchSpace:
+    """A space, by default of 4096 sizes and with a known limit."""
+    return SearchSpace(bound, "the share of a rank", granularity, limit, prediction)
+
+
+def search(oracle: Oracle, bound: int = 4096) -> tuple[int, int]:
+    """Probes and failures of a search, whose answer is checked."""
+    course = MicroBatchSearch(space(bound, limit=oracle.limit_bytes))
+    results = run_search(course, oracle)
+    assert isinstance(course.verdict, Proof)
+    assert course.verdict.fits == min(oracle.largest, bound)
+    return len(results), failures(results)
+
+
+def probe_limit(candidates: int) -> int:
+    """The most probes the search promises to take."""
+    return 2 * math.ceil(math.log2(candidates)) + 7
+
+
+@st.composite
+def spaces(draw: st.DrawFn) -> SearchSpace:
+    """Any space: small and huge bounds, any granularity, limit known or not, predictions anywhere."""
+    bound = draw(st.one_of(st.integers(1, 40), st.integers(1, 10**6)))
+    return space(
+        bound,
+        granularity=draw(st.one_of(st.just(1), st.integers(2, 64))),
+        limit=draw(st.sampled_from([LIMIT_BYTES, None])),
+        prediction=draw(st.one_of(st.none(), st.integers(1, 2 * bound))),
+    )
+
+
+@st.composite
+def oracles(draw: st.DrawFn, within: SearchSpace) -> Oracle:
+    """Any monotone workload, and any memory figures, sensible or not."""
+    largest = draw(st.one_of(st.integers(0, min(50, 2 * within.bound)), st.integers(0, 2 * within.bound)))
+    rising = affine(max(largest, 1), share=draw(st.sampled_from(SHARES))).memory
+    assert rising is not None
+    cliff, seed = draw(st.integers(1, within.bound)), draw(st.integers(0, 10**6))
+    memory = draw(
+        st.sampled_from(
+            [
+                None,
+                lambda _size: 0.0,
+                lambda _size: LIMIT_BYTES / 3,
+                lambda size: LIMIT_BYTES / 3 if size < cliff else LIMIT_BYTES * 0.9,
+                lambda size: rising(size // 16 * 16 + 16),
+                lambda size: rising(min(size, cliff)),
+                lambda size: max(rising(size), rising(cliff)),
+                lambda size: LIMIT_BYTES / size,
+                lambda size: 2 * rising(size),
+                lambda size: rising(size) / 2,
+                lambda size: rising(size) * Random(f"{seed}/{size}").uniform(0.98, 1.02),
+                lambda size: Random(f"{seed}/{size}").choice([0.0, 1.0, rising(size), 1e15]),
+                rising,
+            ]
+        )
+    )
+    return Oracle(
+        largest,
+        memory=memory,
+        resident_bytes=draw(st.sampled_from([None, 0, LIMIT_BYTES // 10, 2 * LIMIT_BYTES])),
+        failure=draw(st.sampled_from([Outcome.OOM, Outcome.INVALID_SIZE])),
+    )
+
+
+@many
+@given(st.data())
+def test_the_answer_is_exact_and_proven_for_every_monotone_workload(data: st.DataObject) -> None:
+    """Whatever the memory figures say, the largest candidate that fits is found, within the promised probes."""
+    within = data.draw(spaces())
+    oracle = data.draw(oracles(within))
+    course = MicroBatchSearch(within)
+    results = run_search(course, oracle)
+    fits = {it.micro_batch_size for it in results if it.outcome is Outcome.FIT}
+    failed = {it.micro_batch_size for it in results} - fits
+    candidates = [within.size(1), *range(2 * within.granularity, within.bound + 1, within.granularity)]
+    expected = max((size for size in candidates if size <= oracle.largest), default=0)
+    proof = course.verdict
+    assert isinstance(proof, Proof)
+    assert proof.fits == expected
+    assert expected == 0 or expected in fits
+    if proof.stopped_by == "bound":
+        assert (expected, proof.next_size) == (candidates[-1], None)
+    else:
+        assert proof.next_size == candidates[candidates.index(expected) + 1 if expected else 0]
+        assert proof.next_size in failed
+    assert len(fits) + len(failed) == len(results) <= probe_limit(len(candidates))
+    assert course.warnings == ()
+
+
+@settings(many, max_examples=300)
+@given(st.data())
+def test_a_search_rebuilt_from_its_results_goes_on_in_the_same_way(data: st.DataObject) -> None:
+    """After every prefix of the results a new search asks for the size that the first one asked for."""
+    within = data.draw(spaces())
+    oracle = data.draw(oracles(within))
+    course = MicroBatchSearch(within)
+    results: list[ProbeResult] = []
+    while (size := course.ask()) is not None:
+        rebuilt = MicroBatchSearch(within)
+        for result in results:
+            rebuilt.tell(ProbeResult.model_validate_json(result.model_dump_json()))
+        assert rebuilt.ask() == course.ask() == size
+        results.append(oracle(size))
+        course.tell(results[-1])
+
+
+@settings(many, max_examples=300)
+@given(spaces(), st.integers(0, 10**6))
+def test_a_search_ends_with_a_bracket_even_when_fitting_is_not_monotone(within: SearchSpace, seed: int) -> None:
+    """Random outcomes, some told beforehand: the answer is a fit below every failure, and the next size failed."""
+
+    def oracle(size: int) -> ProbeResult:
+        outcome = Random(f"{seed}/{size}").choice([Outcome.FIT, Outcome.FIT, Outcome.OOM, Outcome.INVALID_SIZE])
+        return probe_result(size, outcome, used_bytes=Random(f"{seed}/{size}").randrange(LIMIT_BYTES))
+
+    course = MicroBatchSearch(within)
+    told = [oracle(within.size(Random(f"{seed}/{told}").randint(1, within.count))) for told in range(seed % 4)]
+    for result in told:
+        course.tell(result)
+    results = told + run_search(course, oracle)
+    assert isinstance(course.verdict, Proof)
+    outcomes = {it.micro_batch_size: it.outcome for it in results}
+    failed = {size for size, outcome in outcomes.items() if outcome is not Outcome.FIT}
+    assert course.verdict.fits == max((size for size in outcomes if size < min(failed, default=size + 1)), default=0)
+    assert course.verdict.next_size == min(failed, default=None)
+
+
+@pytest.mark.parametrize("bound", [4096, 100_000])
+@pytest.mark.parametrize("knows_resident", [True, False])
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("largest", LARGEST)
+def test_affine_memory_takes_at_most_six_probes(largest: int, share: float, knows_resident: bool, bound: int) -> None:  # noqa: FBT001
+    """Exact affine memory: at most 6 probes and 2 OOMs, wherever between two sizes the limit is met."""
+    for fraction in (0.02, 0.25, 0.5, 0.75, 0.98):
+        probes, ooms = search(affine(largest, share=share, knows_resident=knows_resident, fraction=fraction), bound)
+        assert probes <= 6
+        assert ooms <= 2
+
+
+@pytest.mark.parametrize("bound", [4096, 100_000])
+@pytest.mark.parametrize("largest", LARGEST)
+def test_samples_of_varying_cost_take_hardly_more(largest: int, bound: int) -> None:
+    """Samples of 2 % more or less memory: at most 2 OOMs, and 97 in 100 searches within 6 probes, none above 8."""
+    courses = [
+        search(affine(largest, share=share, noise=per_sample(0.02, seed)), bound)
+        for share in SHARES
+        for seed in range(20)
+    ]
+    assert max(ooms for _, ooms in courses) <= 2
+    assert max(probes for probes, _ in courses) <= 8
+    assert sum(probes <= 6 for probes, _ in courses) >= 97
+
+
+@pytest.mark.parametrize(("largest", "probes", "ooms"), [(37, 4.6, 1.6), (200, 5.3, 1.4), (3000, 8.0, 2.3)])
+def test_noise_of_a_real_device_costs_the_probes_that_it_hides(largest: int, probes: float, ooms: float) -> None:
+    """Peaks off by 0.05 % hide up to 60 of 3000 sizes: the mean grows by the bits that are missing, no more."""
+    courses = [
+        search(affine(largest, share=share, noise=device(0.0005, seed))) for share in SHARES for seed in range(20)
+    ]
+    assert fmean(taken for taken, _ in courses) <= probes
+    assert fmean(failed for _, failed in courses) <= ooms
+
+
+@pytest.mark.parametrize(("largest", "probes"), [(37, 7), (200, 9), (3000, 15)])
+def test_independent_noise_of_two_percent_is_survived(largest: int, probes: float) -> None:
+    """Every peak off by up to 2 % by itself: still exact, in about as many probes as there are bits to find."""
+    courses = [
+        search(affine(largest, share=share, noise=independent(0.02, seed, total=True)))
+        for share in SHARES
+        for seed in range(20)
+    ]
+    assert fmean(taken for taken, _ in courses) <= probes
+
+
+@pytest.mark.parametrize("largest", LARGEST)
+@pytest.mark.parametrize("until", [0.05, 0.3, 0.7])
+def test_a_floor_of_memory_is_left_behind(largest: int, until: float) -> None:
+    """Where an optimizer step is the peak of small sizes, the line is taken from the sizes above it."""
+    assert search(floored(largest, share=0.3, until=until))[0] <= 15
+
+
+@pytest.mark.parametrize("bias", [0.02, 0.05, 0.15, -0.03])
+def test_a_limit_that_is_effectively_another_is_learned(bias: float) -> None:
+    """Fragmentation takes a part of the limit: the first surprise widens the search, and the answer stays exact."""
+    assert search(biased(37, share=0.3, bias=bias))[0] <= 8
+    assert search(biased(3000, share=0.3, bias=bias))[0] <= 19
+
+
+def test_a_gpt_on_a_large_card_is_found_in_few_probes() -> None:
+    """GPT-124M in bf16 (1,679 + 820 MiB a sample, with Adam) within 40 GiB: 47 samples."""
+    limit = 40 * 1024 * MIB
+    oracle = Oracle(47, lambda size: (1679 + 820 * size) * MIB, 1500 * MIB, limit)
+    course = MicroBatchSearch(space(512, limit=limit))
+    sizes = [it.micro_batch_size for it in run_search(course, oracle)]
+    assert sizes == [1, 38, 47, 48]
+
+
+def test_an_infeasible_workload_is_told_by_one_probe() -> None:
+    """When the smallest size runs out of memory, the answer is that none fits."""
+    course = MicroBatchSearch(space(granularity=8))
+    course.tell(probe_result(8, Outcome.OOM, message="CUDA out of memory"))
+    assert course.ask() is None
+    assert isinstance(course.verdict, Proof)
+    assert (course.verdict.fits, course.verdict.stopped_by, course.verdict.next_size) == (0, "oom", 8)
+    assert course.verdict.statement == (
+        "No micro-batch fits: the smallest size, 8 ran out of memory (CUDA out of memory)."
+    )
+
+
+@pytest.mark.parametrize(("bound", "granularity", "only"), [(1, 1, 1), (5, 8, 5), (8, 8, 8), (15, 8, 8)])
+def test_a_space_of_one_size_takes_one_probe(bound: int, granularity: int, only: int) -> None:
+    """Where the bound leaves one candidate, a fit there ends the search."""
+    course = MicroBatchSearch(space(bound, granularity=granularity))
+    assert [it.micro_batch_size for it in run_search(course, Oracle(100))] == [only]
+    assert isinstance(course.verdict, Proof)
+    assert (course.verdict.fits, course.verdict.stopped_by, course.verdict.next_size) == (only, "bound", None)
+
+
+def test_the_bound_is_probed_as_soon_as_it_surely_fits() -> None:
+    """Memory for 1000 samples, and a plan that can use 64: the smallest, then the largest size."""
+    course = MicroBatchSearch(space(64))
+    assert [it.micro_batch_size for it in run_search(course, affine(1000, share=0.0))] == [1, 64]
+    assert isinstance(course.verdict, Proof)
+    assert course.verdict.statement == (
+        "64 fits, and no larger size is searched: the bound is 64 (the share of a rank)."
+    )
+
+
+def test_a_right_prediction_is_confirmed_by_three_probes() -> None:
+    """The predicted size fits, the smallest one gives the line, and the line the next size, which fails."""
+    course = MicroBatchSearch(space(prediction=37))
+    assert [it.micro_batch_size for it in run_search(course, affine(37))] == [37, 1, 38]
+
+
+@pytest.mark.parametrize("prediction", [1, 20, 36, 38, 60, 4096, 10**9])
+def test_a_wrong_prediction_costs_probes_only(prediction: int) -> None:
+    """From any prediction the answer is the same, in at most four probes more than without one."""
+    course = MicroBatchSearch(space(prediction=prediction))
+    results = run_search(course, affine(37))
+    assert isinstance(course.verdict, Proof)
+    assert course.verdict.fits == 37
+    assert len(results) <= 8
+
+
+def test_a_kernel_limit_is_told_from_memory() -> None:
+    """A size that is illegal for a kernel bounds the search like an OOM, and the proof says so."""
+    course = MicroBatchSearch(space(1000))
+    run_search(course, Oracle(500, memory=lambda size: 1000.0 * size, failure=Outcome.INVALID_SIZE))
+    assert isinstance(course.verdict, Proof)
+    assert (course.verdict.fits, course.verdict.stopped_by, course.verdict.next_size) == (500, "invalid-size", 501)
+
+
+def test_a_fit_above_an_oom_is_reported_and_not_believed() -> None:
+    """The answer stays below the smallest failure, closed by a bracket, with a warning that names both sizes."""
+    course = MicroBatchSearch(space(100))
+    course.tell(probe_result(40, Outcome.OOM))
+    course.tell(probe_result(60))
+    assert [warning[:40] for warning in course.warnings] == ["Micro-batch 60 fits although 40 failed ("]
+    run_search(course, Oracle(39))
+    assert isinstance(course.verdict, Proof)
+    assert (course.verdict.fits, course.verdict.next_size) == (39, 40)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "remedy"),
+    [
+        (Outcome.ERROR, "workload-error", "mend the workload"),
+        (Outcome.TIMED_OUT, "probe-timed-out", "probe_timeout_seconds"),
+    ],
+)
+def test_a_failure_that_is_no_matter_of_size_ends_the_search(outcome: Outcome, reason: str, remedy: str) -> None:
+    """The failure names the size, the evidence and the remedy."""
+    course = MicroBatchSearch(space())
+    course.tell(probe_result(1))
+    course.tell(probe_result(16, outcome, message="KeyError: 'labels'"))
+    assert course.ask() is None
+    assert isinstance(course.verdict, Failure)
+    assert course.verdict.reason == reason
+    assert all(part in course.verdict.message for part in ("micro-batch 16", "KeyError: 'labels'", remedy))
+
+
+def test_a_lost_probe_is_repeated_once() -> None:
+    """A probe ended from outside says nothing about its size: it is asked again, and a second loss ends the search."""
+    course = MicroBatchSearch(space())
+    course.tell(probe_result(1, used_bytes=1000))
+    size = course.ask()
+    assert size is not None
+    course.tell(probe_result(size, Outcome.LOST))
+    assert (course.ask(), course.verdict) == (size, None)
+    course.tell(probe_result(size, Outcome.LOST, message="killed by signal 9"))
+    assert course.ask() is None
+    assert isinstance(course.verdict, Failure)
+    assert course.verdict.reason == "probe-lost"
+    assert f"micro-batch {size}" in course.verdict.message
+    assert "killed by signal 9" in course.verdict.message
+
+
+@pytest.mark.parametrize("size", [1, 7, 12, 104])
+def test_a_size_outside_the_space_is_refused(size: int) -> None:
+    """A result for a size that is no candidate names it and the candidates."""
+    with pytest.raises(SearchError, match=rf"micro-batch {size} .* multiples of 8 from 8 to 96"):
+        MicroBatchSearch(space(100, granularity=8)).tell(probe_result(size))
+
+
+@pytest.mark.parametrize(("bound", "granularity"), [(0, 1), (1, 0)])
+def test_a_space_without_sizes_is_refused(bound: int, granularity: int) -> None:
+    """A bound or granularity below one is an error that shows both."""
+    with pytest.raises(SearchError, match=f"got {bound} and {granularity}"):
+        space(bound, granularity=granularity)
