@@ -126,11 +126,11 @@ class Trainer:
     def __call__(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
         """Make the run, or go on with it from the checkpoint before the last update."""
         for update in range(max(1, self.reached), run.request.updates + 1):
-            while self.hold_at == update and (grace := stop_within()) is None:
+            while (grace := stop_within()) is None and self.hold_at == update:
                 self.holding.set()
                 threading.Event().wait(0.005)
-            if self.hold_at == update:
-                self.graces.append(grace or 0.0)
+            if grace is not None:
+                self.graces.append(grace)
                 return TrainingResult(outcome=RunOutcome.STOPPED, message="asked to", updates=self.reached)
             self.reached = update
             on_progress([progress(update, run.request.updates)])
