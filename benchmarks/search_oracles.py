@@ -1,0 +1,212 @@
+"""Probes and OOMs of the search on oracles whose answer is known, next to what other finders do on the same oracles.
+
+python benchmarks/search_oracles.py [--seeds 100] [--all] [--output benchmarks/results/search_oracles.json]
+
+The peers are re-implemented from descriptions of their strategies and use nothing but "fits or not", as they do.
+Ours is told the peak of every fit; each row pools intercepts of 0, 0.1, 0.3, 0.6 and 0.9 of the limit, half of the runs
+with and half without the resident bytes, and a limit that is met anywhere between the answer and the next size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from statistics import fmean, median
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from oracles import (
+    Noise,
+    Oracle,
+    affine,
+    biased,
+    device,
+    exact,
+    failures,
+    floored,
+    independent,
+    per_sample,
+    run_search,
+    wobble,
+)
+from tuner.results import Proof
+from tuner.search import MicroBatchSearch, SearchSpace
+
+BOUND = 4096
+LARGEST = (37, 200, 3000)
+SHARES = (0.0, 0.1, 0.3, 0.6, 0.9)
+Fits = Callable[[int], bool]
+Row = dict[str, float | str]
+
+NOISES: dict[str, Callable[[int], Noise]] = {
+    "exact": lambda _seed: exact(),
+    "samples vary by 2 %": lambda seed: per_sample(0.02, seed),
+    "device, sd 0.05 % of total": lambda seed: device(0.0005, seed),
+    "device, +-0.34 % of total": lambda seed: independent(0.0034, seed, total=True),
+    "device, +-0.9 % of total": lambda seed: independent(0.009, seed, total=True),
+    "smooth wobble of 2 %": lambda seed: wobble(0.02, seed),
+    "+-2 % of activations": lambda seed: independent(0.02, seed, total=False),
+    "+-2 % of total": lambda seed: independent(0.02, seed, total=True),
+}
+OTHERS: dict[str, Callable[[int, float], Oracle]] = {
+    "floor up to 0.3 of the answer": lambda largest, share: floored(largest, share=share, until=0.3),
+    "limit really 5 % lower": lambda largest, share: biased(largest, share=share, bias=0.05),
+    "no memory figures": lambda largest, _share: Oracle(largest),
+}
+
+
+def accelerate(fits: Fits, start: int) -> int:
+    """Accelerate's find_executable_batch_size: nine tenths of the size until one fits."""
+    size = start
+    while size > 0 and not fits(size):
+        size = int(size * 0.9)
+    return size
+
+
+def lightning_power(fits: Fits) -> int:
+    """Lightning's power mode: double from 2 until a size fails, then take the last."""
+    size = 2
+    while fits(size):
+        size *= 2
+    return size // 2
+
+
+def lightning_binsearch(fits: Fits) -> int:
+    """Lightning's binsearch mode: double, halve the interval down to one, then take 5 % off."""
+    low = lightning_power(fits)
+    high = 2 * low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return int(low * 0.95)
+
+
+def nemo(fits: Fits) -> int:
+    """NeMo's OOMptimizer: double or halve from 32, then halve the interval until a failure leaves a gap under 5 %."""
+    size, fitting, failing = 32, 0, 0
+    while True:
+        if fits(size):
+            fitting = size
+        else:
+            failing = size
+            if fitting and (failing - fitting) / failing < 0.05:
+                return fitting
+        size = round((fitting + failing) / 2) if fitting and failing else 2 * fitting or failing // 2
+
+
+PEERS: dict[str, Callable[[Fits], int]] = {
+    "accelerate (128)": lambda fits: accelerate(fits, 128),
+    "accelerate (4096)": lambda fits: accelerate(fits, 4096),
+    "Lightning power": lightning_power,
+    "Lightning binsearch": lightning_binsearch,
+    "NeMo OOMptimizer": nemo,
+}
+
+
+def run_peer(finder: Callable[[Fits], int], largest: int) -> tuple[int, int, int]:
+    """Probes, OOMs and answer of a peer."""
+    outcomes: list[bool] = []
+
+    def fits(size: int) -> bool:
+        outcomes.append(size <= largest)
+        return outcomes[-1]
+
+    answer = finder(fits)
+    return len(outcomes), outcomes.count(False), answer
+
+
+def run_ours(oracle: Oracle, *, knows_limit: bool = True) -> tuple[int, int]:
+    """Probes and OOMs of our search, whose answer is checked."""
+    limit = oracle.limit_bytes if knows_limit else None
+    search = MicroBatchSearch(SearchSpace(BOUND, "the benchmark's bound", limit_bytes=limit))
+    results = run_search(search, oracle)
+    assert isinstance(search.verdict, Proof)
+    assert search.verdict.fits == oracle.largest
+    return len(results), failures(results)
+
+
+def summary(oracle: str, largest: int, share: str, courses: list[tuple[int, int]]) -> Row:
+    """The distribution of probes and OOMs over many runs."""
+    row: Row = {"oracle": oracle, "largest": largest, "intercept": share, "runs": len(courses)}
+    for name, column in (("probes", [it[0] for it in courses]), ("ooms", [it[1] for it in courses])):
+        p95 = sorted(column)[math.ceil(0.95 * len(column)) - 1]
+        row |= {f"{name}_mean": round(fmean(column), 2), f"{name}_median": median(column), f"{name}_p95": p95}
+        row[f"{name}_max"] = max(column)
+    row["within_6_and_2"] = round(fmean(probes <= 6 and ooms <= 2 for probes, ooms in courses), 3)
+    return row
+
+
+def courses_of(name: str, largest: int, share: float, seeds: int) -> list[tuple[int, int]]:
+    """Our runs on one kind of oracle."""
+    if name in OTHERS:
+        return [run_ours(OTHERS[name](largest, share), knows_limit=name != "no memory figures")]
+    return [
+        run_ours(
+            affine(
+                largest,
+                share=share,
+                noise=NOISES[name](seed),
+                knows_resident=seed % 2 == 0,
+                fraction=Random(seed).uniform(0.02, 0.98),
+            )
+        )
+        for seed in range(seeds)
+    ]
+
+
+def ours(seeds: int) -> Iterator[Row]:
+    """A row for every kind of oracle, answer and intercept, and one over all intercepts."""
+    for name in [*NOISES, *OTHERS]:
+        for largest in LARGEST:
+            cells = {share: courses_of(name, largest, share, seeds) for share in SHARES}
+            yield summary(name, largest, "all", [course for cell in cells.values() for course in cell])
+            for share, cell in cells.items():
+                yield summary(name, largest, f"{share:g}", cell)
+
+
+def peers() -> list[Row]:
+    """A row for every peer and answer."""
+    found: list[Row] = []
+    for name, finder in PEERS.items():
+        for largest in LARGEST:
+            probes, ooms, answer = run_peer(finder, largest)
+            found.append({"finder": name, "largest": largest, "probes": probes, "ooms": ooms, "answer": answer})
+    return found
+
+
+def show(rows: list[Row], other: list[Row], *, every_intercept: bool) -> None:
+    """Print both tables as markdown."""
+    names = ["mean", "median", "p95", "max"]
+    print(f"| oracle | largest | intercept | probes {'/'.join(names)} | OOMs {'/'.join(names)} | within 6 and 2 |")
+    print("|---|---|---|---|---|---|")
+    for row in rows:
+        if every_intercept or row["intercept"] == "all":
+            probes, ooms = ("/".join(f"{row[f'{kind}_{name}']:g}" for name in names) for kind in ("probes", "ooms"))
+            start = f"| {row['oracle']} | {row['largest']} | {row['intercept']} "
+            print(f"{start}| {probes} | {ooms} | {100 * float(row['within_6_and_2']):.1f} % |")
+    print("\n| finder | largest | probes | OOMs | answer |\n|---|---|---|---|---|")
+    for row in other:
+        print(f"| {row['finder']} | {row['largest']} | {row['probes']} | {row['ooms']} | {row['answer']} |")
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=100, help="runs per kind of oracle, answer and intercept")
+    parser.add_argument("--all", action="store_true", help="print a row per intercept")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "search_oracles.json")
+    arguments = parser.parse_args()
+    rows, other = list(ours(arguments.seeds)), peers()
+    show(rows, other, every_intercept=arguments.all)
+    document = {"bound": BOUND, "seeds": arguments.seeds, "ours": rows, "peers": other}
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
