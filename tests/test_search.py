@@ -88,6 +88,7 @@ def oracles(draw: st.DrawFn, within: SearchSpace) -> Oracle:
                 lambda size: rising(size) / 2,
                 lambda size: rising(size) * Random(f"{seed}/{size}").uniform(0.98, 1.02),
                 lambda size: Random(f"{seed}/{size}").choice([0.0, 1.0, rising(size), 1e15]),
+                lambda size: Random(f"{seed}/{size}").choice([0.0, rising(size)]),
                 rising,
             ]
         )
@@ -241,7 +242,7 @@ def test_an_infeasible_workload_is_told_by_one_probe() -> None:
     assert isinstance(course.verdict, Proof)
     assert (course.verdict.fits, course.verdict.stopped_by, course.verdict.next_size) == (0, "oom", 8)
     assert course.verdict.statement == (
-        "No micro-batch fits: the smallest size, 8 ran out of memory (CUDA out of memory)."
+        "No micro-batch fits: the smallest size, 8, ran out of memory (CUDA out of memory)."
     )
 
 
@@ -278,6 +279,15 @@ def test_a_wrong_prediction_costs_probes_only(prediction: int) -> None:
     assert isinstance(course.verdict, Proof)
     assert course.verdict.fits == 37
     assert len(results) <= 8
+
+
+def test_figures_that_are_missing_in_some_results_do_no_harm() -> None:
+    """A device that tells its peak at the smallest size only: no size is asked twice, and the answer is exact."""
+    course = MicroBatchSearch(space())
+    results = run_search(course, Oracle(300, memory=lambda size: LIMIT_BYTES / 50 if size == 1 else 0.0))
+    assert len({it.micro_batch_size for it in results}) == len(results) <= probe_limit(4096)
+    assert isinstance(course.verdict, Proof)
+    assert course.verdict.fits == 300
 
 
 def test_a_kernel_limit_is_told_from_memory() -> None:

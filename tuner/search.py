@@ -196,7 +196,7 @@ class MicroBatchSearch:
             return Proof(fits=fits, stopped_by="bound", statement=f"{statement} ({self.space.bound_reason}).")
         failure = self._failures[high]
         invalid = failure.outcome is Outcome.INVALID_SIZE
-        failed = f"{self.space.size(high)} {'is not a valid size' if invalid else 'ran out of memory'}"
+        failed = f"{self.space.size(high)}, {'is not a valid size' if invalid else 'ran out of memory'}"
         start = f"{fits} fits and the next size, " if fits else "No micro-batch fits: the smallest size, "
         return Proof(
             fits=fits,
@@ -216,10 +216,10 @@ class MicroBatchSearch:
         if not self._fits:
             return 1 if self._failures else self._first_index()
         points = self._points(bracket.low)
-        if len(points) == 1 and _GOOD_JUMP * points[0][0] <= (jump := self._sure_index(points[0])) < bracket.high:
+        if len(points) == 1 and _GOOD_JUMP * bracket.low <= (jump := self._sure_index(points[0])) < bracket.high:
             return int(jump)
         index = _nearest_to_fit_chance(bracket, self._belief(points))
-        unanchored = len(self._fits) == 1 and 1 not in self._fits
+        unanchored = self.space.limit_bytes and len(self._fits) == len(points) == 1 and 1 not in self._fits
         return 1 if unanchored and index > bracket.low + 1 else index
 
     def _first_index(self) -> int:
