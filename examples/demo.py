@@ -32,13 +32,13 @@ from tuner.specs import parse_spec
 from tuner.training.runs import TrainingProgress
 from tuner.units import format_bytes
 
-GIB = 1024**3
+MIB, GIB = 1024**2, 1024**3
 SOURCES = sysconfig.get_paths()["stdlib"]
 
 
 def demo_request(device: DeviceInfo) -> TuningRequest:
-    """A small GPT-2 on the CPU under 1 GiB; on a card one of GPT-2's real size, under 16 GiB or what there is."""
-    small = {"n_layer": 4, "n_head": 4, "n_embd": 192, "n_positions": 128}
+    """A small GPT-2 on the CPU under 200 MiB; on a card one of GPT-2's real size, under 16 GiB or what there is."""
+    small = {"n_layer": 3, "n_head": 4, "n_embd": 128, "n_positions": 64}
     large = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 512}
     on_card = device.kind == "cuda"
     sizes = large if on_card else small
@@ -59,7 +59,7 @@ def demo_request(device: DeviceInfo) -> TuningRequest:
         spec=spec,
         effective_batch_size=1000 if on_card else 200,
         device=device.id,
-        memory_limit_bytes=min(16 * GIB, device.total_bytes) if on_card else GIB,
+        memory_limit_bytes=min(16 * GIB, device.total_bytes) if on_card else 200 * MIB,
     )
 
 

@@ -13,6 +13,7 @@
     |- TuningFailedError    a tuning ended without an answer; carries the evidence so far
     |- OutOfMemoryError     a device allocation failed; translated from the framework's own error at one seam
     |- InvalidSizeError     the size is illegal for a kernel (32-bit index, launch configuration), memory aside
+    |- ServingError         the service cannot be served; raised by the command line in the service's words
     |- TrainingError        a training run cannot start or go on
        |- CheckpointError   a checkpoint cannot be written, read, or does not belong to this run
 """
@@ -87,6 +88,10 @@ class OutOfMemoryError(BatchwrightError):
 
 class InvalidSizeError(BatchwrightError):
     """The micro-batch is too large for a kernel for a reason other than memory."""
+
+
+class ServingError(BatchwrightError):
+    """The service cannot be served as it was asked for."""
 
 
 class TrainingError(BatchwrightError):

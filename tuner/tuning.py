@@ -25,11 +25,12 @@ from tuner.search import Failure, MicroBatchSearch, SearchSpace
 class ProbeRunner(Protocol):
     """Whatever can run probes on one device."""
 
-    def check(self, request: TuningRequest) -> None:
+    def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Build the workload without memory for its tensors, so that a wrong spec is found before any probe.
 
         Raises:
             SpecError: naming the field at fault.
+            ProbeCancelledError: when ``should_stop`` answered true.
         """
 
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import ServiceError
-from tuner.errors import ProbeCancelledError
 from tuner.requests import ProbeRequest, TrainingRequest, TuningRequest
 from tuner.results import DeviceInfo, ProbeResult, Recommendation
 from tuner.training.runs import TrainingProgress, TrainingResult
@@ -20,8 +19,6 @@ StopWithin = Callable[[], float | None]
 
 OnProgress = Callable[[Sequence[TrainingProgress]], None]
 """Takes the updates that were finished since the last call. What it raises ends the run."""
-
-_POLL_SECONDS = 0.1
 
 
 class DeviceBusyError(ServiceError):
@@ -48,22 +45,15 @@ class Executor(ABC):
         self._closed = False
 
     def check(self, request: TuningRequest, stop_within: StopWithin) -> None:
-        """Find a wrong spec before any probe. When told to stop, it returns at once and leaves the check to its end.
+        """Find a wrong spec before any probe.
 
         Raises:
             SpecError: naming the field at fault.
             ProbeCancelledError: when ``stop_within`` told it to stop.
+            ProbeError: when the machinery failed.
         """
         with self._one_at_a_time():
-            errors: list[BaseException] = []
-            thread = threading.Thread(target=self._try_check, args=(request, errors), name="check", daemon=True)
-            thread.start()
-            while thread.is_alive():
-                if stop_within() is not None:
-                    raise ProbeCancelledError("the check was given up on request")
-                thread.join(_POLL_SECONDS)
-            if errors:
-                raise errors[0]
+            self._check(request, lambda: stop_within() is not None)
 
     def probe(self, request: ProbeRequest, stop_within: StopWithin) -> ProbeResult:
         """Run one probe to its end.
@@ -100,19 +90,13 @@ class Executor(ABC):
         finally:
             self._turn.release()
 
-    def _try_check(self, request: TuningRequest, errors: list[BaseException]) -> None:
-        try:
-            self._check(request)
-        except BaseException as error:  # noqa: BLE001 - carried over to the calling thread
-            errors.append(error)
-
     @abstractmethod
     def environment(self) -> dict[str, str]:
         """The variables that probes and jobs run with."""
 
     @abstractmethod
-    def _check(self, request: TuningRequest) -> None:
-        """Check, without a way to stop."""
+    def _check(self, request: TuningRequest, should_stop: Callable[[], bool]) -> None:
+        """Check a spec."""
 
     @abstractmethod
     def _probe(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> ProbeResult:

@@ -29,8 +29,8 @@ class InlineExecutor(Executor):
         return self._runner.environment()
 
     @override
-    def _check(self, request: TuningRequest) -> None:
-        self._runner.check(request)
+    def _check(self, request: TuningRequest, should_stop: Callable[[], bool]) -> None:
+        self._runner.check(request, should_stop)
 
     @override
     def _probe(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> ProbeResult:

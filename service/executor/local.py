@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from tuner.training.launch import TrainingProcess
 from tuner.training.runs import TrainingResult
 from tuner.tuning import ProbeRunner
 
-_CLOSE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 """How often a running job is looked at: bounds how late its progress and its end are seen."""
 
@@ -39,8 +37,8 @@ class LocalExecutor(Executor):
         return self._runner.environment()
 
     @override
-    def _check(self, request: TuningRequest) -> None:
-        self._runner.check(request)
+    def _check(self, request: TuningRequest, should_stop: Callable[[], bool]) -> None:
+        self._runner.check(request, should_stop)
 
     @override
     def _probe(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> ProbeResult:
@@ -60,10 +58,7 @@ class LocalExecutor(Executor):
 
     @override
     def _close(self) -> None:
-        """Close the runner; one that is busy with a check given up is left to end with this process."""
-        closing = threading.Thread(target=self._runner.close, name="close", daemon=True)
-        closing.start()
-        closing.join(_CLOSE_SECONDS)
+        self._runner.close()
 
 
 def _watch(process: TrainingProcess, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:

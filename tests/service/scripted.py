@@ -33,7 +33,7 @@ class ScriptedRunner:
         self.spec_error: Exception | None = None
         self._gate = gate or (lambda _size, _stop: None)
 
-    def check(self, request: TuningRequest) -> None:
+    def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Find the error that the test put there."""
         assert request.effective_batch_size > 0
         self.checked += 1

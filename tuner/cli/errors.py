@@ -24,6 +24,7 @@ class ExitCode(IntEnum):
 _CODES: tuple[tuple[type[errors.BatchwrightError], ExitCode], ...] = (
     (errors.SpecError, ExitCode.WRONG_INPUT),
     (errors.PlanError, ExitCode.WRONG_INPUT),
+    (errors.ServingError, ExitCode.WRONG_INPUT),
     (errors.DeviceError, ExitCode.DEVICE),
     (errors.TuningFailedError, ExitCode.TUNING_FAILED),
     (errors.ProbeError, ExitCode.TUNING_FAILED),

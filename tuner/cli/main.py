@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel, ValidationError
@@ -15,7 +15,7 @@ from tuner.cli import options
 from tuner.cli.display import balanced_in_words, progress_console, recommendation_panel, uniform_in_words
 from tuner.cli.errors import ExitCode, as_json, exit_code
 from tuner.documents import field_problems, load_document
-from tuner.errors import BatchwrightError, SpecError, TrainingError
+from tuner.errors import BatchwrightError, ServingError, SpecError, TrainingError
 from tuner.files import write_atomically
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.results import Recommendation
@@ -229,11 +229,17 @@ def serve(
 
     Settings come from BATCHWRIGHT_* environment variables; the options here override them.
     """
-    from service.server import serve as run_server  # noqa: PLC0415 - the service is an optional part
+    from service.errors import ServiceError  # noqa: PLC0415 - the service is an optional part
+    from service.server import serve as run_server  # noqa: PLC0415 - likewise
     from service.settings import Settings  # noqa: PLC0415 - likewise
 
-    given = {"host": host, "port": port, **({"database_url": database_url} if database_url else {})}
-    run_server(Settings.model_validate(given))
+    given: dict[str, Any] = {"host": host, "port": port, **({"database_url": database_url} if database_url else {})}
+    try:
+        run_server(Settings(**given))
+    except ValidationError as error:
+        raise SpecError(field_problems(error), "settings (BATCHWRIGHT_* and options)") from None
+    except ServiceError as error:
+        raise ServingError(str(error)) from None
 
 
 def main() -> None:

@@ -63,21 +63,23 @@ class ProbeSupervisor:
         self._lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
+        self._ready = False
         self._tasks = 0
 
     def environment(self) -> dict[str, str]:
         """The environment variables that probes run with and the job must run with."""
         return allocator_environment(self.device.kind, os.environ)
 
-    def check(self, request: TuningRequest) -> None:
+    def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Build the workload without memory for its tensors.
 
         Raises:
             SpecError: naming the field at fault.
+            ProbeCancelledError: when ``should_stop`` answered true; the check's process is gone by then.
             ProbeError: when the machinery failed.
         """
         with self._lock:
-            ended = self._run_task("check", request.spec, request.spec, _CHECK_TIMEOUT_SECONDS, lambda: False)
+            ended = self._run_task("check", request.spec, request.spec, _CHECK_TIMEOUT_SECONDS, should_stop)
         try:
             report = CheckReport.model_validate_json(ended.paths.result.read_bytes())
         except (OSError, ValidationError):
@@ -140,7 +142,7 @@ class ProbeSupervisor:
         self._tasks += 1
         paths = ProbePaths(self._scratch / f"{os.getpid()}-{self._tasks}")
         paths.write_request(request)
-        channel = self._started()
+        channel = self._started(should_stop)
         killed_before = kernel_oom_kills()
         requested = time.monotonic()
         channel.send({"do": "run", "task": task, "directory": str(paths.directory), "preload": late_imports(spec)})
@@ -187,21 +189,21 @@ class ProbeSupervisor:
         except OSError:
             return  # the server is gone: the next receive says so
 
-    def _started(self) -> Channel:
+    def _started(self, should_stop: Callable[[], bool]) -> Channel:
         """The channel to a fork server that is ready, started now if there is none."""
-        if self._server is not None and self._server.poll() is not None:
+        if self._server is not None and self._server.poll() is not None and self._ready:
             self._forget_server()
-        if self._channel is None:
-            self._channel = self._start()
-        return self._channel
+        channel = self._channel or self._start()
+        if not self._ready:
+            self._await_ready(channel, should_stop)
+        return channel
 
     def _start(self) -> Channel:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", "tuner.probing.fork_server", str(theirs.fileno())]
         environment = {**os.environ, **self.environment(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # asks without cuInit
-        log = self._scratch / "fork_server.txt"
         self._scratch.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as output:
+        with self._server_log.open("wb") as output:
             self._server = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 command,
                 env=environment,
@@ -212,19 +214,32 @@ class ProbeSupervisor:
                 start_new_session=True,
             )
         theirs.close()
-        channel = Channel(ours)
+        self._channel = Channel(ours)
+        return self._channel
+
+    @property
+    def _server_log(self) -> Path:
+        return self._scratch / "fork_server.txt"
+
+    def _await_ready(self, channel: Channel, should_stop: Callable[[], bool]) -> None:
+        """Wait until torch is imported; when told to stop, leave the server to finish that by itself."""
+        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+        message = None
         try:
-            message = channel.receive(_START_TIMEOUT_SECONDS)
+            while message is None and time.monotonic() < deadline:
+                if should_stop():
+                    raise ProbeCancelledError("ended on request while the fork server was starting")
+                message = channel.receive(_POLL_SECONDS)
         except EOFError:
-            message = None
+            pass  # it ended: its log says why
         if message is None:
-            self._channel = channel
             self._forget_server()
-            raise ProbeError(f"the fork server did not start:\n{log.read_text(errors='replace')[-4000:]}")
-        return channel
+            raise ProbeError(f"the fork server did not start:\n{self._server_log.read_text(errors='replace')[-4000:]}")
+        self._ready = True
 
     def _forget_server(self) -> None:
         """End the server, and with it any task it has."""
+        self._ready = False
         if self._channel is not None:
             self._channel.connection.close()
             self._channel = None
@@ -239,7 +254,7 @@ class ProbeSupervisor:
     def warm_up(self) -> None:
         """Start the fork server now, so that the first probe does not wait for torch to be imported."""
         with self._lock:
-            self._started()
+            self._started(lambda: False)
 
     def close(self) -> None:
         """End every process and remove the scratch files. Idempotent."""
