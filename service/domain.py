@@ -102,17 +102,12 @@ class Problem(Document):
     """Every field at fault, for an invalid request."""
 
 
-LARGEST_EFFECTIVE_BATCH_SIZE = 2**22
-"""A recommendation lists every micro-batch of an update: this keeps the document below some megabytes."""
-
 # --- what is sent ----------------------------------------------------------------------------------------------------
 
 
 class TuningSubmission(TuningRequest):
     """A tuning to make, or the stored answer to take."""
 
-    effective_batch_size: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE)]
-    """Samples per optimizer update over all ranks: the plan gives exactly this many."""
     fresh: bool = False
     """Probe again, even when a recommendation with the same fingerprint is stored."""
 

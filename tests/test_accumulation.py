@@ -125,7 +125,6 @@ def test_nearest_batches_are_reachable(batch: int, world: int, largest: int) -> 
     assert sum(item.effective_batch_size <= batch for item in offered) <= 1
 
 
-@pytest.mark.xfail(strict=True, reason="_nearest does not try one step fewer with the largest size: see 4 over 3 ranks")
 @settings(many, max_examples=500)
 @given(small_batches, small_ranks, small_sizes)
 def test_a_uniform_plan_that_misses_is_the_nearest_with_its_size_or_more(batch: int, world: int, largest: int) -> None:
@@ -138,7 +137,6 @@ def test_a_uniform_plan_that_misses_is_the_nearest_with_its_size_or_more(batch: 
         assert missed <= (above if batch < size * world else min(below, above))
 
 
-@pytest.mark.xfail(strict=True, reason="_nearest does not try one step fewer with the largest size: see 5 over 2 ranks")
 @settings(many, max_examples=500)
 @given(small_batches, small_ranks, small_sizes)
 def test_a_uniform_plan_takes_the_fewest_steps_to_the_batch_it_gives(batch: int, world: int, largest: int) -> None:

@@ -89,6 +89,41 @@ def test_a_micro_batch_as_large_as_the_share_does_not_accumulate() -> None:
     assert all(asked.values())
 
 
+GRADIENTS = ModelSummary(parameters=500, trainable_parameters=500, parameter_bytes=2000)
+
+
+def with_gradients(probe: ProbeRequest) -> ProbeResult:
+    """A device of 10,000 bytes: 100 a sample, 1000 always, and 2000 of gradients while an update accumulates."""
+    used = 1000 + 100 * probe.micro_batch_size + (2000 if probe.accumulates else 0)
+    fits = used <= 10_000
+    return probe_result(
+        probe.micro_batch_size,
+        Outcome.FIT if fits else Outcome.OOM,
+        used if fits else None,
+        model=GRADIENTS,
+        accumulates=probe.accumulates,
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "largest", "steps"), [(85, 85, 1), (90, 90, 1), (95, 70, 2), (70, 70, 1), (140, 70, 2)]
+)
+def test_the_whole_share_may_fit_where_less_does_not(share: int, largest: int, steps: int) -> None:
+    """An update of one micro-batch holds no gradients: up to 90 samples fit as a whole, 70 when they accumulate."""
+    course = tuning(tuning_request(effective_batch_size=share, memory_limit_bytes=2 * GIB))
+    course.probe_limit_bytes = 10_000
+    while (probe := course.next_probe()) is not None:
+        course.record(with_gradients(probe))
+    found = course.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=1.0)
+    assert (found.micro_batch_size, found.gradient_accumulation_steps) == (largest, steps)
+    assert found.warnings == ()
+    rebuilt = tuning(tuning_request(effective_batch_size=share, memory_limit_bytes=2 * GIB))
+    rebuilt.probe_limit_bytes = 10_000
+    for result in course.probes:
+        rebuilt.record(result)
+    assert rebuilt.next_probe() is None
+
+
 @pytest.mark.parametrize(
     ("device", "changes", "limit"),
     [

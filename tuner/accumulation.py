@@ -4,7 +4,7 @@ Given an effective batch ``B`` over ``W`` ranks and the largest micro-batch ``m`
 
 * a rank's share is ``B // W`` or one more (the first ``B % W`` ranks take the extra sample);
 * the accumulation steps are ``ceil(largest share / m)``, the fewest possible, and the same on every rank so that ranks
-  that must move in step can;
+  that must move in step can (a rank with fewer samples than steps, at ``m = 1``, makes a step less);
 * the sizes of a rank differ by at most one (100 at most 37 at a time is 34 + 33 + 33, never 37 + 37 + 26), which keeps
   the peak memory of the run as low as the number of steps allows.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tuner.errors import PlanError
+from tuner.requests import LARGEST_EFFECTIVE_BATCH_SIZE
 from tuner.results import BalancedPlan, EffectiveBatchSize, ReachableBatch, UniformPlan
 
 _POOR_FILL = 0.5
@@ -29,6 +30,11 @@ def share_per_rank(effective_batch_size: int, world_size: int) -> tuple[int, ...
     if effective_batch_size < 1 or world_size < 1:
         raise PlanError(
             f"effective batch size and world size must be at least 1, got {effective_batch_size} and {world_size}"
+        )
+    if effective_batch_size > LARGEST_EFFECTIVE_BATCH_SIZE:
+        raise PlanError(
+            f"an effective batch of {effective_batch_size} is above {LARGEST_EFFECTIVE_BATCH_SIZE}: a plan lists every "
+            "micro-batch of an update"
         )
     if effective_batch_size < world_size:
         raise PlanError(
@@ -123,15 +129,16 @@ def _nearest(batch: int, ranks: int, largest: int) -> tuple[ReachableBatch, ...]
     """The reachable effective batches next to ``batch``, one at or below and one above, with well-filled micro-batches.
 
     With ``steps`` micro-batches per rank the reachable batches are the multiples of ``steps * ranks``; the steps tried
-    are the fewest possible and one more.
+    are the fewest that hold the batch, one fewer and one more.
     """
     fewest = -(-batch // (ranks * largest))
     candidates = [
         ReachableBatch(
             effective_batch_size=size * steps * ranks, micro_batch_size=size, gradient_accumulation_steps=steps
         )
-        for steps in (fewest, fewest + 1)
-        for size in (batch // (steps * ranks), batch // (steps * ranks) + 1)
+        for steps in (fewest - 1, fewest, fewest + 1)
+        if steps >= 1
+        for size in (min(largest, batch // (steps * ranks)), batch // (steps * ranks) + 1)
         if 1 <= size <= largest
     ]
     below = [item for item in candidates if item.effective_batch_size <= batch]
@@ -145,7 +152,7 @@ def _nearest(batch: int, ranks: int, largest: int) -> tuple[ReachableBatch, ...]
 
 
 def _change(chosen: ReachableBatch, batch: int, ranks: int, largest: int) -> str:
-    fewest = balanced_plan(batch, ranks, largest).gradient_accumulation_steps
+    fewest = -(-share_per_rank(batch, ranks)[0] // largest)
     achieved, steps = chosen.effective_batch_size, chosen.gradient_accumulation_steps
     if achieved != batch:
         return (

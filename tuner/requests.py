@@ -16,12 +16,16 @@ SMALLEST_MEMORY_LIMIT_BYTES = 16 * 1024**2
 """Below this not even the thread pools of a training process find room."""
 
 
+LARGEST_EFFECTIVE_BATCH_SIZE = 2**22
+"""A recommendation lists every micro-batch of an update: this keeps the document below some megabytes."""
+
+
 class TuningRequest(Document):
     """Find the largest micro-batch that fits, and plan this effective batch around it."""
 
     spec: WorkloadSpec
     """What is trained."""
-    effective_batch_size: PositiveInt
+    effective_batch_size: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE)]
     """Samples per optimizer update over all ranks: the plan gives exactly this many."""
     device: DeviceId | None = None
     """The device to probe; the first GPU, or the CPU where there is none, when absent."""

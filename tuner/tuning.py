@@ -9,7 +9,7 @@ Whoever drives it (the command line, the service's coordinator, a test) runs the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from tuner.errors import DeviceError, TuningFailedError
 from tuner.fingerprint import fingerprint, relevant_versions
 from tuner.recommend import Answered, recommend
 from tuner.requests import ProbeRequest, TuningRequest
-from tuner.results import DeviceInfo, ProbeResult, Recommendation
+from tuner.results import DeviceInfo, Outcome, ProbeResult, Proof, Recommendation
 from tuner.search import Failure, MicroBatchSearch, SearchSpace
 
 
@@ -72,7 +72,9 @@ class Tuning:
         self.memory_limit_bytes = memory_limit(request, device)
         self.probe_limit_bytes = int(self.memory_limit_bytes * (1.0 - request.memory_margin))
         self._share = share_per_rank(request.effective_batch_size, request.spec.parallelism.world_size)[0]
-        self._search = MicroBatchSearch(search_space(request, self._share, self.probe_limit_bytes))
+        space = search_space(request, self._share, self.probe_limit_bytes)
+        self._bound = space.bound
+        self._search = MicroBatchSearch(space)
         self._probes: list[ProbeResult] = []
 
     @property
@@ -87,7 +89,7 @@ class Tuning:
 
     def next_probe(self) -> ProbeRequest | None:
         """The next probe to run, or none when the search is over."""
-        size = self._search.ask()
+        size = self._search.ask() or self._whole_share()
         if size is None:
             return None
         return ProbeRequest(
@@ -105,8 +107,32 @@ class Tuning:
         Raises:
             SearchError: when its size is not one this tuning could have asked for.
         """
-        self._search.tell(result)
+        if self._search.verdict is None or result.micro_batch_size != self._whole_share():
+            self._search.tell(result)
         self._probes.append(result)
+
+    def _whole_share(self) -> int | None:
+        """The rank's whole share, when it is worth one more probe after the search has closed below it.
+
+        An update of a single micro-batch holds no gradients while it runs, so the share may fit although smaller
+        micro-batches, of which there are several in an update, do not. Worth it if the line through the two largest
+        fits, less the gradients, meets the limit there.
+        """
+        proof = self._search.verdict
+        if not isinstance(proof, Proof) or proof.stopped_by != "oom" or proof.fits == 0:
+            return None
+        if self._bound != self._share or any(it.micro_batch_size == self._share for it in self._probes):
+            return None
+        expected = peak_without_gradients(self._probes, self._share)
+        return self._share if expected is not None and expected <= self.probe_limit_bytes else None
+
+    def _proof(self) -> Proof | Failure | None:
+        """The search's verdict; the whole share where that fitted after all."""
+        verdict = self._search.verdict
+        whole = next((it for it in self._probes if it.micro_batch_size == self._share), None)
+        if isinstance(verdict, Proof) and whole is not None and whole.outcome is Outcome.FIT:
+            return whole_share_proof(self._share, verdict)
+        return verdict
 
     def recommendation(self, *, identifier: str, created_at: datetime, total_seconds: float) -> Recommendation:
         """The answer.
@@ -114,8 +140,8 @@ class Tuning:
         Raises:
             TuningFailedError: when the search ended without one (a workload's error, a hang), with the evidence.
         """
-        verdict = self._search.verdict
-        if verdict is None:
+        verdict = self._proof()
+        if verdict is None or self.next_probe() is not None:
             raise TuningFailedError("unfinished", f"the search is not over: {self.next_probe()} is still to be run")
         if isinstance(verdict, Failure):
             raise TuningFailedError(verdict.reason, verdict.message)
@@ -136,6 +162,31 @@ class Tuning:
             created_at=created_at,
             total_seconds=total_seconds,
         )
+
+
+def peak_without_gradients(probes: Sequence[ProbeResult], size: int) -> float | None:
+    """The peak in bytes to expect at ``size`` in an update of one micro-batch; none where measurements do not tell.
+
+    It is the line through the two largest fits of accumulating updates, less the gradients.
+    """
+    fits = {it.micro_batch_size: it for it in probes if it.outcome is Outcome.FIT and it.used_bytes and it.accumulates}
+    if len(fits) < 2:  # noqa: PLR2004 - two points make a line
+        return None
+    low, high = (fits[it] for it in sorted(fits)[-2:])
+    if high.model is None:
+        return None
+    slope = ((high.used_bytes or 0) - (low.used_bytes or 0)) / (high.micro_batch_size - low.micro_batch_size)
+    gradients = high.model.parameter_bytes * high.model.trainable_parameters / max(1, high.model.parameters)
+    return (high.used_bytes or 0) + slope * (size - high.micro_batch_size) - gradients
+
+
+def whole_share_proof(share: int, below: Proof) -> Proof:
+    """Why the whole share is the answer although the search closed below it."""
+    statement = (
+        f"{share}, the whole share of a rank, fits: an update of one micro-batch holds no gradients while it runs. "
+        f"With several micro-batches in an update the largest is {below.fits}: {below.statement}"
+    )
+    return Proof(fits=share, stopped_by="bound", statement=statement)
 
 
 _CPU_SHARE = 0.5
