@@ -37,6 +37,7 @@ lint: $(VENV)/dev  ## Style, types and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --exclude '^$$' tests/service
 
 format: $(VENV)/dev  ## Format the code
 	$(BIN)/ruff format .

@@ -32,7 +32,7 @@ def requests() -> dict[str, TuningRequest]:
     gpt = {"name": "gpt", "layers": 3, "heads": 4, "width": 128}
     resnet = {"name": "resnet", "width": 8, "blocks_per_stage": 1, "classes": 10}
     specs = {
-        "mlp": (parse_spec({"model": {"kind": "reference", "architecture": mlp}}), 100_000, 400 * MIB),
+        "mlp": (parse_spec({"model": {"kind": "reference", "architecture": mlp}}), 20_000, 200 * MIB),
         "gpt": (
             parse_spec({"model": {"kind": "reference", "architecture": gpt}, "batch": {"sequence_length": 64}}),
             10_000,
@@ -40,7 +40,7 @@ def requests() -> dict[str, TuningRequest]:
         ),
         "resnet": (
             parse_spec({"model": {"kind": "reference", "architecture": resnet}, "batch": {"image_size": 48}}),
-            1_000,
+            4_000,
             300 * MIB,
         ),
     }

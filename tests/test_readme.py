@@ -1,0 +1,106 @@
+"""The README runs: its spec parses, its workload trains, its curl and its SDK code work against a real service."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+import yaml
+
+from factories import python_spec
+from tuner.specs import parse_spec
+from tuner.training.engine import UpdateEngine
+from tuner.workloads.build import build_model, build_workload
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+ADDRESS = "http://127.0.0.1:8000"
+
+
+def blocks(language: str) -> list[str]:
+    """The README's code blocks in a language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A served service; gives its address."""
+    environment = {**os.environ, "BATCHWRIGHT_DATA_DIR": str(tmp_path_factory.mktemp("service"))}
+    command = [sys.executable, "-m", "tuner.cli", "serve", "--port", "0"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    line = next(line for line in process.stderr if " listens on " in line)
+    yield line.split()[-1]
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_the_spec_is_one() -> None:
+    """The YAML block is a valid spec."""
+    (text,) = blocks("yaml")
+    assert parse_spec(yaml.safe_load(text)).batch.sequence_length == 64
+
+
+def test_the_curl_call_is_accepted(service: str) -> None:
+    """Its body, posted as it stands, starts a tuning."""
+    (command,) = blocks("bash")
+    words = shlex.split(command)
+    body = json.loads(words[words.index("-d") + 1])
+    url = next(word for word in words if word.startswith(ADDRESS))
+    answer = httpx.post(url.replace(ADDRESS, service), json=body)
+    assert answer.status_code == 202
+    assert answer.headers["location"] == f"/v1/tunings/{answer.json()['id']}"
+
+
+def test_the_sdk_code_tunes_and_trains(service: str, tmp_path: Path) -> None:
+    """Run as it stands, it prints an exact plan with its proof, and a job that succeeded."""
+    code = next(block for block in blocks("python") if "service.client" in block).replace(ADDRESS, service)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    plan, job = done.stdout.splitlines()
+    assert "fits and the next size" in plan
+    assert job.startswith("SUCCEEDED ")
+
+
+def test_the_workload_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python block is a workload that the engine takes."""
+    (tmp_path / "readme_workload.py").write_text(next(it for it in blocks("python") if "class Workload" in it))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec = python_spec("readme_workload:build")
+    workload = build_workload(spec)
+    engine = UpdateEngine(spec, workload, build_model(spec, workload), torch.device("cpu"))
+    report = engine.update([workload.make_batch(3), workload.make_batch(2)])
+    assert 0 < report.loss < 10
+
+
+def test_every_make_target_named_exists() -> None:
+    """No document sends a reader to a target that is not there."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = re.findall(r"`?make ([a-z-]+)", README + (ROOT / "CONTRIBUTING.md").read_text())
+    assert set(named) <= targets
+    assert {"demo", "test"} <= set(named)
+
+
+def test_every_file_named_exists() -> None:
+    """The annotated tree and the links are true."""
+    named = re.findall(r"`((?:tuner|service|tests|benchmarks|examples|docker|openapi)/[\w./]+)`", README)
+    tree = re.findall(
+        r"^((?:tuner|service|tests|benchmarks|examples|docker|openapi)[\w./]*)\s", README, flags=re.MULTILINE
+    )
+    missing = [name for name in (*named, *tree) if not (ROOT / name).exists()]
+    assert missing == []
+    assert len(named) + len(tree) > 8
