@@ -17,7 +17,7 @@ from tuner.training.runs import TrainingProgress
 
 mpl.use("agg")
 
-_GIB = 1024**3
+_UNITS = ((1024**3, "GiB"), (1024**2, "MiB"))
 _FIT, _OOM, _LINE = "#2a9d5c", "#d1495b", "#5b6c8f"
 
 
@@ -55,8 +55,13 @@ def _fits(found: Recommendation) -> list[ProbeResult]:
 def _heights(found: Recommendation) -> list[float]:
     """Where to draw what failed: on the fitted line, since a failed probe never reached its peak; else at the limit."""
     line = fitted_line(found.evidence.probes)
-    limit = _limit(found)
-    return [(line.at(probe.micro_batch_size) if line else limit) / _GIB for probe in _failures(found)]
+    limit, unit = _limit(found), _unit(found)[0]
+    return [(line.at(probe.micro_batch_size) if line else limit) / unit for probe in _failures(found)]
+
+
+def _unit(found: Recommendation) -> tuple[int, str]:
+    """The unit of the memory axis: the largest that the limit reaches."""
+    return next((unit for unit in _UNITS if _limit(found) >= unit[0]), _UNITS[-1])
 
 
 def _limit(found: Recommendation) -> float:
@@ -71,7 +76,7 @@ def _line_points(found: Recommendation) -> tuple[list[float], list[float]]:
     largest = max(probe.micro_batch_size for probe in found.evidence.probes)
     fitting = [probe.micro_batch_size for probe in _fits(found)]
     sizes = [0.0, float(min(largest, 1.3 * max(fitting)))]
-    return sizes, [line.at(size) / _GIB for size in sizes]
+    return sizes, [line.at(size) / _unit(found)[0] for size in sizes]
 
 
 def _shown(found: Recommendation) -> list[tuple[int, float, str]]:
@@ -92,13 +97,14 @@ def plot_memory(found: Recommendation, directory: Path) -> tuple[Path, Path]:
 
 
 def _draw_memory(found: Recommendation, title: str) -> Figure:
-    figure, axes = _axes(title, "micro-batch size (samples)", "peak memory (GiB)")
+    unit, name = _unit(found)
+    figure, axes = _axes(title, "micro-batch size (samples)", f"peak memory ({name})")
     sizes, heights = _line_points(found)
     axes.plot(sizes, heights, color=_LINE, linewidth=1, label="affine through the last two fits")
     fits = _fits(found)
     axes.scatter(
         [it.micro_batch_size for it in fits],
-        [(it.used_bytes or 0) / _GIB for it in fits],
+        [(it.used_bytes or 0) / unit for it in fits],
         color=_FIT,
         label="FIT",
         zorder=3,
@@ -112,22 +118,23 @@ def _draw_memory(found: Recommendation, title: str) -> Figure:
         label="OOM (drawn where the line puts it)",
         zorder=3,
     )
-    axes.axhline(_limit(found) / _GIB, color=_OOM, linestyle="--", linewidth=1, label="limit less margin")
+    axes.axhline(_limit(found) / unit, color=_OOM, linestyle="--", linewidth=1, label="limit less margin")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     return figure
 
 
 def _memory_figure(found: Recommendation, title: str) -> go.Figure:
-    figure = go.Figure(layout=_layout(title, "micro-batch size (samples)", "peak memory (GiB)"))
+    unit, name = _unit(found)
+    figure = go.Figure(layout=_layout(title, "micro-batch size (samples)", f"peak memory ({name})"))
     sizes, heights = _line_points(found)
     figure.add_scatter(x=sizes, y=heights, mode="lines", name="affine fit", line={"color": _LINE})
     fits = _fits(found)
     figure.add_scatter(
         x=[it.micro_batch_size for it in fits],
-        y=[(it.used_bytes or 0) / _GIB for it in fits],
+        y=[(it.used_bytes or 0) / unit for it in fits],
         customdata=[it.seconds.total for it in fits],
-        hovertemplate="micro-batch %{x}<br>%{y:.3f} GiB<br>%{customdata:.2f} s<extra>FIT</extra>",
+        hovertemplate="micro-batch %{x}<br>%{y:.3f} " + name + "<br>%{customdata:.2f} s<extra>FIT</extra>",
         mode="markers",
         name="FIT",
         marker={"color": _FIT, "size": 10},
@@ -142,7 +149,10 @@ def _memory_figure(found: Recommendation, title: str) -> go.Figure:
         name="OOM",
         marker={"color": _OOM, "size": 10, "symbol": "x"},
     )
-    figure.add_hline(y=_limit(found) / _GIB, line={"color": _OOM, "dash": "dash"}, annotation_text="limit less margin")
+    limit = _limit(found) / unit
+    width = max([*sizes, *(size for size, _, _ in failed), *(it.micro_batch_size for it in fits)])
+    line = {"color": _OOM, "dash": "dash", "width": 1}
+    figure.add_scatter(x=[0, 1.02 * width], y=[limit, limit], mode="lines", name="limit less margin", line=line)
     return figure
 
 
@@ -182,5 +192,5 @@ def _save_png(figure: Figure, path: Path) -> Path:
 
 def _save_html(figure: go.Figure, path: Path) -> Path:
     """One file with plotly's script in it, so that it opens offline."""
-    write_atomically(path, figure.to_html(include_plotlyjs=True))
+    write_atomically(path, figure.to_html(include_plotlyjs=True, default_height="96vh"))
     return path
