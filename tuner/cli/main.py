@@ -30,6 +30,16 @@ Exit codes: 0 done; 2 wrong input (spec, numbers, file); 3 no micro-batch fits; 
 error, a hang); 5 no such device; 6 the training failed; 130 interrupted; 1 a fault of batchwright itself.
 """
 
+_EXTRAS = {
+    "pynvml": "torch",
+    "torch": "torch",
+    "fastapi": "service",
+    "uvicorn": "service",
+    "sqlalchemy": "service",
+    "pydantic_settings": "service",
+}
+"""Which extra brings a package that a command may miss."""
+
 app = typer.Typer(
     help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
@@ -253,6 +263,12 @@ def main() -> None:
         else:
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error[/]: {_escape(str(error))}")
         sys.exit(exit_code(error))
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(error.name or "")
+        if extra is None:
+            raise
+        sys.stderr.write(f"error: this command needs `{error.name}`: pip install 'batchwright[{extra}]'\n")
+        sys.exit(ExitCode.WRONG_INPUT)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(ExitCode.INTERRUPTED)
