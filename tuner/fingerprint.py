@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from importlib import metadata
 from typing import Any
 
@@ -17,7 +18,7 @@ _LAYOUT = 1
 
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that change how much memory a step takes. Does not import them."""
-    found = {}
+    found = {"python": platform.python_version()}
     for name in ("batchwright", "torch", "transformers"):
         try:
             found[name] = metadata.version(name)
@@ -28,7 +29,7 @@ def installed_versions() -> dict[str, str]:
 
 def relevant_versions(spec: WorkloadSpec, device: DeviceInfo, versions: dict[str, str]) -> dict[str, str]:
     """Those of ``versions`` that matter for ``spec``, and the device's driver."""
-    names = ["batchwright", "torch", *(["transformers"] if spec.model.kind == "transformers" else [])]
+    names = ["batchwright", "python", "torch", *(["transformers"] if spec.model.kind == "transformers" else [])]
     chosen = {name: versions[name] for name in names if name in versions}
     if device.driver_version is not None:
         chosen["driver"] = device.driver_version
@@ -69,6 +70,7 @@ def memory_part(spec: WorkloadSpec) -> dict[str, Any]:
     rates = {"learning_rate", "weight_decay", "betas"}
     part = spec.model_dump(mode="json", exclude={"data": True, "schedule": True, "optimizer": rates})
     part["gradient_clipping"] = spec.gradient_clipping is not None
+    part["weight_decay"] = spec.optimizer.weight_decay > 0  # sgd with foreach makes a copy of the gradients for it
     return part
 
 

@@ -235,6 +235,8 @@ class WorkloadSpec(Document):
             raise ValueError("`batch.sequence_length` is required by a text model: tokens of the longest sample")
         if isinstance(model, ReferenceModel) and isinstance(model.architecture, ResNet) and not self.batch.image_size:
             raise ValueError("`batch.image_size` is required by `resnet`: pixels of the largest image's side")
+        if self.batch.sequence_length == 1 and self._predicts_the_next_token(model):
+            raise ValueError("`batch.sequence_length` is 1, but predicting the next token needs at least 2")
         limit = self._longest_position(model)
         length = self.batch.sequence_length
         if limit is not None and length is not None and length > limit:
@@ -245,6 +247,12 @@ class WorkloadSpec(Document):
     def _is_text(model: TransformersModel | ReferenceModel | PythonModel) -> bool:
         if isinstance(model, TransformersModel):
             return model.task in _TEXT_TASKS
+        return isinstance(model, ReferenceModel) and isinstance(model.architecture, Gpt)
+
+    @staticmethod
+    def _predicts_the_next_token(model: TransformersModel | ReferenceModel | PythonModel) -> bool:
+        if isinstance(model, TransformersModel):
+            return model.task == "causal-lm"
         return isinstance(model, ReferenceModel) and isinstance(model.architecture, Gpt)
 
     @staticmethod

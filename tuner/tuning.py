@@ -130,7 +130,8 @@ class Tuning:
         """The search's verdict; the whole share where that fitted after all."""
         verdict = self._search.verdict
         whole = next((it for it in self._probes if it.micro_batch_size == self._share), None)
-        if isinstance(verdict, Proof) and whole is not None and whole.outcome is Outcome.FIT:
+        fits_whole = whole is not None and whole.outcome is Outcome.FIT
+        if isinstance(verdict, Proof) and verdict.fits < self._share and fits_whole:
             return whole_share_proof(self._share, verdict)
         return verdict
 

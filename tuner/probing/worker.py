@@ -7,7 +7,7 @@ one micro-batch held while the next one runs, and the optimizer's temporaries.
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError
+from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
 from tuner.files import write_atomically
 from tuner.memory.devices import MemoryDevice, open_device
 from tuner.probing.exchange import CheckReport, ProbePaths
@@ -30,6 +30,10 @@ _MESSAGE_LENGTH = 2000
 _TRACEBACK_LENGTH = 8000
 
 
+_MOST_SKIPPED_UPDATES = 40
+"""The loss scale starts at 2**16 and is halved by every overflow: after 40 it is below anything fp16 can need."""
+
+
 @dataclass
 class Seen:
     """What a probe has seen so far; still there when it fails."""
@@ -37,7 +41,6 @@ class Seen:
     model: ModelSummary | None = None
     resident_bytes: int | None = None
     phase: Phase = Phase.START
-    measured: bool = field(default=False)
 
 
 def run_probe(paths: ProbePaths) -> None:
@@ -72,25 +75,42 @@ def _measure(request: ProbeRequest, device: MemoryDevice, paths: ProbePaths, see
     )
     micro_batches, ballast = _window(request, workload)
     _enter(paths, seen, Phase.WARMUP)
-    engine.update(micro_batches)
+    _update(engine, micro_batches)
     device.synchronize()
     seen.resident_bytes = device.used_bytes()
     device.reset_peaks()
     _enter(paths, seen, Phase.MEASURE)
-    engine.update(micro_batches)
+    _update(engine, micro_batches)
     device.synchronize()
     del ballast
     _enter(paths, seen, Phase.DONE)
 
 
+def _update(engine: UpdateEngine, micro_batches: list[Batch]) -> None:
+    """One update that really steps: while the loss scaler looks for its scale, updates that it skips are repeated.
+
+    Raises:
+        WorkloadError: when no update ever steps: what was measured would not be what a run takes.
+    """
+    for _ in range(_MOST_SKIPPED_UPDATES):
+        report = engine.update(micro_batches)
+        if not report.skipped:
+            return
+        if not engine.scaler.is_enabled():
+            raise WorkloadError("the batches of make_batch() weigh nothing (no token or sample counts in the loss)")
+    raise WorkloadError(f"no optimizer step in {_MOST_SKIPPED_UPDATES} updates: the gradients in fp16 are never finite")
+
+
 def _window(request: ProbeRequest, workload: Workload) -> tuple[list[Batch], list[Batch]]:
-    """The micro-batches of a measured update, and the rest of a run's window, which only takes host memory."""
-    size = request.micro_batch_size
-    micro_batches = [workload.make_batch(size) for _ in range(2 if request.accumulates else 1)]
-    held = size * len(micro_batches)
-    if request.device != "cpu" or held >= request.samples_per_window:
-        return micro_batches, []
-    return micro_batches, [workload.make_batch(request.samples_per_window - held)]
+    """The micro-batches of a measured update, and the rest of a run's window, which only takes host memory.
+
+    Together they hold as many samples as a run's window. The larger micro-batch comes last, when gradients are held.
+    """
+    size, window = request.micro_batch_size, request.samples_per_window
+    sizes = [min(size, window - size), size] if request.accumulates else [size]
+    micro_batches = [workload.make_batch(part) for part in sizes]
+    rest = window - sum(sizes)
+    return micro_batches, [workload.make_batch(rest)] if request.device == "cpu" and rest > 0 else []
 
 
 def prepare_model(spec: WorkloadSpec, model: nn.Module, device: torch.device) -> nn.Module:

@@ -60,12 +60,12 @@ def build_data(spec: WorkloadSpec, workload: Workload) -> TrainingData:
             assert_never(data)
 
 
-@lru_cache(maxsize=2)
-def epoch_order(seed: int, epoch: int, length: int) -> tuple[int, ...]:
-    """The order of an epoch's samples: a permutation that depends on nothing but its arguments."""
+@lru_cache(maxsize=1)
+def epoch_order(seed: int, epoch: int, length: int) -> Tensor:
+    """The order of an epoch's samples: a permutation that depends on nothing but its arguments. int64, ``(length,)``."""
     digest = hashlib.sha256(f"{seed}:{epoch}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-    return tuple(torch.randperm(length, generator=generator).tolist())
+    return torch.randperm(length, generator=generator)
 
 
 def _problem(field: str, message: str, value: object = "") -> SpecError:

@@ -57,14 +57,17 @@ class _Window:
         self.weights[name] += weight
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """``batch`` with every tensor on ``device``; dicts, lists and tuples are walked, other values kept."""
+def to_device(batch: Batch, device: torch.device, floating: torch.dtype | None = None) -> Batch:
+    """``batch`` with every tensor on ``device``; dicts, lists and tuples are walked, other values kept.
+
+    Floating-point tensors take the type ``floating``, where one is given.
+    """
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return batch.to(device, floating if batch.is_floating_point() else None, non_blocking=True)
     if isinstance(batch, Mapping):
-        return {name: to_device(value, device) for name, value in batch.items()}
+        return {name: to_device(value, device, floating) for name, value in batch.items()}
     if isinstance(batch, (list, tuple)):
-        return type(batch)(to_device(value, device) for value in batch)
+        return type(batch)(to_device(value, device, floating) for value in batch)
     return batch
 
 
@@ -86,6 +89,8 @@ class UpdateEngine:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = build_optimizer(spec.optimizer, self.parameters)
         self.scaler = loss_scaler(spec, device)
+        self._floating = torch.bfloat16 if spec.precision == "bf16" else None
+        """What inputs are cast to, where the parameters themselves are of a lower precision."""
 
     def update(self, micro_batches: Sequence[Batch]) -> UpdateReport:
         """One optimizer update over ``micro_batches`` (on the CPU), which together are the effective batch.
@@ -99,7 +104,7 @@ class UpdateEngine:
         window = _Window()
         for index, batch in enumerate(micro_batches):
             with self._synchronization(last=index == len(micro_batches) - 1):
-                self._backward(to_device(batch, self.device), totals, window)
+                self._backward(to_device(batch, self.device, self._floating), totals, window)
         if totals is None:
             self._rescale(window)
         return self._step(window)

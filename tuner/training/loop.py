@@ -74,6 +74,7 @@ class TrainingLoop:
         self.device = device
         workload = build_workload(self.spec)
         self.data = build_data(self.spec, workload)
+        epoch_order(request.seed, 0, len(self.data))  # as large as that of any epoch: in memory before the limit
         self._limit_memory()
         self.model = self._build_model(workload)
         self.engine = UpdateEngine(self.spec, workload, self.model, self.device.torch_device)
@@ -154,7 +155,7 @@ class TrainingLoop:
         """The next samples of this epoch: the effective batch, or what is left of the epoch."""
         order = epoch_order(self.request.seed, self.position.epoch, len(self.data))
         batch = self.recommendation.effective_batch_size.achieved
-        return order[self.position.committed : self.position.committed + batch]
+        return tuple(order[self.position.committed : self.position.committed + batch].tolist())
 
     def _split(self, samples: int) -> tuple[int, ...]:
         return balanced_split(samples, -(-samples // self.micro_batch_size))
