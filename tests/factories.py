@@ -97,7 +97,7 @@ def recommendation(
     spec: WorkloadSpec | None = None,
     effective_batch_size: int = 10,
     micro_batch_size: int = 4,
-    limit_bytes: int | None = None,
+    limit_bytes: int = 4 * 1024**3,
     **changes: Any,
 ) -> Recommendation:
     """A feasible recommendation on the CPU, without having probed."""

@@ -59,7 +59,7 @@ def fingerprint(
                 "device": {"kind": device.kind, "name": device.name, "total_bytes": device.total_bytes},
                 "limit_bytes": limit_bytes,
                 "environment": environment,
-                "versions": {name: value for name, value in versions.items() if name != "batchwright"},
+                "versions": {name: versions[name] for name in versions if name not in ("batchwright", "python")},
             }
         ).encode()
     ).hexdigest()

@@ -8,8 +8,7 @@ import signal
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-
-_KERNEL_OOM_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def die_with_parent(parent: int) -> None:
@@ -27,13 +26,30 @@ def kill_group(group: int, number: signal.Signals = signal.SIGKILL) -> None:
         return
 
 
+def cgroup_files(unified: str, legacy: str) -> list[Path]:
+    """Where this process's memory cgroup may keep a file, the nearest first: cgroup v2 by one name, v1 by the other."""
+    paths = []
+    for line in _lines(Path("/proc/self/cgroup")):
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            paths.append(_CGROUPS / path.lstrip("/") / unified)
+        elif "memory" in controllers.split(","):
+            paths.append(_CGROUPS / "memory" / path.lstrip("/") / legacy)
+    return [*paths, _CGROUPS / unified, _CGROUPS / "memory" / legacy]
+
+
 def kernel_oom_kills() -> int:
-    """How many processes of this cgroup the kernel has killed for memory; 0 where it does not count."""
-    for path in _KERNEL_OOM_COUNTERS:
-        try:
-            fields = dict(line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line)
-        except OSError:
-            continue
-        if "oom_kill" in fields:
-            return int(fields["oom_kill"])
+    """How many processes the kernel has killed for memory: of this cgroup, or of the host where that is not counted."""
+    for path in (*cgroup_files("memory.events", "memory.oom_control"), Path("/proc/vmstat")):
+        for line in _lines(path):
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
     return 0
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -84,14 +84,13 @@ def _headroom(answered: Answered) -> Headroom | None:
     probe = answered.deciding_probe
     if probe is None:
         return None
-    peak = probe.peak_reserved_bytes if probe.peak_reserved_bytes is not None else probe.process_peak_bytes or 0
-    free = max(0, answered.memory_limit_bytes - peak)
-    return Headroom(
-        limit_bytes=answered.memory_limit_bytes,
-        peak_bytes=peak,
-        free_bytes=free,
-        free_fraction=free / answered.memory_limit_bytes,
-    )
+    limit = answered.memory_limit_bytes
+    peak = probe.process_peak_bytes or 0
+    if probe.peak_reserved_bytes is not None:
+        peak = probe.peak_reserved_bytes + (probe.context_bytes or 0)
+    available = min(limit, answered.device.total_bytes - (probe.other_processes_bytes or 0))
+    free = max(0, available - peak)
+    return Headroom(limit_bytes=limit, peak_bytes=peak, free_bytes=free, free_fraction=free / limit)
 
 
 def _timings(probes: tuple[ProbeResult, ...], total_seconds: float) -> Timings:

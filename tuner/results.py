@@ -93,9 +93,9 @@ class ProbeResult(Document):
     resident_bytes: NonNegativeInt | None = None
     """Bytes held between updates: parameters and optimizer state, with no gradients and no activations."""
     limit_bytes: NonNegativeInt | None = None
-    """The limit the probe ran under."""
+    """The limit the probe ran under: on CUDA of what the allocator reserves, so without the context."""
     context_bytes: NonNegativeInt | None = None
-    """CUDA: bytes of the device taken outside the allocator (context, libraries), where it could be told."""
+    """CUDA: bytes of the device that the process's context took, outside the allocator, where it could be told."""
     other_processes_bytes: NonNegativeInt | None = None
     """CUDA: bytes that other processes held on the device when the probe began."""
     allocator_retries: NonNegativeInt | None = None
@@ -166,12 +166,12 @@ class EffectiveBatchSize(Document):
 class Headroom(Document):
     """What stays free at the recommended size."""
 
-    limit_bytes: NonNegativeInt | None
-    """The memory limit of the run (before the margin was taken off); none when the whole device was allowed."""
+    limit_bytes: PositiveInt
+    """The memory limit of the run, before the margin was taken off."""
     peak_bytes: NonNegativeInt
-    """Most memory held at the recommended size: reserved on CUDA, of the process on the CPU."""
+    """Most memory held at the recommended size: reserved, with the context, on CUDA; of the process on the CPU."""
     free_bytes: NonNegativeInt
-    """Limit less peak."""
+    """Limit, or what other processes leave of the device if that is less, less peak."""
     free_fraction: Annotated[float, Field(ge=0.0, le=1.0)]
     """The same as a share of the limit."""
 

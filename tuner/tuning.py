@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Protocol
 
 from tuner.accumulation import share_per_rank
-from tuner.errors import DeviceError, TuningFailedError
+from tuner.errors import DeviceError, FieldProblem, SpecError, TuningFailedError
 from tuner.fingerprint import fingerprint, relevant_versions
 from tuner.recommend import Answered, recommend
 from tuner.requests import ProbeRequest, TuningRequest
@@ -60,11 +60,15 @@ class Tuning:
     Raises:
         PlanError: when a rank would have no sample.
         DeviceError: when the limit is above the device's memory.
+        SpecError: when the spec cannot be probed on this kind of device.
     """
 
     def __init__(
         self, request: TuningRequest, device: DeviceInfo, *, environment: dict[str, str], versions: dict[str, str]
     ) -> None:
+        if request.spec.compile and device.kind == "cpu":
+            message = "is not supported on the CPU, where the memory budget would count the compiler too"
+            raise SpecError([FieldProblem("compile", message, "True")])
         self.request = request
         self.device = device
         self.environment = environment
@@ -98,6 +102,7 @@ class Tuning:
             samples_per_window=self._share,
             device=self.device.id,
             limit_bytes=self.probe_limit_bytes,
+            memory_margin=self.request.memory_margin,
             timeout_seconds=self.request.probe_timeout_seconds,
         )
 
@@ -140,11 +145,14 @@ class Tuning:
 
         Raises:
             TuningFailedError: when the search ended without one (a workload's error, a hang), with the evidence.
+            DeviceError: when the probe's process could not use the device.
         """
         verdict = self._proof()
         if verdict is None or self.next_probe() is not None:
             raise TuningFailedError("unfinished", f"the search is not over: {self.next_probe()} is still to be run")
         if isinstance(verdict, Failure):
+            if self._probes[-1].error_type == "tuner.errors.DeviceError":
+                raise DeviceError(self._probes[-1].message)
             raise TuningFailedError(verdict.reason, verdict.message)
         return recommend(
             Answered(

@@ -144,7 +144,7 @@ def _facts_of_plan(found: Recommendation) -> list[tuple[str, str]]:
         facts.append(("uniform plan", uniform_in_words(found.uniform)))
     if found.headroom is not None:
         room = found.headroom
-        limit = format_bytes(room.limit_bytes) if room.limit_bytes else "the device"
+        limit = format_bytes(room.limit_bytes)
         facts.append(("memory", f"{format_bytes(room.peak_bytes)} of {limit}, {room.free_fraction:.1%} free"))
     return facts
 

@@ -20,10 +20,22 @@ import torch
 
 from tuner.errors import BatchwrightError, DeviceError, InvalidSizeError, OutOfMemoryError
 from tuner.memory.failures import FailureKind, classify_exception
-from tuner.memory.inventory import visible_handles
+from tuner.memory.inventory import used_and_total_bytes, visible_handles
 
 _NEARLY_FULL = 0.8
 """A failure whose message only hints at memory counts as one when this share of the limit was in use."""
+
+
+def translate_certain(error: Exception) -> BatchwrightError | None:
+    """``error`` as an ``OutOfMemoryError`` or ``InvalidSizeError`` where its own words say so, else none."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    match classify_exception(error):
+        case FailureKind.OUT_OF_MEMORY:
+            return OutOfMemoryError(message)
+        case FailureKind.INVALID_SIZE:
+            return InvalidSizeError(message)
+        case _:
+            return None
 
 
 @dataclass(frozen=True)
@@ -43,16 +55,20 @@ class MemoryDevice(ABC):
         self.torch_device = torch_device
         self.limit_bytes: int | None = None
 
-    def limit(self, limit_bytes: int) -> None:
-        """Let this process take at most ``limit_bytes`` more on the device, from now on.
+    def limit(self, limit_bytes: int, margin: float = 0.0) -> None:
+        """Let this process take at most ``limit_bytes`` on the device from now on; ``limit_bytes`` then tells how much.
+
+        It may be less: a card's context and other processes take their part. ``margin`` is the share of what is really
+        free that must stay so (it is already taken off ``limit_bytes``).
 
         Raises:
-            DeviceError: when the device cannot give that much anyway, or the limit cannot be set.
+            DeviceError: when the limit cannot be set.
         """
         if self.limit_bytes is not None:
             raise DeviceError("a limit was already set in this process")
-        self._limit(limit_bytes)
-        self.limit_bytes = limit_bytes
+        effective = self._effective_limit(limit_bytes, margin)
+        self._set_limit(effective)
+        self.limit_bytes = effective
 
     def lift_limit(self) -> None:
         """Take the limit back, so that a process that ran into it can still say so."""
@@ -71,7 +87,8 @@ class MemoryDevice(ABC):
         try:
             yield
         finally:
-            self._restore_limit(limit_bytes)
+            self.release()  # what the stretch left behind would count against the limit
+            self._set_limit(limit_bytes)
 
     def translate(self, error: Exception) -> BatchwrightError | None:
         """``error`` as an ``OutOfMemoryError`` or ``InvalidSizeError``, or none when it is neither.
@@ -79,15 +96,9 @@ class MemoryDevice(ABC):
         Call it after the ``except`` block has ended: the traceback of an error keeps its tensors alive.
         """
         message = " ".join(str(error).split()) or type(error).__name__
-        match classify_exception(error):
-            case FailureKind.OUT_OF_MEMORY:
-                return OutOfMemoryError(message)
-            case FailureKind.INVALID_SIZE:
-                return InvalidSizeError(message)
-            case FailureKind.SUSPECTED_OUT_OF_MEMORY if self._nearly_full():
-                return OutOfMemoryError(f"{message} (with {_NEARLY_FULL:.0%} or more of the limit in use)")
-            case _:
-                return None
+        if classify_exception(error) is FailureKind.SUSPECTED_OUT_OF_MEMORY and self._nearly_full():
+            return OutOfMemoryError(f"{message} (with {_NEARLY_FULL:.0%} or more of the limit in use)")
+        return translate_certain(error)
 
     def _nearly_full(self) -> bool:
         capacity = self.limit_bytes or self.total_bytes()
@@ -99,13 +110,13 @@ class MemoryDevice(ABC):
         return peaks.reserved_bytes if peaks.reserved_bytes is not None else peaks.process_bytes or 0
 
     @abstractmethod
-    def _limit(self, limit_bytes: int) -> None: ...
+    def _effective_limit(self, limit_bytes: int, margin: float) -> int: ...
+
+    @abstractmethod
+    def _set_limit(self, limit_bytes: int) -> None: ...
 
     @abstractmethod
     def _lift_limit(self) -> None: ...
-
-    @abstractmethod
-    def _restore_limit(self, limit_bytes: int) -> None: ...
 
     @abstractmethod
     def total_bytes(self) -> int:
@@ -143,8 +154,8 @@ class MemoryDevice(ABC):
 class CudaDevice(MemoryDevice):
     """A CUDA device. A limit is set through the caching allocator, so that one big card can stand for a small one.
 
-    The limit bounds what the allocator reserves. The context (0.25 to 0.45 GiB, ``context_bytes``) comes on top, as
-    it does in a run.
+    The limit is for all that the process takes: what the allocator may reserve is the limit less the context (0.25 to
+    0.45 GiB, ``context_bytes``), which lies outside it.
     """
 
     def __init__(self, torch_device: torch.device) -> None:
@@ -164,18 +175,17 @@ class CudaDevice(MemoryDevice):
             return None
         return max(0, now - self._others_at_start - int(torch.cuda.memory_reserved(self.torch_device)))
 
-    def _limit(self, limit_bytes: int) -> None:
-        total = self.total_bytes()
-        if limit_bytes > total:
-            raise DeviceError(f"a limit of {limit_bytes} bytes is above the {total} bytes of {self.torch_device}")
-        torch.cuda.set_per_process_memory_fraction(limit_bytes / total, self.torch_device)
+    def _effective_limit(self, limit_bytes: int, margin: float) -> int:
+        """What the allocator may reserve: the limit less the context, and no more than is free on the card."""
+        free, _ = torch.cuda.mem_get_info(self.torch_device)
+        available = int((free + torch.cuda.memory_reserved(self.torch_device)) * (1.0 - margin))
+        return max(1, min(limit_bytes - (self._context or 0), available, self.total_bytes()))
+
+    def _set_limit(self, limit_bytes: int) -> None:
+        torch.cuda.set_per_process_memory_fraction(limit_bytes / self.total_bytes(), self.torch_device)
 
     def _lift_limit(self) -> None:
         torch.cuda.set_per_process_memory_fraction(1.0, self.torch_device)
-
-    def _restore_limit(self, limit_bytes: int) -> None:
-        torch.cuda.empty_cache()  # what the stretch left in the cache would count against the limit
-        self._limit(limit_bytes)
 
     def total_bytes(self) -> int:
         """Memory of the card, as torch's allocator counts it for its memory fraction."""
@@ -224,7 +234,7 @@ def _nvml_used_bytes(index: int) -> int | None:
     except pynvml.NVMLError:
         return None
     try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(visible_handles()[index]).used)
+        return used_and_total_bytes(visible_handles()[index])[0]
     except (pynvml.NVMLError, IndexError):
         return None
     finally:
@@ -247,9 +257,14 @@ class CpuDevice(MemoryDevice):
         _start_thread_pools()
         self._mark_start()
 
-    def _limit(self, limit_bytes: int) -> None:
+    def _effective_limit(self, limit_bytes: int, margin: float) -> int:
+        """The budget as it is, from here on: what was taken before does not count."""
+        del margin
         self.release()
         self._mark_start()
+        return limit_bytes
+
+    def _set_limit(self, limit_bytes: int) -> None:
         _set_data_limit(self._start_data + limit_bytes)
 
     def _mark_start(self) -> None:
@@ -257,10 +272,6 @@ class CpuDevice(MemoryDevice):
 
     def _lift_limit(self) -> None:
         _set_data_limit(resource.RLIM_INFINITY)
-
-    def _restore_limit(self, limit_bytes: int) -> None:
-        self.release()
-        _set_data_limit(self._start_data + limit_bytes)
 
     def total_bytes(self) -> int:
         """Memory of the host."""
@@ -309,8 +320,12 @@ def _status_bytes(field: str) -> int:
 
 
 def _set_data_limit(total: int) -> None:
+    """Set the soft limit, which this process may raise again, as far as the hard one allows."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    if hard != resource.RLIM_INFINITY:
+        total = hard if total == resource.RLIM_INFINITY else min(total, hard)
     try:
-        resource.setrlimit(resource.RLIMIT_DATA, (total, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_DATA, (total, hard))
     except (OSError, ValueError) as error:
         raise DeviceError(f"RLIMIT_DATA cannot be set to {total} bytes: {error}") from error
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pynvml
 
 from tuner.errors import DeviceError
+from tuner.processes import cgroup_files
 from tuner.results import DeviceInfo
-
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def devices() -> tuple[DeviceInfo, ...]:
@@ -47,7 +46,7 @@ def _host_memory_bytes() -> int:
 
 def _cgroup_limits() -> list[int]:
     limits = []
-    for path in _CGROUP_LIMITS:
+    for path in cgroup_files("memory.max", "memory.limit_in_bytes"):
         try:
             text = path.read_text().strip()
         except OSError:
@@ -106,15 +105,27 @@ def _named_handle(entry: str, handles: list[object]) -> object | None:
     return next(matching, None) if entry.startswith(("GPU-", "MIG-")) else None
 
 
+def used_and_total_bytes(handle: object) -> tuple[int, int]:
+    """What processes hold on a GPU, and its memory. NVML must be initialised.
+
+    The second version of NVML's record leaves the driver's own reserve (hundreds of MB) out of what is used.
+    """
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)  # a driver before R510
+    return int(memory.used), int(memory.total)
+
+
 def _gpu(handle: object, index: int) -> DeviceInfo:
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    used, total = used_and_total_bytes(handle)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     return DeviceInfo(
         id=f"cuda:{index}",
         kind="cuda",
         name=str(pynvml.nvmlDeviceGetName(handle)),
-        total_bytes=int(memory.total),
-        used_bytes=int(memory.used),
+        total_bytes=total,
+        used_bytes=used,
         compute_capability=f"{major}.{minor}",
         driver_version=str(pynvml.nvmlSystemGetDriverVersion()),
     )

@@ -33,3 +33,9 @@ def allocator_environment(kind: Literal["cpu", "cuda"], environment: Mapping[str
     if kind == "cpu":
         return {**CPU_ALLOCATOR, **CPU_THREADS}
     return {name: environment[name] for name in CUDA_ALLOCATOR_VARIABLES if name in environment}
+
+
+def job_environment(recommended: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` as a job needs it: with what the probes ran with, and without allocator settings they had not."""
+    kept = {name: value for name, value in environment.items() if name not in CUDA_ALLOCATOR_VARIABLES}
+    return {**kept, **recommended}

@@ -48,17 +48,22 @@ class ForkServer:
 
     def _obey(self, message: dict[str, Any]) -> None:
         if message["do"] == "run":
-            self.child = self._fork(message["task"], message["directory"], message["preload"])
-            self.channel.send({"event": "started", "pid": self.child})
+            self._run(message)
+        elif self.child is not None and message["do"] == "dump":
+            os.kill(self.child, signal.SIGUSR1)
         elif self.child is not None:
-            number = signal.SIGUSR1 if message["do"] == "dump" else signal.SIGKILL
-            if message["do"] == "dump":
-                os.kill(self.child, number)
-            else:
-                kill_group(self.child, number)
+            kill_group(self.child)
 
-    def _fork(self, task: str, directory: str, preload: list[str]) -> int:
-        import_early(tuple(preload))
+    def _run(self, message: dict[str, Any]) -> None:
+        try:
+            import_early(tuple(message["preload"]))
+        except Exception as error:  # noqa: BLE001 - a package that is missing or broken: the supervisor must hear which
+            self.channel.send({"event": "failed", "error": f"{type(error).__name__}: {error}"})
+            return
+        self.child = self._fork(message["task"], message["directory"])
+        self.channel.send({"event": "started", "pid": self.child})
+
+    def _fork(self, task: str, directory: str) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:

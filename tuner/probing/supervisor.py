@@ -46,6 +46,8 @@ class _Ended:
     timed_out: bool
     requested: float
     ended: float
+    said: str
+    """The end of what it printed; of what the fork server printed, when that was lost."""
 
 
 class ProbeSupervisor:
@@ -84,7 +86,7 @@ class ProbeSupervisor:
             report = CheckReport.model_validate_json(ended.paths.result.read_bytes())
         except (OSError, ValidationError):
             cause = ended.exit.cause if ended.exit else "the fork server was lost"
-            report = CheckReport(error=f"{cause} while building it\n{ended.paths.output_tail()}")
+            report = CheckReport(error=f"{cause} while building it\n{ended.said}")
         shutil.rmtree(ended.paths.directory, ignore_errors=True)
         error = report.to_error()
         if error is not None:
@@ -104,18 +106,19 @@ class ProbeSupervisor:
             return result
 
     def _explain_crash(self, request: ProbeRequest, first: ProbeResult, should_stop: Callable[[], bool]) -> ProbeResult:
-        """Tell a crash for want of memory from a bug: repeat it under the limit, then without one.
+        """Tell a crash for want of memory from a bug: repeat it under the limit, then under a roomier one.
 
         Libraries below torch do not all check what malloc returns. Only a process that crashes twice under the limit
-        and runs without it has shown that memory was the cause.
+        and runs with more has shown that memory was the cause.
         """
         second, crashed_again = self._attempt(request, should_stop)
         if not crashed_again:
             return second
-        control, _ = self._attempt(request.model_copy(update={"limit_bytes": None}), should_stop)
+        roomy = control_limit(request.limit_bytes or 0)
+        control, _ = self._attempt(request.model_copy(update={"limit_bytes": roomy}), should_stop)
         if control.outcome is not Outcome.FIT:
             return first
-        message = f"{first.error_type} twice under the limit of {request.limit_bytes} bytes, and a fit without it"
+        message = f"{first.error_type} twice under {request.limit_bytes} bytes, and a fit under {roomy}"
         return first.model_copy(update={"outcome": Outcome.OOM, "message": message, "traceback": None})
 
     def _attempt(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> tuple[ProbeResult, bool]:
@@ -149,7 +152,8 @@ class ProbeSupervisor:
         status, timed_out = self._await_end(channel, requested + timeout, should_stop)
         ended = time.monotonic()
         exit_ = None if status is None else classify_exit(status, kernel_oom_kills() - killed_before)
-        return _Ended(paths, exit_, timed_out, requested, ended)
+        said = paths.output_tail() if exit_ is not None else self._server_said()
+        return _Ended(paths, exit_, timed_out, requested, ended, said)
 
     def _await_end(self, channel: Channel, deadline: float, should_stop: Callable[[], bool]) -> tuple[int | None, bool]:
         """The wait status of the task's process (none if the server was lost), and whether its time ran out."""
@@ -162,6 +166,8 @@ class ProbeSupervisor:
             except EOFError:
                 self._forget_server()
                 return None, False
+            if message is not None and message["event"] == "failed":
+                raise ProbeError(f"what the workload needs cannot be imported: {message['error']}")
             if message is not None and message["event"] == "ended":
                 return int(message["status"]), False
         self._send(channel, {"do": "dump"})
@@ -217,6 +223,9 @@ class ProbeSupervisor:
         self._channel = Channel(ours)
         return self._channel
 
+    def _server_said(self) -> str:
+        return self._server_log.read_text(errors="replace")[-4000:].strip() if self._server_log.exists() else ""
+
     @property
     def _server_log(self) -> Path:
         return self._scratch / "fork_server.txt"
@@ -234,7 +243,7 @@ class ProbeSupervisor:
             pass  # it ended: its log says why
         if message is None:
             self._forget_server()
-            raise ProbeError(f"the fork server did not start:\n{self._server_log.read_text(errors='replace')[-4000:]}")
+            raise ProbeError(f"the fork server did not start:\n{self._server_said()}")
         self._ready = True
 
     def _forget_server(self) -> None:
@@ -272,6 +281,15 @@ class ProbeSupervisor:
         self.close()
 
 
+_CONTROL_FACTOR = 4
+
+
+def control_limit(limit_bytes: int) -> int:
+    """A limit that tells whether the first one was the cause of a crash: roomier, and no danger to the host. Bytes."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(limit_bytes, min(_CONTROL_FACTOR * limit_bytes, available // 2))
+
+
 def _result_of_dead_process(request: ProbeRequest, ended: _Ended) -> ProbeResult:
     entered = ended.paths.entered()
     phase = entered[-1][0] if entered else Phase.START
@@ -283,7 +301,7 @@ def _result_of_dead_process(request: ProbeRequest, ended: _Ended) -> ProbeResult
         phase=phase,
         message=message,
         error_type=ended.exit.cause if ended.exit else None,
-        traceback=None if outcome is Outcome.OOM else ended.paths.output_tail() or None,
+        traceback=None if outcome is Outcome.OOM else ended.said or None,
         limit_bytes=request.limit_bytes,
     )
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
 from tuner.files import write_atomically
-from tuner.memory.devices import MemoryDevice, open_device
+from tuner.memory.devices import MemoryDevice, open_device, translate_certain
 from tuner.probing.exchange import CheckReport, ProbePaths
 from tuner.requests import ProbeRequest
 from tuner.results import ModelSummary, Outcome, Phase, ProbeResult
@@ -53,7 +53,7 @@ def run_probe(paths: ProbePaths) -> None:
         _enter(paths, seen, Phase.START)
         device = open_device(request.device)
         if request.limit_bytes is not None:
-            device.limit(request.limit_bytes)
+            device.limit(request.limit_bytes, request.memory_margin)
         _measure(request, device, paths, seen)
     except BaseException as error:  # noqa: BLE001 - a user's SystemExit must become an outcome too
         failure = error
@@ -132,11 +132,13 @@ def _result(
     request: ProbeRequest, device: MemoryDevice | None, seen: Seen, failure: BaseException | None
 ) -> ProbeResult:
     """The result of a probe that ended by itself; called outside ``except``, so that failed frames can be freed."""
-    translated = device.translate(failure) if device is not None and isinstance(failure, Exception) else None
+    translate = device.translate if device is not None else translate_certain
+    translated = translate(failure) if isinstance(failure, Exception) else None
     outcome, message = _judge(seen, failure, translated)
     error_type = None if failure is None else _qualified_name(failure)
     trace = _traceback(failure) if outcome is Outcome.ERROR else None
     del failure
+    limit_bytes = device.limit_bytes if device is not None else request.limit_bytes
     if device is not None:
         device.lift_limit()
     peaks = device.peaks() if device is not None else None
@@ -152,7 +154,7 @@ def _result(
         peak_reserved_bytes=peaks.reserved_bytes if peaks else None,
         process_peak_bytes=peaks.process_bytes if peaks else None,
         resident_bytes=seen.resident_bytes,
-        limit_bytes=request.limit_bytes,
+        limit_bytes=limit_bytes,
         context_bytes=device.context_bytes() if device else None,
         other_processes_bytes=device.other_processes_bytes() if device else None,
         allocator_retries=peaks.allocator_retries if peaks else None,

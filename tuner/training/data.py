@@ -62,7 +62,7 @@ def build_data(spec: WorkloadSpec, workload: Workload) -> TrainingData:
 
 @lru_cache(maxsize=1)
 def epoch_order(seed: int, epoch: int, length: int) -> Tensor:
-    """The order of an epoch's samples: a permutation that depends on nothing but its arguments. int64, ``(length,)``."""
+    """The order of an epoch's samples, int64 ``(length,)``: a permutation that depends on nothing but its arguments."""
     digest = hashlib.sha256(f"{seed}:{epoch}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
     return torch.randperm(length, generator=generator)
