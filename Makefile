@@ -46,7 +46,7 @@ serve: install  ## Serve the HTTP API on http://127.0.0.1:8000
 	$(BIN)/batchwright serve
 
 gpu-test: $(VENV)/dev  ## Run the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -m gpu tests/gpu tests/test_memory.py
 
 gpu-demo: install  ## The demo; takes the first CUDA device
 	$(BIN)/python examples/demo.py --output-dir runs/gpu-demo

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, tuning_request
-from tuner.errors import ProbeCancelledError, SpecError
+from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec, tuning_request
+from tuner.errors import ProbeCancelledError, ProbeError, SpecError
 from tuner.memory.inventory import cpu
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.requests import ProbeRequest
@@ -138,6 +138,43 @@ def test_every_option_of_a_spec_runs(supervisor: ProbeSupervisor, changes: dict[
     """Precisions, clipping, checkpointing, optimizers and DDP's buckets are part of the measured update."""
     result = supervisor.run(probe(gpt_spec(**changes)))
     assert result.outcome is Outcome.FIT, result.message
+
+
+def test_fp16_measures_updates_that_step(supervisor: ProbeSupervisor) -> None:
+    """While the scaler looks for its scale updates are skipped: the optimizer's state must be there all the same."""
+    architecture = {"name": "mlp", "input_features": 64, "hidden_features": 1024, "hidden_layers": 3}
+    spec = mlp_spec(model={"kind": "reference", "architecture": architecture}, precision="fp16-mixed")
+    result = supervisor.run(probe(spec, size=2048, window=4096, limit=None))
+    assert result.outcome is Outcome.FIT, result.message
+    assert result.model is not None
+    assert result.resident_bytes is not None
+    assert result.resident_bytes > 2.5 * result.model.parameter_bytes  # the parameters and two moments of each
+
+
+def test_batches_that_weigh_nothing_are_an_error(supervisor: ProbeSupervisor) -> None:
+    """A probe that never ran a forward pass proves nothing."""
+    result = supervisor.run(probe(misbehaving("weighs-nothing")))
+    assert result.outcome is Outcome.ERROR
+    assert "weigh nothing" in result.message
+
+
+@pytest.mark.parametrize("spec", [mlp_spec(precision="bf16"), resnet_spec(precision="bf16")], ids=["mlp", "resnet"])
+def test_bf16_models_take_float_inputs(supervisor: ProbeSupervisor, spec: WorkloadSpec) -> None:
+    """Inputs are cast to the parameters' type."""
+    result = supervisor.run(probe(spec))
+    assert result.outcome is Outcome.FIT, result.message
+
+
+def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork server lives on and says what is missing, instead of being lost."""
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text("raise ImportError('broken on purpose')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    spec = transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8})
+    with ProbeSupervisor(cpu()) as fresh:
+        with pytest.raises(ProbeError, match="broken on purpose"):
+            fresh.check(tuning_request(spec))
+        assert fresh.run(probe(mlp_spec())).outcome is Outcome.FIT
 
 
 def test_batch_norm_is_seen(supervisor: ProbeSupervisor) -> None:

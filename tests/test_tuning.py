@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from factories import CPU, CUDA, gpt_spec, mlp_spec, probe_result, resnet_spec, tuning_request
-from tuner.errors import DeviceError, PlanError, SearchError, TuningFailedError
+from tuner.errors import DeviceError, PlanError, SearchError, SpecError, TuningFailedError
 from tuner.requests import ProbeRequest, TuningRequest
 from tuner.results import DeviceInfo, ModelSummary, Outcome, ProbeResult, Recommendation
 from tuner.tuning import Tuning
@@ -146,6 +146,38 @@ def test_a_limit_above_the_device_is_refused() -> None:
         tuning(tuning_request(memory_limit_bytes=17 * GIB))
 
 
+def test_compiling_under_a_cpu_budget_is_refused() -> None:
+    """The budget would count the compiler: the field is named before any probe."""
+    with pytest.raises(SpecError, match="compile: is not supported on the CPU"):
+        tuning(tuning_request(mlp_spec(compile=True)))
+
+
+def test_a_device_that_cannot_be_used_is_a_device_error() -> None:
+    """Not a fault of the workload."""
+    course = tuning(tuning_request())
+    lost = {"error_type": "tuner.errors.DeviceError", "message": "torch sees no cuda:0"}
+    course.record(probe_result(1, Outcome.ERROR, None, **lost))
+    with pytest.raises(DeviceError, match="sees no cuda:0"):
+        course.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=1.0)
+
+
+def test_a_fit_of_the_whole_share_needs_no_second_reason() -> None:
+    """Where everything fits the proof says just that."""
+    proof = finish(tuning(tuning_request(effective_batch_size=16)), largest=100).evidence.proof
+    assert (
+        proof.statement
+        == "16 fits, and no larger size is searched: the bound is 16 (the 16 samples of a rank in one update)."
+    )
+
+
+def test_headroom_counts_what_is_there() -> None:
+    """On a card: the context is taken, and what other processes hold is not free."""
+    peaks = {"peak_reserved_bytes": 4 * GIB, "context_bytes": GIB, "other_processes_bytes": 6 * GIB}
+    room = finish(tuning(tuning_request(device="cuda:0"), CUDA), largest=20, **peaks).headroom
+    assert room is not None
+    assert (room.limit_bytes, room.peak_bytes, room.free_bytes) == (16 * GIB, 5 * GIB, 5 * GIB)
+
+
 def test_a_rank_without_a_sample_is_refused() -> None:
     """Before any probe."""
     with pytest.raises(PlanError, match="without a sample"):
@@ -234,6 +266,7 @@ BASE = tuning_request(gpt_spec())
         tuning_request(gpt_spec(gradient_clipping=1.0)),
         tuning_request(gpt_spec(batch={"sequence_length": 15})),
         tuning_request(gpt_spec(optimizer={"name": "sgd"})),
+        tuning_request(gpt_spec(optimizer={"weight_decay": 0.1})),
     ],
 )
 def test_what_changes_memory_changes_the_fingerprint(other: TuningRequest) -> None:

@@ -24,7 +24,7 @@ from tuner.training.launch import TrainingProcess
 from tuner.training.runs import RunOutcome
 from tuner.tuning import Tuning
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things
 
 MIB = 1024**2
 GIB = 1024**3
@@ -75,14 +75,18 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_answer_is_that_of_a_linear_scan(supervisor: ProbeSupervisor, name: str) -> None:
-    """Every size of three below to three above the answer, each in a fresh process: fits end where we say."""
+    """Each size from five below to five above the answer, in a fresh process: the last that fits is the answer.
+
+    What the allocator reserves is not strictly monotone to the megabyte, so a scan may find a fit above an OOM; the
+    answer's own bracket must hold twice over, and nothing below the answer may fail.
+    """
     found = tune(supervisor, MODELS[name], 6 * GIB)
     answer = found.micro_batch_size
     assert answer is not None
-    assert answer > 4, "the limit should leave room to scan"
-    sizes = range(answer - 3, answer + 4)
-    outcomes = [supervisor.run(probe(MODELS[name], size, 6 * GIB)).outcome for size in sizes]
-    assert outcomes == [Outcome.FIT] * 4 + [Outcome.OOM] * 3
+    assert answer > 6, "the limit should leave room to scan"
+    scan = {size: supervisor.run(probe(MODELS[name], size, 6 * GIB)).outcome for size in range(answer - 5, answer + 6)}
+    assert [scan[size] for size in range(answer - 5, answer + 1)] == [Outcome.FIT] * 6, scan
+    assert scan[answer + 1] is Outcome.OOM, scan
 
 
 def test_a_memory_limit_bounds_what_is_reserved(supervisor: ProbeSupervisor) -> None:
@@ -93,7 +97,7 @@ def test_a_memory_limit_bounds_what_is_reserved(supervisor: ProbeSupervisor) -> 
     assert small.micro_batch_size < large.micro_batch_size
     for found, limit in ((small, 3 * GIB), (large, 6 * GIB)):
         peaks = [it.peak_reserved_bytes for it in found.evidence.probes if it.outcome is Outcome.FIT]
-        assert all(peak is not None and peak <= limit for peak in peaks)
+        assert all(peak is not None and peak < limit for peak in peaks)
 
 
 def test_a_probe_reports_the_allocators_figures(supervisor: ProbeSupervisor) -> None:
@@ -112,7 +116,7 @@ def test_a_probe_reports_the_allocators_figures(supervisor: ProbeSupervisor) -> 
 
 
 def test_the_fork_server_has_no_cuda_context(supervisor: ProbeSupervisor) -> None:
-    """NVML lists no process of the server's id on the card, before and after a probe."""
+    """The server has not opened the driver's memory device, before and after a probe, and NVML does not list it."""
     server = supervisor._server
     assert server is not None
     supervisor.run(probe(mlp_spec(), 4, None))
@@ -160,32 +164,59 @@ def test_a_real_oom_is_translated_and_recovered_from(card: CudaDevice) -> None:
     assert held.numel() == 900 * MIB
 
 
+def _grow(weight: torch.Tensor, layers: int) -> torch.Tensor:
+    """A chain whose activations, 4 MiB a layer, are kept for the backward pass."""
+    hidden = torch.ones(1024, 1024, device="cuda:0")
+    for _ in range(layers):
+        hidden = torch.tanh(hidden @ weight)
+    return hidden.sum()
+
+
+class _TakesTooMuch(torch.autograd.Function):
+    """Passes its input on; its backward asks for more than the limit."""
+
+    @staticmethod
+    def forward(ctx: object, inputs: torch.Tensor) -> torch.Tensor:
+        """The input itself."""
+        del ctx
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
+        """Out of memory, with the graph's activations alive."""
+        del ctx
+        torch.empty(2 * GIB, dtype=torch.uint8, device="cuda:0")
+        return gradients[0]
+
+
 def test_fifty_ooms_leave_no_growth(card: CudaDevice) -> None:
-    """Recovered outside the except block, each OOM in a backward pass gives everything back."""
+    """Recovered outside the except block, an OOM in the backward pass gives everything back, reserved memory too."""
     card.limit(1 * GIB)
     weight = torch.randn(1024, 1024, device="cuda:0", requires_grad=True)
-    held: list[int] = []
+    held: list[tuple[int, int]] = []
     for _ in range(50):
         failed = False
         try:
-            hidden = torch.randn(8192, 1024, device="cuda:0")
-            for _ in range(64):
-                hidden = torch.tanh(hidden @ weight)
-            torch.autograd.backward(hidden.sum())
+            torch.autograd.backward(_TakesTooMuch.apply(_grow(weight, 64)))  # type: ignore[no-untyped-call]
         except torch.OutOfMemoryError:
             failed = True
         assert failed
-        del hidden
         weight.grad = None
         card.release()
-        held.append(card.used_bytes())
-    assert held[-1] == held[0]
+        held.append((card.used_bytes(), torch.cuda.memory_reserved()))
+    assert held[-1] == held[1]
 
 
-def test_a_limit_above_the_card_is_refused(card: CudaDevice) -> None:
-    """The message names both numbers."""
-    with pytest.raises(DeviceError, match="above the"):
-        card.limit(card.total_bytes() + 1)
+def test_a_limit_leaves_room_for_the_context(card: CudaDevice) -> None:
+    """What the allocator may reserve is the limit less the context; a limit above the card is what is free on it."""
+    context = card.context_bytes()
+    assert context is not None
+    card.limit(4 * GIB)
+    assert card.limit_bytes == 4 * GIB - context
+    card.lift_limit()
+    card.limit(2 * card.total_bytes(), margin=0.1)
+    assert card.limit_bytes is not None
+    assert card.limit_bytes <= 0.9 * card.total_bytes()
 
 
 def test_a_card_that_is_not_there_is_named() -> None:

@@ -15,6 +15,8 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._received = b""
+        self._readable = select.poll()  # not select(), which knows no descriptor above 1023
+        self._readable.register(connection, select.POLLIN)
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one object."""
@@ -29,7 +31,7 @@ class Channel:
         deadline = None if timeout is None else time.monotonic() + timeout
         while b"\n" not in self._received:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self.connection], [], [], left)[0]:
+            if not self._readable.poll(None if left is None else left * 1000):
                 return None
             try:
                 data = self.connection.recv(65536)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from tuner.documents import Document
 from tuner.errors import FieldProblem, SpecError
-from tuner.files import write_atomically
+from tuner.files import tail, write_atomically
 from tuner.requests import ProbeRequest
 from tuner.results import Phase, PhaseSeconds
 from tuner.specs import WorkloadSpec
@@ -95,9 +95,9 @@ class ProbePaths:
         rows = (json.loads(line) for line in self.phases.read_text().splitlines() if line.endswith("}"))
         return [(Phase(row["phase"]), float(row["at"])) for row in rows]
 
-    def output_tail(self, characters: int = 4000) -> str:
+    def output_tail(self, length_bytes: int = 4000) -> str:
         """The end of what the process printed."""
-        return self.output.read_text(errors="replace")[-characters:].strip() if self.output.exists() else ""
+        return tail(self.output, length_bytes) if self.output.exists() else ""
 
 
 def phase_seconds(entered: list[tuple[Phase, float]], requested: float, ended: float) -> PhaseSeconds:
