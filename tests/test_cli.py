@@ -14,6 +14,7 @@ import pytest
 
 from factories import gpt_spec, mlp_spec, recommendation
 from tuner.results import Recommendation
+from tuner.training.runs import RunOutcome, RunPaths, TrainingResult
 
 UNKNOWN_MODEL = """
 model: {kind: transformers, task: causal-lm, config: {model_type: gpt9}}
@@ -174,8 +175,9 @@ def test_training_another_model_than_was_tuned_is_refused(spec_file: Path, tmp_p
     assert "model: differs from the spec that was tuned" in trained.stderr
 
 
-def test_ctrl_c_while_tuning_leaves_no_process(spec_file: Path, tmp_path: Path) -> None:
-    """Interrupted: exit code 130, no fork server and no probe behind."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_tuning_leaves_no_process(spec_file: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """Interrupted by Ctrl-C or a scheduler: exit code 130, no fork server and no probe behind."""
     marker = f"BATCHWRIGHT_TEST_MARK={tmp_path.name}"
     environment = {**os.environ, "BATCHWRIGHT_TEST_MARK": tmp_path.name}
     command = [
@@ -192,12 +194,31 @@ def test_ctrl_c_while_tuning_leaves_no_process(spec_file: Path, tmp_path: Path) 
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None
     assert process.stderr.readline().startswith("probe 1 ")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.communicate(timeout=30)
     assert process.returncode == 130
     time.sleep(0.2)
     left = [it.parent.name for it in Path("/proc").glob("[0-9]*/environ") if _has(it, marker)]
     assert left == []
+
+
+def test_sigterm_while_training_leaves_a_checkpoint(spec_file: Path, tmp_path: Path) -> None:
+    """A scheduler's SIGTERM, sent twice, ends as Ctrl-C does: STOPPED, exit code 130, the last update on the disk."""
+    (tmp_path / "rec.json").write_text(recommendation(gpt_spec(), 40, 2).model_dump_json())
+    run = RunPaths(tmp_path / "run")
+    command: list[str | Path] = [sys.executable, "-m", "tuner.cli", "train", spec_file]
+    command += ["--recommendation", tmp_path / "rec.json", "--output-dir", run.directory]
+    command += ["--updates", "100000", "--checkpoint-every", "100000", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    while not run.progress.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.terminate()
+    time.sleep(0.05)
+    process.terminate()
+    result = TrainingResult.model_validate_json(process.communicate(timeout=60)[0])
+    assert (process.returncode, result.outcome) == (130, RunOutcome.STOPPED)
+    assert result.updates == run.checkpointed_update()
 
 
 def _has(path: Path, text: str) -> bool:

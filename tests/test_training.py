@@ -7,17 +7,21 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from factories import gpt_spec, mlp_spec, recommendation
 from tuner.errors import CheckpointError, SpecError, TrainingError
+from tuner.files import holding
 from tuner.memory.devices import open_device
 from tuner.probing.environment import CPU_ALLOCATOR, CPU_THREADS
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.specs import ScheduleSpec, WorkloadSpec
+from tuner.training import launch, worker
+from tuner.training.checkpoints import Checkpoints
 from tuner.training.data import build_data, epoch_order
 from tuner.training.launch import TrainingProcess
 from tuner.training.loop import TrainingLoop
@@ -197,6 +201,17 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         other.resume()
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_the_checkpoint_just_written_is_never_removed(tmp_path: Path, keep: int) -> None:
+    """A file of a later update, left by a kill before the pointer named it, gives way instead."""
+    paths = RunPaths(tmp_path)
+    paths.checkpoints.mkdir()
+    for left in ("update-00000009.pt", ".update-00000009.pt.1.part"):
+        (paths.checkpoints / left).touch()
+    Checkpoints(paths, "run", keep).save(3, {})
+    assert sorted(it.name for it in paths.checkpoints.iterdir()) == ["newest.json", "update-00000003.pt"]
+
+
 def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
     """Not a traceback from deep inside a reader."""
     trained(tmp_path, recommendation(), updates=1)
@@ -277,6 +292,60 @@ def test_sigterm_leaves_a_checkpoint(tmp_path: Path) -> None:
     assert result.outcome is RunOutcome.STOPPED
     assert result.updates == RunPaths(tmp_path).checkpointed_update()
     assert process.stop() == result
+
+
+def test_a_stop_while_starting_is_no_failure(tmp_path: Path) -> None:
+    """SIGTERM before the process can listen for it ends as STOPPED, with the updates that are on the disk."""
+    trained(tmp_path, recommendation(), updates=2)
+    process = TrainingProcess(tmp_path)
+    process.start(recommendation(), TrainingRequest(updates=100_000))
+    result = process.stop()
+    assert (result.outcome, result.updates) == (RunOutcome.STOPPED, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"effective_batch_size": 12}, "effective batch size"), ({"spec": mlp_spec(precision="bf16")}, "spec")],
+)
+def test_the_files_of_another_run_are_left_alone(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    """A run that may not go on from the checkpoints of a folder is refused before it writes there."""
+    assert run_to_end(tmp_path, recommendation(), TrainingRequest(updates=1)).outcome is RunOutcome.SUCCEEDED
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(CheckpointError, match=f"{tmp_path} holds .*another {words}"):
+        TrainingProcess(tmp_path).start(recommendation(**changes), TrainingRequest())
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_a_folder_has_one_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one is refused with the folder's name, and the first one's files stay."""
+    monkeypatch.setattr(launch, "_HELD_SECONDS", 0.0)
+    with holding(tmp_path, 0.0), pytest.raises(TrainingError, match=f"another process trains in {tmp_path}"):
+        TrainingProcess(tmp_path).start(recommendation(), TrainingRequest())
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_training_process_holds_its_folder(tmp_path: Path) -> None:
+    """While it trains nobody else gets the folder, and afterwards anybody does."""
+    process = TrainingProcess(tmp_path)
+    process.start(recommendation(), TrainingRequest(updates=100_000))
+    while not process.new_progress():
+        assert process.poll() is None
+        time.sleep(0.01)
+    with holding(tmp_path, 0.0) as alone:
+        assert not alone
+    process.stop()
+    with holding(tmp_path, 0.0) as alone:
+        assert alone
+
+
+def test_a_training_process_in_a_held_folder_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process looks for itself: of two that were started at the same moment, one trains."""
+    monkeypatch.setattr(worker, "_HELD_SECONDS", 0.0)
+    monkeypatch.setattr(worker.StopRequest, "install", lambda _: None)  # this process keeps its own handler
+    (tmp_path / "result.json").write_text("of the other process")
+    with holding(tmp_path, 0.0):
+        assert worker.main([str(tmp_path)]) == 1
+    assert (tmp_path / "result.json").read_text() == "of the other process"
 
 
 def test_a_failure_of_user_code_comes_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,31 +1,52 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, folders that one process holds, and the ends of long files."""
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+_LOCK = ".lock"
+_POLL_SECONDS = 0.05
+
 
 @contextmanager
-def appearing_whole(path: Path) -> Iterator[BinaryIO]:
-    """A stream whose content becomes ``path`` in one step when the block ends well, and is dropped when it does not.
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside ``path`` to write to: what is there when the block ends well becomes ``path`` in one durable step.
 
-    A reader, or a restart after a kill at any moment, sees the old file or the new one, never a part.
+    A reader, or a restart after a kill at any moment, sees the old file or the new one, never a part. What a killed
+    process left of its own attempt at the same file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with beside.open("wb") as stream:
-            yield stream
-            stream.flush()
+        yield beside
+        with beside.open("rb") as stream:
             os.fsync(stream.fileno())
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def _remove_leftovers(path: Path) -> None:
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        writer = left.name.split(".")[-2]
+        if writer.isdecimal() and not Path("/proc", writer).exists():
+            left.unlink(missing_ok=True)
+
+
+@contextmanager
+def appearing_whole(path: Path) -> Iterator[BinaryIO]:
+    """A stream whose content becomes ``path`` as with ``replacing``."""
+    with replacing(path) as beside, beside.open("wb") as stream:
+        yield stream
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -41,3 +62,34 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def holding(directory: Path, patience_seconds: float) -> Iterator[bool]:
+    """Whether this process alone holds ``directory`` during the block; false when another one does.
+
+    The kernel lets go when a process ends in whatever way, which may take it a while: that is what the patience is for.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / _LOCK).open("ab") as stream:
+        deadline = time.monotonic() + patience_seconds
+        while not (held := _try_lock(stream)) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        yield held
+
+
+def _try_lock(stream: BinaryIO) -> bool:
+    with suppress(OSError):  # a file system without locks: there is nothing to wait for
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def tail(path: Path, length_bytes: int) -> str:
+    """The end of a text file, however long the file is; bytes that are no text are replaced."""
+    with path.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, size - length_bytes))
+        return stream.read(length_bytes).decode(errors="replace").strip()

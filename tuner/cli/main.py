@@ -104,8 +104,10 @@ def _tuning_request(*, spec: Path, world_size: int | None, **fields: object) -> 
 
 
 def _tune(request: TuningRequest) -> Recommendation:
-    from tuner.cli.running import tune as run_tuning  # noqa: PLC0415 - `plan` and `--help` need no NVML
+    from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - `plan` and `--help` need no NVML
+    from tuner.cli.running import tune as run_tuning  # noqa: PLC0415 - likewise
 
+    interrupt_on_sigterm()
     return run_tuning(request, progress_console())
 
 
@@ -153,8 +155,10 @@ def train(  # noqa: PLR0913 - a command's options are its arguments
 
 
 def _train(found: Recommendation, request: TrainingRequest, directory: Path, *, as_document: bool) -> None:
+    from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - see _tune
     from tuner.cli.running import train as run_training  # noqa: PLC0415 - see _tune
 
+    interrupt_on_sigterm()
     if not found.feasible:
         raise TrainingError(f"nothing to train: {found.infeasible_reason}")
     result = run_training(found, request, directory, progress_console())

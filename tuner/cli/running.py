@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
@@ -22,6 +24,8 @@ from tuner.training.runs import TrainingResult
 from tuner.tuning import Tuning
 
 _POLL_SECONDS = 0.1
+_STOP_SECONDS = 60.0
+"""How long a run that is asked to stop may take to finish its update and write a checkpoint."""
 
 
 def tune(request: TuningRequest, console: Console) -> Recommendation:
@@ -71,17 +75,31 @@ def for_spec(recommendation: Recommendation, spec: WorkloadSpec) -> Recommendati
 def train(
     recommendation: Recommendation, request: TrainingRequest, directory: Path, console: Console
 ) -> TrainingResult:
-    """Run the training process to its end, its progress shown; Ctrl-C lets it write a checkpoint first."""
+    """Run the training process to its end, its progress shown; an interrupt lets it write a checkpoint first."""
     process = TrainingProcess(directory)
     process.start(recommendation, request)
-    with TrainingBar(console, request.updates) as bar:
-        try:
-            while True:
-                result = process.poll()
-                for progress in process.new_progress():
-                    bar.show(progress)
-                if result is not None:
-                    return result
-                time.sleep(_POLL_SECONDS)
-        except KeyboardInterrupt:
-            return process.stop()
+    try:
+        with TrainingBar(console, request.updates) as bar:
+            return _follow(process, bar)
+    except KeyboardInterrupt:
+        return process.stop(_STOP_SECONDS)
+
+
+def _follow(process: TrainingProcess, bar: TrainingBar) -> TrainingResult:
+    while True:
+        result = process.poll()
+        for progress in process.new_progress():
+            bar.show(progress)
+        if result is not None:
+            return result
+        time.sleep(_POLL_SECONDS)
+
+
+def interrupt_on_sigterm() -> None:
+    """Have the first SIGTERM end this process as Ctrl-C does; schedulers may send it more than once, and are heard."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut the checkpoint short
+    raise KeyboardInterrupt

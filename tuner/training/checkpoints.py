@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from tuner.errors import CheckpointError
-from tuner.files import appearing_whole, write_atomically
+from tuner.files import appearing_whole, replacing, write_atomically
 from tuner.training.runs import RunPaths
 
 State = dict[str, Any]
@@ -45,9 +45,16 @@ class Checkpoints:
         with appearing_whole(path) as stream:
             torch.save({"layout": _LAYOUT, "run": self.run, "update": update, "state": state}, stream)
         write_atomically(self._pointer, json.dumps({"update": update, "file": path.name}))
-        for old in self._files()[: -self.keep]:
-            old.unlink()
+        self._keep_up_to(path)
         return path
+
+    def _keep_up_to(self, newest: Path) -> None:
+        """Remove all but ``newest`` and those before it that are to be kept: old ones, and what a kill left."""
+        files = sorted(self.directory.glob("update-*.pt"))
+        kept = [path for path in files if path <= newest][-self.keep :]
+        for path in [*files, *self.directory.glob(".update-*.part")]:
+            if path not in kept:
+                path.unlink(missing_ok=True)
 
     def newest(self) -> tuple[int, State] | None:
         """The newest checkpoint's update and state (on the CPU), or none when there is none yet.
@@ -70,9 +77,6 @@ class Checkpoints:
                 "empty directory, or remove its checkpoints"
             )
         return content["update"], content["state"]
-
-    def _files(self) -> list[Path]:
-        return sorted(self.directory.glob("update-*.pt"))
 
 
 def random_state(device: torch.device) -> State:
@@ -108,12 +112,9 @@ def save_weights(model: nn.Module, path: Path) -> str:
 
     Tied tensors are stored once, as safetensors requires.
     """
-    beside = path.with_name(f".{path.name}.part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        safetensors.torch.save_model(model, str(beside))
-    with beside.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    beside.replace(path)
-    return digest
+    with replacing(path) as beside:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            safetensors.torch.save_model(model, str(beside))
+        with beside.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from tuner.errors import BatchwrightError, OutOfMemoryError, WorkloadError
-from tuner.files import write_atomically
+from tuner.files import holding, write_atomically
 from tuner.memory.devices import MemoryDevice, open_device
 from tuner.processes import die_with_parent
 from tuner.requests import TrainingRequest
@@ -25,6 +25,8 @@ from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingResul
 from tuner.workloads.imports import import_early, late_imports
 
 _TRACEBACK_LENGTH = 8000
+_HELD_SECONDS = 10.0
+"""How long the run's process before this one may take to be gone."""
 
 
 @dataclass
@@ -125,9 +127,17 @@ def main(arguments: list[str]) -> int:
     if len(arguments) > 1:
         die_with_parent(int(arguments[1]))
     paths = RunPaths(Path(arguments[0]))
-    paths.result.unlink(missing_ok=True)
     stop = StopRequest()
     stop.install()
+    with holding(paths.directory, _HELD_SECONDS) as alone:
+        if not alone:  # the files are another process's to write: nothing but the log may be touched
+            print(f"another process trains in {paths.directory}", file=sys.stderr)  # noqa: T201 - the run's log
+            return 1
+        return _train_alone(paths, stop)
+
+
+def _train_alone(paths: RunPaths, stop: StopRequest) -> int:
+    paths.result.unlink(missing_ok=True)
     result = train(paths, stop)
     write_atomically(paths.result, result.model_dump_json())
     if result.outcome is RunOutcome.FAILED:

@@ -1,0 +1,60 @@
+"""Files that appear whole, what kills leave behind, and descriptors of any number."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from tuner.files import appearing_whole, tail, write_atomically
+from tuner.probing.channel import Channel
+
+NOBODY = 2**22 + 1
+"""Above the largest process id of Linux (PID_MAX_LIMIT)."""
+
+
+def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path) -> None:
+    """The old content, and nothing beside it."""
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    with suppress(KeyError), appearing_whole(path) as stream:
+        stream.write(b"half")
+        raise KeyError
+    assert [(it.name, it.read_text()) for it in tmp_path.iterdir()] == [("file", "old")]
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    """Of the same file and of a process that is gone; what a live one writes, and other files, stay."""
+    stays = [f".file[1].{os.getppid()}.part", f".other.{NOBODY}.part", ".file[1].notes.part"]
+    for name in [f".file[1].{NOBODY}.part", *stays]:
+        (tmp_path / name).touch()
+    write_atomically(tmp_path / "file[1]", "new")
+    assert sorted(it.name for it in tmp_path.iterdir()) == sorted(["file[1]", *stays])
+
+
+def test_the_tail_of_a_file_is_read_alone(tmp_path: Path) -> None:
+    """Its last bytes, of a file with terabytes of nothing before them."""
+    with (tmp_path / "log").open("wb") as stream:
+        stream.seek(2**40)
+        stream.write(b"\nthe end\n")
+    assert tail(tmp_path / "log", 8) == "the end"
+
+
+def test_a_short_file_is_all_tail(tmp_path: Path) -> None:
+    """Bytes that are no text are replaced."""
+    (tmp_path / "log").write_bytes(b"a\xff\n")
+    assert tail(tmp_path / "log", 100) == "a\ufffd"
+
+
+def test_a_channel_works_on_any_descriptor() -> None:
+    """A service with thousands of connections open still hears its probes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, 2000)) as far:
+        Channel(theirs).send({"event": "ready"})
+        assert Channel(far).receive(1.0) == {"event": "ready"}
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
