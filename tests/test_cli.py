@@ -138,6 +138,9 @@ def test_errors_are_json_when_asked_for(tmp_path: Path) -> None:
         (("--device", "cuda:7"), 5, "there is no device cuda:7"),
         (("--device", "tpu:0"), 2, "device"),
         (("--memory-limit", "lots"), 2, "8GiB"),
+        (("--memory-limit", "9" * 400), 2, "8GiB"),
+        (("--output", "."), 2, "--output: is a folder"),
+        (("--output", f"{__file__}/answer.json"), 2, "--output: is no folder"),
         (("--memory-limit", "9000GiB", "--device", "cpu"), 5, "above the"),
         (("--world-size", "16", "--device", "cpu"), 2, "without a sample"),
         (("--effective-batch-size", "0"), 2, "effective-batch-size"),
@@ -165,6 +168,30 @@ def test_a_bug_in_the_workload_ends_with_code_4(tmp_path: Path) -> None:
     tuned = batchwright("tune", "spec.yaml", "--effective-batch-size", "8", "--device", "cpu", cwd=tmp_path)
     assert tuned.returncode == 4
     assert "mat1 and mat2 shapes cannot be multiplied" in tuned.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--output-dir", __file__), "--output-dir: is no folder"),
+        (("--seed", str(2**63)), "seed: Input should be less"),
+    ],
+)
+def test_wrong_arguments_of_a_run_are_found_before_it(spec_file: Path, arguments: tuple[str, ...], words: str) -> None:
+    """Exit code 2 before anything is tuned or written."""
+    done = batchwright("run", spec_file, "--effective-batch-size", "8", "--device", "cpu", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "probe " not in done.stderr
+
+
+def test_training_into_a_file_is_refused(spec_file: Path, tmp_path: Path) -> None:
+    """Exit code 2, and the option is named."""
+    (tmp_path / "rec.json").write_text(recommendation(gpt_spec()).model_dump_json())
+    trained = batchwright("train", spec_file, "--recommendation", tmp_path / "rec.json", "--output-dir", spec_file)
+    assert trained.returncode == 2
+    assert "--output-dir: is no folder" in trained.stderr
 
 
 def test_training_another_model_than_was_tuned_is_refused(spec_file: Path, tmp_path: Path) -> None:

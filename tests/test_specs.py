@@ -33,6 +33,7 @@ GPT2: dict[str, Any] = {
         ),
         ({"model": {"kind": "reference", "architecture": {"name": "gpt", "heads": 3}}}, "model.architecture", "256"),
         ({"model": {"kind": "python", "target": "no colon"}}, "model.target", "package.module:factory"),
+        ({"model": {"kind": "python", "target": "a:b", "arguments": {"c": ["\ud800"]}}}, "model", "`arguments` holds"),
         ({"model": GPT}, "(document)", "batch.sequence_length"),
         ({"model": {"kind": "reference", "architecture": {"name": "resnet"}}}, "(document)", "batch.image_size"),
         ({"model": GPT2, "batch": {"sequence_length": 65}}, "(document)", "65"),
@@ -82,6 +83,15 @@ def test_an_unreadable_file_is_a_spec_error(tmp_path: Path, content: str | None,
     if content is not None:
         path.write_text(content)
     with pytest.raises(SpecError, match=words):
+        load_spec(path)
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".json"])
+def test_a_bottomless_file_is_a_spec_error(tmp_path: Path, suffix: str) -> None:
+    """Nesting deeper than the parser can follow is reported like any other wrong input."""
+    path = tmp_path / f"spec{suffix}"
+    path.write_text("[" * 100_000)
+    with pytest.raises(SpecError, match="nested too deeply"):
         load_spec(path)
 
 

@@ -121,6 +121,7 @@ def test_bf16_models_hold_bf16_parameters() -> None:
         ({"model_type": "gpt2", "n_head": 7}, "causal-lm", "model.config", "divisible"),
         ({"model_type": "vit"}, "causal-lm", "model.task", "ViTConfig"),
         ({"model_type": "bert", "max_position_embeddings": 8}, "masked-lm", "(document)", "8"),
+        ({**SMALL_BERT, "num_labels": 1}, "token-classification", "model.config.num_labels", "at least 2"),
     ],
 )
 def test_a_config_that_transformers_refuses_names_the_field(
@@ -140,6 +141,12 @@ def test_the_longest_position_of_a_default_config_is_checked() -> None:
         check_workload(transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 2000}))
 
 
+def test_a_model_without_a_longest_position_is_not_refused() -> None:
+    """Xlnet states -1 positions, and takes any length."""
+    config = {"model_type": "xlnet", "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "vocab_size": 64}
+    check_workload(transformers_spec("sequence-classification", config, **TEXT))
+
+
 @pytest.fixture
 def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module of a user's, in the working directory."""
@@ -153,6 +160,7 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    def loss_terms(self, model, batch): return {'l2': (model(batch).square().sum(), len(batch))}\n"
         "def build(width): return Workload(width)\n"
         "def half(): return object()\n"
+        "def faulty(): return len(3)\n"
         "constant = 3\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -176,6 +184,13 @@ def test_a_wrong_target_is_a_spec_error(user_module: str, name: str, arguments: 
     with pytest.raises(SpecError) as caught:
         build_workload(python_spec(f"{user_module}:{name}", **arguments))
     assert caught.value.problems[0].field == field
+
+
+def test_a_fault_inside_a_factory_is_its_own(user_module: str) -> None:
+    """A TypeError of the user's code is no matter of the arguments, and keeps its traceback."""
+    with pytest.raises(TypeError, match="has no len") as caught:
+        build_workload(python_spec(f"{user_module}:faulty"))
+    assert caught.traceback[-1].path.name == "user_workloads.py"  # type: ignore[union-attr]
 
 
 def test_a_missing_module_is_a_spec_error() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tuner.errors import FieldProblem, SpecError
 
@@ -25,6 +25,22 @@ class Document(BaseModel):
     """Frozen, and closed to unknown fields: a misspelt field is an error, never ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
+
+    @model_validator(mode="after")
+    def _can_be_written(self) -> Self:
+        """Half a surrogate pair, which JSON can escape, is in no text: pydantic sees it everywhere but in free JSON."""
+        for name, value in self:
+            if isinstance(value, dict) and not _is_text(value):
+                raise ValueError(f"`{name}` holds half of a surrogate pair, which is no text")
+        return self
+
+
+def _is_text(value: dict[Any, Any]) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False, skipkeys=True, default=str).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 DocumentT = TypeVar("DocumentT", bound=Document)
@@ -89,5 +105,7 @@ def _read(path: Path, name: str) -> Any:  # noqa: ANN401 - whatever the file hol
         raise SpecError([FieldProblem(str(path), f"cannot be read: {error}")], name) from None
     try:
         return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except RecursionError:
+        raise SpecError([FieldProblem(str(path), "is nested too deeply")], name) from None
     except (ValueError, yaml.YAMLError) as error:
         raise SpecError([FieldProblem(str(path), f"is not valid {path.suffix or 'YAML'}: {error}")], name) from None

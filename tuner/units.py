@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
+_SHOWN_LENGTH = 40
 _DECIMAL = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -26,7 +28,9 @@ def parse_bytes(text: str) -> int:
         ValueError: when the text is no size.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
-    if found is None:
-        raise ValueError(f"{text!r} is no size: write for example 8GiB, 800MiB, 800MB or a number of bytes")
-    unit = found[2] or ""
-    return int(float(found[1]) * (_BINARY.get(unit) or _DECIMAL[unit]))
+    unit = (found[2] if found else None) or ""
+    number = float(found[1]) * (_BINARY.get(unit) or _DECIMAL[unit]) if found else math.inf
+    if math.isinf(number):
+        shown = text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."
+        raise ValueError(f"{shown!r} is no size: write for example 8GiB, 800MiB, 800MB or a number of bytes")
+    return int(number)

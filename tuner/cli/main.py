@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from tuner.cli import options
 from tuner.cli.display import balanced_in_words, progress_console, recommendation_panel, uniform_in_words
 from tuner.cli.errors import ExitCode, as_json, exit_code
 from tuner.documents import field_problems, load_document
-from tuner.errors import BatchwrightError, ServingError, SpecError, TrainingError
+from tuner.errors import BatchwrightError, FieldProblem, ServingError, SpecError, TrainingError
 from tuner.files import write_atomically
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.results import Recommendation
@@ -73,6 +74,8 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
 
     Example: batchwright tune spec.yaml --effective-batch-size 512 --memory-limit 24GiB -o recommendation.json
     """
+    if output is not None:
+        _check_file(output)
     request = _tuning_request(
         spec=spec,
         effective_batch_size=effective_batch_size,
@@ -86,10 +89,36 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
         probe_timeout_seconds=probe_timeout,
     )
     found = _tune(request)
-    if output is not None:
-        write_atomically(output, found.model_dump_json(indent=2))
     _print_answer(found, as_document=json, text=recommendation_panel(found))
+    if output is not None:
+        _write(output, found)
     raise typer.Exit(ExitCode.OK if found.feasible else ExitCode.INFEASIBLE)
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise _wrong_argument("--output", "is a folder: name a file in it", path)
+    _check_folder(path.parent, "--output")
+
+
+def _check_folder(directory: Path, option: str) -> None:
+    """Before hours of work: that files can be made in ``directory``, which need not exist yet."""
+    there = next((it for it in (directory, *directory.parents) if it.exists()), directory)
+    if not there.is_dir():
+        raise _wrong_argument(option, "is no folder", there)
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise _wrong_argument(option, "is a folder that may not be written to", there)
+
+
+def _write(path: Path, found: Recommendation) -> None:
+    try:
+        write_atomically(path, found.model_dump_json(indent=2))
+    except OSError as error:
+        raise _wrong_argument("--output", f"cannot be written: {error.strerror}", path) from None
+
+
+def _wrong_argument(option: str, message: str, value: object) -> SpecError:
+    return SpecError([FieldProblem(option, message, str(value))], "arguments")
 
 
 def _tuning_request(*, spec: Path, world_size: int | None, **fields: object) -> TuningRequest:
@@ -99,6 +128,14 @@ def _tuning_request(*, spec: Path, world_size: int | None, **fields: object) -> 
         workload = workload.with_world_size(world_size)
     try:
         return TuningRequest.model_validate({"spec": workload, **fields})
+    except ValidationError as error:
+        raise SpecError(field_problems(error, fields), "request") from None
+
+
+def _training_request(**fields: object) -> TrainingRequest:
+    """The request of the ``train`` and ``run`` commands."""
+    try:
+        return TrainingRequest.model_validate(fields)
     except ValidationError as error:
         raise SpecError(field_problems(error, fields), "request") from None
 
@@ -149,8 +186,9 @@ def train(  # noqa: PLR0913 - a command's options are its arguments
     """
     from tuner.cli.running import for_spec  # noqa: PLC0415 - see _tune
 
+    _check_folder(output_dir, "--output-dir")
     found = load_document(Recommendation, recommendation, "recommendation")
-    request = TrainingRequest(updates=updates, checkpoint_every=checkpoint_every, seed=seed)
+    request = _training_request(updates=updates, checkpoint_every=checkpoint_every, seed=seed)
     _train(for_spec(found, load_spec(spec)), request, output_dir, as_document=json)
 
 
@@ -198,6 +236,8 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
 
     Example: batchwright run spec.yaml --effective-batch-size 512 --updates 1000
     """
+    _check_folder(output_dir, "--output-dir")
+    training = _training_request(updates=updates, checkpoint_every=checkpoint_every, seed=seed)
     request = _tuning_request(
         spec=spec,
         effective_batch_size=effective_batch_size,
@@ -215,7 +255,6 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
         if json:
             sys.stdout.write(found.model_dump_json(indent=2) + "\n")
         raise typer.Exit(ExitCode.INFEASIBLE)
-    training = TrainingRequest(updates=updates, checkpoint_every=checkpoint_every, seed=seed)
     _train(found, training, output_dir, as_document=json)
 
 

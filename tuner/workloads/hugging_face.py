@@ -35,6 +35,8 @@ _AUTO_CLASSES: dict[TransformersTask, str] = {
     "image-classification": "AutoModelForImageClassification",
 }
 
+_FEWEST_CLASSES = 2
+
 
 class CausalWorkload(NextTokenWorkload):
     """Next-token prediction with a transformers decoder."""
@@ -88,8 +90,8 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
     """The transformers configuration of ``model``.
 
     Raises:
-        SpecError: for an unknown model type or field, a value the configuration refuses, or a sequence longer than the
-            model's positions.
+        SpecError: for an unknown model type or field, a value the configuration refuses, a sequence longer than the
+            model's positions, or a single class.
     """
     from transformers import AutoConfig  # noqa: PLC0415 - takes a second to import, and only this kind needs it
 
@@ -111,6 +113,7 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
     except Exception as error:  # noqa: BLE001 - each configuration class raises its own kinds of error
         raise _problem("config", " ".join(str(error).split())) from None
     _check_positions(config, batch)
+    _check_classes(config, model.task)
     return config
 
 
@@ -123,9 +126,17 @@ def _closest(model_type: str) -> str:
 
 def _check_positions(config: TransformersConfig, batch: BatchSpec) -> None:
     limit = getattr(config, "max_position_embeddings", None)
-    if isinstance(limit, int) and batch.sequence_length and batch.sequence_length > limit:
+    if not isinstance(limit, int) or limit <= 0:  # xlnet says -1: any length
+        return
+    if batch.sequence_length and batch.sequence_length > limit:
         message = f"is {limit} in this config, below batch.sequence_length {batch.sequence_length}"
         raise _problem("config.max_position_embeddings", message)
+
+
+def _check_classes(config: TransformersConfig, task: TransformersTask) -> None:
+    if task.endswith("-classification") and config.num_labels < _FEWEST_CLASSES:
+        message = f"must be at least {_FEWEST_CLASSES} for {task}, whose loss is cross-entropy over the classes"
+        raise _problem("config.num_labels", message, config.num_labels)
 
 
 def _build_model(config: TransformersConfig, task: TransformersTask, *, recompute: bool) -> nn.Module:
@@ -193,7 +204,7 @@ def transformers_workload(model: TransformersModel, batch: BatchSpec, *, recompu
         inputs = _image_inputs(config, batch)
     else:
         inputs = _text_inputs(config, length, paired=model.task == "seq2seq-lm")
-    return LabelledWorkload(build, inputs, _labels(model.task, max(2, config.num_labels)))
+    return LabelledWorkload(build, inputs, _labels(model.task, config.num_labels))
 
 
 def _text_inputs(config: TransformersConfig, length: int, *, paired: bool) -> Callable[[int], dict[str, Tensor]]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
+from collections.abc import Callable
+
+from pydantic import JsonValue
 
 from tuner.errors import FieldProblem, SpecError, WorkloadError
 from tuner.specs import PythonModel
@@ -26,14 +30,24 @@ def python_workload(model: PythonModel) -> Workload:
     factory = getattr(_import(module_name, model.target), name, None)
     if not callable(factory):
         raise _target_problem(f"module `{module_name}` has no callable `{name}`", model.target)
-    try:
-        workload: Workload = factory(**model.arguments)
-    except TypeError as error:
-        raise SpecError([FieldProblem("model.arguments", f"the factory does not take them: {error}")]) from error
+    _check_arguments(factory, model.arguments)
+    workload: Workload = factory(**model.arguments)
     missing = [method for method in _REQUIRED if not callable(getattr(workload, method, None))]
     if missing:
         raise WorkloadError(f"`{model.target}` returned a {type(workload).__name__} without {', '.join(missing)}()")
     return workload
+
+
+def _check_arguments(factory: Callable[..., object], arguments: dict[str, JsonValue]) -> None:
+    """Before the call, so that a TypeError from inside the factory keeps its traceback."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return  # a callable of C that does not tell what it takes
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise SpecError([FieldProblem("model.arguments", f"the factory does not take them: {error}")]) from None
 
 
 def _import(module_name: str, target: str) -> object:
