@@ -74,5 +74,5 @@ class TrainingRequest(Document):
     """Updates between checkpoints; one is also written at the end and on SIGTERM."""
     keep_checkpoints: PositiveInt = 2
     """How many of the newest checkpoints to keep."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the weights and of the order of samples."""
