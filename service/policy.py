@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from service.errors import DataPathNotAllowedError, InvalidInputError, TargetNotAllowedError
-from tuner.probing.environment import CUDA_ALLOCATOR_VARIABLES
+from tuner.memory.environment import CUDA_ALLOCATOR_VARIABLES
 from tuner.results import Recommendation
 from tuner.specs import PythonModel, TextData, WorkloadSpec
 

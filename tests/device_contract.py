@@ -17,7 +17,7 @@ import torch
 
 from tuner.errors import DeviceError, OutOfMemoryError
 from tuner.memory.devices import MemoryDevice, open_device
-from tuner.probing.environment import CPU_ALLOCATOR, CPU_THREADS
+from tuner.memory.environment import CPU_ALLOCATOR, CPU_THREADS
 
 MIB = 1024**2
 

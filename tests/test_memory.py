@@ -51,9 +51,9 @@ def test_a_containers_limit_counts_as_the_hosts_memory(tmp_path: Path, monkeypat
     """The smaller of host and container; `max` is no limit."""
     (tmp_path / "unlimited").write_text("max\n")
     (tmp_path / "limited").write_text(f"{2**27}\n")
-    monkeypatch.setattr(inventory, "_CGROUP_LIMITS", (tmp_path / "unlimited", tmp_path / "none"))
+    monkeypatch.setattr(inventory, "cgroup_files", lambda *_: [tmp_path / "unlimited", tmp_path / "none"])
     assert inventory.cpu().total_bytes > 2**28
-    monkeypatch.setattr(inventory, "_CGROUP_LIMITS", (tmp_path / "unlimited", tmp_path / "limited"))
+    monkeypatch.setattr(inventory, "cgroup_files", lambda *_: [tmp_path / "unlimited", tmp_path / "limited"])
     assert inventory.cpu().total_bytes == 2**27
 
 

@@ -16,7 +16,7 @@ from factories import gpt_spec, mlp_spec, recommendation
 from tuner.errors import CheckpointError, SpecError, TrainingError
 from tuner.files import holding
 from tuner.memory.devices import open_device
-from tuner.probing.environment import CPU_ALLOCATOR, CPU_THREADS
+from tuner.memory.environment import CPU_ALLOCATOR, CPU_THREADS
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.specs import ScheduleSpec, WorkloadSpec

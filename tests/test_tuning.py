@@ -9,6 +9,7 @@ import pytest
 
 from factories import CPU, CUDA, gpt_spec, mlp_spec, probe_result, resnet_spec, tuning_request
 from tuner.errors import DeviceError, PlanError, SearchError, SpecError, TuningFailedError
+from tuner.memory.environment import job_environment
 from tuner.requests import ProbeRequest, TuningRequest
 from tuner.results import DeviceInfo, ModelSummary, Outcome, ProbeResult, Recommendation
 from tuner.tuning import Tuning
@@ -294,3 +295,10 @@ def test_versions_and_environment_are_part_of_the_fingerprint() -> None:
     assert tuning(BASE, versions={**VERSIONS, "torch": "2.12.0"}).fingerprint != ours
     assert tuning(BASE, environment={}).fingerprint != ours
     assert tuning(BASE, versions={**VERSIONS, "transformers": "4.0"}).fingerprint == ours
+
+
+def test_a_jobs_environment_is_that_of_the_probes() -> None:
+    """Allocator settings that the probes ran without are taken out, the rest of the environment stays."""
+    ours = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "HOME": "/home/me"}
+    assert job_environment({"MALLOC_ARENA_MAX": "1"}, ours) == {"HOME": "/home/me", "MALLOC_ARENA_MAX": "1"}
+    assert job_environment(dict(ours), ours) == ours

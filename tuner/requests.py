@@ -34,7 +34,7 @@ class TuningRequest(Document):
     memory_margin: Annotated[float, Field(ge=0.0, le=0.5)] = 0.03
     """Share of the limit that probes must leave free, for what differs between a probe and a run of days."""
     granularity: PositiveInt = 1
-    """Probe only multiples of this size, for example 8 to keep matrix shapes friendly to tensor cores."""
+    """Probe only multiples of this size, for example 8. The plan below it is balanced, so its sizes need not be."""
     max_micro_batch_size: PositiveInt | None = None
     """Never go above this size, whatever fits."""
     uniform: bool = False
@@ -56,6 +56,8 @@ class ProbeRequest(Document):
     """Where to run."""
     limit_bytes: Annotated[int, Field(ge=1)] | None = None
     """Memory the probe may take, margin already taken off; none to take what the device has."""
+    memory_margin: Annotated[float, Field(ge=0.0, le=0.5)] = 0.0
+    """Share of what is really free on a card that must stay so, where that is less than the limit."""
     timeout_seconds: Annotated[float, Field(gt=0.0)] = 300.0
     """Time after which the probe is given up as hanging."""
 

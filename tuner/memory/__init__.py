@@ -1,4 +1,4 @@
 """What holds the tensors: devices, their limits and peaks, and the one place that knows an OOM when it sees one.
 
-``failures`` and ``inventory`` never import torch; ``devices`` does.
+``failures``, ``inventory`` and ``environment`` never import torch; ``devices`` does.
 """

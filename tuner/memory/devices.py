@@ -246,7 +246,7 @@ class CpuDevice(MemoryDevice):
 
     The budget counts from the moment it is set, so set it before the model is built: it then holds what a card's
     memory would hold. Sizes repeat within a sample or two only with the allocator settings of
-    ``tuner.probing.environment`` in the environment before the process starts, because glibc otherwise keeps freed
+    ``tuner.memory.environment`` in the environment before the process starts, because glibc otherwise keeps freed
     memory in ways that depend on history.
 
     The budget is per process and does not count shared memory: DataLoader workers are outside it.

@@ -18,9 +18,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from tuner.errors import ProbeCancelledError, ProbeError
+from tuner.memory.environment import allocator_environment
 from tuner.memory.failures import ExitKind, ProcessExit, classify_exit
 from tuner.probing.channel import Channel
-from tuner.probing.environment import allocator_environment
 from tuner.probing.exchange import CheckReport, ProbePaths, Task, phase_seconds
 from tuner.processes import kernel_oom_kills
 from tuner.requests import ProbeRequest, TuningRequest

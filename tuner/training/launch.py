@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from tuner.errors import CheckpointError, TrainingError
 from tuner.files import holding, tail, write_atomically
+from tuner.memory.environment import job_environment
 from tuner.memory.failures import classify_exit
 from tuner.processes import kernel_oom_kills, kill_group
 from tuner.requests import TrainingRequest
@@ -62,7 +63,7 @@ class TrainingProcess:
         with self.paths.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [*training_command(self.paths.directory), str(os.getpid())],
-                env={**os.environ, **recommendation.environment},
+                env=job_environment(recommendation.environment, os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
