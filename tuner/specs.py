@@ -261,7 +261,7 @@ class WorkloadSpec(Document):
         if not isinstance(model, TransformersModel):
             return None
         limits = [model.config.get(name) for name in ("n_positions", "max_position_embeddings")]
-        return next((limit for limit in limits if isinstance(limit, int)), None)
+        return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
     def with_world_size(self, world_size: int) -> WorkloadSpec:
         """The same workload over ``world_size`` ranks."""
