@@ -115,7 +115,6 @@ class Driver:
                 f"(fingerprint {item.fingerprint}, now {tuning.fingerprint}): submit it again"
             )
         for probe in recorded:
-            tuning.next_probe()
             tuning.record(probe.result)
         return tuning
 
