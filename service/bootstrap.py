@@ -93,7 +93,7 @@ def build(
 
 def local_executor(device: DeviceInfo) -> Executor:
     """Probes and jobs as processes of this host."""
-    return LocalExecutor(device, lambda: ProbeSupervisor(device))
+    return LocalExecutor(device, ProbeSupervisor(device))
 
 
 def served_devices(settings: Settings, available: Sequence[DeviceInfo]) -> list[DeviceInfo]:

@@ -252,6 +252,7 @@ def test_a_cancelled_probe_is_gone_within_two_seconds(supervisor: ProbeSuperviso
     with pytest.raises(ProbeCancelledError):
         supervisor.run(probe(misbehaving("leaves-a-child-and-hangs", str(note))), stop.is_set)
     assert gone([int(pid) for pid in note.read_text().split()], seconds=2.0)
+    assert [it for it in supervisor._scratch.iterdir() if it.is_dir()] == []
     assert supervisor.run(probe(mlp_spec())).outcome is Outcome.FIT
 
 

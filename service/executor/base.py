@@ -13,6 +13,7 @@ from service.errors import ServiceError
 from tuner.requests import ProbeRequest, TrainingRequest, TuningRequest
 from tuner.results import DeviceInfo, ProbeResult, Recommendation
 from tuner.training.runs import TrainingProgress, TrainingResult
+from tuner.tuning import ProbeRunner
 
 StopWithin = Callable[[], float | None]
 """None while the work may go on; else the seconds that are left to end it."""
@@ -37,10 +38,14 @@ class TrainingRun:
 
 
 class Executor(ABC):
-    """Runs work on ``device``. Calls block; they may come from any thread, one at a time."""
+    """Runs work on ``device``. Calls block; they may come from any thread, one at a time.
 
-    def __init__(self, device: DeviceInfo) -> None:
+    Probes go to ``runner``, which the executor owns; how a run is made is what kinds of executor differ in.
+    """
+
+    def __init__(self, device: DeviceInfo, runner: ProbeRunner) -> None:
         self.device = device
+        self._runner = runner
         self._turn = threading.Lock()
         self._closed = False
 
@@ -53,7 +58,7 @@ class Executor(ABC):
             ProbeError: when the machinery failed.
         """
         with self._one_at_a_time():
-            self._check(request, lambda: stop_within() is not None)
+            self._runner.check(request, lambda: stop_within() is not None)
 
     def probe(self, request: ProbeRequest, stop_within: StopWithin) -> ProbeResult:
         """Run one probe to its end.
@@ -63,7 +68,7 @@ class Executor(ABC):
             ProbeError: when the machinery failed.
         """
         with self._one_at_a_time():
-            return self._probe(request, lambda: stop_within() is not None)
+            return self._runner.run(request, lambda: stop_within() is not None)
 
     def train(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
         """Make a run, or go on with it. STOPPED when ``stop_within`` told it to stop, or someone else did.
@@ -77,7 +82,7 @@ class Executor(ABC):
         """End every process. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._close()
+            self._runner.close()
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -90,22 +95,10 @@ class Executor(ABC):
         finally:
             self._turn.release()
 
-    @abstractmethod
     def environment(self) -> dict[str, str]:
         """The variables that probes and jobs run with."""
-
-    @abstractmethod
-    def _check(self, request: TuningRequest, should_stop: Callable[[], bool]) -> None:
-        """Check a spec."""
-
-    @abstractmethod
-    def _probe(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> ProbeResult:
-        """Run a probe."""
+        return self._runner.environment()
 
     @abstractmethod
     def _train(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
         """Make a run."""
-
-    @abstractmethod
-    def _close(self) -> None:
-        """End every process."""

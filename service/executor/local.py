@@ -9,8 +9,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
-from tuner.requests import ProbeRequest, TuningRequest
-from tuner.results import DeviceInfo, ProbeResult
+from tuner.results import DeviceInfo
 from tuner.training.launch import TrainingProcess
 from tuner.training.runs import TrainingResult
 from tuner.tuning import ProbeRunner
@@ -20,29 +19,16 @@ _POLL_SECONDS = 0.1
 
 
 class LocalExecutor(Executor):
-    """One probe runner per device, made when it is first needed, and one process per job."""
+    """Probes go to a runner that starts processes; each job is a process."""
 
     def __init__(
         self,
         device: DeviceInfo,
-        new_runner: Callable[[], ProbeRunner],
+        runner: ProbeRunner,
         new_process: Callable[[Path], TrainingProcess] = TrainingProcess,
     ) -> None:
-        super().__init__(device)
+        super().__init__(device, runner)
         self._new_process = new_process
-        self._runner = new_runner()
-
-    @override
-    def environment(self) -> dict[str, str]:
-        return self._runner.environment()
-
-    @override
-    def _check(self, request: TuningRequest, should_stop: Callable[[], bool]) -> None:
-        self._runner.check(request, should_stop)
-
-    @override
-    def _probe(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> ProbeResult:
-        return self._runner.run(request, should_stop)
 
     @override
     def _train(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
@@ -55,10 +41,6 @@ class LocalExecutor(Executor):
             process.stop(grace_seconds=0.0)
             raise
         return result
-
-    @override
-    def _close(self) -> None:
-        self._runner.close()
 
 
 def _watch(process: TrainingProcess, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:

@@ -43,7 +43,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[MakeExecutor]:
 
     def new(runner: ScriptedRunner) -> Executor:
         local = request.param == "local"
-        made.append(LocalExecutor(CPU, lambda: runner) if local else InlineExecutor(CPU, runner, train_here))
+        made.append(LocalExecutor(CPU, runner) if local else InlineExecutor(CPU, runner, train_here))
         return made[-1]
 
     yield new

@@ -81,7 +81,7 @@ class ProbeSupervisor:
             ProbeError: when the machinery failed.
         """
         with self._lock:
-            ended = self._run_task("check", request.spec, request.spec, _CHECK_TIMEOUT_SECONDS, should_stop)
+            ended = self._run_task("check", request.spec, _CHECK_TIMEOUT_SECONDS, should_stop)
         try:
             report = CheckReport.model_validate_json(ended.paths.result.read_bytes())
         except (OSError, ValidationError):
@@ -123,7 +123,7 @@ class ProbeSupervisor:
 
     def _attempt(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> tuple[ProbeResult, bool]:
         """One try in one process, and whether that process crashed."""
-        ended = self._run_task("probe", request, request.spec, request.timeout_seconds, should_stop)
+        ended = self._run_task("probe", request, request.timeout_seconds, should_stop)
         seconds = phase_seconds(ended.paths.entered(), ended.requested, ended.ended)
         try:
             result = ProbeResult.model_validate_json(ended.paths.result.read_bytes())
@@ -135,20 +135,31 @@ class ProbeSupervisor:
         return result.model_copy(update={"seconds": seconds}), crashed
 
     def _run_task(
-        self,
-        task: Task,
-        request: ProbeRequest | WorkloadSpec,
-        spec: WorkloadSpec,
-        timeout: float,
-        should_stop: Callable[[], bool],
+        self, task: Task, request: ProbeRequest | WorkloadSpec, timeout: float, should_stop: Callable[[], bool]
     ) -> _Ended:
+        """Run a task in a process of its own. The caller removes its files; a task that is given up has none left."""
         self._tasks += 1
         paths = ProbePaths(self._scratch / f"{os.getpid()}-{self._tasks}")
         paths.write_request(request)
+        try:
+            return self._run_in_process(task, request, paths, timeout, should_stop)
+        except BaseException:
+            shutil.rmtree(paths.directory, ignore_errors=True)
+            raise
+
+    def _run_in_process(
+        self,
+        task: Task,
+        request: ProbeRequest | WorkloadSpec,
+        paths: ProbePaths,
+        timeout: float,
+        should_stop: Callable[[], bool],
+    ) -> _Ended:
+        preload = late_imports(request if isinstance(request, WorkloadSpec) else request.spec)
         channel = self._started(should_stop)
         killed_before = kernel_oom_kills()
         requested = time.monotonic()
-        channel.send({"do": "run", "task": task, "directory": str(paths.directory), "preload": late_imports(spec)})
+        self._send(channel, {"do": "run", "task": task, "directory": str(paths.directory), "preload": preload})
         status, timed_out = self._await_end(channel, requested + timeout, should_stop)
         ended = time.monotonic()
         exit_ = None if status is None else classify_exit(status, kernel_oom_kills() - killed_before)
