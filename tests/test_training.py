@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from factories import gpt_spec, mlp_spec, recommendation
-from tuner.errors import CheckpointError, SpecError, TrainingError
+from tuner.errors import CheckpointError, TrainingError
 from tuner.files import holding
 from tuner.memory.devices import open_device
 from tuner.memory.environment import CPU_ALLOCATOR, CPU_THREADS
@@ -22,12 +22,10 @@ from tuner.results import Recommendation
 from tuner.specs import ScheduleSpec, WorkloadSpec
 from tuner.training import launch, worker
 from tuner.training.checkpoints import Checkpoints
-from tuner.training.data import build_data, epoch_order
 from tuner.training.launch import TrainingProcess
 from tuner.training.loop import TrainingLoop
 from tuner.training.optimizers import learning_rate_factor
 from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingProgress, TrainingResult
-from tuner.workloads.build import build_workload
 
 MIB = 1024**2
 ENVIRONMENT = {**CPU_ALLOCATOR, **CPU_THREADS}
@@ -61,58 +59,6 @@ def text_spec(directory: Path, text: bytes = b"some text to learn, " * 40) -> Wo
     """A GPT over a file of text."""
     (directory / "corpus.txt").write_bytes(text)
     return gpt_spec(data={"kind": "text", "paths": [str(directory / "*.txt")]})
-
-
-def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch_alone() -> None:
-    """Every sample once, the same on every host, another order in the next epoch."""
-    first, again, *others = [epoch_order(*key, 50).tolist() for key in ((1, 0), (1, 0), (1, 1), (2, 0))]
-    assert sorted(first) == list(range(50))
-    assert first == again
-    assert first not in others
-    assert others[0] != others[1]
-
-
-def test_text_is_cut_into_samples_without_losing_a_byte(tmp_path: Path) -> None:
-    """The last sample keeps what is left."""
-    text = bytes(range(256)) * 2 + b"tail!"
-    spec = text_spec(tmp_path, text)
-    data = build_data(spec, build_workload(spec))
-    joined = torch.cat([data.samples[index] for index in range(len(data))])
-    assert bytes(joined.tolist()) == text
-    assert [len(data.samples[index]) for index in (0, len(data) - 1)] == [16, 5]
-
-
-def test_ragged_samples_are_padded_with_ignored_labels(tmp_path: Path) -> None:
-    """Padding counts neither in the loss nor in its weight."""
-    spec = text_spec(tmp_path, b"x" * 20)
-    workload = build_workload(spec)
-    batch = build_data(spec, workload).batch([0, 1])
-    assert batch["input_ids"].shape == (2, 16)
-    assert int((batch["labels"] == -100).sum()) == 12
-    assert workload.loss_weights(batch) == {"next_token": 15.0 + 3.0}  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"data": None}, "data"),
-        ({"data": {"kind": "text", "paths": ["/nowhere/*.txt"]}}, "data.paths"),
-        ({"data": {"kind": "workload"}}, "data.kind"),
-    ],
-)
-def test_missing_data_names_the_field(changes: dict[str, object], field: str) -> None:
-    """Before anything is trained."""
-    spec = gpt_spec(**changes)
-    with pytest.raises(SpecError) as caught:
-        build_data(spec, build_workload(spec))
-    assert caught.value.problems[0].field == field
-
-
-def test_text_needs_a_language_model(tmp_path: Path) -> None:
-    """A classifier cannot learn from a stream of bytes."""
-    spec = mlp_spec(data=text_spec(tmp_path).data.model_dump())  # type: ignore[union-attr]
-    with pytest.raises(SpecError, match="causal language model"):
-        build_data(spec, build_workload(spec))
 
 
 def test_windows_are_the_effective_batch_and_the_tail_of_an_epoch(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""Samples with random access, and the one place where some of them become a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tuner.errors import FieldProblem, SpecError
+from tuner.training.data.seeding import random_state_kept, seed_by
+from tuner.workloads.base import Batch, Sample, Samples
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Samples with random access, and how they become a batch."""
+
+    samples: Samples
+    """The same on every host."""
+    collate: Callable[[list[Sample]], Batch]
+    """How samples become a batch, on the CPU."""
+    chooses_randomly: bool = False
+    """Whether samples or ``collate`` are code of the user's, which may draw random numbers (augmentation)."""
+
+    def __len__(self) -> int:
+        """Number of samples in an epoch."""
+        return len(self.samples)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The samples at ``indices``, on the CPU."""
+        return self.collate([self.samples[index] for index in indices])
+
+    def loaded(self, epoch: int, indices: Sequence[int], seed: int) -> Batch:
+        """The samples at ``indices`` as ``epoch`` has them, on the CPU.
+
+        Random choices of the user's code depend on (seed, epoch, index) alone for a sample, and on the indices as well
+        for a collation: however an update is split, whichever process loads, before or after a resume. No random
+        number of this process's own is used up.
+        """
+        if not self.chooses_randomly:
+            return self.batch(indices)
+        with random_state_kept():
+            samples = [self._sample(seed, epoch, index) for index in indices]
+            seed_by("collate", seed, epoch, *indices)
+            return self.collate(samples)
+
+    def _sample(self, seed: int, epoch: int, index: int) -> Sample:
+        seed_by("sample", seed, epoch, index)
+        return self.samples[index]
+
+
+def data_problem(field: str, message: str, value: object = "") -> SpecError:
+    """The error about a field of the spec, by its dotted path."""
+    return SpecError([FieldProblem(field, message, str(value) if value != "" else "")])

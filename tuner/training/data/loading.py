@@ -1,0 +1,256 @@
+"""Windows of samples as batches, loaded in this process or ahead of use by worker processes.
+
+Which of the two changes no bit of a batch, and neither uses up a random number of this process's own.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import signal
+import threading
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from tuner.errors import TrainingError
+from tuner.processes import die_with_parent
+from tuner.training.data.base import TrainingData
+from tuner.workloads.base import Batch
+
+_LEFT_TO_PARENT = (signal.SIGTERM, signal.SIGINT)
+"""What a worker ignores: they often go to the whole process group, and the parent may still need its batches."""
+_THREAD_STACK_BYTES = 1024**2
+"""Stack of the threads that feed workers: with the usual 8 MiB they would take a visible part of a CPU budget."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The samples of one micro-batch."""
+
+    epoch: int
+    """Epoch the samples belong to."""
+    indices: tuple[int, ...]
+    """Which samples, in order."""
+
+
+Window = tuple[Part, ...]
+"""The parts of one update that fall to one rank; may be empty."""
+
+
+class WindowLoader:
+    """The batches of windows, to be iterated once.
+
+    Args:
+        data: what is read.
+        windows: which parts each update takes. Without workers a window is drawn when its batches are asked for; with
+            workers they are drawn ahead of use, by about two parts per worker.
+        workers: processes that load ahead of use, forked from this one; 0 loads in this process.
+        seed: what the user's random choices depend on, with the epoch and the sample.
+
+    Workers start with the iteration and end with it, with ``close()``, or with the thread that iterates. They are
+    outside the memory limit of this process, and what they load counts here once it arrives.
+    """
+
+    def __init__(self, data: TrainingData, windows: Iterable[Window], *, workers: int, seed: int) -> None:
+        self._data = data
+        self._windows = windows
+        self._workers = workers
+        self._seed = seed
+        self._running: Any = None
+        """torch's iterator, which owns the worker processes and names no public type."""
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        """Per window one batch per part, in order, on the CPU; for an empty window an empty list.
+
+        What reading a sample raises comes out as it is, with the worker's traceback as its cause.
+
+        Raises:
+            TrainingError: when a worker ended, or raised an error that cannot be sent to another process.
+        """
+        return self._ahead() if self._workers else self._here()
+
+    def close(self) -> None:
+        """End the workers, if there are any left."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        running._shutdown_workers()  # noqa: SLF001 - torch names no other way than dropping the last reference
+        for process in running._workers:  # noqa: SLF001 - likewise
+            if process.is_alive():  # busy for longer than torch waits, and deaf to SIGTERM
+                process.kill()
+                process.join()
+
+    def _here(self) -> Iterator[list[Batch]]:
+        for window in self._windows:
+            yield [self._data.loaded(part.epoch, part.indices, self._seed) for part in window]
+
+    def _ahead(self) -> Iterator[list[Batch]]:
+        try:
+            with _signals_held(), _small_stacks():
+                self._running = iter(self._loader())
+            yield from self._gathered()
+        finally:
+            self.close()
+
+    def _loader(self) -> DataLoader[_Loaded]:
+        return DataLoader(
+            _Pieces(self._data, self._seed),
+            sampler=_pieces_of(self._windows),
+            batch_size=None,
+            collate_fn=_as_it_is,
+            num_workers=self._workers,
+            worker_init_fn=partial(_start_worker, os.getpid()),
+            multiprocessing_context="fork",
+            generator=torch.Generator(),
+        )
+
+    def _gathered(self) -> Iterator[list[Batch]]:
+        batches: list[Batch] = []
+        while (loaded := self._next()) is not None:
+            if loaded.failure is not None:
+                raise loaded.failure.error from _WorkerTraceback(loaded.failure.trace)
+            batches += _owned(loaded.batches)
+            if loaded.last:
+                yield batches
+                batches = []
+
+    def _next(self) -> _Loaded | None:
+        try:
+            loaded: _Loaded | None = next(self._running, None)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise TrainingError(
+                f"a process that loads data ended: {error}. Killed by signal 9 it was most likely out of host memory: "
+                "ask for fewer workers."
+            ) from error
+        return loaded
+
+
+# --- what goes to a worker, and what comes back ---
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a window, or none for an empty window, and whether it is the window's last."""
+
+    part: Part | None
+    last: bool
+
+
+@dataclass(frozen=True)
+class _Failure:
+    error: BaseException
+    trace: str
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """No batch or one, or what went wrong."""
+
+    batches: list[Batch]
+    last: bool
+    failure: _Failure | None = None
+
+
+class _WorkerTraceback(Exception):  # noqa: N818 - never raised by itself: it is the cause of another
+    """Where in a worker an error came from."""
+
+    def __str__(self) -> str:
+        return f"in a process that loads data\n{self.args[0]}"
+
+
+class _Pieces(Dataset[_Loaded]):
+    """What a worker does for a piece."""
+
+    def __init__(self, data: TrainingData, seed: int) -> None:
+        self._data = data
+        self._seed = seed
+
+    def __getitem__(self, piece: _Piece) -> _Loaded:
+        part = piece.part
+        if part is None:
+            return _Loaded([], piece.last)
+        try:
+            return _Loaded([self._data.loaded(part.epoch, part.indices, self._seed)], piece.last)
+        except BaseException as error:  # noqa: BLE001 - the main process judges it
+            return _Loaded([], piece.last, _Failure(_sendable(error), traceback.format_exc()))
+
+
+def _pieces_of(windows: Iterable[Window]) -> Iterator[_Piece]:
+    for window in windows:
+        if not window:
+            yield _Piece(None, last=True)
+        for number, part in enumerate(window, start=1):
+            yield _Piece(part, last=number == len(window))
+
+
+def _as_it_is(loaded: Any) -> Any:  # noqa: ANN401 - torch declares a list, which it gives only when it makes batches
+    """In the place of torch's collation."""
+    return loaded
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """``error``, or one that says the same where pickling would change it."""
+    try:
+        if str(pickle.loads(pickle.dumps(error))) == str(error):  # noqa: S301 - our own bytes
+            return error
+    except Exception:  # noqa: BLE001, S110 - whatever the error's own code raises means the same
+        pass
+    return TrainingError(f"{type(error).__module__}.{type(error).__qualname__}: {error}")
+
+
+def _owned(batch: Batch) -> Batch:
+    """``batch`` with its tensors copied out of the memory shared with a worker.
+
+    Every shared tensor holds a file descriptor, and a window may have thousands.
+    """
+    if isinstance(batch, Tensor):
+        return batch.clone()
+    if isinstance(batch, dict):
+        return {name: _owned(value) for name, value in batch.items()}
+    if type(batch) in {list, tuple}:
+        return type(batch)(_owned(value) for value in batch)
+    return batch
+
+
+# --- processes ---
+
+
+def _start_worker(parent: int, _number: int) -> None:
+    """In a worker: end with the parent, let it alone take signals, and be free of its memory limit."""
+    die_with_parent(parent)
+    for number in _LEFT_TO_PARENT:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_PARENT)
+    threading.stack_size(0)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """While workers start: one that came before they ignore it would end them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _small_stacks() -> Iterator[None]:
+    before = threading.stack_size(_THREAD_STACK_BYTES)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)

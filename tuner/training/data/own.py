@@ -1,0 +1,56 @@
+"""Samples that the workload itself makes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from tuner.training.data.base import TrainingData, data_problem
+from tuner.training.data.seeding import random_state_kept, seed_by
+from tuner.workloads.base import Batch, Collates, HasDataset, Workload
+
+
+class SyntheticSamples:
+    """Random worst-case samples, each a batch of one, the same for the same index."""
+
+    def __init__(self, workload: Workload, count: int) -> None:
+        self._workload = workload
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Batch:
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        with random_state_kept():
+            seed_by("synthetic", index)
+            return self._workload.make_batch(1)
+
+
+def join_batches(batches: list[Batch]) -> Batch:
+    """Batches of the same structure as one, along the first dimension of every tensor."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return torch.cat(batches)
+    if isinstance(first, dict):
+        return {name: join_batches([batch[name] for batch in batches]) for name in first}
+    if isinstance(first, (list, tuple)):
+        return type(first)(join_batches(list(parts)) for parts in zip(*batches, strict=True))
+    return first
+
+
+def workload_data(workload: Workload) -> TrainingData:
+    """What the workload's ``dataset()`` returns.
+
+    Raises:
+        SpecError: when it has none, or an empty one.
+    """
+    if not isinstance(workload, HasDataset):
+        raise data_problem("data.kind", f"{type(workload).__name__} has no dataset()", "workload")
+    samples = workload.dataset()
+    if not len(samples):
+        raise data_problem("data.kind", "dataset() is empty", "workload")
+    collate = workload.collate if isinstance(workload, Collates) else default_collate
+    return TrainingData(samples, collate, chooses_randomly=True)

@@ -1,0 +1,41 @@
+"""Random choices that depend on a key alone, and leave the process's own random numbers where they were."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """A block after which python, numpy and torch (on the CPU) go on with the random numbers they would have given."""
+    python, torch_state = random.getstate(), torch.default_generator.get_state()
+    numpy = np.random.get_state()  # noqa: NPY002 - user code may use the old interface
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002 - see above
+        torch.default_generator.set_state(torch_state)
+
+
+def seed_by(*key: object) -> None:
+    """Seed python, numpy and torch (on the CPU) by ``key``, in a block of ``random_state_kept``.
+
+    CUDA's generators are left alone, which ``torch.manual_seed`` would seed as well.
+    """
+    digest = hashlib.sha256(":".join(map(str, key)).encode()).digest()
+    random.seed(digest)
+    np.random.seed(np.frombuffer(digest, dtype=np.uint32))  # noqa: NPY002 - see random_state_kept
+    torch.default_generator.manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def generator_of(*key: object) -> torch.Generator:
+    """A generator of torch's, seeded by ``key``."""
+    digest = hashlib.sha256(":".join(map(str, key)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
