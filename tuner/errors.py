@@ -16,6 +16,7 @@
     |- ServingError         the service cannot be served; raised by the command line in the service's words
     |- TrainingError        a training run cannot start or go on
        |- CheckpointError   a checkpoint cannot be written, read, or does not belong to this run
+       |- PeerError         another rank of the run failed
 """
 
 from __future__ import annotations
@@ -100,3 +101,7 @@ class TrainingError(BatchwrightError):
 
 class CheckpointError(TrainingError):
     """A checkpoint cannot be written or read, or belongs to another run."""
+
+
+class PeerError(TrainingError):
+    """Another rank of the run failed, so that this one cannot go on."""

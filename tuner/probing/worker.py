@@ -10,11 +10,6 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
 from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
 from tuner.files import write_atomically
 from tuner.memory.devices import MemoryDevice, open_device, translate_certain
@@ -23,6 +18,8 @@ from tuner.requests import ProbeRequest
 from tuner.results import ModelSummary, Outcome, Phase, ProbeResult
 from tuner.specs import WorkloadSpec
 from tuner.training.engine import UpdateEngine
+from tuner.training.micro_batches import MicroBatch, sliced
+from tuner.training.ranks import Ranks, group_of_one
 from tuner.workloads.base import Batch, Workload
 from tuner.workloads.build import build_model, build_workload, check_workload, summarize
 
@@ -70,9 +67,10 @@ def _measure(request: ProbeRequest, device: MemoryDevice, paths: ProbePaths, see
     workload = build_workload(request.spec)
     model = build_model(request.spec, workload).to(device.torch_device)
     seen.model = summarize(model)
-    engine = UpdateEngine(
-        request.spec, workload, prepare_model(request.spec, model, device.torch_device), device.torch_device
-    )
+    if request.spec.compile:
+        model.compile()
+    ranks = _ranks(request.spec, device)
+    engine = UpdateEngine(request.spec, workload, model, device, ranks=ranks, recovers=False)
     micro_batches, ballast = _window(request, workload)
     _enter(paths, seen, Phase.WARMUP)
     _update(engine, micro_batches)
@@ -86,7 +84,12 @@ def _measure(request: ProbeRequest, device: MemoryDevice, paths: ProbePaths, see
     _enter(paths, seen, Phase.DONE)
 
 
-def _update(engine: UpdateEngine, micro_batches: list[Batch]) -> None:
+def _ranks(spec: WorkloadSpec, device: MemoryDevice) -> Ranks:
+    """With several ranks gradients are reduced, in buckets that are as large with one rank as with many."""
+    return group_of_one(device.torch_device) if spec.parallelism.world_size > 1 else Ranks()
+
+
+def _update(engine: UpdateEngine, micro_batches: list[MicroBatch]) -> None:
     """One update that really steps: while the loss scaler looks for its scale, updates that it skips are repeated.
 
     Raises:
@@ -101,31 +104,16 @@ def _update(engine: UpdateEngine, micro_batches: list[Batch]) -> None:
     raise WorkloadError(f"no optimizer step in {_MOST_SKIPPED_UPDATES} updates: the gradients in fp16 are never finite")
 
 
-def _window(request: ProbeRequest, workload: Workload) -> tuple[list[Batch], list[Batch]]:
+def _window(request: ProbeRequest, workload: Workload) -> tuple[list[MicroBatch], list[Batch]]:
     """The micro-batches of a measured update, and the rest of a run's window, which only takes host memory.
 
     Together they hold as many samples as a run's window. The larger micro-batch comes last, when gradients are held.
     """
     size, window = request.micro_batch_size, request.samples_per_window
     sizes = [min(size, window - size), size] if request.accumulates else [size]
-    micro_batches = [workload.make_batch(part) for part in sizes]
+    micro_batches = [sliced(workload.make_batch(part), part) for part in sizes]
     rest = window - sum(sizes)
     return micro_batches, [workload.make_batch(rest)] if request.device == "cpu" and rest > 0 else []
-
-
-def prepare_model(spec: WorkloadSpec, model: nn.Module, device: torch.device) -> nn.Module:
-    """Wrap a model as the run will: compiled if asked; with DDP's gradient buckets when there are several ranks.
-
-    The process group has this process alone: buckets are as large with one rank as with many.
-    """
-    if spec.compile:
-        model.compile()
-    if spec.parallelism.world_size == 1 or spec.parallelism.strategy != "ddp":
-        return model
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    store = dist.HashStore()  # type: ignore[attr-defined] # documented, but not in the stubs' __all__
-    dist.init_process_group(backend, store=store, rank=0, world_size=1)
-    return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
 
 
 def _result(

@@ -56,3 +56,24 @@ def learning_rate_factor(spec: ScheduleSpec, update: int, updates: int) -> float
             return 0.5 * (1.0 + math.cos(math.pi * progress))
         case _:
             assert_never(spec.name)
+
+
+def materialize_state(optimizer: torch.optim.Optimizer) -> None:
+    """Take the memory of the optimizer's state now, as it is before the first step.
+
+    For the optimizers of a spec, whose state begins as zeros. Parameters and generators stay as they are.
+    """
+    gradients = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for parameter in gradients:
+        parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0  # a step of this rate moves nothing
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                value.zero_()

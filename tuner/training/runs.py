@@ -26,6 +26,19 @@ class RunOutcome(StrEnum):
     """It cannot go on; the message says why."""
 
 
+class MicroBatchSplit(Document):
+    """A micro-batch that did not fit in memory, and went through in smaller parts: the effective batch stays."""
+
+    rank: NonNegativeInt
+    """The rank that it happened on."""
+    size: PositiveInt
+    """Samples in the micro-batch that did not fit."""
+    parts: tuple[PositiveInt, ...]
+    """Samples in the micro-batches it was divided into. Later ones of this rank are no larger than these."""
+    message: str
+    """What the device said."""
+
+
 class TrainingProgress(Document):
     """One optimizer update, as a line of ``progress.jsonl``."""
 

@@ -1,0 +1,343 @@
+"""Exact gradient accumulation, for a training loop of your own as well as for Batchwright's.
+
+::
+
+    accumulation = GradientAccumulation(model, optimizer, max_norm=1.0)
+    for micro_batches in windows(loader, 4):
+        accumulation.update(micro_batches, loss)
+
+where ``loss(model, micro_batch)`` returns ``(loss_sum, weight)``: a *sum* over samples or tokens, and how many there
+were. The update has the gradient of the whole window's mean, however samples and tokens fall into micro-batches, over
+however many ranks; a micro-batch that does not fit is divided and run again.
+
+The loss is a function, not the body of a ``for``: a body's variables would keep the tensors of a failed micro-batch
+alive while it is tried again in smaller parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import reduce
+from typing import Literal, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tuner.accumulation import balanced_split
+from tuner.errors import InvalidSizeError, OutOfMemoryError, WorkloadError
+from tuner.memory.devices import MemoryDevice, open_device
+from tuner.training.gradients import GradientSums, ScratchSums, SumsInPlace, refuse_sparse
+from tuner.training.micro_batches import MicroBatch, sliced, split_batch, to_device, windows
+from tuner.training.ranks import Ranks
+from tuner.training.runs import MicroBatchSplit
+from tuner.training.undo import Undo
+from tuner.training.window import Share, UpdateReport, Window, check_terms, sum_by_name
+from tuner.workloads.base import Batch, LossTerms
+
+__all__ = ["GradientAccumulation", "UpdateReport", "split_batch", "windows"]
+
+Loss: TypeAlias = "Callable[[nn.Module, Batch], LossTerms | tuple[Tensor, Tensor | float]]"
+"""Forward pass: ``(loss_sum, weight)``, or named terms of such pairs."""
+Weigh: TypeAlias = "Callable[[Batch], Mapping[str, float] | float]"
+"""The weight that the loss of a micro-batch will have, told without a forward pass."""
+Gathering: TypeAlias = Literal["scratch", "in-place"]
+"""How gradients are summed, and so what running out of memory costs: the micro-batch, or the window."""
+
+_ONLY_TERM = "loss"
+_CLIPPING_EPSILON = 1e-6
+"""As in ``torch.nn.utils.clip_grad_norm_``."""
+
+
+class GradientAccumulation:
+    """A model and its optimizer, moved forward one exact update at a time.
+
+    Args:
+        model: on its device. One wrapped in ``DistributedDataParallel`` is run without its own reduction.
+        optimizer: over the model's parameters.
+        max_norm: largest L2 norm of the whole gradient, applied once per update; none to leave it.
+        scaler: for fp16; unscaled and updated once per update.
+        memory: the device the model is on, which tells an out-of-memory error; found from the model when left out.
+        ranks: the ranks that share each window; this process alone when left out.
+        gathering: how gradients are summed, see ``tuner.training.gradients``.
+        recovers: whether a micro-batch that does not fit is divided, or its error comes out.
+        floating: what floating-point inputs are cast to, where the parameters are of a lower precision.
+        lock_step: the model's own collectives (FSDP) are in every forward and backward pass and reduce the gradient: a
+            rank cannot go its own way, so an out-of-memory error passes.
+
+    Attributes:
+        largest_micro_batch: micro-batches above this size are divided before they run; lowered by every split.
+
+    Raises:
+        WorkloadError: when no parameter is trainable.
+    """
+
+    def __init__(  # noqa: PLR0913 - each has a default that suits a loop of one's own
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        max_norm: float | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        memory: MemoryDevice | None = None,
+        ranks: Ranks | None = None,
+        gathering: Gathering = "scratch",
+        recovers: bool = True,
+        floating: torch.dtype | None = None,
+        lock_step: bool = False,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.max_norm = max_norm
+        self.parameters = _trainable(model, optimizer)
+        self.memory = memory or open_device(str(self.parameters[0].device))
+        self.device = self.memory.torch_device
+        self.scaler = scaler or torch.amp.GradScaler(self.device.type, enabled=False)
+        self.ranks = ranks or Ranks()
+        self.largest_micro_batch: int | None = None
+        self._recovers = recovers and not lock_step
+        self._floating = floating
+        self._lock_step = lock_step
+        in_place = gathering == "in-place" or lock_step
+        self._gradients: GradientSums = (SumsInPlace if in_place else ScratchSums)(self.parameters)
+        self._undo = None if lock_step else Undo(model, self.device)
+        self._checked_layout = False
+        self._start_alike()
+
+    def _start_alike(self) -> None:
+        """All ranks begin with the parameters and buffers of rank 0."""
+        if self.ranks.size > 1 and not self._lock_step:
+            with torch.no_grad():
+                self.ranks.broadcast_([*(it.detach() for it in self.parameters), *self.model.buffers()])
+
+    # --- an update ---
+
+    def update(
+        self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None = None
+    ) -> UpdateReport:
+        """One optimizer update over ``micro_batches``, which together are this rank's part of the effective batch.
+
+        Args:
+            micro_batches: batches, or ``MicroBatch``es that know how to divide themselves. Other ranks may hold other
+                numbers of them, or none.
+            loss: the forward pass.
+            weigh: its weights without a forward pass; needed with several terms.
+
+        The optimizer's step is never retried: an error in it comes out as it is, with the step half made. Go on from a
+        checkpoint then.
+
+        Raises:
+            WorkloadError: when the loss breaks its contract.
+            OutOfMemoryError: when a micro-batch of one sample does not fit.
+            PeerError: when another rank failed.
+        """
+        report = self._gather(micro_batches, loss, weigh)
+        if not report.skipped:
+            report = self._step(report)
+        self._gradients.clear()
+        return report
+
+    def accumulate(
+        self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None = None
+    ) -> UpdateReport:
+        """The first half of ``update``: leaves the window's gradient in ``.grad`` for a step of your own.
+
+        It is still multiplied by the scaler's scale, and not clipped; the report tells no norm.
+        """
+        report = self._gather(micro_batches, loss, weigh)
+        self._gradients.install()
+        return report
+
+    def _gather(self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None) -> UpdateReport:
+        window = [it if isinstance(it, MicroBatch) else sliced(it) for it in micro_batches]
+        totals = self._totals(window, weigh)
+        self._gradients.clear()
+        if totals is not None and not any(totals.values()):
+            sizes = tuple(it.size for it in window)
+            return UpdateReport(dict.fromkeys(totals, 0.0), totals, None, skipped=True, micro_batch_sizes=sizes)
+        gathered = Window(totals)
+        shares = self.ranks.together(lambda: self._run(window, loss, gathered))
+        return self._reduce(gathered, shares)
+
+    # --- the window's weight ---
+
+    def _totals(self, window: list[MicroBatch], weigh: Weigh | None) -> dict[str, float] | None:
+        """The window's weight per term over all ranks, or none when only forward passes can tell."""
+        if weigh is None:
+            return None
+        return sum_by_name(self.ranks.together(lambda: sum_by_name(_named(weigh(it.batch)) for it in window)))
+
+    # --- forward and backward passes ---
+
+    def _run(self, window: list[MicroBatch], loss: Loss, gathered: Window) -> Share:
+        """All micro-batches of this rank, those that do not fit in smaller parts."""
+        restarts = self._gradients.restarts
+        queue = deque(self._within_bounds(window))
+        if len(queue) > 1 or self.ranks.size > 1:
+            self._gradients.make_room()
+        if restarts:
+            self._remember()
+        while queue:
+            micro_batch = queue.popleft()
+            if not restarts:
+                self._remember()
+            failure = self._attempt(micro_batch, loss, gathered)
+            if failure is None:
+                self._gradients.commit()
+                continue
+            self._split_after(failure, micro_batch, gathered)
+            del failure  # with its traceback go the tensors of the failed pass
+            self._make_undone(gathered)
+            queue = deque(self._within_bounds(window if restarts else [micro_batch, *queue]))
+        return self._share(gathered)
+
+    def _remember(self) -> None:
+        if self._undo is not None:
+            self._undo.remember()
+
+    def _within_bounds(self, window: list[MicroBatch]) -> list[MicroBatch]:
+        largest = self.largest_micro_batch
+        return window if largest is None else [part for it in window for part in it.at_most(largest)]
+
+    def _attempt(self, micro_batch: MicroBatch, loss: Loss, gathered: Window) -> Exception | None:
+        """Run one micro-batch; returns the error it ended with, for after the ``except`` block."""
+        try:
+            with self._without_reduction():
+                terms = self._backward(to_device(micro_batch.batch, self.device, self._floating), loss, gathered)
+            if not self._checked_layout:
+                refuse_sparse(self.parameters)
+                self._checked_layout = True
+            gathered.add(terms, micro_batch.size)
+        except Exception as error:  # noqa: BLE001 - any error may turn out to be a lack of memory
+            return error
+        return None
+
+    def _without_reduction(self) -> AbstractContextManager[object]:
+        """DDP must not reduce by itself; its forward and backward pass share the context."""
+        return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
+
+    def _backward(self, batch: Batch, loss: Loss, gathered: Window) -> LossTerms:
+        """Forward and backward pass; returns the terms without their graph."""
+        answer = loss(self.model, batch)
+        terms = cast("LossTerms", {_ONLY_TERM: answer} if isinstance(answer, tuple) else answer)
+        check_terms(terms, gathered.totals)
+        scaled = []
+        for name, (loss_sum, weight) in terms.items():
+            divisor = gathered.divisor(name, float(weight))
+            if divisor:
+                scaled.append(loss_sum.reshape(()) / divisor)
+        if scaled:
+            torch.autograd.backward(self.scaler.scale(torch.stack(scaled).sum()))
+        return {name: (loss_sum.detach().reshape(()), weight) for name, (loss_sum, weight) in terms.items()}
+
+    # --- recovery ---
+
+    def _split_after(self, failure: Exception, micro_batch: MicroBatch, gathered: Window) -> None:
+        """Lower the bound on micro-batches after one did not fit.
+
+        Raises:
+            OutOfMemoryError, InvalidSizeError: when there is no smaller micro-batch, or splitting is not allowed.
+            Exception: ``failure`` itself, when it is no lack of memory.
+        """
+        shortage = self.memory.translate(failure)
+        if not isinstance(shortage, (OutOfMemoryError, InvalidSizeError)) or not self._recovers:
+            raise failure
+        if micro_batch.size == 1:
+            raise type(shortage)(f"a micro-batch of one sample does not fit: {shortage}")
+        parts = balanced_split(micro_batch.size, 2)
+        self.largest_micro_batch = parts[0]
+        split = MicroBatchSplit(rank=self.ranks.rank, size=micro_batch.size, parts=parts, message=str(shortage))
+        gathered.splits.append(split)
+
+    def _make_undone(self, gathered: Window) -> None:
+        """After a failed pass: its gradients, random numbers and running statistics never were; its memory is free."""
+        self._gradients.discard()
+        if self._gradients.restarts:
+            gathered.forget()
+        self.memory.synchronize()
+        self.memory.release()
+        if self._undo is not None:
+            self._undo.put_back()
+        self._gradients.make_room()
+
+    # --- the end of a window ---
+
+    def _share(self, gathered: Window) -> Share:
+        names = list(gathered.sums)
+        values = torch.stack([gathered.sums[name].double() for name in names]).tolist() if names else []
+        return Share(
+            sums=dict(zip(names, values, strict=True)),
+            weights=dict(gathered.weights),
+            present=self._gradients.present(),
+            splits=gathered.splits,
+        )
+
+    def _reduce(self, gathered: Window, shares: list[Share]) -> UpdateReport:
+        """Sum the ranks' gradients and install them."""
+        weights = gathered.totals or sum_by_name(share.weights for share in shares)
+        sums = sum_by_name(share.sums for share in shares)
+        if gathered.totals is None and gathered.provisional:
+            self._gradients.scale(gathered.provisional / next(iter(weights.values())))
+        if not self._lock_step:
+            self._sum_over_ranks(shares)
+        return UpdateReport(
+            terms={name: total / (weights[name] or 1.0) for name, total in sums.items()},
+            weights=dict(weights),
+            gradient_norm=None,
+            skipped=not any(self._gradients.present()) or not any(weights.values()),
+            micro_batch_sizes=tuple(gathered.sizes),
+            splits=tuple(split for share in shares for split in share.splits),
+        )
+
+    def _sum_over_ranks(self, shares: list[Share]) -> None:
+        """A parameter that no rank used keeps no gradient; buffers become those of rank 0."""
+        if self.ranks.size == 1:
+            return
+        present = [any(flags) for flags in zip(*(share.present for share in shares), strict=True)]
+        self.ranks.sum_(self._gradients.complete(present))
+        with torch.no_grad():
+            self.ranks.broadcast_(list(self.model.buffers()))
+
+    def _step(self, report: UpdateReport) -> UpdateReport:
+        """Unscale, measure, clip and step, once."""
+        if self.scaler.is_enabled():
+            self._gradients.install()
+            self.scaler.unscale_(self.optimizer)
+        gradients = self._gradients.tensors()
+        norm = total_norm(gradients)
+        if self.max_norm is not None:
+            torch._foreach_mul_(gradients, torch.clamp(self.max_norm / (norm + _CLIPPING_EPSILON), max=1.0))
+        self._gradients.install()
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        skipped = self.scaler.get_scale() < scale  # it falls when, and only when, the scaler has left the step out
+        return replace(report, gradient_norm=_finite(float(norm)), skipped=skipped)
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The L2 norm of all ``gradients`` together, a scalar in at least fp32."""
+    wide = reduce(torch.promote_types, (it.dtype for it in gradients), torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients), 2.0, dtype=wide)))  # noqa: SLF001 - as torch's own clipping
+    return norm
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _trainable(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The model's trainable parameters, then those that only the optimizer knows (a loss's own)."""
+    stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    found = {id(it): it for it in (*model.parameters(), *stepped) if it.requires_grad}
+    if not found:
+        raise WorkloadError(f"{type(model).__name__} has no trainable parameter")
+    return list(found.values())
+
+
+def _named(weights: Mapping[str, float] | float) -> Mapping[str, float]:
+    return weights if isinstance(weights, Mapping) else {_ONLY_TERM: weights}

@@ -1,0 +1,156 @@
+"""The ranks of a data-parallel run, and what they say to each other between micro-batches.
+
+Gradients are reduced once per window, apart from the backward passes (no ``DistributedDataParallel``), so that ranks
+may run different numbers of micro-batches, split one of them, or hold no sample at all, without waiting for each other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tuner.errors import PeerError
+
+T = TypeVar("T")
+
+_BUCKET_BYTES = 25 * 1024**2
+"""Gradients are sent in buckets of this size: torch's default for ``DistributedDataParallel``."""
+
+
+class Ranks:
+    """A run of one process: nothing to say to anyone."""
+
+    rank = 0
+    size = 1
+
+    def gather(self, value: T) -> list[T]:
+        """The value of every rank, in rank order, on every rank."""
+        return [value]
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over the ranks, the same to the last bit on all of them."""
+
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by that of rank 0."""
+
+    def together(self, work: Callable[[], T]) -> list[T]:
+        """Do ``work`` on every rank; its answers in rank order. A failure on one rank is raised on all of them.
+
+        Raises:
+            PeerError: when another rank failed.
+        """
+        failure: Exception | None = None
+        answer: T | None = None
+        try:
+            answer = work()
+        except Exception as error:  # whatever it is, the other ranks must hear of it before it goes on
+            if self.size == 1:
+                raise
+            failure = error
+        answers = self.gather((_in_words(failure), answer))
+        if failure is not None:
+            raise failure
+        for rank, (words, _) in enumerate(answers):
+            if words is not None:
+                raise PeerError(f"rank {rank} failed: {words}")
+        return [answer for _, answer in answers]  # type: ignore[misc] # without a failure there is an answer
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+def _in_words(error: Exception | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"
+
+
+class ProcessGroup(Ranks):
+    """The ranks of torch's default process group.
+
+    Words travel over gloo, tensors over the backend of their device.
+    """
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+
+    def gather(self, value: T) -> list[T]:
+        """The value of every rank, pickled: for words and small figures."""
+        answers: list[T | None] = [None] * self.size
+        dist.all_gather_object(answers, value)
+        return answers  # type: ignore[return-value] # every place has been filled
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """In buckets; a tensor larger than one is reduced where it is."""
+        for bucket in _buckets(tensors):
+            if len(bucket) == 1 and bucket[0].is_contiguous():
+                dist.all_reduce(bucket[0])
+                continue
+            flat = torch.cat([tensor.flatten() for tensor in bucket])
+            dist.all_reduce(flat)
+            parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+            torch._foreach_copy_(bucket, [part.view_as(it) for part, it in zip(parts, bucket, strict=True)])
+
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
+        """One after the other: they are few and small (buffers), or sent once (parameters)."""
+        for tensor in tensors:
+            if tensor.is_contiguous():
+                dist.broadcast(tensor, 0)
+            else:
+                whole = tensor.contiguous()
+                dist.broadcast(whole, 0)
+                tensor.copy_(whole)
+
+    def close(self) -> None:
+        """Destroy the group."""
+        dist.destroy_process_group()
+
+
+def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """``tensors`` in order, in groups of one type and at most ``_BUCKET_BYTES``, or one tensor."""
+    filled = 0
+    number = 0
+
+    def bucket_of(tensor: Tensor) -> tuple[int, torch.dtype]:
+        nonlocal filled, number
+        size = tensor.numel() * tensor.element_size()
+        if filled + size > _BUCKET_BYTES:
+            filled, number = 0, number + 1
+        filled += size
+        return number, tensor.dtype
+
+    return [list(group) for _, group in groupby(tensors, bucket_of)]
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is one of several that ``torchrun`` has started."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def local_rank() -> int:
+    """This rank's number on its host, which is the number of its card."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def join_ranks(device: torch.device) -> Ranks:
+    """The ranks that ``torchrun`` has started, or this process alone."""
+    if not started_by_torchrun():
+        return Ranks()
+    if device.type == "cuda":
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    return ProcessGroup()
+
+
+def group_of_one(device: torch.device) -> Ranks:
+    """A group that this process alone belongs to, whose collectives really run: for a probe of a distributed run."""
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    store = dist.HashStore()  # type: ignore[attr-defined] # documented, but not in the stubs' __all__
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    return ProcessGroup()

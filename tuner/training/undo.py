@@ -1,0 +1,48 @@
+"""What a forward pass changes besides gradients, so that a failed micro-batch can be run again as if it never was."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tuner.training.randomness import RandomState
+
+
+class Undo:
+    """The random generators and the model's buffers (running statistics) as they were at ``remember``.
+
+    Args:
+        model: its buffers are copied into memory that is taken once, here.
+        device: where the model is.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._device = device
+        self._places = [(module, name) for module in model.modules() for name in module._buffers]  # noqa: SLF001 - a buffer that a forward pass replaces must be put back by name
+        self._buffers = self._now()
+        self._copies = [buffer.detach().clone() for _, _, buffer in self._buffers]
+        self._random = RandomState.now(device)
+
+    def _now(self) -> list[tuple[nn.Module, str, Tensor]]:
+        found = ((module, name, module._buffers.get(name)) for module, name in self._places)  # noqa: SLF001 - see above
+        return [(module, name, buffer) for module, name, buffer in found if buffer is not None]
+
+    def remember(self) -> None:
+        """Take note of how things are."""
+        self._random = RandomState.now(self._device)
+        if not self._places:
+            return
+        self._buffers = self._now()
+        buffers = [buffer.detach() for _, _, buffer in self._buffers]
+        if [it.shape for it in buffers] == [it.shape for it in self._copies]:
+            torch._foreach_copy_(self._copies, buffers)
+        else:
+            self._copies = [it.clone() for it in buffers]
+
+    def put_back(self) -> None:
+        """Make things as they were."""
+        self._random.restore(self._device)
+        with torch.no_grad():
+            for (module, name, buffer), copy in zip(self._buffers, self._copies, strict=True):
+                buffer.copy_(copy)
+                module._buffers[name] = buffer  # noqa: SLF001 - see above
