@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format serve gpu-test gpu-demo bench openapi clean
+.PHONY: help install demo test lint format serve gpu-test gpu-demo bench-install bench openapi clean
 
 help:  ## Show these lines
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,9 +51,17 @@ gpu-test: $(VENV)/dev  ## Run the tests that need a CUDA device
 gpu-demo: install  ## The demo; takes the first CUDA device
 	$(BIN)/python examples/demo.py --output-dir runs/gpu-demo
 
-bench: $(VENV)/dev  ## Reproduce the figures of benchmarks/results/
+$(VENV)/bench: $(VENV)/dev
+	$(PIP) -e '.[bench]'
+	@touch $@
+
+bench-install: $(VENV)/bench  ## Install the frameworks that the benchmarks compare with
+
+bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/search_oracles.py
 	$(BIN)/python benchmarks/cpu_repeatability.py
+	$(BIN)/python benchmarks/accumulation_exactness.py
+	$(BIN)/python benchmarks/engine_overhead.py
 
 openapi: $(VENV)/dev  ## Export openapi/openapi.json
 	$(BIN)/python -m service.openapi > openapi/openapi.json
