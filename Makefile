@@ -18,7 +18,7 @@ $(VENV)/torch: constraints.txt
 	@touch $@
 
 $(VENV)/runtime: $(VENV)/torch $(SOURCES)
-	$(PIP) -e '.[torch,transformers,service,plots]'
+	$(PIP) -e '.[torch,transformers,data,service,plots]'
 	@touch $@
 
 $(VENV)/dev: $(VENV)/runtime

@@ -10,7 +10,7 @@ from pathlib import Path
 from service.errors import DataPathNotAllowedError, InvalidInputError, TargetNotAllowedError
 from tuner.memory.environment import CUDA_ALLOCATOR_VARIABLES
 from tuner.results import Recommendation
-from tuner.specs import PythonModel, TextData, WorkloadSpec
+from tuner.specs import PythonModel, WorkloadSpec
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _LONGEST_IDENTIFIER = 64
@@ -43,9 +43,8 @@ class Policy:
         Raises:
             DataPathNotAllowedError: naming the path and the setting.
         """
-        if isinstance(spec.data, TextData):
-            for path in spec.data.paths:
-                self._check_path(path)
+        for field, path in spec.data.paths_read() if spec.data is not None else []:
+            self._check_path(f"spec.data.{field}", path)
 
     @staticmethod
     def check_foreign(recommendation: Recommendation, probes_set: Collection[str]) -> None:
@@ -65,14 +64,14 @@ class Policy:
         if not _FINGERPRINT.fullmatch(recommendation.fingerprint) or len(recommendation.id) > _LONGEST_IDENTIFIER:
             raise InvalidInputError("recommendation.fingerprint must be 64 hexadecimal digits, and its id at most 64")
 
-    def _check_path(self, path: str) -> None:
+    def _check_path(self, field: str, path: str) -> None:
         if "\0" in path or not path.startswith("/") or ".." in Path(path).parts:
-            raise DataPathNotAllowedError(f"spec.data.paths: {path!r} must be absolute and free of `..` in the service")
+            raise DataPathNotAllowedError(f"{field}: {path!r} must be absolute and free of `..` in the service")
         fixed = Path(os.path.realpath(_fixed_part(path)))
         if not any(fixed.is_relative_to(root) for root in self._roots):
             allowed = ", ".join(str(root) for root in self._roots) or "none"
             raise DataPathNotAllowedError(
-                f"spec.data.paths: {path!r} is outside the folders that jobs may read (allowed: {allowed}); "
+                f"{field}: {path!r} is outside the folders that jobs may read (allowed: {allowed}); "
                 "the operator adds them to BATCHWRIGHT_DATA_ROOTS"
             )
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
+from tuner.data_specs import DataSpec
 from tuner.documents import Document, NonNegativeInt, PositiveInt, load_document, parse_document
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -171,35 +172,6 @@ class ParallelismSpec(Document):
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """How ranks share the model: each a whole copy, or shards."""
 
-
-class TextData(Document):
-    """Files read as one stream of byte tokens, cut into samples of the worst-case sequence length."""
-
-    kind: Literal["text"]
-    """Selects this kind of data."""
-    paths: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Files, or glob patterns such as `corpus/**/*.txt`. Relative ones are taken from the working directory."""
-    tokenizer: Literal["bytes"] = "bytes"
-    """`bytes`: token ids 0 to 255 are the UTF-8 bytes of the text."""
-
-
-class SyntheticData(Document):
-    """Random samples of the worst-case shape: for a dry run of the whole path."""
-
-    kind: Literal["synthetic"]
-    """Selects this kind of data."""
-    samples: PositiveInt = 1024
-    """Number of different samples."""
-
-
-class WorkloadData(Document):
-    """What the workload's own `dataset()` returns. For `python` models."""
-
-    kind: Literal["workload"]
-    """Selects this kind of data."""
-
-
-DataSpec = Annotated[TextData | SyntheticData | WorkloadData, Field(discriminator="kind")]
 
 _TEXT_TASKS = {"causal-lm", "masked-lm", "seq2seq-lm", "sequence-classification", "token-classification"}
 

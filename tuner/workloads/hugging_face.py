@@ -36,10 +36,24 @@ _AUTO_CLASSES: dict[TransformersTask, str] = {
 }
 
 _FEWEST_CLASSES = 2
+_MASKLESS = {"fnet"}
+"""Text encoders whose models take no attention mask: of the 316 that transformers 5.23 has for our tasks, FNet's."""
+_ALSO_TAKEN = {"decoder_start_token_id"}
+"""Fields that every configuration takes, though those of T5's family have none by default."""
 
 
 class CausalWorkload(NextTokenWorkload):
-    """Next-token prediction with a transformers decoder."""
+    """Next-token prediction with a transformers decoder.
+
+    Args:
+        build: makes the model.
+        length: tokens of the longest sample.
+        config: the model's configuration.
+    """
+
+    def __init__(self, build: Callable[[], nn.Module], length: int, config: TransformersConfig) -> None:
+        super().__init__(build, length, _vocabulary_size(config))
+        self.config = config
 
     def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """``(n, s, vocabulary_size)``, without the key-value cache of generation."""
@@ -54,6 +68,7 @@ class LabelledWorkload:
         build: makes the model.
         inputs: makes ``n`` samples of the model's keyword arguments.
         labels: makes their labels from those inputs, ``IGNORED_LABEL`` where a position does not count.
+        config: the model's configuration.
     """
 
     def __init__(
@@ -61,13 +76,21 @@ class LabelledWorkload:
         build: Callable[[], nn.Module],
         inputs: Callable[[int], dict[str, Tensor]],
         labels: Callable[[dict[str, Tensor]], Tensor],
+        config: TransformersConfig,
     ) -> None:
         self.build_model = build
         self._inputs = inputs
         self._labels = labels
+        self.config = config
+        self.takes_mask = config.model_type not in _MASKLESS
+        """Whether batches of text have an ``attention_mask``."""
 
     def make_batch(self, size: int) -> dict[str, Tensor]:
-        """Random samples of the worst case, with labels."""
+        """Random samples of the worst case, with labels.
+
+        Texts are as long as can be but for one position of padding: an attention mask that masks nothing is dropped by
+        some attention implementations, which then take less memory than with real, ragged data.
+        """
         inputs = self._inputs(size)
         return {**inputs, "labels": self._labels(inputs)}
 
@@ -102,7 +125,7 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
     except ValueError:
         message = f"is not known to transformers; {_closest(model_type)}"
         raise _problem("config.model_type", message, model_type) from None
-    unknown = [name for name in fields if not hasattr(default, name)]
+    unknown = [name for name in fields if not hasattr(default, name) and name not in _ALSO_TAKEN]
     if unknown:
         known = [name for name in vars(default) if not name.startswith("_")]
         near = difflib.get_close_matches(unknown[0], known, n=3, cutoff=0.5)
@@ -199,18 +222,28 @@ def transformers_workload(model: TransformersModel, batch: BatchSpec, *, recompu
         return _build_model(config, model.task, recompute=recompute)
 
     if model.task == "causal-lm":
-        return CausalWorkload(build, length, _vocabulary_size(config))
+        return CausalWorkload(build, length, config)
     if model.task == "image-classification":
         inputs = _image_inputs(config, batch)
     else:
         inputs = _text_inputs(config, length, paired=model.task == "seq2seq-lm")
-    return LabelledWorkload(build, inputs, _labels(model.task, config.num_labels))
+    return LabelledWorkload(build, inputs, _labels(model.task, config.num_labels), config)
 
 
 def _text_inputs(config: TransformersConfig, length: int, *, paired: bool) -> Callable[[int], dict[str, Tensor]]:
     names = ("input_ids", "decoder_input_ids") if paired else ("input_ids",)
     vocabulary_size = _vocabulary_size(config)
-    return lambda size: {name: random_tokens(size, length, vocabulary_size) for name in names}
+
+    def make(size: int) -> dict[str, Tensor]:
+        inputs = {name: random_tokens(size, length, vocabulary_size) for name in names}
+        if config.model_type in _MASKLESS:
+            return inputs
+        mask = torch.ones(size, length, dtype=torch.int64)
+        mask[0, 1:][-1:] = 0  # a text of one token is never all padding
+        padding = getattr(config, "pad_token_id", None) or 0
+        return {name: torch.where(mask > 0, ids, padding) for name, ids in inputs.items()} | {"attention_mask": mask}
+
+    return make
 
 
 def _vocabulary_size(config: TransformersConfig) -> int:
@@ -224,7 +257,15 @@ def _labels(task: TransformersTask, classes: int) -> Callable[[dict[str, Tensor]
     """How a task's random labels are made from its random inputs."""
     makers: dict[TransformersTask, Callable[[dict[str, Tensor]], Tensor]] = {
         "masked-lm": lambda inputs: _masked_labels(inputs["input_ids"]),
-        "seq2seq-lm": lambda inputs: inputs["decoder_input_ids"].clone(),
+        "seq2seq-lm": lambda inputs: inputs["decoder_input_ids"],
         "token-classification": lambda inputs: inputs["input_ids"] % classes,
     }
-    return makers.get(task, lambda inputs: torch.randint(0, classes, (len(next(iter(inputs.values()))),)))
+    maker = makers.get(task)
+    if maker is None:
+        return lambda inputs: torch.randint(0, classes, (len(next(iter(inputs.values()))),))
+    return lambda inputs: _without_padding(maker(inputs), inputs.get("attention_mask"))
+
+
+def _without_padding(labels: Tensor, mask: Tensor | None) -> Tensor:
+    """``labels`` in memory of their own, ignored where the mask is zero."""
+    return labels.clone() if mask is None else torch.where(mask > 0, labels, IGNORED_LABEL)

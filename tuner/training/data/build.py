@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from tuner.specs import SyntheticData, TextData, WorkloadData, WorkloadSpec
+from tuner.data_specs import ArraysData, ImagesData, RecordsData, SyntheticData, TextData, WorkloadData
+from tuner.specs import WorkloadSpec
+from tuner.training.data.arrays import arrays_data
 from tuner.training.data.base import TrainingData, data_problem
+from tuner.training.data.images import images_data
 from tuner.training.data.own import SyntheticSamples, join_batches, workload_data
+from tuner.training.data.records import records_data
 from tuner.training.data.text import text_data
 from tuner.workloads.base import Workload
 
@@ -14,15 +18,31 @@ from tuner.workloads.base import Workload
 def build_data(spec: WorkloadSpec, workload: Workload) -> TrainingData:
     """The data of a spec.
 
+    Unless they are the user's own, the first sample has been read once, so that what reading needs is in memory.
+
     Raises:
         SpecError: when there is none, when a path matches no file, or when it does not go with the model.
     """
+    data = _built(spec, workload)
+    if not data.chooses_randomly:
+        data.batch([0])
+    return data
+
+
+def _built(spec: WorkloadSpec, workload: Workload) -> TrainingData:
     data = spec.data
     match data:
         case None:
-            raise data_problem("data", "is required to train: `text` with paths, `synthetic`, or `workload`")
+            kinds = "`text`, `records`, `images`, `arrays`, `synthetic` or `workload`"
+            raise data_problem("data", f"is required to train: {kinds}")
         case TextData():
             return text_data(data, spec, workload)
+        case RecordsData():
+            return records_data(data, spec, workload)
+        case ImagesData():
+            return images_data(data, spec, workload)
+        case ArraysData():
+            return arrays_data(data, spec, workload)
         case SyntheticData():
             return TrainingData(SyntheticSamples(workload, data.samples), join_batches)
         case WorkloadData():

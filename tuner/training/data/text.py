@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
-from tuner.specs import TextData, WorkloadSpec
+from tuner.data_specs import TextData
+from tuner.specs import WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import matching_files
+from tuner.training.data.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
 from tuner.workloads.base import Workload
 from tuner.workloads.reference import NextTokenWorkload
 
-_BYTE_VALUES = 256
 _SHORTEST_SAMPLE = 2
 """A next-token sample of one token has nothing to predict."""
+_PIECE_CHARACTERS = 2**20
 
 
-class ByteSamples:
-    """A stream of bytes cut into samples of ``length`` tokens; the last one keeps what is left."""
+class StreamSamples:
+    """A stream of tokens cut into samples of ``length`` tokens; the last one keeps what is left."""
 
     def __init__(self, stream: Tensor, length: int) -> None:
         self._stream = stream
@@ -41,12 +46,39 @@ def text_data(data: TextData, spec: WorkloadSpec, workload: Workload) -> Trainin
         SpecError: when a path matches no file, there is no text in them, or the model is no causal language model.
     """
     if not isinstance(workload, NextTokenWorkload):
-        message = "`text` trains a causal language model; use `workload` or `synthetic`"
+        message = "`text` trains a causal language model; use `records`, `arrays`, `workload` or `synthetic`"
         raise data_problem("data.kind", message, data.kind)
-    if workload.vocabulary_size < _BYTE_VALUES:
-        raise data_problem("data.tokenizer", f"bytes need 256 token ids, the model has {workload.vocabulary_size}")
-    content = b"\n".join(path.read_bytes() for path in matching_files(data.paths))
-    if len(content) < _SHORTEST_SAMPLE:
+    length = spec.batch.sequence_length or 0
+    tokenizer = open_tokenizer(data.tokenizer, length, workload.vocabulary_size)
+    files = matching_files(data.paths)
+    stream = _bytes(files) if data.tokenizer == "bytes" else _tokens(files, tokenizer)
+    if len(stream) < _SHORTEST_SAMPLE:
         raise data_problem("data.paths", "these files hold no text", ", ".join(data.paths))
-    stream = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    return TrainingData(ByteSamples(stream, spec.batch.sequence_length or 0), workload.collate)
+    padding = padding_id(tokenizer, getattr(workload, "config", None))
+    collation = PaddedCollation(padding, length if spec.compile else None, masked=False)
+    return TrainingData(StreamSamples(stream, length), collation)
+
+
+def _bytes(files: list[Path]) -> Tensor:
+    """The files' bytes, a line end between two files, a byte per token."""
+    content = b"\n".join(path.read_bytes() for path in files)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+
+
+def _tokens(files: list[Path], tokenizer: TextTokenizer) -> Tensor:
+    """The files' tokens, tokenised in pieces of whole lines of about a million characters."""
+    parts = [torch.tensor(tokenizer.plain(piece), dtype=torch.int32) for piece in _pieces(files)]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int32)
+
+
+def _pieces(files: list[Path]) -> Iterator[str]:
+    """The files' text in pieces, a line end between two files."""
+    for number, path in enumerate(files, start=1):
+        try:
+            with path.open(encoding="utf-8", newline="") as stream:
+                while lines := stream.readlines(_PIECE_CHARACTERS):
+                    yield "".join(lines)
+        except UnicodeDecodeError as error:
+            raise data_problem("data.paths", f"is no UTF-8 text: {error}", path) from None
+        if number < len(files):
+            yield "\n"

@@ -1,0 +1,141 @@
+"""What a training job reads: the data part of a workload spec. Pure data, no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator
+
+from tuner.documents import Document, PositiveInt
+
+
+def _names_a_tokenizer(tokenizer: str) -> str:
+    if tokenizer != "bytes" and not tokenizer.endswith(".json"):
+        raise ValueError("must be `bytes`, or the path of a Hugging Face `tokenizer.json`")
+    return tokenizer
+
+
+Tokenizer = Annotated[str, AfterValidator(_names_a_tokenizer)]
+"""`bytes`, where token ids 0 to 255 are the UTF-8 bytes of the text, or the path of a `tokenizer.json`."""
+
+
+class TextData(Document):
+    """Files read as one stream of tokens, cut into samples of the worst-case sequence length."""
+
+    kind: Literal["text"]
+    """Selects this kind of data."""
+    paths: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Files, or glob patterns such as `corpus/**/*.txt`. Relative ones are taken from the working directory."""
+    tokenizer: Tokenizer = "bytes"
+    """`bytes`: token ids 0 to 255 are the UTF-8 bytes of the text. Or the path of a Hugging Face `tokenizer.json`."""
+
+    def paths_read(self) -> list[tuple[str, str]]:
+        """Every path that a run reads, after its field."""
+        return [*_each("paths", self.paths), *_tokenizer_read(self.tokenizer)]
+
+
+class RecordsData(Document):
+    """Rows of local files, each a sample; for causal, masked and seq2seq language models and sequence classification.
+
+    A text is cut at `batch.sequence_length` tokens, those that the tokenizer adds included; shorter ones are padded on
+    the right. Rows without text are left out.
+    """
+
+    kind: Literal["records"]
+    """Selects this kind of data."""
+    paths: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Files of one format, or glob patterns such as `rows/*.jsonl`; relative ones from the working directory."""
+    format: Literal["json", "csv", "parquet", "text"] | None = None
+    """How the files are read: `json` takes JSON lines and arrays, `text` has a row per line. By suffix when absent."""
+    text_field: str = "text"
+    """Field of a row that holds its text. A row of plain text has this one alone, named `text`."""
+    label_field: str = "label"
+    """Field that holds a row's class: its number, or a name. Names are numbered in sorted order."""
+    target_field: str | None = None
+    """Field that holds the text to produce, for `seq2seq-lm`."""
+    tokenizer: Tokenizer = "bytes"
+    """`bytes`: token ids 0 to 255 are the UTF-8 bytes of the text. Or the path of a Hugging Face `tokenizer.json`."""
+
+    def paths_read(self) -> list[tuple[str, str]]:
+        """Every path that a run reads, after its field."""
+        return [*_each("paths", self.paths), *_tokenizer_read(self.tokenizer)]
+
+
+class ImagesData(Document):
+    """Images in one folder per class, for image classification.
+
+    Each is resized to the model's image size, whatever its proportions, converted to the model's channels, scaled to
+    0 to 1, and normalised with mean 0.5 and standard deviation 0.5: values from -1 to 1.
+    """
+
+    kind: Literal["images"]
+    """Selects this kind of data."""
+    path: str
+    """The folder that holds the classes' folders, which are numbered in sorted order; relative ones likewise."""
+
+    def paths_read(self) -> list[tuple[str, str]]:
+        """Every path that a run reads, after its field."""
+        return [("path", self.path)]
+
+
+class ArraysData(Document):
+    """Arrays in a file, with the samples along the first dimension of each.
+
+    They must be shaped like a batch of the model. Floating-point arrays are read as 32-bit numbers, integer arrays as
+    64-bit ones. A causal language model needs `input_ids` alone; an `attention_mask` that is missing is all ones.
+    """
+
+    kind: Literal["arrays"]
+    """Selects this kind of data."""
+    path: str
+    """A `.npz` or `.safetensors` file; a relative path is taken from the working directory."""
+    names: dict[str, str] = Field(default_factory=dict)
+    """For keys of the model's batch the name of their array, where it is another: `{"inputs": "x_train"}`."""
+
+    @field_validator("path")
+    @classmethod
+    def _has_a_known_suffix(cls, path: str) -> str:
+        if not path.endswith((".npz", ".safetensors")):
+            raise ValueError("must be a `.npz` or `.safetensors` file")
+        return path
+
+    def paths_read(self) -> list[tuple[str, str]]:
+        """Every path that a run reads, after its field."""
+        return [("path", self.path)]
+
+
+class SyntheticData(Document):
+    """Random samples of the worst-case shape: for a dry run of the whole path."""
+
+    kind: Literal["synthetic"]
+    """Selects this kind of data."""
+    samples: PositiveInt = 1024
+    """Number of different samples."""
+
+    def paths_read(self) -> list[tuple[str, str]]:
+        """None."""
+        return []
+
+
+class WorkloadData(Document):
+    """What the workload's own `dataset()` returns. For `python` models."""
+
+    kind: Literal["workload"]
+    """Selects this kind of data."""
+
+    def paths_read(self) -> list[tuple[str, str]]:
+        """None that a spec could tell."""
+        return []
+
+
+def _each(field: str, paths: tuple[str, ...]) -> list[tuple[str, str]]:
+    return [(field, path) for path in paths]
+
+
+def _tokenizer_read(tokenizer: str) -> list[tuple[str, str]]:
+    return [] if tokenizer == "bytes" else [("tokenizer", tokenizer)]
+
+
+DataSpec = Annotated[
+    TextData | RecordsData | ImagesData | ArraysData | SyntheticData | WorkloadData, Field(discriminator="kind")
+]

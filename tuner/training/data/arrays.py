@@ -1,0 +1,156 @@
+"""Arrays in a file, with the samples along the first dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from tuner.data_specs import ArraysData
+from tuner.specs import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
+from tuner.training.data.base import TrainingData, data_problem
+from tuner.training.data.seeding import random_state_kept
+from tuner.workloads.base import IGNORED_LABEL, Workload
+from tuner.workloads.reference import NextTokenWorkload
+
+_MASK = "attention_mask"
+_Arrays: TypeAlias = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ArraySamples:
+    """The slices of arrays along their first dimension."""
+
+    arrays: Mapping[str, Tensor]
+    """By the batch's keys, as they are in the file."""
+    types: Mapping[str, torch.dtype]
+    """What each is read as."""
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return {name: array[index].to(self.types[name]) for name, array in self.arrays.items()}
+
+
+def arrays_data(data: ArraysData, spec: WorkloadSpec, workload: Workload) -> TrainingData:
+    """The arrays of a file as samples of whatever model has such batches.
+
+    Raises:
+        SpecError: when the file cannot be read, or an array is missing, or does not go with the model's batch.
+    """
+    example = _example(data, workload)
+    arrays = _chosen(data, _read(data), example, causal=isinstance(workload, NextTokenWorkload))
+    for name, array in arrays.items():
+        _check_array(name, array, example[name])
+    _check_lengths(arrays)
+    for name, (least, count) in _ranges(spec, workload).items():
+        if name in arrays:
+            _check_range(name, arrays[name], least, count)
+    types = {name: torch.float32 if array.is_floating_point() else torch.int64 for name, array in arrays.items()}
+    return TrainingData(ArraySamples(arrays, types), default_collate)
+
+
+def _example(data: ArraysData, workload: Workload) -> dict[str, Tensor]:
+    with random_state_kept():
+        example = workload.make_batch(1)
+    if not isinstance(example, dict) or not all(isinstance(value, Tensor) for value in example.values()):
+        message = "needs a model whose batch is a dict of tensors; use `workload`"
+        raise data_problem("data.kind", message, data.kind)
+    return example
+
+
+def _read(data: ArraysData) -> dict[str, Tensor]:
+    path = Path(data.path)
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: torch.from_numpy(_native(archive[name])) for name in archive.files}
+    except Exception as error:  # noqa: BLE001 - zip, numpy, torch and safetensors each raise their own kinds
+        raise data_problem("data.path", f"cannot be read: {' '.join(str(error).split())}", data.path) from None
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    """In this machine's byte order, and no unsigned type wider than a byte: torch can do little with either."""
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        return array.astype(np.int64)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _chosen(data: ArraysData, found: dict[str, Tensor], example: dict[str, Tensor], *, causal: bool) -> _Arrays:
+    """The arrays by the batch's keys, those that can be made from the token ids included."""
+    unknown = sorted(set(data.names) - set(example))
+    if unknown:
+        raise data_problem("data.names", f"must name keys of the model's batch: {', '.join(example)}", unknown[0])
+    arrays = {key: found[name] for key in example if (name := data.names.get(key, key)) in found}
+    if (ids := arrays.get("input_ids")) is not None:
+        made = {_MASK: torch.ones((), dtype=torch.int64).expand(ids.shape)} | ({"labels": ids} if causal else {})
+        arrays = {key: value for key, value in made.items() if key in example and key not in data.names} | arrays
+    for key in example:
+        if key not in arrays:
+            field, name = (f"data.names.{key}", data.names[key]) if key in data.names else ("data.path", key)
+            message = f"has no array `{name}` for the batch's `{key}`; it has {', '.join(found) or 'none'}"
+            raise data_problem(field, message, data.path)
+    return {key: arrays[key] for key in example}
+
+
+def _check_array(name: str, array: Tensor, example: Tensor) -> None:
+    wanted = "floating-point numbers" if example.is_floating_point() else "integers"
+    integer = not array.is_floating_point() and not array.is_complex() and array.dtype is not torch.bool
+    if not (array.is_floating_point() if example.is_floating_point() else integer):
+        raise _array_problem(name, f"must hold {wanted}", str(array.dtype).removeprefix("torch."))
+    shape = tuple(example.shape[1:])
+    if not array.dim() or tuple(array.shape[1:]) != shape:
+        message = f"must be shaped (samples, {', '.join(map(str, shape))}), as `batch` and the model say"
+        raise _array_problem(name, message.replace(", )", ")"), tuple(array.shape))
+
+
+def _check_lengths(arrays: Mapping[str, Tensor]) -> None:
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1 or not all(lengths.values()):
+        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise data_problem("data.path", "must have arrays of the same number of samples, at least one", found)
+
+
+def _check_range(name: str, array: Tensor, least: int, count: int) -> None:
+    """Every value is one of 0 to ``count`` - 1, or ``least`` where that is lower."""
+    smallest, largest = (int(it) for it in torch.aminmax(array))
+    if largest < count and smallest >= least and (smallest >= 0 or not ((array < 0) & (array != least)).any()):
+        return
+    ignored = f", or {least} to ignore" if least < 0 else ""
+    raise _array_problem(name, f"must hold numbers from 0 to {count - 1}{ignored}", f"{smallest} to {largest}")
+
+
+def _array_problem(name: str, message: str, value: object) -> Exception:
+    return data_problem(f"data.path ({name})", message, value)
+
+
+def _ranges(spec: WorkloadSpec, workload: Workload) -> dict[str, tuple[int, int]]:
+    """For keys whose values are classes or token ids: the lowest value, and how many there are from 0."""
+    model, config = spec.model, getattr(workload, "config", None)
+    if isinstance(model, ReferenceModel):
+        architecture = model.architecture
+        if isinstance(architecture, Gpt):
+            return _token_ranges(architecture.vocabulary_size, architecture.vocabulary_size)
+        return {"labels": (0, architecture.classes)}
+    if not isinstance(model, TransformersModel) or config is None:
+        return {}
+    classes = config.num_labels if model.task.endswith("-classification") else config.vocab_size
+    if model.task == "image-classification":
+        return {"labels": (IGNORED_LABEL, classes)}
+    return _token_ranges(config.vocab_size, classes)
+
+
+def _token_ranges(vocabulary_size: int, labels: int) -> dict[str, tuple[int, int]]:
+    ids = (0, vocabulary_size)
+    return {"input_ids": ids, "decoder_input_ids": ids, _MASK: (0, 2), "labels": (IGNORED_LABEL, labels)}

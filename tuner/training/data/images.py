@@ -1,0 +1,101 @@
+"""A folder of images, one folder per class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from tuner.data_specs import ImagesData
+from tuner.errors import TrainingError
+from tuner.specs import ReferenceModel, ResNet, TransformersModel, WorkloadSpec
+from tuner.training.data.base import TrainingData, data_problem
+from tuner.training.data.packages import needed
+from tuner.training.data.rows import Rows, load_files
+from tuner.training.data.seeding import random_state_kept
+from tuner.workloads.base import Workload
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Pillow's name for images of so many channels."""
+_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+_HALF_RANGE = 127.5
+"""Bytes divided by this, less one: scaled to 0 to 1, then normalised with mean 0.5 and standard deviation 0.5."""
+
+
+@dataclass(frozen=True)
+class ImageSamples:
+    """Images that are decoded when they are asked for."""
+
+    rows: Rows
+    """Paths, and classes as numbers."""
+    key: str
+    """What the model calls its images."""
+    shape: tuple[int, int, int]
+    """Channels, height, width."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < len(self.rows):
+            raise IndexError(index)
+        row = self.rows[index]
+        return {self.key: self._decoded(row["image"]["path"]), "labels": torch.tensor(row["label"])}
+
+    def _decoded(self, path: str) -> Tensor:
+        image = needed("PIL.Image", "data.kind", "images")
+        channels, height, width = self.shape
+        try:
+            with image.open(path) as stream:
+                pixels = stream.convert(_MODES[channels]).resize((width, height), image.Resampling.BILINEAR)
+        except (OSError, ValueError) as error:
+            raise TrainingError(f"{path} cannot be read as an image: {error}") from None
+        values = torch.from_numpy(np.array(pixels, dtype=np.float32)).reshape(height, width, channels)
+        return values.permute(2, 0, 1).contiguous() / _HALF_RANGE - 1.0
+
+
+def images_data(data: ImagesData, spec: WorkloadSpec, workload: Workload) -> TrainingData:
+    """The images of a folder as samples of an image classifier.
+
+    Raises:
+        SpecError: when there are none, when they have more classes than the model, or when it takes no images.
+    """
+    key, classes = _images_of(data, spec, workload)
+    with random_state_kept():
+        _, channels, height, width = workload.make_batch(1)[key].shape
+    if channels not in _MODES:
+        raise data_problem("data.kind", f"an image has {', '.join(map(str, _MODES))} channels, the model {channels}")
+    needed("PIL.Image", "data.kind", data.kind)
+    files = _files_below(data.path)
+    names = {file.parent.name for file in files}
+    if len(names) > classes:
+        raise data_problem("data.path", f"has {len(names)} folders, one per class, and the model {classes} classes")
+    rows = load_files("imagefolder", files, "data.path", data.kind, drop_labels=False)
+    undecoded = needed("datasets", "data.kind", data.kind).Image(decode=False)
+    return TrainingData(
+        ImageSamples(rows.cast_column("image", undecoded), key, (channels, height, width)), default_collate
+    )
+
+
+def _images_of(data: ImagesData, spec: WorkloadSpec, workload: Any) -> tuple[str, int]:  # noqa: ANN401 - one of ours
+    """What the model calls its images, and how many classes it has."""
+    model = spec.model
+    if isinstance(model, ReferenceModel) and isinstance(model.architecture, ResNet):
+        return "inputs", model.architecture.classes
+    if isinstance(model, TransformersModel) and model.task == "image-classification":
+        return "pixel_values", int(workload.config.num_labels)
+    message = "`images` trains the reference `resnet` and transformers image-classification; use `arrays` or `workload`"
+    raise data_problem("data.kind", message, data.kind)
+
+
+def _files_below(folder: str) -> list[Path]:
+    files = sorted(path.resolve() for path in Path(folder).glob("*/*") if path.suffix.lower() in _SUFFIXES)
+    if not files:
+        message = f"holds no folders with images ({', '.join(sorted(_SUFFIXES))}), one folder per class"
+        raise data_problem("data.path", message, folder)
+    return files

@@ -1,0 +1,226 @@
+"""Rows of local files as the samples of a text model: one row, one sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tuner.data_specs import RecordsData
+from tuner.specs import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
+from tuner.training.data.base import TrainingData, data_problem
+from tuner.training.data.packages import needed
+from tuner.training.data.rows import Rows, read_rows
+from tuner.training.data.seeding import generator_of
+from tuner.training.data.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
+from tuner.workloads.base import IGNORED_LABEL, Sample, Workload
+from tuner.workloads.hugging_face import LabelledWorkload
+from tuner.workloads.reference import NextTokenWorkload
+
+_MASKED_SHARE, _MASK_SHARE, _RANDOM_SHARE = 0.15, 0.8, 0.1
+"""Of the tokens 15 % are predicted; of those 80 % are masked, 10 % random, 10 % as they are (Devlin et al., 2018)."""
+
+Encoder = Callable[[int, dict[str, Any]], Sample]
+"""From a row's index and its fields to a sample."""
+
+
+@dataclass(frozen=True)
+class RecordSamples:
+    """Rows that become token samples when they are asked for."""
+
+    rows: Rows
+    """Those that have text."""
+    encode: Encoder
+    """What a row becomes."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < len(self.rows):
+            raise IndexError(index)
+        return self.encode(index, self.rows[index])
+
+
+def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload) -> TrainingData:
+    """The rows of files as samples for the spec's task.
+
+    Raises:
+        SpecError: when a file, a field, the tokenizer or the labels do not go with the model.
+    """
+    task = _task_of(data, spec)
+    length = spec.batch.sequence_length or 0
+    config = getattr(workload, "config", None)
+    tokenizer = open_tokenizer(data.tokenizer, length, _vocabulary_size(workload))
+    padding = padding_id(tokenizer, config)
+    rows, encode = _PREPARATIONS[task](data, tokenizer, config)
+    samples = RecordSamples(rows, _never_empty(encode, padding))
+    masked = isinstance(workload, LabelledWorkload) and workload.takes_mask
+    return TrainingData(samples, PaddedCollation(padding, length if spec.compile else None, masked=masked))
+
+
+def _task_of(data: RecordsData, spec: WorkloadSpec) -> str:
+    model = spec.model
+    if isinstance(model, ReferenceModel) and isinstance(model.architecture, Gpt):
+        return "causal-lm"
+    if isinstance(model, TransformersModel) and model.task in _PREPARATIONS:
+        return model.task
+    what = model.task if isinstance(model, TransformersModel) else f"this {model.kind} model"
+    message = (
+        f"`records` trains {', '.join(_PREPARATIONS)} and the reference `gpt`, not {what}: use a `python` model with "
+        "`workload` data, whose dataset() and collate() are yours"
+    )
+    raise data_problem("data.kind", message, data.kind)
+
+
+def _vocabulary_size(workload: Workload) -> int:
+    if isinstance(workload, NextTokenWorkload):
+        return workload.vocabulary_size
+    return int(workload.config.vocab_size)  # type: ignore[attr-defined] # _task_of leaves only ours
+
+
+def _never_empty(encode: Encoder, padding: int) -> Encoder:
+    """A text whose tokens come to nothing is one token of padding that no label counts."""
+
+    def encoded(index: int, row: dict[str, Any]) -> Sample:
+        sample = encode(index, row)
+        if isinstance(sample, Tensor):
+            sample = {"input_ids": sample, "labels": sample}
+        return {name: _filled(name, value, padding) for name, value in sample.items()}
+
+    return encoded
+
+
+def _filled(name: str, value: Tensor, padding: int) -> Tensor:
+    return value if value.numel() else torch.tensor([IGNORED_LABEL if name == "labels" else padding])
+
+
+# --- what each task reads, and what a row becomes ---
+
+
+def _causal(data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - a transformers configuration, or none
+    rows = _rows_with_text(data, [data.text_field])
+    return rows, lambda _, row: torch.tensor(tokenizer.encode(row[data.text_field]).ids, dtype=torch.int64)
+
+
+def _classification(data: RecordsData, tokenizer: TextTokenizer, config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - likewise
+    rows = _rows_with_text(data, [data.text_field], data.label_field)
+    classes = _classes(rows, data.label_field, config.num_labels)
+
+    def encode(_: int, row: dict[str, Any]) -> dict[str, Tensor]:
+        ids = torch.tensor(tokenizer.encode(row[data.text_field]).ids, dtype=torch.int64)
+        return {"input_ids": ids, "labels": torch.tensor(classes[row[data.label_field]])}
+
+    return rows, encode
+
+
+def _sequence_to_sequence(data: RecordsData, tokenizer: TextTokenizer, config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - likewise
+    if data.target_field is None:
+        raise data_problem("data.target_field", "is required for seq2seq-lm: the field with the text to produce")
+    target = data.target_field
+    start = _start_token(config)
+    rows = _rows_with_text(data, [data.text_field, target])
+
+    def encode(_: int, row: dict[str, Any]) -> dict[str, Tensor]:
+        source, wanted = (tokenizer.encode(row[name]).ids for name in (data.text_field, target))
+        return {
+            "input_ids": torch.tensor(source, dtype=torch.int64),
+            "decoder_input_ids": torch.tensor([start, *wanted[:-1]]),
+            "labels": torch.tensor(wanted, dtype=torch.int64),
+        }
+
+    return rows, encode
+
+
+def _start_token(config: Any) -> int:  # noqa: ANN401 - likewise
+    """What a decoder starts with; for configs that know no such field (T5's) the padding, as T5 does."""
+    start = getattr(config, "decoder_start_token_id", getattr(config, "pad_token_id", None))
+    if not isinstance(start, int):
+        message = "is not stated in this config: set it to the token that a target starts with"
+        raise data_problem("model.config.decoder_start_token_id", message)
+    return start
+
+
+def _masked(data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - likewise
+    mask_id = tokenizer.mask_id
+    if mask_id is None:
+        message = "has no mask token: masked-lm needs a tokenizer.json with a token `[MASK]` or `<mask>`"
+        raise data_problem("data.tokenizer", message, data.tokenizer)
+    rows = _rows_with_text(data, [data.text_field])
+
+    def encode(index: int, row: dict[str, Any]) -> dict[str, Tensor]:
+        encoded = tokenizer.encode(row[data.text_field])
+        ids = torch.tensor(encoded.ids, dtype=torch.int64)
+        chances = torch.rand(2, len(ids), generator=(generator := generator_of("mask", index)))
+        chances[0, torch.tensor(encoded.added, dtype=torch.bool)] = torch.inf
+        chosen = chances[0] < _MASKED_SHARE
+        if not chosen.any() and len(ids):
+            chosen = chances[0] == chances[0].min().clamp(max=1.0)  # at least one, where there is one to choose
+        others = torch.randint(tokenizer.vocabulary_size, ids.shape, generator=generator)
+        shown = torch.where(chances[1] < _MASK_SHARE, mask_id, others)
+        shown = torch.where(chances[1] < _MASK_SHARE + _RANDOM_SHARE, shown, ids)
+        return {"input_ids": torch.where(chosen, shown, ids), "labels": torch.where(chosen, ids, IGNORED_LABEL)}
+
+    return rows, encode
+
+
+_PREPARATIONS: dict[str, Callable[[RecordsData, TextTokenizer, Any], tuple[Rows, Encoder]]] = {
+    "causal-lm": _causal,
+    "masked-lm": _masked,
+    "seq2seq-lm": _sequence_to_sequence,
+    "sequence-classification": _classification,
+}
+
+
+# --- fields ---
+
+
+def _rows_with_text(data: RecordsData, texts: list[str], label: str | None = None) -> Rows:
+    """The rows whose ``texts`` are all there, with these fields alone."""
+    fields = {"data.text_field": texts[0]}
+    fields |= {"data.target_field": texts[1]} if texts[1:] else {}
+    rows = read_rows(data)
+    for field, name in (fields | ({"data.label_field": label} if label else {})).items():
+        if name not in rows.column_names:
+            raise data_problem(field, f"is no field of these rows, which have {', '.join(rows.column_names)}", name)
+    for field, name in fields.items():
+        if (kind := getattr(rows.features[name], "dtype", "nested")) not in {"string", "large_string"}:
+            raise data_problem(field, f"holds {kind}, not text", name)
+    kept = np.logical_and.reduce([_has_text(rows, name) for name in texts])
+    if not kept.any():
+        raise data_problem("data.paths", f"no row has text in {' and '.join(texts)}", ", ".join(data.paths))
+    rows = rows.select_columns([*texts, *([label] if label else [])])
+    return rows if kept.all() else rows.select(np.flatnonzero(kept), keep_in_memory=True)
+
+
+def _has_text(rows: Rows, name: str) -> Any:  # noqa: ANN401 - a numpy array of booleans
+    """Per row whether its text is there and not empty."""
+    compute = needed("pyarrow.compute", "data.kind", "records")
+    return compute.fill_null(compute.greater(compute.binary_length(rows.data.column(name)), 0), False).to_numpy()
+
+
+def _classes(rows: Rows, field: str, classes: int) -> dict[Any, int]:
+    """From a row's label to its class: numbers are classes, names are numbered in sorted order.
+
+    Raises:
+        SpecError: when labels are missing, are neither, or are more than the model's classes.
+    """
+    found = rows.unique(field)
+    kind = getattr(rows.features[field], "dtype", "nested")
+    if None in found:
+        raise data_problem("data.label_field", "some rows with text have no label", field)
+    if kind not in {"string", "large_string"} and not kind.startswith(("int", "uint")):
+        raise data_problem("data.label_field", f"holds {kind}: must be whole numbers or names", field)
+    numbers = (
+        {name: number for number, name in enumerate(sorted(found))} if "string" in kind else {it: it for it in found}
+    )
+    wrong = [number for number in numbers.values() if not 0 <= number < classes]
+    if wrong:
+        what = f"{len(numbers)} names" if "string" in kind else f"the label {wrong[0]}"
+        message = f"holds {what}, and the model has {classes} classes (0 to {classes - 1}): set model.config.num_labels"
+        raise data_problem("data.label_field", message, field)
+    return numbers

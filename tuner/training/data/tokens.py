@@ -1,0 +1,166 @@
+"""Text to token ids, and ragged token samples to a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tuner.training.data.base import data_problem
+from tuner.training.data.packages import needed
+from tuner.workloads.base import IGNORED_LABEL
+
+_BYTE_VALUES = 256
+_PADDING_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
+_MASK_TOKENS = ("[MASK]", "<mask>", "<|mask|>")
+"""A `tokenizer.json` does not say which token is for what; these are the names in use."""
+_FIELD = "data.tokenizer"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The tokens of a text."""
+
+    ids: list[int]
+    """Token ids, those that the tokenizer adds included."""
+    added: list[int]
+    """1 where the tokenizer added a token, 0 where the text is."""
+
+
+class TextTokenizer(Protocol):
+    """What turns text into token ids."""
+
+    vocabulary_size: int
+    """Above every id."""
+    padding_id: int | None
+    """Its token for padding, if it has one."""
+    mask_id: int | None
+    """Its token for what is masked, if it has one."""
+
+    def encode(self, text: str) -> Encoded:
+        """The text's tokens, cut at the length the tokenizer was made for."""
+
+    def plain(self, text: str) -> list[int]:
+        """All the text's tokens, and no added ones."""
+
+
+class ByteTokenizer:
+    """Token ids 0 to 255 are the UTF-8 bytes of the text."""
+
+    vocabulary_size = _BYTE_VALUES
+    padding_id: int | None = None
+    mask_id: int | None = None
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+
+    def encode(self, text: str) -> Encoded:
+        """The first bytes."""
+        ids = list(text.encode(errors="replace")[: self._longest])
+        return Encoded(ids, [0] * len(ids))
+
+    def plain(self, text: str) -> list[int]:
+        """All bytes."""
+        return list(text.encode(errors="replace"))
+
+
+class FileTokenizer:
+    """A Hugging Face `tokenizer.json`. Its own settings for padding and cutting are not used."""
+
+    def __init__(self, path: Path, longest: int) -> None:
+        tokenizers = needed("tokenizers", _FIELD, str(path))
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001 - the package raises bare `Exception`s
+            raise data_problem(_FIELD, f"cannot be read as a tokenizer.json: {error}", path) from None
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._cutting = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        self._cutting.enable_truncation(longest)
+        self._check_room(longest, path)
+        self.vocabulary_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.padding_id = self._first_known(_PADDING_TOKENS)
+        self.mask_id = self._first_known(_MASK_TOKENS)
+
+    def _check_room(self, longest: int, path: Path) -> None:
+        added = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        if added >= longest:
+            message = f"adds {added} tokens to a text, which leaves no room in batch.sequence_length {longest}"
+            raise data_problem(_FIELD, message, path)
+
+    def _first_known(self, tokens: tuple[str, ...]) -> int | None:
+        ids = (self._tokenizer.token_to_id(token) for token in tokens)
+        return next((found for found in ids if found is not None), None)
+
+    def encode(self, text: str) -> Encoded:
+        """The text's tokens with those that the tokenizer's own template adds, cut at the longest length."""
+        encoding = self._cutting.encode(text)
+        return Encoded(encoding.ids, encoding.special_tokens_mask)
+
+    def plain(self, text: str) -> list[int]:
+        """All the text's tokens."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def open_tokenizer(name: str, longest: int, vocabulary_size: int) -> TextTokenizer:
+    """The tokenizer that a spec names, for texts of at most ``longest`` tokens.
+
+    Raises:
+        SpecError: when it cannot be read, or has more token ids than the model.
+    """
+    tokenizer: TextTokenizer = ByteTokenizer(longest) if name == "bytes" else FileTokenizer(Path(name), longest)
+    if tokenizer.vocabulary_size > vocabulary_size:
+        message = f"has {tokenizer.vocabulary_size} token ids, more than the model's {vocabulary_size}"
+        raise data_problem(_FIELD, message, name)
+    return tokenizer
+
+
+def padding_id(tokenizer: TextTokenizer, config: Any) -> int:  # noqa: ANN401 - a transformers configuration, or none
+    """What samples are padded with: the id that the model's config states, else the tokenizer's, else 0.
+
+    Raises:
+        SpecError: when the two state different ones: some models find the end of a sample by theirs.
+    """
+    stated = getattr(config, "pad_token_id", None)
+    if not isinstance(stated, int) or stated < 0:
+        return tokenizer.padding_id or 0
+    if tokenizer.padding_id is not None and tokenizer.padding_id != stated:
+        message = f"pads with token {tokenizer.padding_id}, the model with {stated}"
+        remedy = f"set model.config.pad_token_id to {tokenizer.padding_id}"
+        raise data_problem(_FIELD, f"{message}: {remedy}")
+    return stated
+
+
+@dataclass(frozen=True)
+class PaddedCollation:
+    """Ragged token samples as a batch, padded on the right.
+
+    A sample is a tensor of ids ``(length,)``, or a dict of such tensors and of scalars.
+    """
+
+    padding_id: int
+    """Id that token tensors are padded with; labels are padded with ``IGNORED_LABEL``, a mask with 0."""
+    length: int | None
+    """Tokens of every batch, so that all have one shape; those of its longest sample when none."""
+    masked: bool
+    """Whether a batch has an ``attention_mask``, 1 where a sample is and 0 where padding is."""
+
+    def __call__(self, samples: list[Any]) -> dict[str, Tensor]:
+        """The batch. Samples that are plain tensors are their own labels."""
+        rows = [{"input_ids": it, "labels": it} if isinstance(it, Tensor) else it for it in samples]
+        if self.masked:
+            rows = [{**row, "attention_mask": torch.ones_like(row["input_ids"])} for row in rows]
+        return {name: self._joined(name, [row[name] for row in rows]) for name in rows[0]}
+
+    def _joined(self, name: str, values: list[Tensor]) -> Tensor:
+        if not values[0].dim():
+            return torch.stack(values)
+        fill = {"labels": IGNORED_LABEL, "attention_mask": 0}.get(name, self.padding_id)
+        joined = values[0].new_full((len(values), self.length or max(map(len, values))), fill)
+        for row, value in zip(joined, values, strict=True):
+            row[: len(value)] = value
+        return joined
