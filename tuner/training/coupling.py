@@ -99,6 +99,8 @@ class CouplingReport:
         )
         if not self.coupled:
             return f"{figures}: the loss is a sum over the samples."
+        if max(self.loss_error, self.gradient_error) <= LARGEST_ERROR:
+            return f"{figures}; accumulation would still not give the full batch's gradient in every update."
         return f"{figures}: samples are coupled, and accumulation would not give the full batch's gradient."
 
     def _conditions(self) -> list[str]:
@@ -120,8 +122,9 @@ def _sentence(group: list[Culprit]) -> str:
     what = {"module": "module", "term": "loss term", "gradient": "the gradient of"}[first.kind]
     name = f"`{first.name}`" if first.name else "(the model's own forward)"
     notes = [] if first.type_name is None else [first.type_name]
-    notes += [] if first.error is None else [f"{first.error:.1e}"]
-    return f"At fault: {what} {name} ({', '.join(notes)}){f' and {more} more like it' if more else ''}: {first.remedy}."
+    notes += [f"{first.error:.1e}"] if first.error is not None and math.isfinite(first.error) else []
+    figures = f" ({', '.join(notes)})" if notes else ""
+    return f"At fault: {what} {name}{figures}{f' and {more} more like it' if more else ''}: {first.remedy}."
 
 
 # --- remedies --------------------------------------------------------------------------------------------------------
