@@ -121,3 +121,11 @@ class Noisy(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """The same shape."""
         return features + torch.rand_like(features) if self.training else features
+
+
+class Overwriting(nn.Module):
+    """Doubles its input in place."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The same tensor."""
+        return features.mul_(2)

@@ -17,6 +17,7 @@ from coupled import (
     Case,
     Centred,
     Noisy,
+    Overwriting,
     ScaledBackward,
     Shifted,
     Switch,
@@ -209,14 +210,15 @@ def test_the_auxiliary_loss_of_transformers_is_a_terms_fault() -> None:
     assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("term", "router_aux")]
 
 
+@pytest.mark.parametrize("samples", [2, 8])
 @pytest.mark.parametrize("weight", [lambda batch: float(len(batch)), lambda _: 1.0])
-def test_a_mean_is_named(weight: Callable[[Tensor], float]) -> None:
+def test_a_mean_is_named(weight: Callable[[Tensor], float], samples: int) -> None:
     """A mean is found whatever its weight, where halves of equal size would agree by chance too."""
 
     def terms(model: nn.Module, batch: Tensor) -> LossTerms:
         return {"error": (F.mse_loss(model(batch), torch.ones(WIDTH).expand_as(batch)), weight(batch))}
 
-    report = _check(_network(), terms)
+    report = _check(_network(), terms, samples=samples)
     assert report.coupled
     assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("term", "error")]
     assert "not the mean" in report.message
@@ -355,6 +357,15 @@ def test_nothing_is_left_behind(spec: WorkloadSpec) -> None:
     assert all(vars(module) == before for module, before in zip(model.modules(), fields, strict=True))
     assert generators[:2] == (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index] # noqa: NPY002 - see above
     assert torch.equal(torch.get_rng_state(), generators[2])
+
+
+def test_a_model_that_overwrites_its_input_gets_a_fresh_one() -> None:
+    """Each run sees the batch as it was given."""
+    batch = torch.randn(4, WIDTH)
+    kept = batch.clone()
+    report = _check(nn.Sequential(Overwriting(), _network()), batch=batch)
+    assert not report.coupled, report.message
+    assert torch.equal(batch, kept)
 
 
 def test_a_spec_is_checked_without_touching_the_generators() -> None:
