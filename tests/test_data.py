@@ -1,37 +1,113 @@
-"""What a training job reads: every kind of data, its order, and loading by other processes."""
+"""What a training job reads: every kind of data, its order, and what does not go with a model."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import random
-import resource
-import signal
-import subprocess
+import csv
+import json
+import socket
 import sys
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+import textwrap
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import datasets
 import pytest
 import torch
-from torch import Tensor
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from factories import gpt_spec, mlp_spec
-from tuner.errors import SpecError, TrainingError
+from factories import gpt_spec, mlp_spec, transformers_spec
+from sources import built, problem
+from tuner.errors import SpecError
 from tuner.specs import WorkloadSpec
-from tuner.training.data import Part, TrainingData, Window, WindowLoader, build_data, epoch_order, join_batches
-from tuner.workloads.build import build_workload
+from tuner.training.data import Part, WindowLoader, build_data, epoch_order
+from tuner.workloads.build import build_model, build_workload
 
-WINDOWS: tuple[Window, ...] = (
-    (Part(0, (3, 1)), Part(0, (4,))),
-    (),
-    (Part(0, (1,)), Part(1, (5, 9, 2))),
-    (),
-)
+STANDARD_LIBRARY = Path(textwrap.__file__).read_text(encoding="utf-8")
+SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+VOCABULARY = 400
+LENGTH = 12
+BERT: dict[str, Any] = {
+    "model_type": "bert",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "vocab_size": VOCABULARY,
+    "num_labels": 3,
+}
+T5: dict[str, Any] = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+T5 |= {"vocab_size": VOCABULARY}
+GPT2: dict[str, Any] = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": VOCABULARY}
+VIT: dict[str, Any] = {"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+VIT |= {"intermediate_size": 16, "image_size": 16, "patch_size": 8, "num_labels": 3}
+CONFIGS = {"causal-lm": GPT2, "masked-lm": BERT, "seq2seq-lm": T5, "sequence-classification": BERT}
+CONFIGS |= {"token-classification": BERT, "image-classification": VIT}
+WINDOWS = [(Part(0, (0, 3)), Part(0, (1,))), (), (Part(1, (2,)),)]
+ROWS = [{"text": line, "label": index % 3} for index, line in enumerate(STANDARD_LIBRARY.splitlines()[:60]) if line]
+
+
+@pytest.fixture(autouse=True)
+def _offline_with_a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No test reaches the network, or sees what `datasets` has cached for the user."""
+    connect = socket.socket.connect
+
+    def within_the_host(one: socket.socket, address: str) -> None:
+        assert one.family == socket.AF_UNIX, "data is read offline"
+        connect(one, address)
+
+    monkeypatch.setattr(socket.socket, "connect", within_the_host)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A byte-level BPE, trained on the standard library, that puts a text between `[CLS]` and `[SEP]`."""
+    made = Tokenizer(models.BPE(unk_token="[UNK]"))  # noqa: S106 - a token of text
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator([STANDARD_LIBRARY], trainer)
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return str(path)
+
+
+def text_model(task: str, data: dict[str, Any], **config: Any) -> WorkloadSpec:
+    """A small transformers model over texts of 12 tokens."""
+    return transformers_spec(task, CONFIGS[task] | config, batch={"sequence_length": LENGTH}, data=data)
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """A file of rows, in the format of its suffix."""
+    match path.suffix:
+        case ".json":
+            path.write_text(json.dumps(rows))
+        case ".jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case ".csv":
+            with path.open("w", newline="") as stream:
+                writer = csv.DictWriter(stream, rows[0])
+                writer.writeheader()
+                writer.writerows(rows)
+        case ".parquet":
+            datasets.Dataset.from_list(rows).to_parquet(path)
+        case _:
+            path.write_text("".join(row["text"] + "\n" for row in rows))
+    return path
+
+
+def records(directory: Path, tokenizer: str, rows: list[dict[str, Any]] | None = None, **fields: Any) -> dict[str, Any]:
+    """Records in a file of JSON lines."""
+    write_rows(directory / "rows.jsonl", rows or ROWS)
+    return {"kind": "records", "paths": [str(directory / "*.jsonl")], "tokenizer": tokenizer, **fields}
+
 
 # --- order and text ---
 
@@ -94,253 +170,189 @@ def test_text_needs_a_language_model(tmp_path: Path) -> None:
         build_data(spec, build_workload(spec))
 
 
-# --- loading ---
+def test_text_is_tokenised_without_losing_a_word(tmp_path: Path, tokenizer: str) -> None:
+    """The samples' tokens, decoded, are the files' text; only the last sample is short, and no token is added."""
+    half = len(STANDARD_LIBRARY) // 2
+    for name, text in (("a.txt", STANDARD_LIBRARY[:half]), ("b.txt", STANDARD_LIBRARY[half:])):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    data = built(text_model("causal-lm", {"kind": "text", "paths": [f"{tmp_path}/*.txt"], "tokenizer": tokenizer}))
+    samples = [data.samples[index] for index in range(len(data))]
+    text = Tokenizer.from_file(tokenizer).decode(torch.cat(samples).tolist(), skip_special_tokens=False)
+    assert text == f"{STANDARD_LIBRARY[:half]}\n{STANDARD_LIBRARY[half:]}"
+    assert {len(sample) for sample in samples[:-1]} == {LENGTH}
 
 
-@dataclass
-class Augmented:
-    """Samples of a user's that are another on every call: they draw from all three generators."""
-
-    length: int = 10
-
-    def __len__(self) -> int:
-        """Samples."""
-        return self.length
-
-    def __getitem__(self, index: int) -> Tensor:
-        """The index, and three random numbers."""
-        drawn = (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: NPY002 - as users do
-        return torch.tensor([index, *drawn], dtype=torch.float64)
+# --- records ---
 
 
-def noisy(samples: list[Tensor]) -> dict[str, Tensor]:
-    """A collation of a user's that draws as well."""
-    return {"x": torch.stack(samples), "noise": torch.rand(len(samples))}
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".parquet", ".txt"])
+def test_every_format_gives_the_same_rows(tmp_path: Path, tokenizer: str, suffix: str) -> None:
+    """A row is a sample, cut at the sequence length; rows without text are left out, and `NA` is a text."""
+    rows = [*ROWS[:5], {"text": "", "label": 0}, {"text": "NA", "label": 1}]
+    path = write_rows(tmp_path / f"[1] rows{suffix}", rows)
+    pattern = str(path).replace("[1]", "?1]")
+    data = built(text_model("causal-lm", {"kind": "records", "paths": [pattern], "tokenizer": tokenizer}))
+    wanted = [Tokenizer.from_file(tokenizer).encode(row["text"]).ids for row in rows if row["text"]]
+    found = [data.samples[index]["input_ids"].tolist() for index in range(len(data))]
+    assert [len(ids) <= LENGTH for ids in found] == [True] * 6
+    assert [ids if len(ids) < LENGTH else ids[:-1] for ids in found] == [
+        ids if len(ids) < LENGTH else ids[: LENGTH - 1] for ids in wanted
+    ]
 
 
-def augmented() -> TrainingData:
-    """Data of a user's code."""
-    return TrainingData(Augmented(), noisy, chooses_randomly=True)
+def test_rows_are_read_offline_and_in_silence(
+    tmp_path: Path, tokenizer: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No progress bars among a run's own; what `datasets` was set to before stays."""
+    rows: list[dict[str, Any]] = [*ROWS, {"text": "", "label": None}]
+    assert len(built(text_model("sequence-classification", records(tmp_path, tokenizer, rows)))) == len(ROWS)
+    assert capfd.readouterr() == ("", "")
+    assert not datasets.are_progress_bars_disabled()
+    assert not datasets.config.HF_HUB_OFFLINE
 
 
-def loader(data: TrainingData, workers: int, windows: tuple[Window, ...] = WINDOWS) -> WindowLoader:
-    """A loader with a seed."""
-    return WindowLoader(data, windows, workers=workers, seed=5)
+def test_rows_that_changed_are_read_anew(tmp_path: Path) -> None:
+    """The cache of `datasets` never stands for a file that is another now."""
+    for count in (3, 5):
+        assert len(built(gpt_spec(data=records(tmp_path, "bytes", ROWS[:count])))) == count
 
 
-def random_numbers() -> tuple[float, float, float]:
-    """The next of each generator."""
-    return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002 - what user code uses
+def test_classes_come_with_a_mask(tmp_path: Path, tokenizer: str) -> None:
+    """Names are numbered in sorted order; the mask is 1 where the text is, and the rest is padding."""
+    rows = [{"text": "a", "label": "red"}, {"text": "import textwrap", "label": "blue"}]
+    batch = built(text_model("sequence-classification", records(tmp_path, tokenizer, rows))).batch([0, 1])
+    assert batch["labels"].tolist() == [1, 0]
+    lengths = [len(Tokenizer.from_file(tokenizer).encode(row["text"]).ids) for row in rows]
+    assert batch["attention_mask"].sum(dim=1).tolist() == lengths
+    assert torch.equal(batch["input_ids"] != 0, batch["attention_mask"] > 0)
 
 
-def equal(ours: Any, theirs: Any) -> bool:
-    """Whether two windows' batches are equal to the last bit."""
-    return len(ours) == len(theirs) and all(
-        mine.keys() == other.keys() and all(torch.equal(mine[name], other[name]) for name in mine)
-        for mine, other in zip(ours, theirs, strict=True)
-    )
+@pytest.mark.parametrize(("config", "start"), [({}, 0), ({"decoder_start_token_id": 7}, 7)])
+def test_a_decoder_sees_its_targets_shifted(tmp_path: Path, tokenizer: str, config: dict[str, Any], start: int) -> None:
+    """It starts with the config's start token (T5's is its padding) and predicts the target's tokens."""
+    rows = [{"text": "def", "out": "import textwrap"}, {"text": "class", "out": "a"}]
+    data = built(text_model("seq2seq-lm", records(tmp_path, tokenizer, rows, target_field="out"), **config))
+    batch = data.batch([0, 1])
+    for row, ids, labels in zip(rows, batch["decoder_input_ids"], batch["labels"], strict=True):
+        wanted = Tokenizer.from_file(tokenizer).encode(row["out"]).ids
+        assert labels[labels != -100].tolist() == wanted
+        assert ids[: len(wanted)].tolist() == [start, *wanted[:-1]]
 
 
-@pytest.mark.parametrize("kind", ["own", "synthetic", "text"])
-def test_workers_change_no_bit(kind: str, tmp_path: Path) -> None:
-    """Two processes load what this one loads: parts in order, empty windows empty, a user's random choices included."""
-    specs = {"text": text_spec(tmp_path), "synthetic": mlp_spec()}
-    data = augmented() if kind == "own" else build_data(specs[kind], build_workload(specs[kind]))
-    here, there = list(loader(data, 0)), list(loader(data, 2))
-    assert [len(window) for window in here] == [2, 0, 2, 0]
-    assert [len(window) for window in there] == [2, 0, 2, 0]
-    assert all(equal(ours, theirs) for ours, theirs in zip(here, there, strict=True))
+def test_masking_depends_on_the_sample_alone(tmp_path: Path, tokenizer: str) -> None:
+    """About 15 % of the text's tokens are predicted, most of them masked; never an added token; always the same."""
+    data = built(text_model("masked-lm", records(tmp_path, tokenizer, [{"text": STANDARD_LIBRARY[:200]}] * 300)))
+    batch, again = data.batch(range(300)), data.batch(range(300))
+    assert all(torch.equal(batch[name], again[name]) for name in batch)
+    original = Tokenizer.from_file(tokenizer).encode(STANDARD_LIBRARY[:200]).ids[: LENGTH - 1]
+    chosen = batch["labels"] != -100
+    assert chosen.any(dim=1).all()
+    assert not chosen[:, [0, -1]].any()
+    assert 0.1 < chosen[:, 1:-1].float().mean() < 0.3
+    assert 0.7 < (batch["input_ids"][chosen] == SPECIAL_TOKENS.index("[MASK]")).float().mean() < 0.9
+    restored = torch.where(chosen, batch["labels"], batch["input_ids"])[:, : LENGTH - 1]
+    assert restored.tolist() == [original] * 300
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loading_uses_up_no_random_number(workers: int) -> None:
-    """Dropout goes on as if nothing had been loaded."""
-    results = []
-    for load in (False, True):
-        random.seed(1)
-        np.random.seed(1)  # noqa: NPY002 - what user code uses
-        torch.manual_seed(1)
-        if load:
-            list(loader(augmented(), workers))
-        results.append(random_numbers())
-    assert results[0] == results[1]
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "seq2seq-lm", "sequence-classification"])
+def test_a_batch_of_records_is_one_that_the_model_takes(tmp_path: Path, tokenizer: str, task: str) -> None:
+    """The keys of the probes' batches, the same types, and a loss that is a number."""
+    spec = text_model(task, records(tmp_path, tokenizer, target_field="text"))
+    workload = build_workload(spec)
+    batch, probed = build_data(spec, workload).batch(range(8)), workload.make_batch(8)
+    assert {name: value.dtype for name, value in batch.items()} == {name: it.dtype for name, it in probed.items()}
+    for loss, weight in workload.loss_terms(build_model(spec, workload), batch).values():
+        assert torch.isfinite(loss)
+        assert float(weight) > 0
 
 
-def test_random_choices_depend_on_seed_epoch_and_sample_alone() -> None:
-    """Not on the split; another epoch and another seed choose anew."""
-    data = augmented()
-    whole = data.loaded(3, (4, 7), 5)["x"]
-    halves = torch.cat([data.loaded(3, (index,), 5)["x"] for index in (4, 7)])
-    assert torch.equal(whole, halves)
-    for epoch, seed in ((2, 5), (3, 6)):
-        assert not (data.loaded(epoch, (4, 7), seed)["x"][:, 1:] == whole[:, 1:]).any()
-
-
-def drawn(count: list[int]) -> Iterator[Window]:
-    """Windows that count how many were drawn."""
-    for index in range(1000):
-        count.append(index)
-        yield (Part(0, (index % 10,)),)
-
-
-def test_windows_are_drawn_when_asked_for() -> None:
-    """Without workers the plan of the next update may still change."""
-    count: list[int] = []
-    windows = iter(WindowLoader(augmented(), drawn(count), workers=0, seed=0))
-    next(windows)
-    assert count == [0]
-    next(windows)
-    assert count == [0, 1]
-
-
-def test_workers_read_ahead_but_not_far() -> None:
-    """Windows are drawn some parts ahead of use, not all of them; closing leaves no process."""
-    count: list[int] = []
-    loading = WindowLoader(augmented(), drawn(count), workers=2, seed=0)
-    windows = iter(loading)
-    next(windows)
-    assert 1 < len(count) < 20
-    assert len(multiprocessing.active_children()) == 2
-    loading.close()
-    loading.close()
-    assert multiprocessing.active_children() == []
-
-
-class SampleError(Exception):
-    """An error of a user's that pickling would break."""
-
-    def __init__(self, index: int, reason: str) -> None:
-        self.index = index
-        super().__init__(f"sample {index}: {reason}")
-
-
-class Faulty:
-    """Samples that cannot all be read."""
-
-    def __init__(self, fault: str) -> None:
-        self.fault = fault
-
-    def __len__(self) -> int:
-        """Samples."""
-        return 10
-
-    def __getitem__(self, index: int) -> Tensor:
-        """Sample 4 has the fault."""
-        if index == 4:
-            self.fail(index)
-        return torch.tensor(index)
-
-    def fail(self, index: int) -> None:
-        """Fail in the way that was asked for."""
-        match self.fault:
-            case "key":
-                raise KeyError("label")
-            case "own":
-                raise SampleError(index, "is broken")
-            case "exit":
-                sys.exit("no more")
-            case _:
-                os.kill(os.getpid(), signal.SIGKILL)
+def test_a_compiled_model_sees_one_shape(tmp_path: Path, tokenizer: str) -> None:
+    """Batches are padded to the full sequence length, whatever their samples."""
+    data = records(tmp_path, tokenizer, [{"text": "a", "label": 0}])
+    spec = text_model("sequence-classification", data).model_copy(update={"compile": True})
+    assert built(spec).batch([0])["input_ids"].shape == (1, LENGTH)
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "words"),
+    ("task", "fields", "said"),
     [
-        ("key", KeyError, "label"),
-        ("own", TrainingError, r"SampleError: sample 4: is broken"),
-        ("exit", SystemExit, "no more"),
+        ("causal-lm", {"text_field": "body"}, ("data.text_field", "which have text, label")),
+        ("causal-lm", {"text_field": "label"}, ("data.text_field", "holds int64, not text")),
+        ("causal-lm", {"paths": ["/nowhere/*.jsonl"]}, ("data.paths", "no file matches")),
+        ("causal-lm", {"format": "parquet"}, ("data.paths", "cannot be read as parquet")),
+        ("causal-lm", {"tokenizer": "/nowhere/tokenizer.json"}, ("data.tokenizer", "cannot be read")),
+        ("sequence-classification", {"label_field": "class"}, ("data.label_field", "no field of these rows")),
+        ("sequence-classification", {"label_field": "text"}, ("data.label_field", "the model has 3 classes")),
+        ("seq2seq-lm", {}, ("data.target_field", "required for seq2seq-lm")),
+        ("masked-lm", {"tokenizer": "bytes"}, ("data.tokenizer", "no mask token")),
+        ("token-classification", {}, ("data.kind", "use a `python` model")),
+        ("image-classification", {}, ("data.kind", "not image-classification")),
     ],
 )
-def test_an_error_in_a_worker_arrives_as_it_is(fault: str, kind: type[BaseException], words: str) -> None:
-    """With its type, or one of ours where it cannot be sent, and the worker's traceback as its cause."""
-    with pytest.raises(kind, match=words) as caught:
-        list(loader(TrainingData(Faulty(fault), torch.stack), 2))
-    assert "in fail" in str(caught.value.__cause__)
-    assert multiprocessing.active_children() == []
+def test_records_that_do_not_go_with_the_model(
+    tmp_path: Path, tokenizer: str, task: str, fields: dict[str, Any], said: tuple[str, str]
+) -> None:
+    """The field at fault is named, with what is allowed."""
+    found, message = problem(text_model(task, records(tmp_path, tokenizer) | fields))
+    assert found == said[0]
+    assert said[1] in message
 
 
-def test_a_worker_that_is_killed_is_an_error_with_a_remedy() -> None:
-    """The kernel kills for want of memory: the message says that fewer workers take less."""
-    with pytest.raises(TrainingError, match="fewer workers"):
-        list(loader(TrainingData(Faulty("kill"), torch.stack), 2))
-    assert multiprocessing.active_children() == []
+@pytest.mark.parametrize(
+    ("label", "words"), [(3, "the label 3"), (-1, "the label -1"), (None, "have no label"), (0.5, "holds double")]
+)
+def test_labels_are_classes_of_the_model(tmp_path: Path, label: object, words: str) -> None:
+    """All labels are looked at before anything is trained."""
+    rows = [{"text": "a", "label": 0}, {"text": "b", "label": label}]
+    found, message = problem(text_model("sequence-classification", records(tmp_path, "bytes", rows)))
+    assert found == "data.label_field"
+    assert words in message or words.replace("double", "float64") in message
 
 
-class Surroundings:
-    """Samples that tell of the process that reads them."""
-
-    def __len__(self) -> int:
-        """Samples."""
-        return 10
-
-    def __getitem__(self, _index: int) -> Tensor:
-        """Process, parent, soft memory limit, and whether SIGTERM and SIGINT are ignored or blocked."""
-        ignored = [signal.getsignal(number) is signal.SIG_IGN for number in (signal.SIGTERM, signal.SIGINT)]
-        blocked = len(signal.pthread_sigmask(signal.SIG_BLOCK, []))
-        limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
-        return torch.tensor([os.getpid(), os.getppid(), limit, all(ignored), blocked])
-
-
-def test_a_worker_is_free_of_the_limit_and_leaves_signals_to_its_parent() -> None:
-    """The budget is this process's, and so is the decision what SIGTERM to the group means."""
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    used = 16 * 1024**3
-    resource.setrlimit(resource.RLIMIT_DATA, (used, before[1]))
-    try:
-        ((batch,),) = loader(TrainingData(Surroundings(), torch.stack), 1, ((Part(0, (0,)),),))
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
-    process, parent, limit, ignored, blocked = batch[0].tolist()
-    assert process != os.getpid() == parent
-    assert (limit, ignored, blocked) == (before[1], 1, 0)
+@pytest.mark.parametrize(
+    ("config", "length", "words"),
+    [
+        ({"vocab_size": 300}, LENGTH, "more than the model's 300"),
+        ({"pad_token_id": 5}, LENGTH, "set model.config.pad_token_id to 0"),
+        ({}, 2, "leaves no room in batch.sequence_length 2"),
+    ],
+)
+def test_a_tokenizer_goes_with_its_model(
+    tmp_path: Path, tokenizer: str, config: dict[str, Any], length: int, words: str
+) -> None:
+    """Enough token ids, the same padding, and room for a text beside the tokens it adds."""
+    batch, data = {"sequence_length": length}, records(tmp_path, tokenizer)
+    found, message = problem(transformers_spec("masked-lm", BERT | config, batch=batch, data=data))
+    assert found == "data.tokenizer"
+    assert words in message
 
 
-_LOADS_FOR_EVER = """
-import multiprocessing, itertools, time, torch
-from tuner.training.data import Part, TrainingData, WindowLoader
-windows = iter(WindowLoader(TrainingData(range(10), torch.tensor), (((Part(0, (1,))),) for _ in itertools.count()),
-                            workers=2, seed=0))
-next(windows)
-print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-time.sleep(600)
-"""
+@pytest.mark.parametrize(
+    ("package", "kind"), [("datasets", "records"), ("tokenizers", "text"), ("PIL.Image", "images")]
+)
+def test_a_package_that_is_missing_is_named_with_its_extra(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch, package: str, kind: str
+) -> None:
+    """Not a traceback from deep inside."""
+    fields: dict[str, dict[str, Any]] = {
+        "records": records(tmp_path, tokenizer),
+        "text": {"paths": [f"{tmp_path}/*.jsonl"], "tokenizer": tokenizer},
+        "images": {"path": str(tmp_path)},
+    }
+    data = fields[kind] | {"kind": kind}
+    spec = (
+        transformers_spec("image-classification", VIT, data=data) if kind == "images" else text_model("causal-lm", data)
+    )
+    workload = build_workload(spec)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SpecError, match=r"batchwright\[data\]"):
+        build_data(spec, workload)
 
 
-def test_workers_end_with_a_killed_parent() -> None:
-    """SIGKILL of the process that trains leaves nothing behind."""
-    with subprocess.Popen([sys.executable, "-c", _LOADS_FOR_EVER], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        workers = [int(word) for word in process.stdout.readline().split()]
-        process.kill()
-    assert len(workers) == 2
-    deadline = time.monotonic() + 20.0
-    while any(is_running(pid) for pid in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process exists that is more than an entry waiting for its parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_a_window_may_have_more_parts_than_a_process_may_open_files() -> None:
-    """Batches are copied out of the memory shared with the worker, which takes a descriptor per tensor."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
-    try:
-        (batches,) = loader(TrainingData(range(10), torch.tensor), 1, ((Part(0, (1,)),) * 400,))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert len(batches) == 400
-
-
-def test_synthetic_samples_join_into_batches() -> None:
-    """Along the first dimension, whatever the structure."""
-    one = {"x": torch.ones(1, 2), "pair": (torch.zeros(1), [torch.zeros(1, 3)])}
-    joined = join_batches([one, one])
-    assert joined["x"].shape == (2, 2)
-    assert joined["pair"][1][0].shape == (2, 3)
+def test_workers_read_rows_as_this_process_does(tmp_path: Path, tokenizer: str) -> None:
+    """Tokenised and masked rows are the same to the last bit."""
+    data = built(text_model("masked-lm", records(tmp_path, tokenizer)))
+    here, there = (list(WindowLoader(data, WINDOWS, workers=workers, seed=0)) for workers in (0, 2))
+    assert [len(window) for window in there] == [2, 0, 1]
+    for ours, theirs in zip(chain(*here), chain(*there), strict=True):
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -41,6 +41,9 @@ GPT2: dict[str, Any] = {
         ({"model": GPT, "batch": {"sequence_length": 0}}, "batch.sequence_length", "greater than or equal to 1"),
         ({"model": GPT, "optimizer": {"learning_rate": "fast"}}, "optimizer.learning_rate", "number"),
         ({"model": GPT, "gradient_clipping": -1.0}, "gradient_clipping", "greater than 0"),
+        ({"model": GPT, "data": {"kind": "files"}}, "data", "'records', 'images', 'arrays'"),
+        ({"model": GPT, "data": {"kind": "text", "paths": ["a"], "tokenizer": "gpt2"}}, "data.tokenizer", "`bytes`"),
+        ({"model": GPT, "data": {"kind": "arrays", "path": "a.npy"}}, "data.path", "`.safetensors`"),
         ([], "(document)", "dictionary"),
     ],
 )

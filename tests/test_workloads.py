@@ -71,6 +71,51 @@ def test_loss_terms_are_sums_with_their_weight(name: str) -> None:
     assert weight == sum(float(part) for _, part in parts)
 
 
+@pytest.mark.parametrize("name", ["masked-lm", "seq2seq-lm", "sequence-classification", "token-classification"])
+def test_a_probe_of_an_encoder_has_a_mask_that_masks(name: str) -> None:
+    """One position at least, of one sample too: implementations of attention drop a mask of ones, and its memory."""
+    for size in (1, 3):
+        batch = build_workload(SPECS[name]).make_batch(size)
+        padded = batch["attention_mask"] == 0
+        assert padded.any()
+        assert padded.sum() == padded[:, -1].sum()
+        if batch["labels"].dim() > 1:
+            assert (batch["labels"][padded] == -100).all()
+
+
+@pytest.mark.parametrize("name", ["gpt", "causal-lm"])
+def test_a_probe_of_a_causal_model_has_no_mask(name: str) -> None:
+    """Padding on the right is never looked at."""
+    assert set(build_workload(SPECS[name]).make_batch(2)) == {"input_ids", "labels"}
+
+
+def test_a_padded_sample_has_the_loss_of_the_sample_alone() -> None:
+    """The mask reaches the model, and what is under it changes nothing."""
+    spec = SPECS["masked-lm"]
+    workload = build_workload(spec)
+    model = build_model(spec, workload).eval()
+    batch = workload.make_batch(1)
+    alone = {name: value[:, :-1] for name, value in batch.items()}
+    other = batch | {"input_ids": batch["input_ids"].clone()}
+    other["input_ids"][0, -1] = 5
+    losses = [next(iter(workload.loss_terms(model, it).values()))[0].detach() for it in (batch, alone, other)]
+    torch.testing.assert_close(losses[1:], [losses[0], losses[0]])
+
+
+def test_a_model_that_takes_no_mask_gets_none() -> None:
+    """FNet mixes all positions alike."""
+    config = {"model_type": "fnet", "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16}
+    spec = transformers_spec("masked-lm", config | {"vocab_size": 64}, **TEXT)
+    workload = build_workload(spec)
+    workload.loss_terms(build_model(spec, workload), workload.make_batch(2))
+
+
+def test_a_text_of_one_token_is_not_all_padding() -> None:
+    """A sample without a position to look at has no loss that is a number."""
+    spec = transformers_spec("masked-lm", SMALL_BERT, batch={"sequence_length": 1})
+    assert build_workload(spec).make_batch(2)["attention_mask"].tolist() == [[1], [1]]
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_weights_without_a_forward_pass_agree(name: str) -> None:
     """`loss_weights` tells beforehand what `loss_terms` returns."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -133,6 +134,35 @@ def test_paths_outside_the_data_roots_are_refused(tmp_path: Path, path: str) -> 
     spec = gpt_spec(data={"kind": "text", "paths": [f"{root}/ok/*.txt", given]})
     with pytest.raises(DataPathNotAllowedError, match=r"spec\.data\.paths"):
         Policy([], [str(root)]).check_data(spec)
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        ({"kind": "text", "paths": ["{root}/a.txt"], "tokenizer": "{outside}.json"}, "tokenizer"),
+        ({"kind": "records", "paths": ["{root}/a.csv", "{outside}.csv"]}, "paths"),
+        ({"kind": "records", "paths": ["{root}/a.csv"], "tokenizer": "{outside}.json"}, "tokenizer"),
+        ({"kind": "images", "path": "{outside}"}, "path"),
+        ({"kind": "arrays", "path": "{outside}.npz"}, "path"),
+    ],
+)
+def test_every_path_of_every_kind_of_data_is_checked(tmp_path: Path, data: dict[str, Any], field: str) -> None:
+    """Tokenizers, image folders and array files as well as text; where all are below the roots nothing is refused."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    policy = Policy([], [str(root)])
+    with pytest.raises(DataPathNotAllowedError, match=rf"spec\.data\.{field}: '{outside}"):
+        policy.check_data(gpt_spec(data=placed(data, root, outside)))
+    policy.check_data(gpt_spec(data=placed(data, root, root / "inside")))
+
+
+def placed(data: dict[str, Any], root: Path, outside: Path) -> dict[str, Any]:
+    """``data`` with its folders filled in."""
+    return {
+        name: [it.format(root=root, outside=outside) for it in value]
+        if isinstance(value, list)
+        else value.format(root=root, outside=outside)
+        for name, value in data.items()
+    }
 
 
 @pytest.mark.parametrize("path", ["{root}/a.txt", "{root}/**/*.txt", "{root}/*", "{root}/[ab]/c?.txt", "{root}"])

@@ -193,7 +193,7 @@ def _rows_with_text(data: RecordsData, texts: list[str], label: str | None = Non
     kept = np.logical_and.reduce([_has_text(rows, name) for name in texts])
     if not kept.any():
         raise data_problem("data.paths", f"no row has text in {' and '.join(texts)}", ", ".join(data.paths))
-    rows = rows.select_columns([*texts, *([label] if label else [])])
+    rows = rows.select_columns(list(dict.fromkeys([*texts, *([label] if label else [])])))
     return rows if kept.all() else rows.select(np.flatnonzero(kept), keep_in_memory=True)
 
 
@@ -209,7 +209,7 @@ def _classes(rows: Rows, field: str, classes: int) -> dict[Any, int]:
     Raises:
         SpecError: when labels are missing, are neither, or are more than the model's classes.
     """
-    found = rows.unique(field)
+    found = rows.select_columns([field]).with_format("arrow")[:].column(field).unique().to_pylist()
     kind = getattr(rows.features[field], "dtype", "nested")
     if None in found:
         raise data_problem("data.label_field", "some rows with text have no label", field)
