@@ -43,7 +43,7 @@ from tuner.documents import Document
 from tuner.requests import TuningRequest
 from tuner.results import DeviceInfo, Recommendation
 from tuner.specs import PythonModel, TransformersModel, WorkloadSpec
-from tuner.training.launch import training_command
+from tuner.training.rank_processes import training_command
 from tuner.training.runs import RunPaths
 from tuner.tuning import Tuning as TuningCourse
 

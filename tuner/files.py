@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import glob
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -53,6 +54,27 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     """Make ``content`` the content of ``path`` in one durable step."""
     with appearing_whole(path) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def folder_appearing_whole(path: Path) -> Iterator[Path]:
+    """A folder to write files into, which becomes ``path`` in one durable step when the block ends well.
+
+    Args:
+        path: a folder of this name is replaced; a kill at that moment leaves neither, so name one nothing relies on.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.part")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    yield beside
+    for file in beside.iterdir():
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+    sync_directory(beside)
+    shutil.rmtree(path, ignore_errors=True)
+    beside.rename(path)
+    sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:

@@ -78,3 +78,12 @@ class TrainingRequest(Document):
     """How many of the newest checkpoints to keep."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the weights and of the order of samples."""
+    processes_per_node: PositiveInt | None = None
+    """Processes on this host, one per device: the ranks of the run. The recommendation's world size when absent."""
+    workers: Annotated[int, Field(ge=0, le=64)] = 0
+    """Processes per rank that load data ahead of use; 0 loads between updates. The same weights come out either way."""
+    allow_batch_coupling: bool = False
+    """Train although the loss couples the samples of a batch (BatchNorm, in-batch negatives), so that accumulated
+    updates differ from full-batch ones."""
+    tensorboard: bool = False
+    """Also write the progress for TensorBoard."""

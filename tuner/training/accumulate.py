@@ -26,6 +26,7 @@ from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tuner.accumulation import balanced_split
@@ -71,6 +72,7 @@ class GradientAccumulation:
 
     Attributes:
         largest_micro_batch: micro-batches above this size are divided before they run; lowered by every split.
+        failed_micro_batch: the size of the last one that did not fit; none when all did.
 
     Raises:
         WorkloadError: when no parameter is trainable.
@@ -99,6 +101,7 @@ class GradientAccumulation:
         self.scaler = scaler or torch.amp.GradScaler(self.device.type, enabled=False)
         self.ranks = ranks or Ranks()
         self.largest_micro_batch: int | None = None
+        self.failed_micro_batch: int | None = None
         self._recovers = recovers and not lock_step
         self._floating = floating
         self._lock_step = lock_step
@@ -160,7 +163,10 @@ class GradientAccumulation:
             sizes = tuple(it.size for it in window)
             return UpdateReport(dict.fromkeys(totals, 0.0), totals, None, skipped=True, micro_batch_sizes=sizes)
         gathered = Window(totals)
-        shares = self.ranks.together(lambda: self._run(window, loss, gathered))
+        if self._lock_step:  # ranks that wait inside a pass would not hear of a failure: it has to end this process
+            shares = self.ranks.gather(self._run(window, loss, gathered))
+        else:
+            shares = self.ranks.together(lambda: self._run(window, loss, gathered))
         return self._reduce(gathered, shares)
 
     # --- the window's weight ---
@@ -169,7 +175,9 @@ class GradientAccumulation:
         """The window's weight per term over all ranks, or none when only forward passes can tell."""
         if weigh is None:
             return None
-        return sum_by_name(self.ranks.together(lambda: sum_by_name(_named(weigh(it.batch)) for it in window)))
+        return sum_by_name(
+            self.ranks.together(lambda: sum_by_name(_named(weigh(it.batch)) for it in window if not it.idle))
+        )
 
     # --- forward and backward passes ---
 
@@ -207,11 +215,12 @@ class GradientAccumulation:
         """Run one micro-batch; returns the error it ended with, for after the ``except`` block."""
         try:
             with self._without_reduction():
-                terms = self._backward(to_device(micro_batch.batch, self.device, self._floating), loss, gathered)
+                terms = self._backward(micro_batch, loss, gathered)
             if not self._checked_layout:
                 refuse_sparse(self.parameters)
                 self._checked_layout = True
-            gathered.add(terms, micro_batch.size)
+            if not micro_batch.idle:
+                gathered.add(terms, micro_batch.size)
         except Exception as error:  # noqa: BLE001 - any error may turn out to be a lack of memory
             return error
         return None
@@ -220,16 +229,16 @@ class GradientAccumulation:
         """DDP must not reduce by itself; its forward and backward pass share the context."""
         return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
 
-    def _backward(self, batch: Batch, loss: Loss, gathered: Window) -> LossTerms:
+    def _backward(self, micro_batch: MicroBatch, loss: Loss, gathered: Window) -> LossTerms:
         """Forward and backward pass; returns the terms without their graph."""
-        answer = loss(self.model, batch)
+        answer = loss(self.model, to_device(micro_batch.batch, self.device, self._floating))
         terms = cast("LossTerms", {_ONLY_TERM: answer} if isinstance(answer, tuple) else answer)
         check_terms(terms, gathered.totals)
         scaled = []
         for name, (loss_sum, weight) in terms.items():
-            divisor = gathered.divisor(name, float(weight))
+            divisor = gathered.divisor(name, 1.0 if self._lock_step else float(weight))
             if divisor:
-                scaled.append(loss_sum.reshape(()) / divisor)
+                scaled.append(loss_sum.reshape(()) * 0.0 if micro_batch.idle else loss_sum.reshape(()) / divisor)
         if scaled:
             torch.autograd.backward(self.scaler.scale(torch.stack(scaled).sum()))
         return {name: (loss_sum.detach().reshape(()), weight) for name, (loss_sum, weight) in terms.items()}
@@ -244,7 +253,10 @@ class GradientAccumulation:
             Exception: ``failure`` itself, when it is no lack of memory.
         """
         shortage = self.memory.translate(failure)
-        if not isinstance(shortage, (OutOfMemoryError, InvalidSizeError)) or not self._recovers:
+        if not isinstance(shortage, (OutOfMemoryError, InvalidSizeError)):
+            raise failure
+        self.failed_micro_batch = micro_batch.size
+        if not self._recovers:
             raise failure
         if micro_batch.size == 1:
             raise type(shortage)(f"a micro-batch of one sample does not fit: {shortage}")
@@ -310,7 +322,7 @@ class GradientAccumulation:
         gradients = self._gradients.tensors()
         norm = total_norm(gradients)
         if self.max_norm is not None:
-            torch._foreach_mul_(gradients, torch.clamp(self.max_norm / (norm + _CLIPPING_EPSILON), max=1.0))
+            self._gradients.scale(torch.clamp(self.max_norm / (norm + _CLIPPING_EPSILON), max=1.0))
         self._gradients.install()
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
@@ -322,6 +334,9 @@ class GradientAccumulation:
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The L2 norm of all ``gradients`` together, a scalar in at least fp32."""
     wide = reduce(torch.promote_types, (it.dtype for it in gradients), torch.float32)
+    if isinstance(gradients[0], DTensor):
+        shards: Tensor = nn.utils.get_total_norm(gradients)
+        return shards.full_tensor() if isinstance(shards, DTensor) else shards
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients), 2.0, dtype=wide)))  # noqa: SLF001 - as torch's own clipping
     return norm
 

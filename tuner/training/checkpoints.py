@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
-import warnings
+import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor
 
 from tuner.errors import CheckpointError
-from tuner.files import appearing_whole, replacing, write_atomically
+from tuner.files import folder_appearing_whole, replacing, write_atomically
 from tuner.training.runs import RunPaths
 
 State = dict[str, Any]
-"""What a checkpoint holds: nested dicts of tensors and plain values."""
+"""What a checkpoint holds beside the weights: nested dicts of tensors and plain values."""
+Weights = dict[str, Tensor]
+"""Parameters and buffers by name, on the CPU."""
 
-_LAYOUT = 1
+_LAYOUT = 2
+_WEIGHTS = "model.safetensors"
+_STATE = "state.pt"
 
 
 class Checkpoints:
@@ -39,34 +41,36 @@ class Checkpoints:
         self.run = run
         self.keep = keep
 
-    def save(self, update: int, state: State) -> Path:
-        """Write the state after ``update`` updates; it becomes the newest only once it is safely on the disk."""
-        path = self.directory / f"update-{update:08d}.pt"
-        with appearing_whole(path) as stream:
-            torch.save({"layout": _LAYOUT, "run": self.run, "update": update, "state": state}, stream)
-        write_atomically(self._pointer, json.dumps({"update": update, "file": path.name}))
+    def save(self, update: int, weights: Weights, state: State) -> Path:
+        """Write a run after ``update`` updates; it becomes the newest only once it is safely on the disk."""
+        path = self.directory / f"update-{update:08d}"
+        with folder_appearing_whole(path) as folder:
+            write_weights(weights, folder / _WEIGHTS)
+            torch.save({"layout": _LAYOUT, "run": self.run, "update": update, "state": state}, folder / _STATE)
+        write_atomically(self._pointer, json.dumps({"update": update, "folder": path.name}))
         self._keep_up_to(path)
         return path
 
     def _keep_up_to(self, newest: Path) -> None:
         """Remove all but ``newest`` and those before it that are to be kept: old ones, and what a kill left."""
-        files = sorted(self.directory.glob("update-*.pt"))
-        kept = [path for path in files if path <= newest][-self.keep :]
-        for path in [*files, *self.directory.glob(".update-*.part")]:
+        folders = sorted(self.directory.glob("update-*"))
+        kept = [path for path in folders if path <= newest][-self.keep :]
+        for path in [*folders, *self.directory.glob(".update-*.part")]:
             if path not in kept:
-                path.unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
 
-    def newest(self) -> tuple[int, State] | None:
-        """The newest checkpoint's update and state (on the CPU), or none when there is none yet.
+    def newest(self) -> tuple[int, Weights, State] | None:
+        """The newest checkpoint's update, weights and state (on the CPU), or none when there is none yet.
 
         Raises:
             CheckpointError: when it cannot be read, or belongs to another run.
         """
         if not self._pointer.exists():
             return None
-        path = self.directory / json.loads(self._pointer.read_text())["file"]
+        path = self._newest_folder()
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path / _STATE, map_location="cpu", weights_only=True)
+            weights = safetensors.torch.load_file(path / _WEIGHTS)
         except Exception as error:
             raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
         if content["layout"] != _LAYOUT:
@@ -76,45 +80,42 @@ class Checkpoints:
                 f"checkpoint {path} belongs to another run (another model, seed or effective batch): train into an "
                 "empty directory, or remove its checkpoints"
             )
-        return content["update"], content["state"]
+        return content["update"], weights, content["state"]
+
+    def _newest_folder(self) -> Path:
+        try:
+            return self.directory / str(json.loads(self._pointer.read_text())["folder"])
+        except (ValueError, KeyError):
+            raise CheckpointError(
+                f"{self._pointer} is not of this version: train into an empty directory, or remove its checkpoints"
+            ) from None
 
 
-def random_state(device: torch.device) -> State:
-    """The state of every random number generator that user code may use."""
-    kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - user code may use the old interface
-    return {
-        "python": random.getstate(),
-        "numpy": (kind, [int(key) for key in keys], int(position), int(has_gauss), float(cached)),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-    }
+def write_weights(weights: Weights, path: Path) -> None:
+    """Write tensors as safetensors; those that share their memory (tied weights) once, under their first name."""
+    whole = {name: _apart(weights[name]) for name in own_names(weights)}
+    safetensors.torch.save_file(whole, path, metadata={"format": "pt"})
 
 
-def restore_random_state(state: State, device: torch.device) -> None:
-    """Put back what ``random_state`` gave."""
-    random.setstate(state["python"])
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002 - see random_state
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"], device)
+def _apart(tensor: Tensor) -> Tensor:
+    """``tensor`` in memory that it shares with no other, as safetensors requires."""
+    alone = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor.contiguous() if alone else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def seed_everything(seed: int) -> None:
-    """Seed every random number generator that user code may use."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - see random_state
-    torch.manual_seed(seed)
+def own_names(weights: Weights) -> list[str]:
+    """The names of ``weights`` without those that are another name of a tensor before."""
+    first: dict[tuple[Any, ...], str] = {}
+    for name in sorted(weights):
+        tensor = weights[name]
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else (name,)
+        first.setdefault(place, name)
+    return sorted(first.values())
 
 
-def save_weights(model: nn.Module, path: Path) -> str:
-    """Write the model's weights as safetensors, whole or not at all; returns the file's SHA-256.
-
-    Tied tensors are stored once, as safetensors requires.
-    """
+def save_weights(weights: Weights, path: Path) -> str:
+    """Write the weights of a run as safetensors, whole or not at all; returns the file's SHA-256."""
     with replacing(path) as beside:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            safetensors.torch.save_model(model, str(beside))
+        write_weights(weights, beside)
         with beside.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -33,6 +33,7 @@ class UpdateEngine:
         memory: where the model is.
         ranks: the ranks that share each window.
         recovers: whether a micro-batch that does not fit is divided; a probe wants to see the error.
+        sharded: whether the model is in shards (FSDP), so that ranks must go through every micro-batch together.
     """
 
     def __init__(  # noqa: PLR0913 - a run's parts
@@ -44,6 +45,7 @@ class UpdateEngine:
         *,
         ranks: Ranks | None = None,
         recovers: bool = True,
+        sharded: bool = False,
     ) -> None:
         self.spec = spec
         self.model = model
@@ -59,6 +61,7 @@ class UpdateEngine:
             ranks=ranks,
             gathering=spec.gradient_gathering,
             recovers=recovers,
+            lock_step=sharded,
             floating=torch.bfloat16 if spec.precision == "bf16" else None,
         )
         materialize_state(self.optimizer)
@@ -89,6 +92,14 @@ class UpdateEngine:
         if self.averages and not report.skipped:
             self._follow()
         return report
+
+    def averages_by_name(self) -> dict[str, Tensor]:
+        """The moving averages under their parameters' names, in the parameters' type."""
+        if not self.averages:
+            return {}
+        averages = {id(it): average for it, average in zip(self.parameters, self.averages, strict=True)}
+        named = self.model.named_parameters(remove_duplicate=False)
+        return {name: averages[id(it)].to(it.dtype) for name, it in named if id(it) in averages}
 
     def _loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         with autocast(self.spec, self.device):

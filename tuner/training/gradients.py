@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tuner.errors import WorkloadError
 
@@ -92,10 +93,12 @@ class GradientSums(ABC):
         """The sums there are."""
         return [total for total in self.sums if total is not None]
 
-    def scale(self, factor: float) -> None:
-        """Multiply every sum."""
+    def scale(self, factor: float | Tensor) -> None:
+        """Multiply every sum, by a number or a scalar tensor of the same device."""
         tensors = self.tensors()
-        if tensors and factor != 1.0:
+        if tensors and isinstance(tensors[0], DTensor):
+            factor = float(factor)
+        if tensors:
             torch._foreach_mul_(tensors, factor)
 
     def clear(self) -> None:

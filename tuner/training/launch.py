@@ -1,45 +1,42 @@
-"""Starts, watches and stops the process of a training run. Never imports torch."""
+"""Starts, watches and stops the processes of a training run. Never imports torch."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from tuner.errors import CheckpointError, TrainingError
+from tuner.errors import CheckpointError, PeerError, TrainingError
 from tuner.files import holding, tail, write_atomically
 from tuner.memory.environment import job_environment
 from tuner.memory.failures import classify_exit
-from tuner.processes import kernel_oom_kills, kill_group
+from tuner.processes import kernel_oom_kills
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
+from tuner.training.rank_processes import RankProcesses
 from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingProgress, TrainingResult
 
 _LOG_TAIL_BYTES = 4000
 _HELD_SECONDS = 10.0
 """How long a process of this run that is just being killed may take to be gone."""
-
-
-def training_command(directory: Path) -> list[str]:
-    """The command that makes, or goes on with, the run in ``directory``."""
-    return [sys.executable, "-P", "-m", "tuner.training.worker", str(directory)]
+PEER_ERROR = f"{PeerError.__module__}.{PeerError.__qualname__}"
 
 
 class TrainingProcess:
-    """One operating-system process that makes, or goes on with, the run in ``directory``.
+    """The operating-system processes, one per rank, that make, or go on with, the run in ``directory``.
 
-    It runs with the recommendation's environment, in a process group of its own, and dies with the *thread* that
-    started it (the kernel ties the two): start it from one that lives as long as the run.
+    They run with the recommendation's environment, each in a process group of its own, and die with the *thread* that
+    started them (the kernel ties the two): start them from one that lives as long as the run.
     """
 
     def __init__(self, directory: Path) -> None:
         self.paths = RunPaths(directory)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._ranks: RankProcesses | None = None
+        self._command: Callable[[], RankProcesses] | None = None
         self._result: TrainingResult | None = None
+        self._stopping = False
         self._log = ProgressLog(self.paths.progress)
         self._oom_kills = 0
 
@@ -50,7 +47,7 @@ class TrainingProcess:
             TrainingError: when it was started before, or another process trains in the folder.
             CheckpointError: when the folder holds checkpoints of another run. Its files stay as they are.
         """
-        if self._process is not None:
+        if self._ranks is not None:
             raise TrainingError(f"the run in {self.paths.directory} was already started by this object")
         with holding(self.paths.directory, _HELD_SECONDS) as alone:
             if not alone:
@@ -58,17 +55,28 @@ class TrainingProcess:
                     f"another process trains in {self.paths.directory}: stop it, or name another folder"
                 )
             self._refuse_another_run(recommendation, request)
-            self._write_files(recommendation, request)
+            for path, document in ((self.paths.recommendation, recommendation), (self.paths.request, request)):
+                write_atomically(path, document.model_dump_json(indent=2))
+            self.paths.lowered.unlink(missing_ok=True)
         self._oom_kills = kernel_oom_kills()
-        with self.paths.log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [*training_command(self.paths.directory), str(os.getpid())],
-                env=job_environment(recommendation.environment, os.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        environment = job_environment(recommendation.environment, os.environ)
+        count = request.processes_per_node or recommendation.world_size
+        self._command = lambda: RankProcesses(self.paths, count, environment)
+        self._begin()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes' ids, in the order of ranks; none before the start."""
+        return self._ranks.pids if self._ranks is not None else []
+
+    def _begin(self) -> None:
+        """Start the processes, where the newest checkpoint is."""
+        self.paths.result.unlink(missing_ok=True)
+        for path in self.paths.failures:
+            path.unlink()
+        self._log.forget_after(self.paths.checkpointed_update() or 0)
+        self._log.skip_to_end()
+        self._ranks = self._command() if self._command else None
 
     def _refuse_another_run(self, recommendation: Recommendation, request: TrainingRequest) -> None:
         if self.paths.checkpointed_update() is None:
@@ -86,49 +94,52 @@ class TrainingProcess:
                 "train into an empty folder, or remove its checkpoints"
             )
 
-    def _write_files(self, recommendation: Recommendation, request: TrainingRequest) -> None:
-        for path, document in ((self.paths.recommendation, recommendation), (self.paths.request, request)):
-            write_atomically(path, document.model_dump_json(indent=2))
-        self.paths.result.unlink(missing_ok=True)
-        self._log.forget_after(self.paths.checkpointed_update() or 0)
-        self._log.skip_to_end()
-
     def new_progress(self) -> list[TrainingProgress]:
-        """Updates this process has made since the last call."""
+        """Updates the processes have made since the last call; those that are made again are told again."""
         return self._log.new_lines()
 
     def poll(self) -> TrainingResult | None:
-        """The result once the process has ended (a crash without one is FAILED, with the log's tail), else none."""
-        if self._result is None and self._process is not None and self._process.poll() is not None:
-            kill_group(self._process.pid)
-            self._result = self._read_result(self._process.returncode)
+        """The result once all processes have ended (a crash without one is FAILED, with the log's tail), else none.
+
+        Ranks that share one model cannot divide a micro-batch on the spot: they are started anew here, from the newest
+        checkpoint, with the smaller one that the failed rank has left word of.
+        """
+        if self._result is None and self._ranks is not None and self._ranks.ended():
+            result = self._read_result(self._ranks)
+            if result.smaller_micro_batch is not None and not self._stopping:
+                self._begin()
+            else:
+                self._result = result
         return self._result
 
     def stop(self, grace_seconds: float = 10.0) -> TrainingResult:
-        """SIGTERM, so that it writes a checkpoint; SIGKILL to its whole group after ``grace_seconds``. Idempotent.
+        """SIGTERM, so that it writes a checkpoint; SIGKILL to all of it after ``grace_seconds``. Idempotent.
 
         Raises:
             TrainingError: when it was never started.
         """
-        if self._process is None:
+        if self._ranks is None:
             raise TrainingError(f"the run in {self.paths.directory} was not started by this object")
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(grace_seconds)
-            except subprocess.TimeoutExpired:
-                kill_group(self._process.pid)
-                self._process.wait()
+        self._stopping = True
+        self._ranks.stop(grace_seconds)
         result = self.poll()
-        if result is None:  # the process has been waited for: there is a result
+        if result is None:  # the processes have been waited for: there is a result
             raise TrainingError(f"the run in {self.paths.directory} ended without a status")
         return result
 
-    def _read_result(self, return_code: int) -> TrainingResult:
-        try:
-            return TrainingResult.model_validate_json(self.paths.result.read_bytes())
-        except (OSError, ValidationError):
-            return self._stopped_early() if return_code == -signal.SIGTERM else self._crashed(return_code)
+    def _read_result(self, ranks: RankProcesses) -> TrainingResult:
+        """What the run left: its result; but a crash, or the failure of a single rank, explains it better."""
+        result = _read(self.paths.result)
+        if result is not None and result.outcome is not RunOutcome.FAILED:
+            return result
+        crashed = ranks.crashed()
+        if crashed is not None:
+            return self._crashed(*crashed)
+        failures = [it for it in (result, *map(_read, self.paths.failures)) if it is not None]
+        own = [it for it in failures if it.error_type != PEER_ERROR]
+        if failures:
+            return (own or failures)[0]
+        return self._stopped_early() if ranks.terminated() else self._crashed(*ranks.first_failed())
 
     def _stopped_early(self) -> TrainingResult:
         """SIGTERM ends a process by itself only while it starts: later it answers with a checkpoint and a result."""
@@ -136,17 +147,25 @@ class TrainingProcess:
         message = f"stopped while starting, {update} updates made"
         return TrainingResult(outcome=RunOutcome.STOPPED, message=message, updates=update)
 
-    def _crashed(self, return_code: int) -> TrainingResult:
+    def _crashed(self, rank: int, return_code: int) -> TrainingResult:
         status = -return_code if return_code < 0 else return_code << 8
         ended = classify_exit(status, kernel_oom_kills() - self._oom_kills)
         progress = self._log.last_update()
+        name = f"process of rank {rank}" if rank else "process"
         return TrainingResult(
             outcome=RunOutcome.FAILED,
-            message=f"the training process was {ended.kind.value} ({ended.cause}) after update {progress}",
+            message=f"the training {name} was {ended.kind.value} ({ended.cause}) after update {progress}",
             error_type=ended.cause,
             traceback=tail(self.paths.log, _LOG_TAIL_BYTES) or None,
             updates=progress,
         )
+
+
+def _read(path: Path) -> TrainingResult | None:
+    try:
+        return TrainingResult.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 def _decisive(recommendation: Recommendation, request: TrainingRequest) -> dict[str, object]:

@@ -3,83 +3,93 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from torch import nn
 
-from tuner.accumulation import balanced_split
-from tuner.errors import TrainingError
+from tuner.errors import CheckpointError, TrainingError
 from tuner.fingerprint import canonical_json
 from tuner.memory.devices import MemoryDevice
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
-from tuner.training.checkpoints import (
-    Checkpoints,
-    State,
-    random_state,
-    restore_random_state,
-    save_weights,
-    seed_everything,
-)
-from tuner.training.data import build_data, epoch_order
-from tuner.training.engine import UpdateEngine, UpdateReport
+from tuner.training.accumulate import UpdateReport
+from tuner.training.checkpoints import Checkpoints, State, Weights, save_weights
+from tuner.training.coupling import check_spec_coupling
+from tuner.training.data import Part, TrainingData, Window, WindowLoader, build_data, epoch_order
+from tuner.training.engine import UpdateEngine
+from tuner.training.micro_batches import MicroBatch
 from tuner.training.optimizers import build_schedule
+from tuner.training.randomness import RandomState, seed_everything
+from tuner.training.ranks import Ranks
 from tuner.training.runs import RunOutcome, RunPaths, TrainingProgress
-from tuner.workloads.base import Workload
+from tuner.training.sharding import copy_into, load_optimizer, load_weights, shard, whole
+from tuner.training.windows import Position, Windows, cut
+from tuner.workloads.base import Batch, Workload
 from tuner.workloads.build import build_model, build_workload
 
 ProgressSink = Callable[[TrainingProgress], None]
 
-
-@dataclass
-class Position:
-    """Where a run is. All of it is in a checkpoint."""
-
-    update: int = 0
-    epoch: int = 0
-    committed: int = 0
-    """Samples of this epoch that updates have used."""
-    seen: int = 0
-    """Samples used since the run began."""
-    loss: float | None = None
-    """Of the last update; none when it was not finite, or before the first."""
+_SEEDS_APART = 2**31 - 1
+"""How far the seeds of two ranks are apart; any number that users do not count in."""
 
 
 class TrainingLoop:
-    """A run on one device in one process.
+    """A run on this rank's device. All ranks call the same methods in the same order.
 
     Args:
         recommendation: gives the spec, the plan and the memory limit.
         request: how long to train, and how often to write a checkpoint.
-        paths: the run's files.
-        device: the recommendation's device, opened in this process.
+        paths: the run's files, written by rank 0.
+        device: this rank's device.
+        ranks: the ranks that share each window.
+
+    Attributes:
+        notes: what the user should know of the run, a sentence each.
 
     Raises:
-        TrainingError: when the recommendation cannot be trained by one process.
+        TrainingError: when the recommendation cannot be trained, or its loss couples samples and that is not allowed.
         SpecError: when the spec has no data, or data that does not go with its model.
     """
 
     def __init__(
-        self, recommendation: Recommendation, request: TrainingRequest, paths: RunPaths, device: MemoryDevice
+        self,
+        recommendation: Recommendation,
+        request: TrainingRequest,
+        paths: RunPaths,
+        device: MemoryDevice,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.micro_batch_size = trainable_micro_batch_size(recommendation)
+        self.micro_batch_size = min(trainable_micro_batch_size(recommendation), paths.bound() or sys.maxsize)
         self.recommendation = recommendation
         self.request = request
         self.paths = paths
         self.spec = recommendation.request.spec
-        self.position = Position()
-        seed_everything(request.seed)
         self.device = device
+        self.ranks = ranks or Ranks()
+        self.position = Position()
+        self.notes: list[str] = []
         workload = build_workload(self.spec)
         self.data = build_data(self.spec, workload)
         epoch_order(request.seed, 0, len(self.data))  # as large as that of any epoch: in memory before the limit
+        self.windows = self._windows()
         self._limit_memory()
+        self._check_coupling(workload)
+        seed_everything(request.seed)
         self.model = self._build_model(workload)
-        self.engine = UpdateEngine(self.spec, workload, self.model, self.device.torch_device)
+        self.engine = UpdateEngine(self.spec, workload, self.model, device, ranks=self.ranks, sharded=self.sharded)
+        self.engine.accumulation.largest_micro_batch = self.micro_batch_size
         self.schedule = build_schedule(self.spec.schedule, self.engine.optimizer, request.updates)
         self.checkpoints = Checkpoints(paths, self._identity(), request.keep_checkpoints)
+        self._saved: int | None = None
+        self._seed_this_rank()
+
+    def _windows(self) -> Windows:
+        batch = self.recommendation.effective_batch_size.achieved
+        return Windows(self.request.seed, len(self.data), batch, self.ranks.rank, self.ranks.size)
 
     def _limit_memory(self) -> None:
         """On the CPU the run keeps to the limit it was tuned for; a card is its own limit unless a smaller one was set.
@@ -90,17 +100,47 @@ class TrainingLoop:
         if limit is not None and (self.device.torch_device.type == "cpu" or limit < self.device.total_bytes()):
             self.device.limit(limit)
 
+    def _check_coupling(self, workload: Workload) -> None:
+        """Refuse a loss that accumulation would change, once, before the first update."""
+        if self.paths.checkpointed_update() is not None or not self._accumulates():
+            return
+        reports = self.ranks.together(
+            lambda: check_spec_coupling(self.spec, workload, self.device.torch_device) if not self.ranks.rank else None
+        )
+        report = reports[0]
+        if report is None or not report.coupled:
+            return
+        if not self.request.allow_batch_coupling:
+            raise TrainingError(f"{report.message} To train nevertheless, ask for allow_batch_coupling.")
+        self.notes.append(report.message)
+
+    def _accumulates(self) -> bool:
+        return len(self.windows.parts(Position(), self.micro_batch_size)) > 1 or self.ranks.size > 1
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank holds a shard of the model, and all go through every micro-batch together."""
+        return self.spec.parallelism.strategy == "fsdp" and self.ranks.size > 1
+
     def _build_model(self, workload: Workload) -> nn.Module:
-        model = build_model(self.spec, workload).to(self.device.torch_device)
+        model = build_model(self.spec, workload)
+        if self.sharded:
+            shard(model, self.device.torch_device, self.ranks.size)
+        model.to(self.device.torch_device)
         if self.spec.compile:
             model.compile()
         return model
+
+    def _seed_this_rank(self) -> None:
+        """Ranks have built the same weights; from here on each draws random numbers of its own (dropout)."""
+        if self.ranks.rank:
+            seed_everything(self.request.seed + self.ranks.rank * _SEEDS_APART + self.position.update)
 
     def _identity(self) -> str:
         """What must be the same for a checkpoint to be this run's: everything the weights depend on."""
         return canonical_json(
             {
-                "spec": self.spec.model_dump(mode="json"),
+                "spec": self.spec.model_dump(mode="json", exclude={"parallelism"}),
                 "effective_batch_size": self.recommendation.effective_batch_size.achieved,
                 "seed": self.request.seed,
                 "updates": self.request.updates if self.spec.schedule.name != "constant" else None,
@@ -118,124 +158,203 @@ class TrainingLoop:
             found = self.checkpoints.newest()
             if found is None:
                 return None
-            update, state = found
-            self._restore(state)
+            update, weights, state = found
+            self._restore(weights, state)
+        self._saved = update
         return update
 
     def run(self, report: ProgressSink, should_stop: Callable[[], bool] = lambda: False) -> RunOutcome:
-        """Train until all updates are made or ``should_stop`` answers true; a checkpoint is written either way.
+        """Train until all updates are made or ``should_stop`` answers true on a rank.
 
-        What the device or the workload raises comes out as it is; the last checkpoint stays.
+        A checkpoint is written either way. What the device or the workload raises comes out as it is; the last
+        checkpoint stays.
+
+        Args:
+            report: is told of every update, on rank 0.
+            should_stop: asked before every update.
         """
-        while self.position.update < self.request.updates and not should_stop():
-            report(self._update())
-            if self.position.update % self.request.checkpoint_every == 0:
-                self._save()
+        windows = _Drawn(
+            self.windows.after(self.position, self.request.updates, self.largest_micro_batch, alike=self.sharded)
+        )
+        loader = WindowLoader(self.data, windows, workers=self.request.workers, seed=self.request.seed)
+        try:
+            self._run(iter(loader), windows, report, should_stop)
+        finally:
+            loader.close()
         self._save()
         return RunOutcome.SUCCEEDED if self.position.update >= self.request.updates else RunOutcome.STOPPED
 
+    def largest_micro_batch(self) -> int:
+        """Samples in the largest micro-batch that may still be tried on this rank."""
+        return self.engine.accumulation.largest_micro_batch or self.micro_batch_size
+
+    def _run(
+        self, loaded: Iterator[list[Batch]], windows: _Drawn, report: ProgressSink, should_stop: Callable[[], bool]
+    ) -> None:
+        while self.position.update < self.request.updates:
+            began = time.perf_counter()
+            batches: list[Batch] = []
+            if any(self.ranks.together(lambda: _load(loaded, batches, should_stop))):  # noqa: B023 - called at once
+                return
+            progress = self._update(_micro_batches(self.data, windows.next(), batches, self.request.seed), began)
+            if not self.ranks.rank:
+                report(progress)
+            if self.position.update % self.request.checkpoint_every == 0:
+                self._save()
+
     def save_weights(self) -> str:
-        """Write the weights; returns their SHA-256."""
-        return save_weights(self.model, self.paths.weights)
+        """Write the weights, and their moving averages if the spec asks for them; returns the weights' SHA-256.
+
+        Rank 0 writes; the others return an empty text.
+        """
+        weights = self._weights()
+        averages = whole(self.engine.averages_by_name())
+        if self.ranks.rank:
+            return ""
+        if averages:
+            save_weights({**weights, **averages}, self.paths.average_weights)
+        return save_weights(weights, self.paths.weights)
 
     # --- one update ---
 
-    def _update(self) -> TrainingProgress:
-        began = time.perf_counter()
-        indices = self._next_window()
-        sizes = self._split(len(indices))
+    def _update(self, micro_batches: Sequence[MicroBatch], began: float) -> TrainingProgress:
         rate = float(self.schedule.get_last_lr()[0])
-        outcome = self.engine.update([self.data.batch(part) for part in _cut(indices, sizes)])
+        outcome = self.engine.update(micro_batches)
         if not outcome.skipped:
             self.schedule.step()
-        self._advance(len(indices), outcome)
-        return self._progress(outcome, rate, sizes, time.perf_counter() - began)
+        samples = self.windows.size(self.position)
+        self.position = replace(self.windows.advanced(self.position), loss=_finite(outcome.loss))
+        peak = max(self.ranks.gather(self.device.peak_bytes()))
+        return self._progress(outcome, rate, samples, peak, time.perf_counter() - began)
 
-    def _next_window(self) -> tuple[int, ...]:
-        """The next samples of this epoch: the effective batch, or what is left of the epoch."""
-        order = epoch_order(self.request.seed, self.position.epoch, len(self.data))
-        batch = self.recommendation.effective_batch_size.achieved
-        return tuple(order[self.position.committed : self.position.committed + batch].tolist())
-
-    def _split(self, samples: int) -> tuple[int, ...]:
-        return balanced_split(samples, -(-samples // self.micro_batch_size))
-
-    def _advance(self, samples: int, outcome: UpdateReport) -> None:
-        position = self.position
-        position.update += 1
-        position.seen += samples
-        position.committed += samples
-        position.loss = _finite(outcome.loss)
-        if position.committed >= len(self.data):
-            position.epoch, position.committed = position.epoch + 1, 0
-
-    def _progress(self, outcome: UpdateReport, rate: float, sizes: tuple[int, ...], seconds: float) -> TrainingProgress:
+    def _progress(
+        self, outcome: UpdateReport, rate: float, samples: int, peak: int, seconds: float
+    ) -> TrainingProgress:
         return TrainingProgress(
             update=self.position.update,
             updates=self.request.updates,
             loss=_finite(outcome.loss),
             terms={name: _finite(value) for name, value in outcome.terms.items()},
+            weights=outcome.weights,
             learning_rate=rate,
             gradient_norm=outcome.gradient_norm,
             skipped=outcome.skipped,
-            samples=sum(sizes),
-            micro_batch_sizes=sizes,
+            samples=samples,
+            micro_batch_sizes=outcome.micro_batch_sizes,
+            splits=outcome.splits,
             samples_seen=self.position.seen,
             epoch=self.position.epoch,
             seconds=seconds,
-            peak_bytes=self.device.peak_bytes(),
+            peak_bytes=peak,
         )
 
     # --- checkpoints ---
 
     def _save(self) -> None:
-        """Write a checkpoint, unless there is one of this update."""
+        """Write a checkpoint, unless there is one of this update. Rank 0 writes, with the random state of all ranks."""
+        if self._saved == self.position.update:
+            return
         with self.device.without_limit():
-            if self.paths.checkpointed_update() != self.position.update:
-                self.checkpoints.save(self.position.update, self._state())
+            mine = {
+                "random": RandomState.now(self.device.torch_device).plain(),
+                "largest": self.largest_micro_batch(),
+            }
+            weights, state = self._weights(), {**whole(self._state()), "ranks": self.ranks.gather(mine)}
+            self.ranks.together(lambda: self._write(weights, state))
+        self._saved = self.position.update
+
+    def _write(self, weights: Weights, state: State) -> None:
+        if not self.ranks.rank:
+            self.checkpoints.save(self.position.update, weights, state)
+
+    def _weights(self) -> Weights:
+        weights: Weights = whole(dict(self.model.state_dict()))
+        return weights
 
     def _state(self) -> State:
         return {
-            "model": self.model.state_dict(),
             "optimizer": self.engine.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "scaler": self.engine.scaler.state_dict(),
-            "random": random_state(self.device.torch_device),
+            "averages": list(self.engine.averages),
             "position": dict(vars(self.position)),
         }
 
-    def _restore(self, state: State) -> None:
-        self.model.load_state_dict(state["model"])
-        self.engine.optimizer.load_state_dict(state["optimizer"])
+    def _restore(self, weights: Weights, state: State) -> None:
+        if not set(weights) <= set(self.model.state_dict()):
+            raise CheckpointError(f"{self.checkpoints.directory} holds weights of another model")
+        load_weights(self.model, weights)
+        load_optimizer(self.engine.optimizer, state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         if state["scaler"]:
             self.engine.scaler.load_state_dict(state["scaler"])
-        restore_random_state(state["random"], self.device.torch_device)
+        for average, kept in zip(self.engine.averages, state["averages"], strict=True):
+            copy_into(average, kept)
         self.position = Position(**state["position"])
+        self._restore_this_rank(state["ranks"])
+
+    def _restore_this_rank(self, each_rank: list[State]) -> None:
+        """A rank's own state, where there are as many ranks as before; what follows from it, where there are not."""
+        largest = min(int(it["largest"]) for it in each_rank)
+        if len(each_rank) == self.ranks.size:
+            mine = each_rank[self.ranks.rank]
+            largest = int(mine["largest"])
+            RandomState.of_plain(mine["random"]).restore(self.device.torch_device)
+        elif not self.ranks.rank:
+            RandomState.of_plain(each_rank[0]["random"]).restore(self.device.torch_device)
+        else:
+            self._seed_this_rank()
+        self.engine.accumulation.largest_micro_batch = min(largest, self.micro_batch_size)
+
+
+class _Drawn(Iterator[Window]):
+    """Windows that a loader draws ahead of their use, kept until they are used."""
+
+    def __init__(self, windows: Iterator[Window]) -> None:
+        self._windows = windows
+        self._waiting: deque[Window] = deque()
+
+    def __next__(self) -> Window:
+        window = next(self._windows)
+        self._waiting.append(window)
+        return window
+
+    def next(self) -> Window:
+        """The window whose batches the loader has just given."""
+        return self._waiting.popleft()
+
+
+def _load(loaded: Iterator[list[Batch]], into: list[Batch], should_stop: Callable[[], bool]) -> bool:
+    """Load the next window, unless the run is to stop; whether it is."""
+    if should_stop():
+        return True
+    into += next(loaded)
+    return False
+
+
+def _micro_batches(data: TrainingData, window: Window, batches: list[Batch], seed: int) -> list[MicroBatch]:
+    return [_micro_batch(data, part, batch, seed) for part, batch in zip(window, batches, strict=True)]
+
+
+def _micro_batch(data: TrainingData, part: Part, batch: Batch, seed: int) -> MicroBatch:
+    """Loaded samples, which are collated anew when they are divided: padding and packing are the collation's own."""
+
+    def divide(sizes: Sequence[int]) -> list[MicroBatch]:
+        smaller = [Part(part.epoch, indices) for indices in cut(part.indices, tuple(sizes))]
+        return [_micro_batch(data, it, data.loaded(it.epoch, it.indices, seed), seed) for it in smaller]
+
+    return MicroBatch(batch, len(part.indices), divide, idle=part.idle)
 
 
 def trainable_micro_batch_size(recommendation: Recommendation) -> int:
     """The largest micro-batch a run of this recommendation may use.
 
     Raises:
-        TrainingError: when nothing fits, or when it is a plan for several ranks.
+        TrainingError: when nothing fits.
     """
     if not recommendation.feasible or recommendation.micro_batch_size is None:
         raise TrainingError(f"this recommendation is not feasible: {recommendation.infeasible_reason}")
-    if recommendation.world_size > 1:
-        raise TrainingError(
-            f"this recommendation is for {recommendation.world_size} ranks, and training runs in one process: tune "
-            "with world_size 1, or use the plan with your own distributed launcher"
-        )
     return recommendation.micro_batch_size
-
-
-def _cut(indices: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(indices[start : start + size])
-        start += size
-    return parts
 
 
 def _finite(value: float) -> float | None:

@@ -25,11 +25,13 @@ class MicroBatch:
         batch: what the model gets, on the CPU or already on the device.
         size: number of samples in it.
         divide: the same samples in parts of the given sizes, which sum to ``size``.
+        idle: whether it counts for nothing, and goes through only because the model's collectives need every rank.
     """
 
     batch: Batch
     size: int
     divide: Callable[[Sequence[int]], list[MicroBatch]]
+    idle: bool = False
 
     def at_most(self, largest: int) -> list[MicroBatch]:
         """The same samples in the fewest parts of at most ``largest``, as even as can be."""

@@ -7,7 +7,8 @@ may run different numbers of micro-batches, split one of them, or hold no sample
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import TypeVar
 
@@ -82,33 +83,46 @@ class ProcessGroup(Ranks):
     def gather(self, value: T) -> list[T]:
         """The value of every rank, pickled: for words and small figures."""
         answers: list[T | None] = [None] * self.size
-        dist.all_gather_object(answers, value)
+        with _losses_named():
+            dist.all_gather_object(answers, value)
         return answers  # type: ignore[return-value] # every place has been filled
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """In buckets; a tensor larger than one is reduced where it is."""
         for bucket in _buckets(tensors):
             if len(bucket) == 1 and bucket[0].is_contiguous():
-                dist.all_reduce(bucket[0])
+                self._all_reduce(bucket[0])
                 continue
             flat = torch.cat([tensor.flatten() for tensor in bucket])
-            dist.all_reduce(flat)
+            self._all_reduce(flat)
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             torch._foreach_copy_(bucket, [part.view_as(it) for part, it in zip(parts, bucket, strict=True)])
+
+    def _all_reduce(self, tensor: Tensor) -> None:
+        with _losses_named():
+            dist.all_reduce(tensor)
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """One after the other: they are few and small (buffers), or sent once (parameters)."""
         for tensor in tensors:
-            if tensor.is_contiguous():
-                dist.broadcast(tensor, 0)
-            else:
-                whole = tensor.contiguous()
+            whole = tensor.contiguous()
+            with _losses_named():
                 dist.broadcast(whole, 0)
+            if whole is not tensor:
                 tensor.copy_(whole)
 
     def close(self) -> None:
         """Destroy the group."""
         dist.destroy_process_group()
+
+
+@contextmanager
+def _losses_named() -> Iterator[None]:
+    """What a backend says when another rank is gone, in our words."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.distributed's errors derive from it
+        raise PeerError(f"another rank is gone: {error}") from error
 
 
 def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -127,30 +141,45 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return [list(group) for _, group in groupby(tensors, bucket_of)]
 
 
-def started_by_torchrun() -> bool:
-    """Whether this process is one of several that ``torchrun`` has started."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+RENDEZVOUS = "BATCHWRIGHT_RENDEZVOUS"
+"""Names the file by which the ranks of a run on one host find each other; ``torchrun`` has means of its own."""
+
+
+def world_size() -> int:
+    """How many ranks were started: by ``torchrun``, or by ``TrainingProcess``."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def own_rank() -> int:
+    """This process's number among them."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def local_rank() -> int:
-    """This rank's number on its host, which is the number of its card."""
+    """This process's number on its host, which is the number of its card."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def join_ranks(device: torch.device) -> Ranks:
-    """The ranks that ``torchrun`` has started, or this process alone."""
-    if not started_by_torchrun():
+    """Find the other ranks, if any were started."""
+    if world_size() == 1:
         return Ranks()
-    if device.type == "cuda":
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
-    else:
-        dist.init_process_group("gloo")
+    rendezvous = os.environ.get(RENDEZVOUS)
+    dist.init_process_group(
+        _backend(device),
+        init_method=f"file://{rendezvous}" if rendezvous else "env://",
+        rank=own_rank(),
+        world_size=world_size(),
+    )
     return ProcessGroup()
+
+
+def _backend(device: torch.device) -> str:
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def group_of_one(device: torch.device) -> Ranks:
     """A group that this process alone belongs to, whose collectives really run: for a probe of a distributed run."""
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store = dist.HashStore()  # type: ignore[attr-defined] # documented, but not in the stubs' __all__
-    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    dist.init_process_group(_backend(device), store=store, rank=0, world_size=1)
     return ProcessGroup()

@@ -50,6 +50,8 @@ class TrainingProgress(Document):
     """Mean over the window's weight (tokens or samples), summed over the terms; none when it is not finite."""
     terms: dict[str, float | None]
     """Mean of each named loss term; none when it is not finite."""
+    weights: dict[str, NonNegativeFloat]
+    """What the window weighed for each term: the tokens or samples its mean is over."""
     learning_rate: NonNegativeFloat
     """Rate used by this update."""
     gradient_norm: NonNegativeFloat | None
@@ -59,7 +61,9 @@ class TrainingProgress(Document):
     samples: PositiveInt
     """Samples in this update's window over all ranks."""
     micro_batch_sizes: tuple[PositiveInt, ...]
-    """Sizes of this rank's micro-batches in the window."""
+    """Sizes of rank 0's micro-batches in the window."""
+    splits: tuple[MicroBatchSplit, ...] = ()
+    """Micro-batches of any rank that did not fit, and went through in smaller parts."""
     samples_seen: NonNegativeInt
     """Samples committed since the run began, over all epochs."""
     epoch: NonNegativeInt
@@ -67,7 +71,18 @@ class TrainingProgress(Document):
     seconds: NonNegativeFloat
     """Wall time of this update."""
     peak_bytes: NonNegativeInt | None
-    """Most memory held so far: reserved on CUDA, of the process on the CPU."""
+    """Most memory a rank has held so far: reserved on CUDA, of the process on the CPU."""
+
+    @property
+    def samples_per_second(self) -> float:
+        """Over all ranks."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Target tokens over all ranks; none for a loss that does not weigh tokens (as many as samples)."""
+        weight = max(self.weights.values(), default=0.0)
+        return weight / self.seconds if self.seconds and weight > self.samples else None
 
 
 class TrainingResult(Document):
@@ -89,6 +104,10 @@ class TrainingResult(Document):
     """Loss of the last update."""
     samples_seen: NonNegativeInt = 0
     """Samples committed so far."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of the run, such as a loss that accumulation changes."""
+    smaller_micro_batch: PositiveInt | None = None
+    """Set when memory ran out and the run can go on from its checkpoint with micro-batches of at most this size."""
     weights_sha256: str | None = None
     """SHA-256 of the final weights file, when the run succeeded."""
     seconds: NonNegativeFloat = 0.0
@@ -140,6 +159,38 @@ class RunPaths:
     def weights(self) -> Path:
         """The trained weights, when the run succeeded."""
         return self.directory / "model.safetensors"
+
+    @property
+    def average_weights(self) -> Path:
+        """Their moving averages, when the spec asks for them."""
+        return self.directory / "model-average.safetensors"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of the events for TensorBoard."""
+        return self.directory / "tensorboard"
+
+    @property
+    def lowered(self) -> Path:
+        """The bound on micro-batches after one did not fit that could not be divided on the spot (JSON)."""
+        return self.directory / "largest-micro-batch.json"
+
+    def bound(self) -> int | None:
+        """Samples in the largest micro-batch that may still be tried; none when none has failed."""
+        return int(json.loads(self.lowered.read_text())["samples"]) if self.lowered.exists() else None
+
+    def lower_bound(self, samples: int) -> None:
+        """Go on with micro-batches of at most ``samples``."""
+        write_atomically(self.lowered, json.dumps({"samples": samples}))
+
+    def failure(self, rank: int) -> Path:
+        """The ``TrainingResult`` of a rank that failed, where there are several."""
+        return self.directory / f"failure-{rank}.json"
+
+    @property
+    def failures(self) -> list[Path]:
+        """Those there are, the first to fail first."""
+        return sorted(self.directory.glob("failure-*.json"), key=lambda path: path.stat().st_mtime_ns)
 
     def checkpointed_update(self) -> int | None:
         """The update of the newest checkpoint, from which a process will go on; none when there is none yet."""

@@ -1,7 +1,10 @@
-"""The process of a training run: ``python -P -m tuner.training.worker DIRECTORY [PARENT_PID]``.
+"""The process of a training run, or of one of its ranks: ``python -P -m tuner.training.worker DIRECTORY [PARENT_PID]``.
 
 It reads the recommendation and the request from the directory, goes on from the newest checkpoint there, appends its
 progress, and leaves a result. SIGTERM makes it finish the update it is in, write a checkpoint and stop.
+
+Started by ``torchrun`` (on one host or several that share the directory), or by ``TrainingProcess``, the ranks find
+each other by themselves; rank 0 writes the run's files.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -20,8 +23,11 @@ from tuner.memory.devices import MemoryDevice, open_device
 from tuner.processes import die_with_parent
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
-from tuner.training.loop import Position, TrainingLoop
-from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingResult
+from tuner.training.loop import TrainingLoop
+from tuner.training.progress import ProgressWriter, import_tensorboard
+from tuner.training.ranks import Ranks, join_ranks, local_rank, own_rank, world_size
+from tuner.training.runs import RunOutcome, RunPaths, TrainingResult
+from tuner.training.windows import Position
 from tuner.workloads.imports import import_early, late_imports
 
 _TRACEBACK_LENGTH = 8000
@@ -51,11 +57,17 @@ class StopRequest:
 class Course:
     """How far a run has come in this process; still there when it fails."""
 
+    ranks: Ranks = field(default_factory=Ranks)
     device: MemoryDevice | None = None
     loop: TrainingLoop | None = None
     resumed_from: int | None = None
     outcome: RunOutcome = RunOutcome.FAILED
     weights_sha256: str | None = None
+
+    @property
+    def position(self) -> Position:
+        """Where the run is."""
+        return self.loop.position if self.loop else Position()
 
 
 def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
@@ -67,19 +79,22 @@ def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
         _train(paths, stop, course)
     except BaseException as error:  # noqa: BLE001 - a user's SystemExit must become a result too
         failure = error
-    explained = _explain(failure, course) if failure is not None else None
+    shortage = _shortage(failure, course)
+    smaller = _smaller(course) if shortage else None
+    message = f"{course.position.update} updates made" if failure is None else _explain(failure, shortage, course)
     if course.device is not None:
         course.device.lift_limit()
-    position = course.loop.position if course.loop else Position()
     return TrainingResult(
         outcome=course.outcome,
-        message=explained or f"{position.update} updates made",
+        message=message,
         error_type=f"{type(failure).__module__}.{type(failure).__qualname__}" if failure else None,
-        traceback=_traceback(failure),
-        updates=position.update,
+        traceback=None if shortage else _traceback(failure),
+        updates=course.position.update,
         resumed_from=course.resumed_from,
-        loss=position.loss,
-        samples_seen=position.seen,
+        loss=course.position.loss,
+        samples_seen=course.position.seen,
+        notes=tuple(course.loop.notes) if course.loop else (),
+        smaller_micro_batch=smaller,
         weights_sha256=course.weights_sha256,
         seconds=time.monotonic() - began,
     )
@@ -89,26 +104,53 @@ def _train(paths: RunPaths, stop: StopRequest, course: Course) -> None:
     recommendation = Recommendation.model_validate_json(paths.recommendation.read_bytes())
     request = TrainingRequest.model_validate_json(paths.request.read_bytes())
     import_early(late_imports(recommendation.request.spec))
-    course.device = open_device(recommendation.device.id)
-    loop = course.loop = TrainingLoop(recommendation, request, paths, course.device)
+    if request.tensorboard:
+        import_tensorboard()  # before memory is counted
+    course.device = open_device(_own_device(recommendation.device.id))
+    course.ranks = join_ranks(course.device.torch_device)
+    loop = course.loop = TrainingLoop(recommendation, request, paths, course.device, course.ranks)
     course.resumed_from = loop.resume()
-    log = ProgressLog(paths.progress)
-    log.forget_after(course.resumed_from or 0)
-    outcome = loop.run(log.append, stop)
+    outcome = _run(loop, paths, stop, course.resumed_from or 0)
     if outcome is RunOutcome.SUCCEEDED:
         course.weights_sha256 = loop.save_weights()
     course.outcome = outcome
+    course.ranks.close()
 
 
-def _explain(failure: BaseException, course: Course) -> str:
+def _run(loop: TrainingLoop, paths: RunPaths, stop: StopRequest, resumed_from: int) -> RunOutcome:
+    if loop.ranks.rank:
+        return loop.run(lambda _: None, stop)
+    with ProgressWriter(paths, resumed_from, tensorboard=loop.request.tensorboard) as progress:
+        return loop.run(progress.append, stop)
+
+
+def _own_device(identifier: str) -> str:
+    """The recommendation's device; with several ranks each has the card of its own number."""
+    return f"cuda:{local_rank()}" if identifier != "cpu" and world_size() > 1 else identifier
+
+
+def _shortage(failure: BaseException | None, course: Course) -> BatchwrightError | None:
+    """``failure`` as a lack of memory, where it is one."""
+    if course.device is None or not isinstance(failure, Exception):
+        return None
+    translated = failure if isinstance(failure, OutOfMemoryError) else course.device.translate(failure)
+    return translated if isinstance(translated, OutOfMemoryError) else None
+
+
+def _smaller(course: Course) -> int | None:
+    """The micro-batch to go on with where it could not be divided on the spot: the ranks wait for each other."""
+    failed = course.loop.engine.accumulation.failed_micro_batch if course.loop and course.loop.sharded else None
+    return -(-failed // 2) if failed is not None and failed > 1 else None
+
+
+def _explain(failure: BaseException, shortage: BatchwrightError | None, course: Course) -> str:
     """What ended the run, in a line; for a lack of memory, where it was and what to do."""
-    translated = course.device.translate(failure) if course.device and isinstance(failure, Exception) else None
-    if isinstance(translated, OutOfMemoryError):
+    if shortage is not None:
         place = "while building the model"
         if course.loop is not None:
-            place = f"in update {course.loop.position.update + 1}, micro-batches up to {course.loop.micro_batch_size}"
+            place = f"in update {course.position.update + 1}, micro-batches up to {course.loop.largest_micro_batch}"
         return (
-            f"out of memory {place}: {translated}. The last checkpoint stays; go on with a recommendation for a larger "
+            f"out of memory {place}: {shortage}. The last checkpoint stays; go on with a recommendation for a larger "
             "memory_margin or a smaller max_micro_batch_size."
         )
     text = str(failure).strip()
@@ -129,6 +171,8 @@ def main(arguments: list[str]) -> int:
     paths = RunPaths(Path(arguments[0]))
     stop = StopRequest()
     stop.install()
+    if own_rank():
+        return _train_beside(paths, stop)
     with holding(paths.directory, _HELD_SECONDS) as alone:
         if not alone:  # the files are another process's to write: nothing but the log may be touched
             print(f"another process trains in {paths.directory}", file=sys.stderr)  # noqa: T201 - the run's log
@@ -139,7 +183,23 @@ def main(arguments: list[str]) -> int:
 def _train_alone(paths: RunPaths, stop: StopRequest) -> int:
     paths.result.unlink(missing_ok=True)
     result = train(paths, stop)
+    if result.smaller_micro_batch is not None:
+        paths.lower_bound(result.smaller_micro_batch)
     write_atomically(paths.result, result.model_dump_json())
+    return _exit_status(result)
+
+
+def _train_beside(paths: RunPaths, stop: StopRequest) -> int:
+    """As a rank other than 0, which leaves a result only of its own failure."""
+    result = train(paths, stop)
+    if result.smaller_micro_batch is not None:
+        paths.lower_bound(result.smaller_micro_batch)
+    if result.outcome is RunOutcome.FAILED:
+        write_atomically(paths.failure(own_rank()), result.model_dump_json())
+    return _exit_status(result)
+
+
+def _exit_status(result: TrainingResult) -> int:
     if result.outcome is RunOutcome.FAILED:
         print(result.traceback or result.message, file=sys.stderr)  # noqa: T201 - this is the run's log
     return int(result.outcome is RunOutcome.FAILED)

@@ -40,6 +40,8 @@ class Part:
     """Epoch the samples belong to."""
     indices: tuple[int, ...]
     """Which samples, in order."""
+    idle: bool = False
+    """Whether they only keep other ranks company, which have a micro-batch more: their loss counts for nothing."""
 
 
 Window = tuple[Part, ...]

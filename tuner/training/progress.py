@@ -1,0 +1,78 @@
+"""Writes a run's progress, for machines (a line of JSON per update) and for TensorBoard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tuner.errors import FieldProblem, SpecError
+from tuner.training.runs import ProgressLog, RunPaths, TrainingProgress
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class ProgressWriter:
+    """The progress of one process of a run; a context that closes what it opened.
+
+    Args:
+        paths: the run's files.
+        resumed_from: the update this process goes on from; what was written of later ones is dropped.
+        tensorboard: whether to write events for TensorBoard too.
+
+    Raises:
+        SpecError: when TensorBoard is asked for and not installed.
+    """
+
+    def __init__(self, paths: RunPaths, resumed_from: int, *, tensorboard: bool) -> None:
+        self._log = ProgressLog(paths.progress)
+        self._log.forget_after(resumed_from)
+        self._events: SummaryWriter | None = None
+        if tensorboard:
+            self._events = import_tensorboard()(str(paths.tensorboard), purge_step=resumed_from + 1)
+
+    def append(self, progress: TrainingProgress) -> None:
+        """One more update."""
+        self._log.append(progress)
+        if self._events is not None:
+            for name, value in scalars(progress).items():
+                self._events.add_scalar(name, value, progress.update)
+
+    def __enter__(self) -> ProgressWriter:  # noqa: PYI034 - not meant for subclassing
+        """For a ``with`` block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the events."""
+        if self._events is not None:
+            self._events.close()
+
+
+def import_tensorboard() -> type[SummaryWriter]:
+    """Torch's writer of TensorBoard events.
+
+    Raises:
+        SpecError: when TensorBoard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an optional part
+    except ImportError:
+        message = "needs the package `tensorboard`: pip install 'batchwright[tensorboard]'"
+        raise SpecError([FieldProblem("tensorboard", message, "True")], "request") from None
+    return SummaryWriter
+
+
+def scalars(progress: TrainingProgress) -> dict[str, float]:
+    """What an update is shown as in TensorBoard, by tag."""
+    figures = {
+        "loss/total": progress.loss,
+        **{f"loss/{name}": value for name, value in progress.terms.items() if len(progress.terms) > 1},
+        "optimizer/learning_rate": progress.learning_rate,
+        "optimizer/gradient_norm": progress.gradient_norm,
+        "speed/updates_per_second": 1.0 / progress.seconds if progress.seconds else None,
+        "speed/samples_per_second": progress.samples_per_second,
+        "speed/tokens_per_second": progress.tokens_per_second,
+        "memory/peak_bytes": progress.peak_bytes,
+        "micro_batches/count": len(progress.micro_batch_sizes),
+        "micro_batches/splits": len(progress.splits),
+    }
+    return {name: float(value) for name, value in figures.items() if value is not None}

@@ -1,0 +1,136 @@
+"""The processes of a run on one host, one per rank: started, watched and ended together. Never imports torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from tuner.processes import kill_group
+from tuner.training.runs import RunPaths
+
+_PEERS_GRACE_SECONDS = 10.0
+"""How long the other ranks get to notice that one has failed, and to say what they know, before they are killed."""
+
+
+_WORKER = "tuner.training.worker"
+
+
+def training_command(directory: Path, processes: int = 1) -> list[str]:
+    """The command that makes, or goes on with, the run in ``directory``: with ``torchrun``, where it is several ranks."""
+    if processes == 1:
+        return [sys.executable, "-P", "-m", _WORKER, str(directory)]
+    ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return [sys.executable, "-P", *ranks, "-m", _WORKER, str(directory)]
+
+
+class RankProcesses:
+    """One process per rank, started by construction.
+
+    ``torchrun`` would add three seconds to every start, leave its workers alive when it is killed, and tell no rank's
+    own exit status; the processes can as well be started by it (see ``tuner.training.worker``).
+
+    Args:
+        paths: the run's files; all ranks print into the one log.
+        count: how many ranks.
+        environment: of every process.
+    """
+
+    def __init__(self, paths: RunPaths, count: int, environment: Mapping[str, str]) -> None:
+        rendezvous = paths.directory / f".rendezvous-{uuid.uuid4().hex}"
+        self._rendezvous = rendezvous if count > 1 else None
+        self._failed_at: float | None = None
+        self._killed: set[int] = set()
+        with paths.log.open("ab") as log:
+            self._processes = [
+                subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    [*training_command(paths.directory), str(os.getpid())],
+                    env=_environment(environment, rank, count, rendezvous),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+                for rank in range(count)
+            ]
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes' ids, in the order of ranks."""
+        return [process.pid for process in self._processes]
+
+    @property
+    def return_codes(self) -> list[int]:
+        """Exit statuses in the order of ranks, once all have ended; negative for signals."""
+        return [int(process.wait()) for process in self._processes]
+
+    def ended(self) -> bool:
+        """Whether all have. When one has failed the others get a while to notice, and are killed then."""
+        statuses = [process.poll() for process in self._processes]
+        if any(status not in (None, 0) for status in statuses) and None in statuses:
+            self._failed_at = self._failed_at or time.monotonic()
+            if time.monotonic() - self._failed_at > _PEERS_GRACE_SECONDS:
+                self.kill()
+        if None in statuses:
+            return False
+        self._clean_up()
+        return True
+
+    def crashed(self) -> tuple[int, int] | None:
+        """The first rank that a signal has ended which did not come from here, and its status."""
+        signalled = [(rank, code) for rank, code in enumerate(self.return_codes) if code < 0]
+        return next((it for it in signalled if it[1] != -signal.SIGTERM and it[0] not in self._killed), None)
+
+    def terminated(self) -> bool:
+        """Whether SIGTERM ended one, before it could listen for it."""
+        return -signal.SIGTERM in self.return_codes
+
+    def first_failed(self) -> tuple[int, int]:
+        """The first rank whose exit status is not 0, and the status; rank 0 when all are."""
+        codes = self.return_codes
+        return next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
+
+    def stop(self, grace_seconds: float) -> None:
+        """SIGTERM to each; SIGKILL to those that are there after ``grace_seconds``."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + grace_seconds
+        try:
+            for process in self._processes:
+                process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL to each and what it has started; waits for them."""
+        for rank, process in enumerate(self._processes):
+            if process.poll() is None:
+                self._killed.add(rank)
+                kill_group(process.pid)
+                process.wait()
+
+    def _clean_up(self) -> None:
+        """End what the processes have started and left, and forget how they found each other."""
+        for process in self._processes:
+            kill_group(process.pid)
+        if self._rendezvous is not None:
+            self._rendezvous.unlink(missing_ok=True)
+
+
+_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "BATCHWRIGHT_RENDEZVOUS")
+
+
+def _environment(base: Mapping[str, str], rank: int, count: int, rendezvous: Path) -> dict[str, str]:
+    """``base``, and which rank the process is in ``torchrun``'s words; alone it is none, whatever ``base`` says."""
+    environment = {name: value for name, value in base.items() if name not in _PLACE}
+    if count == 1:
+        return environment
+    values = (str(rank), str(rank), str(count), str(rendezvous.resolve()))
+    threads = max(1, (os.cpu_count() or 1) // count)  # a fair share of the processor
+    return {"OMP_NUM_THREADS": str(threads), **environment, **dict(zip(_PLACE, values, strict=True))}

@@ -1,0 +1,90 @@
+"""A model in one piece or in shards (FSDP2), and its state as a whole either way.
+
+A checkpoint holds whole tensors under the names and numbers that an unsharded model gives them, so that a run may go on
+with another number of ranks, or with none of the sharding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from tuner.errors import FieldProblem, SpecError
+
+
+def shard(model: nn.Module, device: torch.device, world_size: int) -> None:
+    """Give each rank a shard of every parameter: each member of a ``ModuleList`` (a block) apart, then the rest.
+
+    Gradients are summed over the ranks, not averaged: losses are divided by the global weight already.
+
+    Raises:
+        SpecError: when the model has parameters that cannot be sharded.
+    """
+    mesh = init_device_mesh(device.type, (world_size,))
+    try:
+        for block in _blocks(model):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    except ValueError as error:  # a parameter without dimensions, say
+        raise SpecError([FieldProblem("parallelism.strategy", f"fsdp cannot shard this model: {error}")]) from None
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other sum that FSDP may ask for
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The members of the outermost lists of modules: the parts that are gathered one at a time."""
+    found: list[nn.Module] = []
+    for child in model.children():
+        if isinstance(child, nn.ModuleList):
+            found += [block for block in child if any(True for _ in block.parameters())]
+        else:
+            found += _blocks(child)
+    return found
+
+
+def whole(value: Any) -> Any:  # noqa: ANN401 - nested state of any kind
+    """``value`` with every shard as its whole tensor; dicts and lists are walked. Every rank must call it."""
+    if isinstance(value, DTensor):
+        return value.full_tensor()
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, dict):
+        return {key: whole(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [whole(part) for part in value]
+    return value
+
+
+def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Make whole ``weights`` the model's, of which each rank takes its shard. Names tied to others may be missing."""
+    own = model.state_dict()
+    model.load_state_dict({name: _like(tensor, own[name]) for name, tensor in weights.items()}, strict=False)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Make a whole ``state_dict`` of an optimizer this one's, of which each rank takes its shard."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    sharded = {
+        number: {name: _like(value, parameters[number]) for name, value in values.items()}
+        for number, values in state["state"].items()
+    }
+    optimizer.load_state_dict({"state": sharded, "param_groups": state["param_groups"]})
+
+
+def copy_into(tensor: Tensor, value: Tensor) -> None:
+    """Copy a whole ``value`` into ``tensor``, which may be a shard."""
+    tensor.copy_(_like(value, tensor))
+
+
+def _like(value: Any, own: Tensor) -> Any:  # noqa: ANN401 - an entry of a state may be no tensor
+    """``value`` sharded as ``own``, where that is a shard and they have the same shape."""
+    if not isinstance(own, DTensor) or not isinstance(value, Tensor) or value.shape != own.shape:
+        return value
+    return distribute_tensor(value.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
