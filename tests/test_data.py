@@ -182,6 +182,17 @@ def test_text_is_tokenised_without_losing_a_word(tmp_path: Path, tokenizer: str)
     assert {len(sample) for sample in samples[:-1]} == {LENGTH}
 
 
+def test_workers_forked_after_tokenising_are_silent(
+    tmp_path: Path, tokenizer: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokenising takes several threads, and `tokenizers` would warn of every process that is forked after it."""
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    (tmp_path / "a.txt").write_text(STANDARD_LIBRARY, encoding="utf-8")
+    data = built(text_model("causal-lm", {"kind": "text", "paths": [f"{tmp_path}/*.txt"], "tokenizer": tokenizer}))
+    assert len(list(WindowLoader(data, WINDOWS, workers=2, seed=0))) == len(WINDOWS)
+    assert capfd.readouterr().err == ""
+
+
 # --- records ---
 
 

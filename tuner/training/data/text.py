@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -18,7 +20,8 @@ from tuner.workloads.reference import NextTokenWorkload
 
 _SHORTEST_SAMPLE = 2
 """A next-token sample of one token has nothing to predict."""
-_PIECE_CHARACTERS = 2**20
+_PIECE_CHARACTERS = 2**16
+_PIECES_AT_A_TIME = 64
 
 
 class StreamSamples:
@@ -66,9 +69,12 @@ def _bytes(files: list[Path]) -> Tensor:
 
 
 def _tokens(files: list[Path], tokenizer: TextTokenizer) -> Tensor:
-    """The files' tokens, tokenised in pieces of whole lines of about a million characters."""
-    parts = [torch.tensor(tokenizer.plain(piece), dtype=torch.int32) for piece in _pieces(files)]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int32)
+    """The files' tokens, tokenised in pieces of whole lines."""
+    pieces, parts = _pieces(files), [torch.empty(0, dtype=torch.int32)]
+    while some := list(islice(pieces, _PIECES_AT_A_TIME)):
+        parts += [torch.tensor(ids, dtype=torch.int32) for ids in tokenizer.plain(some)]
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it has used threads, and would warn of every fork
+    return torch.cat(parts)
 
 
 def _pieces(files: list[Path]) -> Iterator[str]:
