@@ -18,7 +18,7 @@ $(VENV)/torch: constraints.txt
 	@touch $@
 
 $(VENV)/runtime: $(VENV)/torch $(SOURCES)
-	$(PIP) -e '.[torch,transformers,data,service,plots]'
+	$(PIP) -e '.[torch,transformers,data,service,plots,tensorboard]'
 	@touch $@
 
 $(VENV)/dev: $(VENV)/runtime
