@@ -1,0 +1,350 @@
+"""Seconds per update of the accumulation engine, next to the shortest correct loop, Accelerate and Lightning.
+
+python benchmarks/engine_overhead.py [--rounds 60] [--output benchmarks/results/engine_overhead.json]
+
+All of them move copies of the same model over the same micro-batches, with the same optimizer and the same clipping, in
+one process and on one thread. A round is one update of each, in an order of its own; a ratio compares two updates of
+the same round, so that what else the machine does falls on both. Lightning trains from the first round to the last, and
+the others take their turns in its callback. Each model is measured twice: with the allocator's own settings, and with
+those that the project's probes and jobs run with. The second hand-written loop shows what a ratio of 1 looks like.
+
+The MLP is the worst case for the engine: 16.8 million parameters for micro-batches of 8 samples, and plain SGD.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import json
+import os
+import platform
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from tuner.fingerprint import installed_versions
+from tuner.memory.environment import CPU_ALLOCATOR, CPU_THREADS
+from tuner.memory.inventory import cpu
+from tuner.specs import parse_spec
+from tuner.training.accumulate import Gathering, GradientAccumulation
+from tuner.workloads.base import Batch, LossTerms
+from tuner.workloads.build import build_workload
+
+MICRO_BATCHES = 4
+MAX_NORM = 1.0
+YARDSTICK = "hand-written"
+WARM_UP = 3
+"""Updates of each before the first round that counts: optimizer states, caches, the allocator's pools."""
+Update = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its micro-batches and its optimizer."""
+
+    architecture: Mapping[str, Any]
+    batch: Mapping[str, int]
+    micro_batch_size: int
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+
+
+CASES = {
+    "gpt": Case(
+        {"name": "gpt", "layers": 4, "heads": 4, "width": 128},
+        {"sequence_length": 128},
+        4,
+        lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
+    ),
+    "mlp": Case(
+        {"name": "mlp", "input_features": 2048, "hidden_features": 2048, "hidden_layers": 4},
+        {},
+        8,
+        lambda parameters: torch.optim.SGD(parameters, lr=1e-4),
+    ),
+}
+ENVIRONMENTS: dict[str, dict[str, str]] = {"default allocator": {}, "the project's allocator settings": CPU_ALLOCATOR}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one update took."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    page_faults: int
+
+
+class Meter:
+    """Reads the clocks of this process; ``spent`` is what went by since ``start``."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """From here."""
+        self._begin = self._now()
+
+    def spent(self) -> Spent:
+        """Until here."""
+        wall, processor, faults = (now - then for now, then in zip(self._now(), self._begin, strict=True))
+        return Spent(wall, processor, int(faults))
+
+    @staticmethod
+    def _now() -> tuple[float, float, int]:
+        return time.perf_counter(), time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+# --- the contenders ---
+
+
+class Setting:
+    """What all contenders share: the model they copy, the micro-batches of an update, the loss."""
+
+    def __init__(self, case: Case) -> None:
+        torch.manual_seed(0)
+        model = {"kind": "reference", "architecture": case.architecture}
+        self.workload: Any = build_workload(parse_spec({"model": model, "batch": case.batch}))
+        self._model = self.workload.build_model()
+        self._case = case
+        self.window: list[Batch] = [self.workload.make_batch(case.micro_batch_size) for _ in range(MICRO_BATCHES)]
+        self.models: dict[str, nn.Module] = {}
+
+    def model_and_optimizer(self, name: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """A contender's own copy."""
+        model = copy.deepcopy(self._model)
+        self.models[name] = model
+        return model, self._case.optimizer(model.parameters())
+
+    def loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+        """Named sums with their weights, as the engine takes them."""
+        terms: LossTerms = self.workload.loss_terms(model, batch)
+        return terms
+
+    def sum_and_weight(self, model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
+        """The only term of the loss."""
+        ((loss_sum, weight),) = self.loss(model, batch).values()
+        return loss_sum, float(weight)
+
+    def mean(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean over the micro-batch, as the frameworks take it; all micro-batches here weigh the same."""
+        loss_sum, weight = self.sum_and_weight(model, batch)
+        return loss_sum / weight
+
+
+def hand_written(setting: Setting, name: str) -> Update:
+    """The shortest loop that is right: the weight of the window is known, and each sum is divided by it."""
+    model, optimizer = setting.model_and_optimizer(name)
+    with torch.no_grad():
+        weight = sum(setting.sum_and_weight(model, batch)[1] for batch in setting.window)
+
+    def update() -> None:
+        for batch in setting.window:
+            loss_sum, _ = setting.sum_and_weight(model, batch)
+            (loss_sum / weight).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
+
+
+def ours(setting: Setting, name: str, gathering: Gathering, *, beforehand: bool) -> Update:
+    """The engine; ``beforehand`` tells it the weights, else it finds them in the forward passes."""
+    model, optimizer = setting.model_and_optimizer(name)
+    accumulation = GradientAccumulation(model, optimizer, max_norm=MAX_NORM, gathering=gathering)
+    weigh = setting.workload.loss_weights if beforehand else None
+    return lambda: accumulation.update(setting.window, setting.loss, weigh)
+
+
+def accelerate(setting: Setting) -> Update:
+    """Accelerate's documented loop."""
+    from accelerate import Accelerator  # type: ignore[import-not-found,import-untyped,unused-ignore] # noqa: PLC0415 - see `bench`
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=MICRO_BATCHES)
+    model, optimizer = accelerator.prepare(*setting.model_and_optimizer("accelerate"))
+
+    def update() -> None:
+        for batch in setting.window:
+            with accelerator.accumulate(model):
+                accelerator.backward(setting.mean(model, batch))
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), MAX_NORM)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    return update
+
+
+def run_beside_lightning(setting: Setting, rounds: int, turn: Callable[[Spent], None]) -> None:
+    """Train with Lightning; after each of its updates ``turn`` learns what it took, and may take its time."""
+    import lightning  # type: ignore[import-not-found,import-untyped,unused-ignore] # noqa: PLC0415 - see `bench`
+
+    model, optimizer = setting.model_and_optimizer("Lightning")
+    meter = Meter()
+
+    class Module(lightning.LightningModule):  # type: ignore[misc,unused-ignore] # untyped where it is not installed
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Batch, _index: int) -> Tensor:
+            return setting.mean(self.model, batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return optimizer
+
+    class Turns(lightning.Callback):  # type: ignore[misc,unused-ignore] # as above
+        done = 0
+
+        def on_train_batch_end(self, trainer: Any, *_: object) -> None:  # noqa: ANN401 - Lightning's own hook
+            if trainer.global_step > self.done:
+                self.done = trainer.global_step
+                turn(meter.spent())
+                meter.start()
+
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=rounds,
+        max_epochs=-1,
+        accumulate_grad_batches=MICRO_BATCHES,
+        gradient_clip_val=MAX_NORM,
+        callbacks=[Turns()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Module(), itertools.cycle(setting.window))
+
+
+# --- measuring ---
+
+
+def measure(case: Case, rounds: int) -> dict[str, list[Spent]]:
+    """What each contender's update took in each round."""
+    setting = Setting(case)
+    updates: dict[str, Update] = {YARDSTICK: hand_written(setting, YARDSTICK)}
+    for gathering, beforehand in itertools.product(get_args(Gathering), (False, True)):
+        name = f"ours, {gathering}{', weights beforehand' if beforehand else ''}"
+        updates[name] = ours(setting, name, gathering, beforehand=beforehand)
+    again = f"{YARDSTICK}, again"
+    updates |= {again: hand_written(setting, again), "accelerate": accelerate(setting)}
+    spent: dict[str, list[Spent]] = {name: [] for name in (*updates, "Lightning")}
+    shuffled = random.Random(0)
+
+    def turn(lightning_spent: Spent) -> None:
+        spent["Lightning"].append(lightning_spent)
+        for name in shuffled.sample(list(updates), len(updates)):
+            meter = Meter()
+            updates[name]()
+            spent[name].append(meter.spent())
+
+    run_beside_lightning(setting, WARM_UP + rounds, turn)
+    _check_alike(setting.models)
+    return {name: column[WARM_UP:] for name, column in spent.items()}
+
+
+def _check_alike(models: Mapping[str, nn.Module]) -> None:
+    """All have made the same updates: a contender that leaves work out would not be compared."""
+    yardstick = models[YARDSTICK].state_dict()
+    for name, model in models.items():
+        for key, value in model.state_dict().items():
+            assert torch.allclose(value, yardstick[key], rtol=1e-2, atol=1e-4), f"{name} differs in {key}"
+
+
+def _ratios(column: list[Spent], yardstick: list[Spent], figure: str) -> dict[str, float]:
+    ratios = [getattr(a, figure) / getattr(b, figure) for a, b in zip(column, yardstick, strict=True)]
+    low, _, high = quantiles(ratios, n=4)
+    return {"median": round(median(ratios), 4), "quartile_1": round(low, 4), "quartile_3": round(high, 4)}
+
+
+def summary(spent: Mapping[str, list[Spent]]) -> dict[str, dict[str, Any]]:
+    """Per contender the medians, and the ratios to the hand-written loop in the same round."""
+    yardstick = spent[YARDSTICK]
+    return {
+        name: {
+            "wall_seconds": round(median(it.wall_seconds for it in column), 5),
+            "cpu_seconds": round(median(it.cpu_seconds for it in column), 5),
+            "page_faults": median(it.page_faults for it in column),
+            "wall_ratio": _ratios(column, yardstick, "wall_seconds"),
+            "cpu_ratio": _ratios(column, yardstick, "cpu_seconds"),
+        }
+        for name, column in spent.items()
+    }
+
+
+def measure_in_child(case: str, rounds: int, environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """A fresh process, since the allocator reads its settings as it starts."""
+    clean = {name: value for name, value in os.environ.items() if name not in CPU_ALLOCATOR}
+    answer = subprocess.run(  # noqa: S603 - this file, by this interpreter
+        [sys.executable, __file__, "--rounds", str(rounds), "--child", case],
+        env={**clean, **CPU_THREADS, **environment},
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    figures: dict[str, dict[str, Any]] = json.loads(answer.stdout.splitlines()[-1])
+    return figures
+
+
+def show(case: str, environment: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print one table as markdown."""
+    print(f"\n{case}, {environment}\n")
+    print("| loop | s per update | ratio, wall (quartiles) | ratio, CPU (quartiles) | page faults |")
+    print("|---|---|---|---|---|")
+    for name, row in figures.items():
+        wall, processor = (
+            f"{row[it]['median']:.3f} ({row[it]['quartile_1']:.3f}-{row[it]['quartile_3']:.3f})"
+            for it in ("wall_ratio", "cpu_ratio")
+        )
+        print(f"| {name} | {row['wall_seconds']:.4f} | {wall} | {processor} | {row['page_faults']:g} |", flush=True)
+
+
+def _runs(rounds: int) -> Iterator[dict[str, Any]]:
+    for case, (environment, settings) in itertools.product(CASES, ENVIRONMENTS.items()):
+        figures = measure_in_child(case, rounds, settings)
+        show(case, environment, figures)
+        yield {"model": case, "environment": environment, "loops": figures}
+
+
+def main() -> None:
+    """Run, print tables, write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--child", choices=CASES, help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "engine_overhead.json")
+    options = parser.parse_args()
+    if options.child:
+        torch.set_num_threads(1)
+        print(json.dumps(summary(measure(CASES[options.child], options.rounds))))
+        return
+    document = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["python", "benchmarks/engine_overhead.py", *sys.argv[1:]]),
+        "device": cpu().name,
+        "threads": 1,
+        "python": platform.python_version(),
+        "versions": {**installed_versions(), **{name: version(name) for name in ("accelerate", "lightning")}},
+        "micro_batches": MICRO_BATCHES,
+        "rounds": options.rounds,
+        "runs": list(_runs(options.rounds)),
+    }
+    options.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
