@@ -193,6 +193,11 @@ class WorkloadSpec(Document):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     gradient_clipping: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     """Largest L2 norm of the whole gradient, applied once per update; none when absent."""
+    ema_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Decay per update of a moving average of the weights, kept in fp32 beside them and written too; none keeps none."""
+    gradient_gathering: Literal["scratch", "in-place"] = "scratch"
+    """`scratch`: a micro-batch's gradients join the window's when it has ended, so running out of memory costs that one
+    micro-batch. `in-place`: straight into the window's, one set of gradients less memory, and it costs the window."""
     compile: bool = False
     """Run the model through `torch.compile`."""
     parallelism: ParallelismSpec = ParallelismSpec()
@@ -213,6 +218,14 @@ class WorkloadSpec(Document):
         length = self.batch.sequence_length
         if limit is not None and length is not None and length > limit:
             raise ValueError(f"`batch.sequence_length` is {length}, but the model's config allows {limit} positions")
+        return self
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.precision == "bf16" and self.parallelism.strategy == "fsdp":
+            raise ValueError(
+                "`precision: bf16` sums gradients in fp32 beside their shards, which fsdp cannot: use bf16-mixed"
+            )
         return self
 
     @staticmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -63,7 +62,8 @@ class TrainingLoop:
         device: MemoryDevice,
         ranks: Ranks | None = None,
     ) -> None:
-        self.micro_batch_size = min(trainable_micro_batch_size(recommendation), paths.bound() or sys.maxsize)
+        self.notes: list[str] = []
+        self.micro_batch_size = self._bounded(trainable_micro_batch_size(recommendation), paths.bound())
         self.recommendation = recommendation
         self.request = request
         self.paths = paths
@@ -71,7 +71,6 @@ class TrainingLoop:
         self.device = device
         self.ranks = ranks or Ranks()
         self.position = Position()
-        self.notes: list[str] = []
         workload = build_workload(self.spec)
         self.data = build_data(self.spec, workload)
         epoch_order(request.seed, 0, len(self.data))  # as large as that of any epoch: in memory before the limit
@@ -86,6 +85,15 @@ class TrainingLoop:
         self.checkpoints = Checkpoints(paths, self._identity(), request.keep_checkpoints)
         self._saved: int | None = None
         self._seed_this_rank()
+
+    def _bounded(self, micro_batch_size: int, bound: int | None) -> int:
+        if bound is None or bound >= micro_batch_size:
+            return micro_batch_size
+        self.notes.append(
+            f"a micro-batch did not fit, so they have at most {bound} samples instead of {micro_batch_size}; the "
+            "effective batch stays"
+        )
+        return bound
 
     def _windows(self) -> Windows:
         batch = self.recommendation.effective_batch_size.achieved

@@ -148,7 +148,7 @@ def _explain(failure: BaseException, shortage: BatchwrightError | None, course: 
     if shortage is not None:
         place = "while building the model"
         if course.loop is not None:
-            place = f"in update {course.position.update + 1}, micro-batches up to {course.loop.largest_micro_batch}"
+            place = f"in update {course.position.update + 1}, micro-batches up to {course.loop.largest_micro_batch()}"
         return (
             f"out of memory {place}: {shortage}. The last checkpoint stays; go on with a recommendation for a larger "
             "memory_margin or a smaller max_micro_batch_size."
