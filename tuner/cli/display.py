@@ -14,8 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.results import BalancedPlan, Outcome, ProbeResult, Recommendation, UniformPlan
-from tuner.training.runs import TrainingProgress
+from tuner.training.runs import MicroBatchSplit, TrainingProgress
 from tuner.units import format_bytes
+
+_WIDE = 100
+"""Columns from which on the bar has its full length and the gradient norm has room."""
+_BAR_WIDTH = 40
 
 _STYLES = {Outcome.FIT: "green", Outcome.OOM: "red"}
 
@@ -169,16 +173,20 @@ def balanced_in_words(plan: BalancedPlan) -> str:
 
 
 class TrainingBar:
-    """A progress bar with the loss; a line for every tenth of the run where there is no terminal."""
+    """A progress bar with the loss, and a line for what went otherwise than planned.
+
+    Where there is no terminal, a line for every tenth of the run instead of the bar.
+    """
 
     def __init__(self, console: Console, updates: int) -> None:
         self._console = console
         self._updates = updates
+        self._skipping = False
         self._progress = Progress(
             TextColumn("training"),
-            BarColumn(),
+            BarColumn(bar_width=_BAR_WIDTH if console.width >= _WIDE else _BAR_WIDTH // 2),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[figures]}", markup=False),
             TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
@@ -196,11 +204,38 @@ class TrainingBar:
 
     def show(self, update: TrainingProgress) -> None:
         """One update has been made."""
-        loss = "not finite" if update.loss is None else f"{update.loss:.4f}"
-        rate = update.samples / update.seconds if update.seconds else 0.0
-        figures = f"loss {loss}  {rate:,.0f} samples/s"
+        lines = [split_in_words(split) for split in update.splits]
+        if update.skipped and not self._skipping:  # the first of several in a row is enough
+            lines.append(f"update {update.update} skipped: {skip_in_words(update)}")
+        for line in lines:
+            self._console.print(line, markup=False, soft_wrap=True)
+        self._skipping = update.skipped
+        figures = figures_in_words(update, norm=not self._console.is_terminal or self._console.width >= _WIDE)
         self._progress.update(self._task, completed=update.update, figures=figures)
         every = max(1, self._updates // 10)
         if not self._console.is_terminal and (update.update % every == 0 or update.update in (1, self._updates)):
             sizes = sizes_in_words(update.micro_batch_sizes)
-            self._console.print(f"update {update.update}/{self._updates}  {figures}  ({sizes})")
+            self._console.print(f"update {update.update}/{self._updates}  {figures}  ({sizes})", soft_wrap=True)
+
+
+def figures_in_words(update: TrainingProgress, *, norm: bool) -> str:
+    """Loss, gradient norm where asked for, and speed: in tokens where the loss weighs tokens."""
+    words = ["loss not finite" if update.loss is None else f"loss {update.loss:.4f}"]
+    if update.skipped:
+        words.append("skipped")
+    elif norm and update.gradient_norm is not None:
+        words.append(f"norm {update.gradient_norm:.3g}")
+    tokens = update.tokens_per_second
+    words.append(f"{update.samples_per_second:,.0f} samples/s" if tokens is None else f"{tokens:,.0f} tokens/s")
+    return "  ".join(words)
+
+
+def split_in_words(split: MicroBatchSplit) -> str:
+    """What became of a micro-batch that did not fit."""
+    parts = sizes_in_words(split.parts)
+    return f"micro-batch of {split.size} did not fit on rank {split.rank}: {parts} from here on"
+
+
+def skip_in_words(update: TrainingProgress) -> str:
+    """Why an update made no step."""
+    return "a gradient was not finite" if any(update.weights.values()) else "no sample of it has a target"

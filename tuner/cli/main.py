@@ -51,7 +51,7 @@ def _print_answer(document: BaseModel, *, as_document: bool, text: object) -> No
     if as_document:
         sys.stdout.write(document.model_dump_json(indent=2) + "\n")
     else:
-        Console(highlight=False).print(text)
+        Console(highlight=False, markup=False).print(text)
 
 
 @app.command()
@@ -177,6 +177,10 @@ def train(  # noqa: PLR0913 - a command's options are its arguments
     updates: options.Updates = 100,
     checkpoint_every: options.CheckpointEvery = 50,
     seed: options.Seed = 0,
+    nproc_per_node: options.Processes = None,
+    workers: options.Workers = 0,
+    allow_batch_coupling: options.AllowBatchCoupling = False,
+    tensorboard: options.TensorBoard = False,
     output_dir: options.OutputDirectory = Path("runs/train"),
     json: options.Json = False,
 ) -> None:
@@ -184,12 +188,22 @@ def train(  # noqa: PLR0913 - a command's options are its arguments
 
     Example: batchwright train spec.yaml --recommendation recommendation.json --updates 1000 --output-dir runs/first
     """
-    from tuner.cli.running import for_spec  # noqa: PLC0415 - see _tune
+    from tuner.cli.running import check_run, for_spec  # noqa: PLC0415 - see _tune
 
     _check_folder(output_dir, "--output-dir")
     found = load_document(Recommendation, recommendation, "recommendation")
-    request = _training_request(updates=updates, checkpoint_every=checkpoint_every, seed=seed)
-    _train(for_spec(found, load_spec(spec)), request, output_dir, as_document=json)
+    request = _training_request(
+        updates=updates,
+        checkpoint_every=checkpoint_every,
+        seed=seed,
+        processes_per_node=nproc_per_node,
+        workers=workers,
+        allow_batch_coupling=allow_batch_coupling,
+        tensorboard=tensorboard,
+    )
+    tuned = for_spec(found, load_spec(spec))
+    check_run(tuned.request, request, tuned.device.id)
+    _train(tuned, request, output_dir, as_document=json)
 
 
 def _train(found: Recommendation, request: TrainingRequest, directory: Path, *, as_document: bool) -> None:
@@ -210,8 +224,9 @@ def _train(found: Recommendation, request: TrainingRequest, directory: Path, *, 
 def _result_in_words(result: TrainingResult, directory: Path) -> str:
     resumed = f", resumed from update {result.resumed_from}" if result.resumed_from else ""
     loss = "" if result.loss is None else f", loss {result.loss:.4f}"
+    notes = "".join(f"\nNote: {note}" for note in result.notes)
     trace = f"\n{result.traceback}" if result.traceback else ""
-    return f"{result.outcome.value}: {result.message}{resumed}{loss}. Files in {directory}.{trace}"
+    return f"{result.outcome.value}: {result.message}{resumed}{loss}. Files in {directory}.{notes}{trace}"
 
 
 @app.command()
@@ -229,6 +244,10 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     updates: options.Updates = 100,
     checkpoint_every: options.CheckpointEvery = 50,
     seed: options.Seed = 0,
+    nproc_per_node: options.Processes = None,
+    workers: options.Workers = 0,
+    allow_batch_coupling: options.AllowBatchCoupling = False,
+    tensorboard: options.TensorBoard = False,
     output_dir: options.OutputDirectory = Path("runs/run"),
     json: options.Json = False,
 ) -> None:
@@ -236,8 +255,18 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
 
     Example: batchwright run spec.yaml --effective-batch-size 512 --updates 1000
     """
+    from tuner.cli.running import check_run  # noqa: PLC0415 - see _tune
+
     _check_folder(output_dir, "--output-dir")
-    training = _training_request(updates=updates, checkpoint_every=checkpoint_every, seed=seed)
+    training = _training_request(
+        updates=updates,
+        checkpoint_every=checkpoint_every,
+        seed=seed,
+        processes_per_node=nproc_per_node,
+        workers=workers,
+        allow_batch_coupling=allow_batch_coupling,
+        tensorboard=tensorboard,
+    )
     request = _tuning_request(
         spec=spec,
         effective_batch_size=effective_batch_size,
@@ -249,6 +278,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
         max_micro_batch_size=max_micro_batch_size,
         probe_timeout_seconds=probe_timeout,
     )
+    check_run(request, training, request.device)
     found = _tune(request)
     progress_console().print(recommendation_panel(found))
     if not found.feasible:

@@ -47,6 +47,33 @@ Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON on 
 Updates = Annotated[int, typer.Option(min=1, help="Optimizer updates to make.")]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")]
 Seed = Annotated[int, typer.Option(help="Seed of the weights and of the order of samples.")]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc-per-node",
+        min=1,
+        metavar="N",
+        help="Processes of the run on this host, one per device; the plan's ranks when left out. They share the "
+        "effective batch, whatever their number.",
+    ),
+]
+Workers = Annotated[
+    int,
+    typer.Option(
+        min=0, max=64, metavar="N", help="Processes per rank that load data ahead of use; 0 loads between updates."
+    ),
+]
+AllowBatchCoupling = Annotated[
+    bool,
+    typer.Option(
+        "--allow-batch-coupling",
+        help="Train although the loss couples the samples of a batch (BatchNorm, in-batch negatives): accumulated "
+        "updates then differ from full-batch ones.",
+    ),
+]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Also write the progress for TensorBoard, in the run's folder.")
+]
 OutputDirectory = Annotated[
     Path, typer.Option("--output-dir", help="Folder of the run: recommendation, progress, checkpoints, weights.")
 ]

@@ -11,15 +11,17 @@ from types import FrameType
 
 from rich.console import Console
 
+from tuner.accumulation import share_per_rank
 from tuner.cli.display import ProbeBoard, TrainingBar
-from tuner.errors import FieldProblem, SpecError
+from tuner.errors import DeviceError, FieldProblem, SpecError
 from tuner.fingerprint import installed_versions, memory_part
-from tuner.memory.inventory import find_device
+from tuner.memory.inventory import devices, find_device
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.results import Recommendation
 from tuner.specs import WorkloadSpec
 from tuner.training.launch import TrainingProcess
+from tuner.training.progress import require_tensorboard
 from tuner.training.runs import TrainingResult
 from tuner.tuning import Tuning
 
@@ -70,6 +72,37 @@ def for_spec(recommendation: Recommendation, spec: WorkloadSpec) -> Recommendati
     if problems:
         raise SpecError(problems)
     return recommendation.model_copy(update={"request": recommendation.request.model_copy(update={"spec": spec})})
+
+
+def check_run(tuning: TuningRequest, training: TrainingRequest, device: str | None) -> None:
+    """Find, before any work, that a run could not start.
+
+    Args:
+        tuning: what its recommendation is, or will be, an answer to.
+        training: the run.
+        device: where it runs; the first GPU, else the CPU, when left out.
+
+    Raises:
+        DeviceError: when this host lacks the device, or has fewer cards than the run has processes.
+        PlanError: when the run has more processes than its updates have samples.
+        SpecError: when a package that it needs is missing.
+    """
+    processes = training.processes_per_node or tuning.spec.parallelism.world_size
+    if find_device(device).kind == "cuda":
+        _require_cards(processes)
+    share_per_rank(tuning.effective_batch_size, processes)
+    if training.tensorboard:
+        require_tensorboard()
+
+
+def _require_cards(processes: int) -> None:
+    cards = [device for device in devices() if device.kind == "cuda"]
+    if processes > len(cards):
+        listed = ", ".join(f"{card.id} ({card.name})" for card in cards)
+        raise DeviceError(
+            f"{processes} processes need {processes} CUDA devices, one each; this host has {listed}: train the same "
+            f"effective batch with --nproc-per-node {len(cards)}, or start the ranks on several hosts with torchrun"
+        )
 
 
 def train(

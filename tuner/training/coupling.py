@@ -129,7 +129,7 @@ def _sentence(group: list[Culprit]) -> str:
 
 # --- remedies --------------------------------------------------------------------------------------------------------
 
-_ALLOW = "or allow coupled losses for this run"
+_ALLOW = "or set allow_batch_coupling (`--allow-batch-coupling` on the command line)"
 _BATCH_NORM = (
     "use GroupNorm or LayerNorm, or freeze its statistics (keep it in eval mode); SyncBatchNorm does not help, it "
     "shares statistics between ranks and not between micro-batches"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from tuner.errors import FieldProblem, SpecError
@@ -31,11 +32,12 @@ class ProgressWriter:
             self._events = import_tensorboard()(str(paths.tensorboard), purge_step=resumed_from + 1)
 
     def append(self, progress: TrainingProgress) -> None:
-        """One more update."""
+        """One more update, on the disk when this returns: a kill must not lose what a checkpoint has."""
         self._log.append(progress)
         if self._events is not None:
             for name, value in scalars(progress).items():
                 self._events.add_scalar(name, value, progress.update)
+            self._events.flush()
 
     def __enter__(self) -> ProgressWriter:  # noqa: PYI034 - not meant for subclassing
         """For a ``with`` block."""
@@ -47,17 +49,26 @@ class ProgressWriter:
             self._events.close()
 
 
+def require_tensorboard() -> None:
+    """Find that TensorBoard is missing without importing it, or torch.
+
+    Raises:
+        SpecError: when it is not installed.
+    """
+    if find_spec("tensorboard") is None:
+        message = "needs the package `tensorboard`: pip install 'batchwright[tensorboard]'"
+        raise SpecError([FieldProblem("tensorboard", message, "True")], "request")
+
+
 def import_tensorboard() -> type[SummaryWriter]:
     """Torch's writer of TensorBoard events.
 
     Raises:
         SpecError: when TensorBoard is not installed.
     """
-    try:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an optional part
-    except ImportError:
-        message = "needs the package `tensorboard`: pip install 'batchwright[tensorboard]'"
-        raise SpecError([FieldProblem("tensorboard", message, "True")], "request") from None
+    require_tensorboard()
+    from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an optional part
+
     return SummaryWriter
 
 
