@@ -44,6 +44,15 @@ SGD = {"name": "sgd", "learning_rate": 1.0}
 both_gatherings = pytest.mark.parametrize("gathering", ["scratch", "in-place"])
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Tiny models are fastest so."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def _accumulated(
     model: nn.Module, micro_batches: list[Any], loss: AnyLoss, weigh: Any = None, **options: Any
 ) -> Gradients:
