@@ -70,6 +70,7 @@ def memory_part(spec: WorkloadSpec) -> dict[str, Any]:
     rates = {"learning_rate", "weight_decay", "betas"}
     part = spec.model_dump(mode="json", exclude={"data": True, "schedule": True, "optimizer": rates})
     part["gradient_clipping"] = spec.gradient_clipping is not None
+    part["ema_decay"] = spec.ema_decay is not None
     part["weight_decay"] = spec.optimizer.weight_decay > 0  # sgd with foreach makes a copy of the gradients for it
     return part
 

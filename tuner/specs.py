@@ -194,7 +194,7 @@ class WorkloadSpec(Document):
     gradient_clipping: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     """Largest L2 norm of the whole gradient, applied once per update; none when absent."""
     ema_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Decay per update of a moving average of the weights, kept in fp32 beside them and written too; none keeps none."""
+    """Decay per update of a moving average of the weights, kept in fp32 and written beside them; none when absent."""
     gradient_gathering: Literal["scratch", "in-place"] = "scratch"
     """`scratch`: a micro-batch's gradients join the window's when it has ended, so running out of memory costs that one
     micro-batch. `in-place`: straight into the window's, one set of gradients less memory, and it costs the window."""

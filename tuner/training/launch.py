@@ -16,7 +16,7 @@ from tuner.processes import kernel_oom_kills
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.training.rank_processes import RankProcesses
-from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingProgress, TrainingResult
+from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingProgress, TrainingResult, decisive
 
 _LOG_TAIL_BYTES = 4000
 _HELD_SECONDS = 10.0
@@ -86,7 +86,7 @@ class TrainingProcess:
             asked = TrainingRequest.model_validate_json(self.paths.request.read_bytes())
         except (OSError, ValidationError):
             return  # the process compares the checkpoint itself
-        before, now = _decisive(there, asked), _decisive(recommendation, request)
+        before, now = decisive(there, asked), decisive(recommendation, request)
         differing = [name for name in before if before[name] != now[name]]
         if differing:
             raise CheckpointError(
@@ -166,14 +166,3 @@ def _read(path: Path) -> TrainingResult | None:
         return TrainingResult.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
-
-
-def _decisive(recommendation: Recommendation, request: TrainingRequest) -> dict[str, object]:
-    """What must be the same for a run to go on, as far as it is known before the data is read."""
-    spec = recommendation.request.spec
-    return {
-        "spec": spec.model_dump(mode="json"),
-        "effective batch size": recommendation.effective_batch_size.achieved,
-        "seed": request.seed,
-        "number of updates under a schedule": request.updates if spec.schedule.name != "constant" else None,
-    }

@@ -24,7 +24,7 @@ from tuner.training.micro_batches import MicroBatch
 from tuner.training.optimizers import build_schedule
 from tuner.training.randomness import RandomState, seed_everything
 from tuner.training.ranks import Ranks
-from tuner.training.runs import RunOutcome, RunPaths, TrainingProgress
+from tuner.training.runs import RunOutcome, RunPaths, TrainingProgress, decisive
 from tuner.training.sharding import copy_into, load_optimizer, load_weights, shard, whole
 from tuner.training.windows import Position, Windows, cut
 from tuner.workloads.base import Batch, Workload
@@ -146,15 +146,7 @@ class TrainingLoop:
 
     def _identity(self) -> str:
         """What must be the same for a checkpoint to be this run's: everything the weights depend on."""
-        return canonical_json(
-            {
-                "spec": self.spec.model_dump(mode="json", exclude={"parallelism"}),
-                "effective_batch_size": self.recommendation.effective_batch_size.achieved,
-                "seed": self.request.seed,
-                "updates": self.request.updates if self.spec.schedule.name != "constant" else None,
-                "samples": len(self.data),
-            }
-        )
+        return canonical_json({**decisive(self.recommendation, self.request), "samples": len(self.data)})
 
     def resume(self) -> int | None:
         """Go on from the newest checkpoint, if there is one; returns its update.

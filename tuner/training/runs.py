@@ -13,6 +13,8 @@ from pathlib import Path
 
 from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.files import write_atomically
+from tuner.requests import TrainingRequest
+from tuner.results import Recommendation
 
 
 class RunOutcome(StrEnum):
@@ -112,6 +114,20 @@ class TrainingResult(Document):
     """SHA-256 of the final weights file, when the run succeeded."""
     seconds: NonNegativeFloat = 0.0
     """Wall time of this process, start-up included."""
+
+
+def decisive(recommendation: Recommendation, request: TrainingRequest) -> dict[str, object]:
+    """What must be the same for a run to go on, as far as it is known before the data is read.
+
+    The number of ranks, how they share the model and how gradients are gathered may change.
+    """
+    spec = recommendation.request.spec
+    return {
+        "spec": spec.model_dump(mode="json", exclude={"parallelism", "gradient_gathering"}),
+        "effective batch size": recommendation.effective_batch_size.achieved,
+        "seed": request.seed,
+        "number of updates under a schedule": request.updates if spec.schedule.name != "constant" else None,
+    }
 
 
 @dataclass(frozen=True)
