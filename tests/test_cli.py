@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,12 +10,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-from factories import gpt_spec, mlp_spec, recommendation
+from factories import CPU, CUDA, gpt_spec, mlp_spec, recommendation, resnet_spec, tuning_request
+from tuner.cli import running
+from tuner.cli.display import TrainingBar
+from tuner.errors import DeviceError, SpecError
+from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
-from tuner.training.runs import RunOutcome, RunPaths, TrainingResult
+from tuner.specs import WorkloadSpec
+from tuner.training.runs import MicroBatchSplit, ProgressLog, RunOutcome, RunPaths, TrainingProgress, TrainingResult
 
 UNKNOWN_MODEL = """
 model: {kind: transformers, task: causal-lm, config: {model_type: gpt9}}
@@ -200,6 +208,108 @@ def test_training_another_model_than_was_tuned_is_refused(spec_file: Path, tmp_p
     trained = batchwright("train", spec_file, "--recommendation", tmp_path / "rec.json")
     assert trained.returncode == 2
     assert "model: differs from the spec that was tuned" in trained.stderr
+
+
+def train(spec: WorkloadSpec, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Two updates of ten samples in micro-batches of at most four."""
+    (directory / "spec.json").write_text(spec.model_dump_json())
+    (directory / "rec.json").write_text(recommendation(spec).model_dump_json())
+    files: tuple[str | Path, ...] = ("--recommendation", directory / "rec.json", "--output-dir", directory / "run")
+    return batchwright("train", directory / "spec.json", *files, "--updates", "2", *options)
+
+
+def test_two_processes_share_the_effective_batch(tmp_path: Path) -> None:
+    """Each takes half of every window, with data loaded ahead, and TensorBoard's events are there."""
+    done = train(gpt_spec(), tmp_path, "--nproc-per-node", "2", "--workers", "1", "--tensorboard", "--json")
+    assert done.returncode == 0, done.stderr
+    assert TrainingResult.model_validate_json(done.stdout).samples_seen == 20
+    paths = RunPaths(tmp_path / "run")
+    made = ProgressLog(paths.progress).new_lines()
+    assert [(it.samples, sum(it.micro_batch_sizes)) for it in made] == [(10, 5), (10, 5)]
+    assert len(list(paths.tensorboard.iterdir())) == 1
+
+
+def test_a_loss_that_couples_samples_is_refused_unless_allowed(tmp_path: Path) -> None:
+    """BatchNorm: exit code 6 and the setting named; allowed, the run makes its updates and the result says so."""
+    spec = resnet_spec(data={"kind": "synthetic", "samples": 20})
+    refused = train(spec, tmp_path)
+    assert refused.returncode == 6
+    assert "allow_batch_coupling" in refused.stdout
+    allowed = train(spec, tmp_path, "--allow-batch-coupling")
+    assert allowed.returncode == 0, allowed.stderr
+    assert "SUCCEEDED: 2 updates made" in allowed.stdout
+    assert "Note: A batch of" in allowed.stdout
+
+
+def test_more_processes_than_samples_are_refused(tmp_path: Path) -> None:
+    """Exit code 2 before anything is written."""
+    done = train(gpt_spec(), tmp_path, "--nproc-per-node", "16")
+    assert done.returncode == 2
+    assert "leaves 6 of 16 ranks without a sample" in " ".join(done.stderr.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_processes_than_cards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA each process has a card; the message says how many there are and what to do."""
+    monkeypatch.setattr(running, "find_device", lambda _: CUDA)
+    monkeypatch.setattr(running, "devices", lambda: (CUDA, CPU))
+    running.check_run(tuning_request(), TrainingRequest(processes_per_node=1), "cuda:0")
+    with pytest.raises(DeviceError, match=r"2 processes need 2 CUDA devices.* has cuda:0 .*--nproc-per-node 1"):
+        running.check_run(tuning_request(), TrainingRequest(processes_per_node=2), "cuda:0")
+    planned = tuning_request(mlp_spec(parallelism={"world_size": 3}))
+    with pytest.raises(DeviceError, match="3 processes"):
+        running.check_run(planned, TrainingRequest(), "cuda:0")
+
+
+def test_missing_tensorboard_is_found_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the training process, after a tuning of minutes."""
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    running.check_run(tuning_request(), TrainingRequest(), "cpu")
+    with pytest.raises(SpecError, match=r"batchwright\[tensorboard\]"):
+        running.check_run(tuning_request(), TrainingRequest(tensorboard=True), "cpu")
+
+
+def shown(*updates: TrainingProgress) -> list[str]:
+    """What the progress of a run looks like where there is no terminal."""
+    console = Console(file=io.StringIO(), width=120)
+    with TrainingBar(console, updates[0].updates) as bar:
+        for update in updates:
+            bar.show(update)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def progress(update: int = 1, **changes: Any) -> TrainingProgress:
+    """An update of ten samples in a tenth of a second."""
+    given: dict[str, Any] = {"loss": 2.5, "terms": {"loss": 2.5}, "weights": {"loss": 10.0}, "gradient_norm": 1.5}
+    fixed: dict[str, Any] = {"updates": 100, "learning_rate": 0.1, "samples_seen": 10, "epoch": 0, "peak_bytes": None}
+    sizes: dict[str, Any] = {"samples": 10, "micro_batch_sizes": (5, 5), "seconds": 0.1, "skipped": False}
+    return TrainingProgress(update=update, **{**given, **fixed, **sizes, **changes})
+
+
+def test_the_speed_is_in_tokens_where_the_loss_weighs_tokens() -> None:
+    """In samples otherwise; the loss and the gradient's norm are beside it."""
+    assert shown(progress()) == ["update 1/100  loss 2.5000  norm 1.5  100 samples/s  (5 + 5)"]
+    assert shown(progress(weights={"loss": 160.0})) == ["update 1/100  loss 2.5000  norm 1.5  1,600 tokens/s  (5 + 5)"]
+
+
+def test_a_micro_batch_that_did_not_fit_has_a_line() -> None:
+    """With the rank, and the sizes it goes on with."""
+    split = MicroBatchSplit(rank=1, size=32, parts=(16, 16), message="out of memory")
+    assert shown(progress(2, splits=(split,))) == [
+        "micro-batch of 32 did not fit on rank 1: 16 + 16 from here on",
+    ]
+
+
+def test_the_first_of_several_skipped_updates_has_a_line() -> None:
+    """With the reason: a gradient, or a window without targets."""
+    skipped = {"skipped": True, "gradient_norm": None}
+    infinite = [progress(update, **skipped) for update in (2, 3, 4)]
+    empty = progress(6, weights={"loss": 0.0}, **skipped)
+    assert shown(*infinite, progress(5), empty) == [
+        "update 2 skipped: a gradient was not finite",
+        "update 6 skipped: no sample of it has a target",
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
