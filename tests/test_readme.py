@@ -14,12 +14,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-import torch
 import yaml
 
 from factories import python_spec
+from tuner.memory.devices import open_device
 from tuner.specs import parse_spec
 from tuner.training.engine import UpdateEngine
+from tuner.training.micro_batches import sliced
 from tuner.workloads.build import build_model, build_workload
 
 ROOT = Path(__file__).parent.parent
@@ -82,8 +83,8 @@ def test_the_workload_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "path", list(sys.path))
     spec = python_spec("readme_workload:build")
     workload = build_workload(spec)
-    engine = UpdateEngine(spec, workload, build_model(spec, workload), torch.device("cpu"))
-    report = engine.update([workload.make_batch(3), workload.make_batch(2)])
+    engine = UpdateEngine(spec, workload, build_model(spec, workload), open_device("cpu"))
+    report = engine.update([sliced(workload.make_batch(3)), sliced(workload.make_batch(2))])
     assert 0 < report.loss < 10
 
 
