@@ -28,20 +28,24 @@ from service.domain import (
     WorkKind,
 )
 from service.errors import (
-    DeviceMismatchError,
     InfeasibleRecommendationError,
     InvalidInputError,
     NotFoundError,
     NotReadyError,
     UnknownDeviceError,
-    UnsupportedJobError,
 )
 from service.identifiers import IdentifierSource
+from service.placement import (
+    check_every_process_has_samples,
+    check_goes_with_one_device,
+    check_same_device,
+    processes_of,
+)
 from service.policy import Policy
 from service.store.base import NewWork, RecommendationFilter, SeenDevice, Store, WorkItem, WorkRow
 from tuner.documents import Document
 from tuner.requests import TuningRequest
-from tuner.results import DeviceInfo, Recommendation
+from tuner.results import Recommendation
 from tuner.specs import PythonModel, TransformersModel, WorkloadSpec
 from tuner.training.rank_processes import training_command
 from tuner.training.runs import RunPaths
@@ -153,6 +157,7 @@ class UseCases:
             RequestError: when the recommendation cannot be trained here; the message says why.
         """
         recommendation = self._trainable(submission)
+        check_goes_with_one_device(recommendation, submission.training)
         request = JobRequest(recommendation=recommendation, training=submission.training)
         work = NewWork(
             id=self._identifiers.new("job"),
@@ -169,7 +174,7 @@ class UseCases:
         return views.job(item, self._runs_dir)
 
     def configure_job(self, submission: JobSubmission) -> ConfiguredJob:
-        """What ``submit_job`` would run; runs nothing.
+        """What ``submit_job`` would run; runs nothing, so that it may need more devices than a job holds.
 
         Raises:
             RequestError: as ``submit_job``.
@@ -178,7 +183,7 @@ class UseCases:
         directory = self._runs_dir / self._identifiers.new("job")
         paths = RunPaths(directory)
         return ConfiguredJob(
-            command=tuple(training_command(directory)),
+            command=tuple(training_command(directory, processes_of(recommendation, submission.training))),
             environment=recommendation.environment,
             working_directory=str(directory),
             files=(
@@ -327,7 +332,8 @@ class UseCases:
                 f"recommendation {recommendation.id!r} says that nothing fits: {recommendation.infeasible_reason}"
             )
         self._check_job_spec(recommendation.request.spec)
-        _check_same_device(recommendation.device, here.device)
+        check_same_device(recommendation.device, here.device)
+        check_every_process_has_samples(recommendation, submission.training)
         return recommendation
 
     def _check_job_spec(self, spec: WorkloadSpec) -> None:
@@ -336,19 +342,8 @@ class UseCases:
                 "the recommendation's spec has no `data`: say what to train on, for example "
                 "`data: {kind: text, paths: [...]}` or `data: {kind: synthetic}`, and tune again"
             )
-        if spec.parallelism.world_size > 1:
-            ranks = spec.parallelism.world_size
-            raise UnsupportedJobError(f"the plan is for {ranks} ranks; this service runs jobs of one rank")
         self._policy.check_model(spec)
         self._policy.check_data(spec)
-
-
-def _check_same_device(measured: DeviceInfo, here: DeviceInfo) -> None:
-    if (measured.name, measured.total_bytes) != (here.name, here.total_bytes):
-        raise DeviceMismatchError(
-            f"it was measured on {measured.name} with {measured.total_bytes} bytes; {here.id} is "
-            f"{here.name} with {here.total_bytes} bytes: tune for this device first"
-        )
 
 
 def model_name(spec: WorkloadSpec) -> str:

@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.1
 
 
 class LocalExecutor(Executor):
-    """Probes go to a runner that starts processes; each job is a process."""
+    """Probes go to a runner that starts processes; each job is a process per rank."""
 
     def __init__(
         self,

@@ -102,6 +102,7 @@ def progress(update: int, updates: int = 10) -> TrainingProgress:
         updates=updates,
         loss=1.0 / update,
         terms={"loss": 1.0 / update},
+        weights={"loss": 10.0},
         learning_rate=0.1,
         gradient_norm=1.0,
         skipped=False,

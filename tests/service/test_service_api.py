@@ -358,9 +358,10 @@ def test_jobs_read_only_below_the_data_roots(start_service: StartService, tmp_pa
 
 
 def test_jobs_that_cannot_be_made_are_refused_with_the_remedy(client: Client) -> None:
-    """No data, several ranks, nothing fits, another device, variables that are not the allocator's."""
+    """No data, too many ranks, nothing fits, another device, variables that are not the allocator's."""
     assert "`data`" in refused(client, 422, "invalid-request", recommendation(mlp_spec(data=None)))
-    refused(client, 422, "unsupported-job", recommendation(mlp_spec(parallelism={"world_size": 2})))
+    assert "dry run" in refused(client, 422, "unsupported-job", recommendation(None, 17, world_size=17))
+    assert "without a sample" in refused(client, 422, "no-plan", recommendation(None, 10, world_size=17))
     nothing = recommendation(feasible=False, infeasible_reason="1 does not fit", micro_batch_size=1)
     assert "1 does not fit" in refused(client, 422, "infeasible-recommendation", nothing)
     device = recommendation().device
