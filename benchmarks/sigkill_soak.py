@@ -1,0 +1,121 @@
+"""Training runs that are killed with SIGKILL and started again: is the final weights' hash that of an undisturbed run?
+
+python benchmarks/sigkill_soak.py [--rounds 1] [--output benchmarks/results/sigkill_soak.json]
+
+A round is the twenty kills of tests/test_soak.py: in a window, in a save (a folder half-written, or whole and not yet
+named by the pointer), at an epoch's edge, at any time; half of them with two processes that load data. Each kill has a
+run of its own. One that missed its moment is in the table too, and is made again. The undisturbed run they are compared
+with is made by fresh interpreters, the killed ones are forked from a server that has torch imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before the server starts, whose forks are the runs
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from soak import (
+    UPDATES,
+    Course,
+    Final,
+    Killer,
+    Planned,
+    forked_starts,
+    kill_and_go_on,
+    planned,
+    references,
+    run_recommendation,
+    run_request,
+    told_of,
+    undisturbed,
+)
+
+from tuner.fingerprint import installed_versions
+from tuner.memory.inventory import cpu
+
+_ATTEMPTS = 5
+
+
+def row_of(plan: Planned, course: Course, reference: Final) -> dict[str, Any]:
+    """A kill, as it is written."""
+    return {
+        "moment": str(plan.moment),
+        "workers": plan.workers,
+        "met": course.hit,
+        "update_at_kill": course.left.update,
+        "folder_half_written": course.left.half_written,
+        "folder_not_yet_named": course.left.unnamed,
+        "newest_checkpoint": course.left.checkpoint,
+        "resumed_from": course.resumed_from,
+        "all_processes_gone_seconds": round(course.gone_seconds, 3),
+        "seconds": round(course.seconds, 2),
+        "hash_equal": course.final.weights_sha256 == course.final.stated_sha256 == reference.weights_sha256,
+        "averages_equal": course.final.averages_sha256 == reference.averages_sha256,
+        "updates_told_once": told_of(course.final) == list(range(1, UPDATES + 1)),
+        "losses_equal": course.final == reference,
+    }
+
+
+def soak(directory: Path, rounds: int, reference: Final) -> Iterator[dict[str, Any]]:
+    """A row for every kill."""
+    with forked_starts():
+        seconds = references(directory / "references")[0][1]
+        for number in range(rounds):
+            for place, plan in enumerate(planned()):
+                for attempt in range(_ATTEMPTS):
+                    killer = Killer(plan, attempt, seconds, seed=number)
+                    course = kill_and_go_on(directory / f"{number}-{place}-{attempt}", killer)
+                    yield row_of(plan, course, reference)
+                    if course.hit:
+                        break
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print a row of the table."""
+    state = "half a folder" if row["folder_half_written"] else "before the pointer" * row["folder_not_yet_named"]
+    figures = [row["moment"], row["workers"], row["update_at_kill"], state, row["resumed_from"], row["seconds"]]
+    cells = ["-" if it in {None, ""} else str(it) for it in figures]
+    print(f"| {' | '.join(cells)} | {'yes' if row['hash_equal'] else 'NO'} |", flush=True)
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=1, help="of twenty kills")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "sigkill_soak.json")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        reference, _ = undisturbed(Path(directory, "fresh"), run_recommendation(), run_request())
+        print("| moment | workers | update at the kill | in a save | resumed from | seconds | hash equal |")
+        print("|---|---|---|---|---|---|---|")
+        rows = []
+        for row in soak(Path(directory), arguments.rounds, reference):
+            show(row)
+            rows.append(row)
+    document = {
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{cpu().name}, {os.cpu_count()} logical processors",
+        "python": platform.python_version(),
+        "versions": installed_versions(),
+        "updates": UPDATES,
+        "weights_sha256": reference.weights_sha256,
+        "kills": len(rows),
+        "equal": sum(row["hash_equal"] for row in rows),
+        "rows": rows,
+    }
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
