@@ -182,9 +182,12 @@ def _wrapped() -> Exception:
 def test_every_kind_of_shortage_is_recovered_from(kind: Callable[[], Exception], gathering: Gathering) -> None:
     """Torch's own error, a plain one with its words, Python's, a size that a kernel refuses, and one in another."""
     trial = Trial(gathering, kind)
+    undisturbed = trial.update()
     report = trial.after(BACKWARD_OF_LAYER_0, 2)
     trial.require_exact()
     assert _splits(report) == [(4, (2, 2))]
+    assert report.weights == {"loss": count_tokens(token_batch(SAMPLES))}
+    assert report.loss == pytest.approx(undisturbed.loss, rel=1e-6)
     assert str(trial.faults.error()) in report.splits[0].message or kind in (MemoryError, _wrapped)
 
 
