@@ -144,7 +144,7 @@ def test_fp16_measures_updates_that_step(supervisor: ProbeSupervisor) -> None:
     """While the scaler looks for its scale updates are skipped: the optimizer's state must be there all the same."""
     architecture = {"name": "mlp", "input_features": 64, "hidden_features": 1024, "hidden_layers": 3}
     spec = mlp_spec(model={"kind": "reference", "architecture": architecture}, precision="fp16-mixed")
-    result = supervisor.run(probe(spec, size=2048, window=4096, limit=None))
+    result = supervisor.run(probe(spec, size=4, window=8, limit=None))
     assert result.outcome is Outcome.FIT, result.message
     assert result.model is not None
     assert result.resident_bytes is not None
