@@ -22,7 +22,7 @@ _WORKER = "tuner.training.worker"
 
 
 def training_command(directory: Path, processes: int = 1) -> list[str]:
-    """The command that makes, or goes on with, the run in ``directory``: with ``torchrun``, where it is several ranks."""
+    """The command that makes, or goes on with, the run in ``directory``; by ``torchrun``, where it is several ranks."""
     if processes == 1:
         return [sys.executable, "-P", "-m", _WORKER, str(directory)]
     ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
