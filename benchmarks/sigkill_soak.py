@@ -24,13 +24,13 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before the server starts, whose forks are the runs
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from forked import forked_starts
 from soak import (
     UPDATES,
     Course,
     Final,
     Killer,
     Planned,
-    forked_starts,
     kill_and_go_on,
     planned,
     references,

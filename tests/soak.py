@@ -1,38 +1,28 @@
 """Training runs that are killed at chosen moments, and what is left of them: for the soak test and its benchmark.
 
-The processes are the real ones in all but their start: each is forked from a server that has torch imported, since a
-fresh interpreter takes seconds to import it. Their ``fsync`` takes a while longer than this disk's, as on a slow disk,
-so that the moments of a save last long enough to be met.
+Their processes are started as in ``forked``.
 """
 
 from __future__ import annotations
 
-import gc
 import hashlib
-import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, BinaryIO
-from unittest.mock import patch
+from typing import Any
 
 from factories import gpt_spec, recommendation
 from tuner.memory.environment import CPU_THREADS
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
-from tuner.training import rank_processes
 from tuner.training.launch import TrainingProcess
 from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingResult
-from tuner.workloads.imports import late_imports
 
 UPDATES = 14
 UPDATES_PER_EPOCH = 4
@@ -40,7 +30,6 @@ CHECKPOINT_EVERY = 3
 SAVED = (3, 6, 9, 12, UPDATES)
 """The updates of which checkpoints are written."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-_FSYNC_SECONDS = 0.01
 _PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.005
 _SHORT_POLL_SECONDS = 0.0005
@@ -76,69 +65,6 @@ def run_request(workers: int = 0, processes_per_node: int | None = None) -> Trai
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def forked_starts() -> Iterator[None]:
-    """Within the block a ``TrainingProcess`` starts its processes by forks of a server."""
-    stand_in = SimpleNamespace(
-        Popen=_ForkedProcess, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
-    )
-    with patch.object(rank_processes, "subprocess", stand_in):
-        yield
-
-
-_PRELOADED = ["tuner.training.worker", "tuner.training.launch", *late_imports()]
-
-
-class _ForkedProcess:
-    """What ``RankProcesses`` needs of ``subprocess.Popen``."""
-
-    def __init__(self, command: list[str], *, env: Mapping[str, str], stdout: BinaryIO, **_: Any) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
-        self._process = context.Process(target=_train, args=(command[-2], dict(env), stdout.name))
-        self._process.start()
-        self.pid = int(self._process.pid or 0)
-
-    def poll(self) -> int | None:
-        """The exit status, once it has ended."""
-        return self._process.exitcode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The exit status, waited for."""
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("a training process", timeout or 0.0)
-        return self._process.exitcode
-
-    def send_signal(self, number: int) -> None:
-        """As ``Popen`` does."""
-        os.kill(self.pid, number)
-
-
-def _train(directory: str, environment: dict[str, str], log: str) -> None:
-    """In the forked process: what the interpreter's start would do, and the worker's own ``main``."""
-    os.setsid()
-    with Path(log).open("ab") as stream:
-        os.dup2(stream.fileno(), 1)
-        os.dup2(stream.fileno(), 2)
-    os.environ.clear()
-    os.environ.update(environment)
-    real = os.fsync
-
-    def slow_fsync(fd: Any) -> None:
-        time.sleep(_FSYNC_SECONDS)
-        real(fd)
-
-    os.fsync = slow_fsync
-    gc.freeze()  # what the server has imported: to look through it would copy it all into this process
-    import torch  # noqa: PLC0415 - only where it is imported already
-
-    from tuner.training import worker  # noqa: PLC0415 - likewise
-
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # what it reads of the environment when imported
-    sys.exit(worker.main([directory, str(os.getppid())]))
 
 
 def session_of(leader: int) -> list[int]:
