@@ -151,7 +151,7 @@ class TrainingProcess:
         status = -return_code if return_code < 0 else return_code << 8
         ended = classify_exit(status, kernel_oom_kills() - self._oom_kills)
         progress = self._log.last_update()
-        name = f"process of rank {rank}" if rank else "process"
+        name = f"process of rank {rank}" if len(self.pids) > 1 else "process"
         return TrainingResult(
             outcome=RunOutcome.FAILED,
             message=f"the training {name} was {ended.kind.value} ({ended.cause}) after update {progress}",
