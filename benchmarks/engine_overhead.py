@@ -65,7 +65,7 @@ CASES = {
     "gpt": Case(
         {"name": "gpt", "layers": 4, "heads": 4, "width": 128},
         {"sequence_length": 128},
-        4,
+        2,
         lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
     ),
     "mlp": Case(
