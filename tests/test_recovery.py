@@ -581,7 +581,7 @@ def test_a_packed_batch_that_does_not_fit_says_so() -> None:
     def loss(*_: Any) -> LossTerms:
         raise out_of_memory()
 
-    with pytest.raises(WorkloadError, match="cannot be divided"):
+    with pytest.raises(OutOfMemoryError, match=r"out of memory.* cannot be divided"):
         GradientAccumulation(model, optimizer).update([sliced({"x": torch.zeros(5, 1), "y": torch.zeros(2)}, 2)], loss)
     assert not steps
 
@@ -590,3 +590,63 @@ def test_a_batch_without_tensors_has_no_size() -> None:
     """Its size cannot be told, and the message says why."""
     with pytest.raises(WorkloadError, match="no tensor with samples"):
         sliced({"names": ["a"], "scale": torch.tensor(1.0)})
+
+
+def test_a_loss_that_writes_to_its_batch_is_not_run_again() -> None:
+    """A second pass would see other samples than the first: the error says what to do."""
+    model = nn.Linear(1, 1)
+
+    def loss(_: nn.Module, batch: Tensor) -> LossTerms:
+        batch.mul_(2.0)
+        raise out_of_memory()
+
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    with pytest.raises(WorkloadError, match="writes to its batch"):
+        accumulation.update([torch.ones(4, 1)], loss)
+
+
+def test_a_buffer_that_a_failed_pass_has_filled_is_empty_again() -> None:
+    """A cache that is made in the first forward pass must not outlive a pass that failed."""
+
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+            self.register_buffer("cache", None)
+            self.found: list[bool] = []
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.found.append(self.cache is not None)
+            self.cache = inputs.detach().mean()
+            if len(inputs) > 2:
+                raise out_of_memory()
+            output: Tensor = self.layer(inputs)
+            return output
+
+    model = Caching()
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    accumulation.update([torch.ones(4, 1)], lambda m, b: (m(b).sum(), len(b)))
+    assert model.found == [False, False, True]
+
+
+def test_hooks_of_an_object_that_is_gone_take_nothing() -> None:
+    """bf16 parameters trained in place by one object, then by another, whose gradients must be its own."""
+    model = nn.Linear(2, 1).to(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    batch = torch.ones(4, 2, dtype=torch.bfloat16)
+    norms = []
+    for _ in range(2):
+        accumulation = GradientAccumulation(model, optimizer, gathering="in-place")
+        report = accumulation.accumulate(split_batch(batch, 2), lambda m, b: (m(b).sum(), len(b)))
+        assert report.weights == {"loss": 4.0}
+        norms.append([it.grad.float().norm().item() for it in model.parameters() if it.grad is not None])
+    assert norms[0] == norms[1]
+    assert len(norms[0]) == 2
+
+
+def test_a_scaler_needs_wide_parameters() -> None:
+    """Gradients of bf16 parameters are summed apart from what the scaler sees."""
+    model = nn.Linear(2, 1).to(torch.bfloat16)
+    scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(WorkloadError, match="fp32"):
+        GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=1.0), scaler=scaler)

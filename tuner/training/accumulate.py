@@ -32,8 +32,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tuner.accumulation import balanced_split
 from tuner.errors import InvalidSizeError, OutOfMemoryError, WorkloadError
 from tuner.memory.devices import MemoryDevice, open_device
-from tuner.training.gradients import GradientSums, ScratchSums, SumsInPlace, refuse_sparse
-from tuner.training.micro_batches import MicroBatch, sliced, split_batch, to_device, windows
+from tuner.training.gradients import GradientSums, ScratchSums, SumsInPlace
+from tuner.training.micro_batches import MicroBatch, sliced, split_batch, tensors_of, to_device, windows
 from tuner.training.ranks import Ranks
 from tuner.training.runs import MicroBatchSplit
 from tuner.training.undo import Undo
@@ -74,8 +74,10 @@ class GradientAccumulation:
         largest_micro_batch: micro-batches above this size are divided before they run; lowered by every split.
         failed_micro_batch: the size of the last one that did not fit; none when all did.
 
+    Parameters that become trainable later are not seen: make a new object then.
+
     Raises:
-        WorkloadError: when no parameter is trainable.
+        WorkloadError: when no parameter is trainable, or a scaler is to scale gradients of less than fp32.
     """
 
     def __init__(  # noqa: PLR0913 - each has a default that suits a loop of one's own
@@ -108,7 +110,8 @@ class GradientAccumulation:
         in_place = gathering == "in-place" or lock_step
         self._gradients: GradientSums = (SumsInPlace if in_place else ScratchSums)(self.parameters)
         self._undo = None if lock_step else Undo(model, self.device)
-        self._checked_layout = False
+        if self.scaler.is_enabled() and any(it.dtype.itemsize < torch.float32.itemsize for it in self.parameters):
+            raise WorkloadError("a gradient scaler needs parameters in fp32: run the model under autocast instead")
         self._start_alike()
 
     def _start_alike(self) -> None:
@@ -158,16 +161,21 @@ class GradientAccumulation:
     def _gather(self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None) -> UpdateReport:
         window = [it if isinstance(it, MicroBatch) else sliced(it) for it in micro_batches]
         totals = self._totals(window, weigh)
-        self._gradients.clear()
+        self._gradients.start()
         if totals is not None and not any(totals.values()):
             sizes = tuple(it.size for it in window)
             return UpdateReport(dict.fromkeys(totals, 0.0), totals, None, skipped=True, micro_batch_sizes=sizes)
         gathered = Window(totals)
-        if self._lock_step:  # ranks that wait inside a pass would not hear of a failure: it has to end this process
-            shares = self.ranks.gather(self._run(window, loss, gathered))
-        else:
-            shares = self.ranks.together(lambda: self._run(window, loss, gathered))
+        try:
+            shares = self._shares(window, loss, gathered)
+        finally:
+            self._gradients.end()
         return self._reduce(gathered, shares)
+
+    def _shares(self, window: list[MicroBatch], loss: Loss, gathered: Window) -> list[Share]:
+        if self._lock_step:  # ranks that wait inside a pass would not hear of a failure: it has to end this process
+            return self.ranks.gather(self._run(window, loss, gathered))
+        return self.ranks.together(lambda: self._run(window, loss, gathered))
 
     # --- the window's weight ---
 
@@ -193,15 +201,23 @@ class GradientAccumulation:
             micro_batch = queue.popleft()
             if not restarts:
                 self._remember()
+            versions = _versions(micro_batch)
             failure = self._attempt(micro_batch, loss, gathered)
             if failure is None:
                 self._gradients.commit()
                 continue
-            self._split_after(failure, micro_batch, gathered)
+            shortage = self._split_after(failure, micro_batch, gathered)
             del failure  # with its traceback go the tensors of the failed pass
             self._make_undone(gathered)
-            queue = deque(self._within_bounds(window if restarts else [micro_batch, *queue]))
+            _require_unchanged(micro_batch, versions)
+            queue = deque(self._divided(window if restarts else [micro_batch, *queue], shortage))
         return self._share(gathered)
+
+    def _divided(self, micro_batches: list[MicroBatch], shortage: str) -> list[MicroBatch]:
+        try:
+            return self._within_bounds(micro_batches)
+        except WorkloadError as error:
+            raise OutOfMemoryError(f"{shortage}; and {error}") from None
 
     def _remember(self) -> None:
         if self._undo is not None:
@@ -216,9 +232,6 @@ class GradientAccumulation:
         try:
             with self._without_reduction():
                 terms = self._backward(micro_batch, loss, gathered)
-            if not self._checked_layout:
-                refuse_sparse(self.parameters)
-                self._checked_layout = True
             if not micro_batch.idle:
                 gathered.add(terms, micro_batch.size)
         except Exception as error:  # noqa: BLE001 - any error may turn out to be a lack of memory
@@ -236,7 +249,7 @@ class GradientAccumulation:
         check_terms(terms, gathered.totals)
         scaled = []
         for name, (loss_sum, weight) in terms.items():
-            divisor = gathered.divisor(name, 1.0 if self._lock_step else float(weight))
+            divisor = gathered.divisor(name, 1.0 if self._lock_step else weight)
             if divisor:
                 scaled.append(loss_sum.reshape(()) * 0.0 if micro_batch.idle else loss_sum.reshape(()) / divisor)
         if scaled:
@@ -245,8 +258,8 @@ class GradientAccumulation:
 
     # --- recovery ---
 
-    def _split_after(self, failure: Exception, micro_batch: MicroBatch, gathered: Window) -> None:
-        """Lower the bound on micro-batches after one did not fit.
+    def _split_after(self, failure: Exception, micro_batch: MicroBatch, gathered: Window) -> str:
+        """Lower the bound on micro-batches after one did not fit; returns what the device said.
 
         Raises:
             OutOfMemoryError, InvalidSizeError: when there is no smaller micro-batch, or splitting is not allowed.
@@ -264,6 +277,7 @@ class GradientAccumulation:
         self.largest_micro_batch = parts[0]
         split = MicroBatchSplit(rank=self.ranks.rank, size=micro_batch.size, parts=parts, message=str(shortage))
         gathered.splits.append(split)
+        return str(shortage)
 
     def _make_undone(self, gathered: Window) -> None:
         """After a failed pass: its gradients, random numbers and running statistics never were; its memory is free."""
@@ -283,7 +297,7 @@ class GradientAccumulation:
         values = torch.stack([gathered.sums[name].double() for name in names]).tolist() if names else []
         return Share(
             sums=dict(zip(names, values, strict=True)),
-            weights=dict(gathered.weights),
+            weights={name: float(weight) for name, weight in gathered.weights.items()},
             present=self._gradients.present(),
             splits=gathered.splits,
         )
@@ -329,6 +343,19 @@ class GradientAccumulation:
         self.scaler.update()
         skipped = self.scaler.get_scale() < scale  # it falls when, and only when, the scaler has left the step out
         return replace(report, gradient_norm=_finite(float(norm)), skipped=skipped)
+
+
+def _versions(micro_batch: MicroBatch) -> list[int]:
+    """How often each tensor of a batch has been written to."""
+    return [tensor._version for tensor in tensors_of(micro_batch.batch)]  # noqa: SLF001 - autograd's own counter
+
+
+def _require_unchanged(micro_batch: MicroBatch, versions: list[int]) -> None:
+    if _versions(micro_batch) != versions:
+        raise WorkloadError(
+            "the loss writes to its batch, so a micro-batch that ran out of memory cannot be run again: let it write "
+            "to a copy"
+        )
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:

@@ -15,6 +15,7 @@ them under AdamW.
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -36,6 +37,8 @@ class GradientSums(ABC):
 
     restarts: bool
     """Whether a failed micro-batch costs the whole window."""
+    gathers: bool
+    """Whether a window has begun and not ended."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
@@ -43,6 +46,16 @@ class GradientSums(ABC):
         self._narrow = {index for index, it in enumerate(self.parameters) if it.dtype not in _WIDE}
         self._room: dict[int, Tensor] = {}
         self._widened: Tensor | None = None
+        self.gathers = False
+
+    def start(self) -> None:
+        """Begin a window, with no gradient anywhere."""
+        self.clear()
+        self.gathers = True
+
+    def end(self) -> None:
+        """The window's last backward pass has ended, well or not."""
+        self.gathers = False
 
     def make_room(self) -> None:
         """Take memory for the fp32 sums of narrow parameters, once for all windows, so that adding needs none.
@@ -58,7 +71,11 @@ class GradientSums(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """A backward pass has ended: its gradients belong to the window from here on."""
+        """A backward pass has ended: its gradients belong to the window from here on.
+
+        Raises:
+            WorkloadError: when one of them is sparse.
+        """
 
     @abstractmethod
     def discard(self) -> None:
@@ -126,6 +143,7 @@ class ScratchSums(GradientSums):
         added_to: list[Tensor] = []
         added: list[Tensor] = []
         for index, parameter in enumerate(self.parameters):
+            _require_dense(parameter)
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
                 continue
@@ -161,16 +179,26 @@ class SumsInPlace(GradientSums):
             self.parameters[index].register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
 
     def _hook(self, index: int) -> Callable[[Tensor], None]:
+        owner = weakref.ref(self)  # hooks stay with the parameters, which may be trained by another object later
+
         def take(parameter: Tensor) -> None:
-            if index in self._room and parameter.grad is not None:
-                self._add_narrow(index, parameter.grad)
+            sums = owner()
+            if sums is not None and parameter.grad is not None and sums.take(index, parameter.grad):
                 parameter.grad = None
 
         return take
 
+    def take(self, index: int, gradient: Tensor) -> bool:
+        """Add the ``index``-th parameter's gradient to its sum, if it is a narrow one of this window."""
+        mine = self.gathers and index in self._room
+        if mine:
+            self._add_narrow(index, gradient)
+        return mine
+
     def commit(self) -> None:
         """Look up what the backward passes have summed so far."""
         for index, parameter in enumerate(self.parameters):
+            _require_dense(parameter)
             if index not in self._room:
                 self.sums[index] = parameter.grad
 
@@ -179,15 +207,9 @@ class SumsInPlace(GradientSums):
         self.clear()
 
 
-def refuse_sparse(parameters: Sequence[nn.Parameter]) -> None:
-    """Refuse sparse gradients, which have no fixed place to be summed in.
-
-    Raises:
-        WorkloadError: naming the shape of the parameter that has one.
-    """
-    for parameter in parameters:
-        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
-            raise WorkloadError(
-                f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient; build its embedding with "
-                "sparse=False"
-            )
+def _require_dense(parameter: nn.Parameter) -> None:
+    if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+        raise WorkloadError(
+            f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which has no fixed place to be "
+            "summed in; build its embedding with sparse=False"
+        )

@@ -20,12 +20,11 @@ class Undo:
         self._device = device
         self._places = [(module, name) for module in model.modules() for name in module._buffers]  # noqa: SLF001 - a buffer that a forward pass replaces must be put back by name
         self._buffers = self._now()
-        self._copies = [buffer.detach().clone() for _, _, buffer in self._buffers]
+        self._copies = [buffer.detach().clone() for buffer in self._buffers if buffer is not None]
         self._random = RandomState.now(device)
 
-    def _now(self) -> list[tuple[nn.Module, str, Tensor]]:
-        found = ((module, name, module._buffers.get(name)) for module, name in self._places)  # noqa: SLF001 - see above
-        return [(module, name, buffer) for module, name, buffer in found if buffer is not None]
+    def _now(self) -> list[Tensor | None]:
+        return [module._buffers.get(name) for module, name in self._places]  # noqa: SLF001 - see above
 
     def remember(self) -> None:
         """Take note of how things are."""
@@ -33,8 +32,8 @@ class Undo:
         if not self._places:
             return
         self._buffers = self._now()
-        buffers = [buffer.detach() for _, _, buffer in self._buffers]
-        if [it.shape for it in buffers] == [it.shape for it in self._copies]:
+        buffers = [buffer.detach() for buffer in self._buffers if buffer is not None]
+        if [(it.shape, it.dtype) for it in buffers] == [(it.shape, it.dtype) for it in self._copies]:
             torch._foreach_copy_(self._copies, buffers)
         else:
             self._copies = [it.clone() for it in buffers]
@@ -42,7 +41,9 @@ class Undo:
     def put_back(self) -> None:
         """Make things as they were."""
         self._random.restore(self._device)
+        copies = iter(self._copies)
         with torch.no_grad():
-            for (module, name, buffer), copy in zip(self._buffers, self._copies, strict=True):
-                buffer.copy_(copy)
+            for (module, name), buffer in zip(self._places, self._buffers, strict=True):
+                if buffer is not None:
+                    buffer.copy_(next(copies))
                 module._buffers[name] = buffer  # noqa: SLF001 - see above

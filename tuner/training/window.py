@@ -43,7 +43,8 @@ class Window:
     """Weight per term of the whole window over all ranks; none while only forward passes can tell."""
     sums: dict[str, Tensor] = field(default_factory=dict)
     """Per term the summed loss, kept on the device."""
-    weights: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    weights: dict[str, Tensor | float] = field(default_factory=dict)
+    """Per term its weight, where ``totals`` does not say it; tensors stay on the device, so that nothing waits."""
     provisional: float = 0.0
     """The divisor in use while the true one is not known: the first weight seen that is not zero."""
     sizes: list[int] = field(default_factory=list)
@@ -53,18 +54,20 @@ class Window:
         """One more micro-batch has gone through; ``terms`` are without their graph."""
         for name, (loss_sum, weight) in terms.items():
             self.sums[name] = self.sums[name] + loss_sum if name in self.sums else loss_sum
-            self.weights[name] += float(weight)
+            if self.totals is None:
+                self.weights[name] = self.weights.get(name, 0.0) + weight
         self.sizes.append(size)
 
-    def divisor(self, name: str, weight: float) -> float:
+    def divisor(self, name: str, weight: Tensor | float) -> float:
         """What the term's sum is divided by before the backward pass."""
-        self.provisional = self.provisional or weight
-        return self.provisional if self.totals is None else self.totals[name]
+        if self.totals is not None:
+            return self.totals[name]
+        self.provisional = self.provisional or float(weight)
+        return self.provisional
 
     def forget(self) -> None:
         """Back to the beginning; the splits stay."""
-        self.sums, self.sizes = {}, []
-        self.weights = defaultdict(float)
+        self.sums, self.weights, self.sizes = {}, {}, []
 
 
 @dataclass(frozen=True)

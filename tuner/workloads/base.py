@@ -85,20 +85,21 @@ IGNORED_LABEL = -100
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy in fp32, summed over the positions that count.
+    """Cross-entropy in fp32 (in fp64 for such logits), summed over the positions that count.
 
     Args:
         logits: ``(..., classes)``, any floating type.
         labels: ``(...)``, class indices; ``IGNORED_LABEL`` where a position does not count.
     """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return nn.functional.cross_entropy(
-        logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+        wide.flatten(0, -2), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
     )
 
 
-def counted(labels: Tensor) -> float:
-    """How many positions of ``labels`` count in the loss."""
-    return float((labels != IGNORED_LABEL).sum())
+def counted(labels: Tensor) -> Tensor:
+    """How many positions of ``labels`` count in the loss: a scalar on their device, for which nothing has to wait."""
+    return (labels != IGNORED_LABEL).sum()
 
 
 def random_tokens(size: int, length: int, vocabulary_size: int) -> Tensor:

@@ -102,7 +102,7 @@ class LabelledWorkload:
 
     def loss_weights(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         """Labels that count."""
-        return {"cross_entropy": counted(batch["labels"])}
+        return {"cross_entropy": float(counted(batch["labels"]))}
 
 
 def _problem(field: str, message: str, value: object = "") -> SpecError:

@@ -199,7 +199,7 @@ class NextTokenWorkload:
 
     def loss_weights(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         """Target tokens: those after the shift that are not padding."""
-        return {"next_token": counted(batch["labels"][:, 1:])}
+        return {"next_token": float(counted(batch["labels"][:, 1:]))}
 
     def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """``(n, s, vocabulary_size)``."""
