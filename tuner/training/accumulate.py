@@ -112,6 +112,8 @@ class GradientAccumulation:
         self._undo = None if lock_step else Undo(model, self.device)
         if self.scaler.is_enabled() and any(it.dtype.itemsize < torch.float32.itemsize for it in self.parameters):
             raise WorkloadError("a gradient scaler needs parameters in fp32: run the model under autocast instead")
+        self._outstanding = 1.0
+        """What the sums are still to be multiplied by."""
         self._start_alike()
 
     def _start_alike(self) -> None:
@@ -155,6 +157,7 @@ class GradientAccumulation:
         It is still multiplied by the scaler's scale, and not clipped; the report tells no norm.
         """
         report = self._gather(micro_batches, loss, weigh)
+        self._settle()
         self._gradients.install()
         return report
 
@@ -162,6 +165,7 @@ class GradientAccumulation:
         window = [it if isinstance(it, MicroBatch) else sliced(it) for it in micro_batches]
         totals = self._totals(window, weigh)
         self._gradients.start()
+        self._outstanding = 1.0
         if totals is not None and not any(totals.values()):
             sizes = tuple(it.size for it in window)
             return UpdateReport(dict.fromkeys(totals, 0.0), totals, None, skipped=True, micro_batch_sizes=sizes)
@@ -307,7 +311,9 @@ class GradientAccumulation:
         weights = gathered.totals or sum_by_name(share.weights for share in shares)
         sums = sum_by_name(share.sums for share in shares)
         if gathered.totals is None and gathered.provisional:
-            self._gradients.scale(gathered.provisional / next(iter(weights.values())))
+            self._outstanding = gathered.provisional / next(iter(weights.values()))
+        if self.ranks.size > 1:
+            self._settle()  # each rank has a factor of its own
         if not self._lock_step:
             self._sum_over_ranks(shares)
         return UpdateReport(
@@ -333,16 +339,24 @@ class GradientAccumulation:
         if self.scaler.is_enabled():
             self._gradients.install()
             self.scaler.unscale_(self.optimizer)
-        gradients = self._gradients.tensors()
-        norm = total_norm(gradients)
-        if self.max_norm is not None:
-            self._gradients.scale(torch.clamp(self.max_norm / (norm + _CLIPPING_EPSILON), max=1.0))
+        norm = total_norm(self._gradients.tensors()) * self._outstanding
+        if self.max_norm is None:
+            self._settle()
+        else:
+            self._settle(torch.clamp(self.max_norm / (norm + _CLIPPING_EPSILON), max=1.0))
         self._gradients.install()
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         skipped = self.scaler.get_scale() < scale  # it falls when, and only when, the scaler has left the step out
         return replace(report, gradient_norm=_finite(float(norm)), skipped=skipped)
+
+    def _settle(self, more: float | Tensor = 1.0) -> None:
+        """Multiply the sums by what is outstanding, and by ``more``, in one pass."""
+        factor = self._outstanding * more
+        self._outstanding = 1.0
+        if isinstance(factor, Tensor) or factor != 1.0:
+            self._gradients.scale(factor)
 
 
 def _versions(micro_batch: MicroBatch) -> list[int]:

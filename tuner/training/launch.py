@@ -72,8 +72,8 @@ class TrainingProcess:
     def _begin(self) -> None:
         """Start the processes, where the newest checkpoint is."""
         self.paths.result.unlink(missing_ok=True)
-        for path in self.paths.failures:
-            path.unlink()
+        for path in [*self.paths.failures, *self.paths.directory.glob(".rendezvous-*")]:
+            path.unlink(missing_ok=True)
         self._log.forget_after(self.paths.checkpointed_update() or 0)
         self._log.skip_to_end()
         self._ranks = self._command() if self._command else None

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from pydantic import Field
+
 from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.files import write_atomically
 from tuner.requests import TrainingRequest
@@ -52,7 +54,7 @@ class TrainingProgress(Document):
     """Mean over the window's weight (tokens or samples), summed over the terms; none when it is not finite."""
     terms: dict[str, float | None]
     """Mean of each named loss term; none when it is not finite."""
-    weights: dict[str, NonNegativeFloat]
+    weights: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     """What the window weighed for each term: the tokens or samples its mean is over."""
     learning_rate: NonNegativeFloat
     """Rate used by this update."""

@@ -6,6 +6,7 @@ transformers model several seconds more. On the CPU that would be taken out of t
 
 from __future__ import annotations
 
+import gc
 import importlib
 
 from tuner.specs import TransformersModel, WorkloadSpec
@@ -20,6 +21,8 @@ def late_imports(spec: WorkloadSpec | None = None) -> tuple[str, ...]:
 
 
 def import_early(modules: tuple[str, ...]) -> None:
-    """Import them now."""
+    """Import them now, and leave them out of every later garbage collection, which would walk them all (0.3 s)."""
     for module in modules:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
