@@ -82,7 +82,8 @@ class CausalModel(nn.Module):
     def sum_and_weight(self, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, float]:
         """Summed loss and how many tokens it was summed over, in the model's own precision."""
         logits, targets = self.network(input_ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-        return F.cross_entropy(logits, targets, ignore_index=IGNORED_LABEL, reduction="sum"), counted(targets)
+        loss_sum = F.cross_entropy(logits, targets, ignore_index=IGNORED_LABEL, reduction="sum")
+        return loss_sum, float(counted(targets))
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Any]:
         """The mean over this micro-batch, and what it is made of."""
@@ -316,7 +317,7 @@ def _by_hand_over_ranks(task: Task, divisor: Callable[[float, float, float], flo
     join_ranks(torch.device("cpu"))
     model = DistributedDataParallel(task.model)
     batches = list(task.loader(dist.get_rank()))
-    tokens = [counted(batch["labels"][:, 1:]) for batch in batches]
+    tokens = [float(counted(batch["labels"][:, 1:])) for batch in batches]
     total = torch.tensor(sum(tokens))
     dist.all_reduce(total)
     for index, (batch, weight) in enumerate(zip(batches, tokens, strict=True)):
@@ -395,7 +396,7 @@ def published_tokens(samples: int, ranks: Ranks) -> list[float]:
 
     def loss(model: nn.Module, ids: Tensor) -> tuple[Tensor, float]:
         labels = torch.where(ids < 0, IGNORED_LABEL, ids % 2)
-        return summed_cross_entropy(model(ids[..., None].float()), labels), counted(labels)
+        return summed_cross_entropy(model(ids[..., None].float()), labels), float(counted(labels))
 
     accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.08), ranks=ranks)
     accumulation.update(split_batch(padded, 4), loss)

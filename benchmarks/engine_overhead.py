@@ -8,7 +8,8 @@ the same round, so that what else the machine does falls on both. Lightning trai
 the others take their turns in its callback. Each model is measured twice: with the allocator's own settings, and with
 those that the project's probes and jobs run with. The second hand-written loop shows what a ratio of 1 looks like.
 
-The MLP is the worst case for the engine: 16.8 million parameters for micro-batches of 8 samples, and plain SGD.
+`in-place` is what the engine does by itself on the CPU, `scratch` what it does on a card. The MLP is the worst case for
+`scratch`: 16.8 million parameters for micro-batches of 8 samples, and plain SGD.
 """
 
 from __future__ import annotations

@@ -64,12 +64,12 @@ def token_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, f
     labels = batch["labels"][:, 1:]
     logits = model(batch["input_ids"])[:, :-1].flatten(0, 1)
     loss = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
-    return loss + cast("CountingGpt", model).entries[batch["sample"]].sum(), counted(labels)
+    return loss + cast("CountingGpt", model).entries[batch["sample"]].sum(), float(counted(labels))
 
 
 def count_tokens(batch: Mapping[str, Tensor]) -> float:
     """The weight of ``token_loss``."""
-    return counted(batch["labels"][:, 1:])
+    return float(counted(batch["labels"][:, 1:]))
 
 
 def times_committed(found: Gradients, samples: Sequence[Tensor]) -> list[int]:

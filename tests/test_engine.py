@@ -182,7 +182,7 @@ def test_the_published_token_example_is_reproduced(sizes: tuple[int, ...]) -> No
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, float]:
         logits = model(batch[0].float()[..., None]).flatten(0, 1)
-        return F.cross_entropy(logits, batch[1].flatten(), reduction="sum"), counted(batch[1])
+        return F.cross_entropy(logits, batch[1].flatten(), reduction="sum"), float(counted(batch[1]))
 
     batches = list(zip(torch.split(ids, list(sizes)), torch.split(labels, list(sizes)), strict=True))
     GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.08)).update(batches, loss)
@@ -268,7 +268,7 @@ def _unshifted_count(model: nn.Module) -> Gradients:
     """The engine itself, told the number of tokens before the shift."""
 
     def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, float]:
-        return token_loss(model, batch)[0], counted(batch["labels"])
+        return token_loss(model, batch)[0], float(counted(batch["labels"]))
 
     return _accumulated(model, token_batches(SAMPLES, *UNEVEN), loss)
 

@@ -88,6 +88,15 @@ def test_the_workload_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert 0 < report.loss < 10
 
 
+def test_the_loop_of_ones_own_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two updates, of four micro-batches and of the one that is left."""
+    code = next(block for block in blocks("python") if "GradientAccumulation(" in block)
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102 - our own README
+    first, second = capsys.readouterr().out.splitlines()
+    assert "micro_batch_sizes=(4, 4, 4, 4)" in first
+    assert "micro_batch_sizes=(4,)" in second
+
+
 def test_every_make_target_named_exists() -> None:
     """No document sends a reader to a target that is not there."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))

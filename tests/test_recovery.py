@@ -612,6 +612,7 @@ def test_a_buffer_that_a_failed_pass_has_filled_is_empty_again() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(1, 1)
+            self.cache: Tensor | None
             self.register_buffer("cache", None)
             self.found: list[bool] = []
 

@@ -195,9 +195,10 @@ class WorkloadSpec(Document):
     """Largest L2 norm of the whole gradient, applied once per update; none when absent."""
     ema_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Decay per update of a moving average of the weights, kept in fp32 and written beside them; none when absent."""
-    gradient_gathering: Literal["scratch", "in-place"] = "scratch"
+    gradient_gathering: Literal["auto", "scratch", "in-place"] = "auto"
     """`scratch`: a micro-batch's gradients join the window's when it has ended, so running out of memory costs that one
-    micro-batch. `in-place`: straight into the window's, one set of gradients less memory, and it costs the window."""
+    micro-batch. `in-place`: straight into the window's, at most one set of gradients less memory, and it costs the
+    window. `auto`: `scratch` on a card, `in-place` on the CPU, where scratch takes up to a third more time."""
     compile: bool = False
     """Run the model through `torch.compile`."""
     parallelism: ParallelismSpec = ParallelismSpec()

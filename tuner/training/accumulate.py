@@ -64,7 +64,8 @@ class GradientAccumulation:
         scaler: for fp16; unscaled and updated once per update.
         memory: the device the model is on, which tells an out-of-memory error; found from the model when left out.
         ranks: the ranks that share each window; this process alone when left out.
-        gathering: how gradients are summed, see ``tuner.training.gradients``.
+        gathering: how gradients are summed, see ``tuner.training.gradients``; by device when left out: apart on a card,
+            where it costs no time, and in place on the CPU, where fresh memory for every micro-batch does.
         recovers: whether a micro-batch that does not fit is divided, or its error comes out.
         floating: what floating-point inputs are cast to, where the parameters are of a lower precision.
         lock_step: the model's own collectives (FSDP) are in every forward and backward pass and reduce the gradient: a
@@ -89,7 +90,7 @@ class GradientAccumulation:
         scaler: torch.amp.GradScaler | None = None,
         memory: MemoryDevice | None = None,
         ranks: Ranks | None = None,
-        gathering: Gathering = "scratch",
+        gathering: Gathering | None = None,
         recovers: bool = True,
         floating: torch.dtype | None = None,
         lock_step: bool = False,
@@ -107,6 +108,7 @@ class GradientAccumulation:
         self._recovers = recovers and not lock_step
         self._floating = floating
         self._lock_step = lock_step
+        gathering = gathering or ("in-place" if self.device.type == "cpu" else "scratch")
         in_place = gathering == "in-place" or lock_step
         self._gradients: GradientSums = (SumsInPlace if in_place else ScratchSums)(self.parameters)
         self._undo = None if lock_step else Undo(model, self.device)

@@ -59,7 +59,7 @@ class UpdateEngine:
             scaler=self.scaler,
             memory=memory,
             ranks=ranks,
-            gathering=spec.gradient_gathering,
+            gathering=None if spec.gradient_gathering == "auto" else spec.gradient_gathering,
             recovers=recovers,
             lock_step=sharded,
             floating=torch.bfloat16 if spec.precision == "bf16" else None,

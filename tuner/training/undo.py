@@ -34,7 +34,7 @@ class Undo:
         self._buffers = self._now()
         buffers = [buffer.detach() for buffer in self._buffers if buffer is not None]
         if [(it.shape, it.dtype) for it in buffers] == [(it.shape, it.dtype) for it in self._copies]:
-            torch._foreach_copy_(self._copies, buffers)
+            _copy(self._copies, buffers)
         else:
             self._copies = [it.clone() for it in buffers]
 
@@ -47,3 +47,8 @@ class Undo:
                 if buffer is not None:
                     buffer.copy_(next(copies))
                 module._buffers[name] = buffer  # noqa: SLF001 - see above
+
+
+def _copy(into: list[Tensor], tensors: list[Tensor]) -> None:
+    if tensors:
+        torch._foreach_copy_(into, tensors)
