@@ -245,6 +245,46 @@ def running_statistics(ranks: Ranks) -> Outcome:
     return {"buffers": [it.clone() for it in model.buffers()], "weights": [it.detach() for it in model.parameters()]}
 
 
+def wrapped_with_statistics(ranks: Ranks) -> Outcome:
+    """BatchNorm in DistributedDataParallel, rank 1 without a sample in the first window, the ranks left to be found."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model = nn.parallel.DistributedDataParallel(inner)
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for window in (0, 1):
+        inputs = torch.randn(8, 4) * (1 + ranks.rank)
+        mine = [] if ranks.rank and not window else split_batch(inputs, 4)
+        accumulation.update(mine, lambda m, b: (m(b).square().sum(), len(b)))
+    return {"buffers": [it.clone() for it in inner.buffers()], "weights": [it.detach() for it in inner.parameters()]}
+
+
+def frozen_layers(ranks: Ranks) -> Outcome:
+    """Each rank has seeded its model differently; one layer is frozen."""
+    torch.manual_seed(ranks.rank)
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(requires_grad=False), nn.Linear(4, 1))
+    GradientAccumulation(model, torch.optim.SGD(model[1].parameters(), lr=0.1), ranks=ranks)
+    return {"weights": [it.detach().clone() for it in model.parameters()]}
+
+
+def scaled_without_samples(ranks: Ranks) -> Outcome:
+    """fp16's scaler on a rank that has no sample in the first window."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.1), ranks=ranks, scaler=scaler)
+    mine = [] if ranks.rank else split_batch(torch.ones(4, 4), 2)
+    report = accumulation.update(mine, lambda m, b: (m(b).sum(), len(b)))
+    return {"skipped": report.skipped, "weights": [it.detach() for it in model.parameters()]}
+
+
+def odd_buffers(ranks: Ranks) -> Outcome:
+    """Buffers of types that gloo has no word for are sent all the same."""
+    sent = [torch.full((3,), 1 + ranks.rank, dtype=dtype) for dtype in (torch.int16, torch.bool, torch.complex64)]
+    sent.append(torch.tensor(7 - ranks.rank))
+    ranks.broadcast_(sent)
+    return {"weights": sent}
+
+
 def overflow_on_one_rank(ranks: Ranks) -> Outcome:
     """fp16's scaler meets an infinite gradient on rank 1 only."""
     torch.manual_seed(0)
@@ -331,6 +371,10 @@ SCENARIOS: dict[str, Callable[[Ranks], Outcome]] = {
         rank_fails,
         wrapped_in_ddp,
         running_statistics,
+        wrapped_with_statistics,
+        frozen_layers,
+        scaled_without_samples,
+        odd_buffers,
         overflow_on_one_rank,
         sums_of_all_sizes,
         in_shards,

@@ -131,10 +131,21 @@ def test_the_failure_of_a_rank_reaches_the_other(both: Outcomes) -> None:
     assert both[0]["rank_fails"]["error"] == "PeerError: rank 1 failed: ValueError: no such label"
 
 
-@pytest.mark.parametrize("what", ["buffers", "weights"])
-def test_running_statistics_stay_together(both: Outcomes, what: str) -> None:
-    """BatchNorm's buffers and the weights are equal on both ranks after an update."""
-    pairs = zip(*(outcome["running_statistics"][what] for outcome in both), strict=True)
+@pytest.mark.parametrize(
+    ("scenario", "what"),
+    [
+        ("running_statistics", "buffers"),
+        ("running_statistics", "weights"),
+        ("wrapped_with_statistics", "buffers"),
+        ("wrapped_with_statistics", "weights"),
+        ("frozen_layers", "weights"),
+        ("scaled_without_samples", "weights"),
+        ("odd_buffers", "weights"),
+    ],
+)
+def test_the_ranks_stay_together(both: Outcomes, scenario: str, what: str) -> None:
+    """Buffers and weights are equal on both, whichever of them had samples and however they were seeded."""
+    pairs = zip(*(outcome[scenario][what] for outcome in both), strict=True)
     assert all(same(*pair) for pair in pairs)
 
 

@@ -604,3 +604,30 @@ def test_a_compiled_model_is_compiled_a_bounded_number_of_times(backend: str) ->
         whole = {name: torch.cat([it[name] for it in window]) for name in window[0]}
         assert relative_error(steps[-1], exact_gradient(model, whole, workload.loss_terms)) < 1e-5
     assert 1 <= counters["stats"]["unique_graphs"] <= 4
+
+
+def test_complex_parameters_keep_their_imaginary_part() -> None:
+    """Two micro-batches give the gradient of both at once, and its norm."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+    model = nn.ParameterList([weight])
+    inputs = torch.randn(4, 3)
+
+    def loss(_: nn.Module, batch: Tensor) -> tuple[Tensor, float]:
+        return (batch.to(weight.dtype) @ weight).abs().square().sum(), float(len(batch))
+
+    (truth,) = torch.autograd.grad(loss(model, inputs)[0] / 4, weight)
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    accumulation = GradientAccumulation(model, optimizer, max_norm=1e9)
+    steps = steps_of(optimizer, model)
+    report = accumulation.update(split_batch(inputs, 2), loss)
+    torch.testing.assert_close(steps[0]["0"], truth)
+    assert report.gradient_norm == pytest.approx(torch.view_as_real(truth).norm().item())
+
+
+def test_micro_batches_with_other_terms_are_refused_without_weights() -> None:
+    """Each term has a divisor of its own, which must be known: a window of `a`, then `b`, has none for both."""
+    model, names = nn.Linear(1, 1), iter("ab")
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    with pytest.raises(WorkloadError, match=r"several loss terms \(a, b\)"):
+        accumulation.update(split_batch(torch.ones(4, 1), 2), lambda m, b: {next(names): (m(b).sum(), len(b))})

@@ -114,11 +114,36 @@ def test_shards_that_run_out_of_memory_resume_smaller(tmp_path: Path) -> None:
     """FSDP ranks cannot split alone: both leave, and go on from the checkpoint with half the micro-batch."""
     spec = wide_gpt(parallelism={"world_size": 2, "strategy": "fsdp"})
     found = recommendation(spec, 200, 100, limit_bytes=50 * MIB, environment=ENVIRONMENT, world_size=2)
-    result = run_to_end(tmp_path, found, TrainingRequest(updates=2, checkpoint_every=1))
+    directory = tmp_path / "run #1?"  # characters that mean something in a URL
+    result = run_to_end(directory, found, TrainingRequest(updates=2, checkpoint_every=1))
     assert result.outcome is RunOutcome.SUCCEEDED, result.message
-    assert [it.micro_batch_sizes for it in progress_of(tmp_path)] == [(50, 50), (50, 50)]
-    assert [it.samples for it in progress_of(tmp_path)] == [200, 200]
+    assert [it.micro_batch_sizes for it in progress_of(directory)] == [(50, 50), (50, 50)]
+    assert [it.samples for it in progress_of(directory)] == [200, 200]
     assert "at most 50 samples instead of 100" in " ".join(result.notes)
+
+
+def test_shards_of_which_one_runs_out_of_memory_resume_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 only sees that rank 1 is gone; the word that rank 1 has left is what counts."""
+    (tmp_path / "one_runs_out.py").write_text(
+        "import os, torch\n"
+        "class W:\n"
+        "    def build_model(self): return torch.nn.Linear(2, 1)\n"
+        "    def make_batch(self, size): return torch.randn(size, 2)\n"
+        "    def loss_terms(self, model, batch):\n"
+        "        loss = model(batch).square().sum()\n"
+        "        if os.environ['RANK'] == '1' and len(batch) > 2: raise MemoryError('injected')\n"
+        "        return {'loss': (loss, len(batch))}\n"
+        "    def dataset(self): return [torch.ones(2)] * 16\n"
+        "def build(): return W()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    parallelism = {"world_size": 2, "strategy": "fsdp"}
+    model = {"kind": "python", "target": "one_runs_out:build"}
+    spec = mlp_spec(model=model, data={"kind": "workload"}, parallelism=parallelism)
+    found = recommendation(spec, 8, 4, world_size=2)
+    result = run_to_end(tmp_path / "run", found, TrainingRequest(updates=2))
+    assert result.outcome is RunOutcome.SUCCEEDED, result.message
+    assert [it.micro_batch_sizes for it in progress_of(tmp_path / "run")] == [(2, 2), (2, 2)]
 
 
 def test_torchrun_starts_a_run(tmp_path: Path) -> None:

@@ -325,9 +325,11 @@ def test_a_wrong_recovery_would_be_seen(mutant: type[SumsInPlace]) -> None:
 
 
 def test_skipping_the_failed_micro_batch_would_be_seen() -> None:
-    """The update of the others alone is off by more than a hundredth, and samples are missing from it."""
+    """The update of the others alone is off by more than a hundredth, and the engine sees that weight is missing."""
     trial = Trial("scratch")
-    trial.accumulation.update(WINDOW[:2], token_loss, lambda _: count_tokens(token_batch(SAMPLES)) / 2)
+    with pytest.raises(WorkloadError, match=r"a weight of .* they must be the same"):
+        trial.accumulation.update(WINDOW[:2], token_loss, lambda _: count_tokens(token_batch(SAMPLES)) / 2)
+    trial.accumulation.update(WINDOW[:2], token_loss)
     assert trial.error() > 1e-2
     assert times_committed(trial.steps[0], SAMPLES) == [1] * 8 + [0] * 4
 

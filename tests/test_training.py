@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from factories import gpt_spec, mlp_spec, recommendation
+from factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tuner.errors import CheckpointError, TrainingError
 from tuner.files import holding
 from tuner.memory.devices import open_device
@@ -67,7 +67,7 @@ def test_windows_are_the_effective_batch_and_the_tail_of_an_epoch(tmp_path: Path
     assert [it.samples for it in made] == [16, 16, 16, 2, 16]
     assert [it.micro_batch_sizes for it in made[:1]] == [(4, 4, 4, 4)]
     assert made[3].micro_batch_sizes == (2,)
-    assert [it.epoch for it in made] == [0, 0, 0, 1, 1]
+    assert [it.epoch for it in made] == [0, 0, 0, 0, 1]
     assert made[-1].samples_seen == 66
 
 
@@ -323,3 +323,40 @@ def test_a_half_written_line_waits(tmp_path: Path) -> None:
     assert [it.update for it in log.new_lines()] == [1, 2, 3]
     log.forget_after(2)
     assert [it.update for it in ProgressLog(log.path).new_lines()] == [1, 2]
+
+
+def test_a_run_that_begins_to_accumulate_is_checked_then(tmp_path: Path) -> None:
+    """BatchNorm in windows of one micro-batch is exact; resumed in smaller ones it is refused, or allowed and noted."""
+    spec = resnet_spec(data={"kind": "synthetic", "samples": 20})
+    trained(tmp_path, recommendation(spec, 10, 10), updates=1)
+    smaller = recommendation(spec, 10, 5)
+    with pytest.raises(TrainingError, match="allow_batch_coupling"):
+        loop_for(tmp_path, smaller, TrainingRequest(updates=2)).resume()
+    allowed = loop_for(tmp_path, smaller, TrainingRequest(updates=2, allow_batch_coupling=True))
+    assert allowed.resume() == 1
+    assert "BatchNorm" in " ".join(allowed.notes)
+    allowed.run(lambda _: None)
+    again = loop_for(tmp_path, smaller, TrainingRequest(updates=2))
+    assert again.resume() == 2
+    assert again.notes == allowed.notes
+
+
+def test_a_check_without_memory_is_said_and_not_refused(tmp_path: Path) -> None:
+    """A limit that the run keeps to must not be used up by the check before it."""
+    architecture = {"name": "gpt", "layers": 8, "heads": 4, "width": 256}
+    spec = gpt_spec(
+        model={"kind": "reference", "architecture": architecture},
+        batch={"sequence_length": 128},
+        optimizer={"name": "sgd", "learning_rate": 0.1},
+        activation_checkpointing=True,
+    )
+    found = recommendation(spec, 4, 2, limit_bytes=96 * MIB, environment=ENVIRONMENT)
+    result = run_to_end(tmp_path, found, TrainingRequest(updates=1))
+    assert result.outcome is RunOutcome.SUCCEEDED, result.message
+
+
+def test_an_effective_batch_above_the_data_is_noted(tmp_path: Path) -> None:
+    """Each update takes all samples there are, which is not what was asked for."""
+    loop, made = trained(tmp_path, recommendation(effective_batch_size=80, micro_batch_size=40), updates=1)
+    assert made[0].samples == 50
+    assert "50 samples, below the effective batch of 80" in " ".join(loop.notes)

@@ -67,7 +67,11 @@ def folder_appearing_whole(path: Path) -> Iterator[Path]:
     beside = path.with_name(f".{path.name}.part")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
-    yield beside
+    try:
+        yield beside
+    except BaseException:  # a full disk, say: what there is of it would only take more room
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
     for file in beside.iterdir():
         with file.open("rb") as stream:
             os.fsync(stream.fileno())

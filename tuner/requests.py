@@ -81,7 +81,8 @@ class TrainingRequest(Document):
     processes_per_node: PositiveInt | None = None
     """Processes on this host, one per device: the ranks of the run. The recommendation's world size when absent."""
     workers: Annotated[int, Field(ge=0, le=64)] = 0
-    """Processes per rank that load data ahead of use; 0 loads between updates. The same weights come out either way."""
+    """Processes per rank that load data ahead of use; 0 loads between updates. The same weights come out either way,
+    to the last bit unless memory runs out: micro-batches that were loaded before that are divided one by one."""
     allow_batch_coupling: bool = False
     """Train although the loss couples the samples of a batch (BatchNorm, in-batch negatives), so that accumulated
     updates differ from full-batch ones."""

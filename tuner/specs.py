@@ -221,14 +221,6 @@ class WorkloadSpec(Document):
             raise ValueError(f"`batch.sequence_length` is {length}, but the model's config allows {limit} positions")
         return self
 
-    @model_validator(mode="after")
-    def _goes_together(self) -> Self:
-        if self.precision == "bf16" and self.parallelism.strategy == "fsdp":
-            raise ValueError(
-                "`precision: bf16` sums gradients in fp32 beside their shards, which fsdp cannot: use bf16-mixed"
-            )
-        return self
-
     @staticmethod
     def _is_text(model: TransformersModel | ReferenceModel | PythonModel) -> bool:
         if isinstance(model, TransformersModel):

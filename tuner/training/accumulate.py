@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import reduce
 from typing import Literal, TypeAlias, cast
 
 import torch
@@ -32,12 +30,12 @@ from torch.nn.parallel import DistributedDataParallel
 from tuner.accumulation import balanced_split
 from tuner.errors import InvalidSizeError, OutOfMemoryError, WorkloadError
 from tuner.memory.devices import MemoryDevice, open_device
-from tuner.training.gradients import GradientSums, ScratchSums, SumsInPlace
+from tuner.training.gradients import GradientSums, ScratchSums, SumsInPlace, total_norm
 from tuner.training.micro_batches import MicroBatch, sliced, split_batch, tensors_of, to_device, windows
-from tuner.training.ranks import Ranks
+from tuner.training.ranks import ProcessGroup, Ranks
 from tuner.training.runs import MicroBatchSplit
 from tuner.training.undo import Undo
-from tuner.training.window import Share, UpdateReport, Window, check_terms, sum_by_name
+from tuner.training.window import Share, UpdateReport, Window, agreed_weights, check_terms, sum_by_name
 from tuner.workloads.base import Batch, LossTerms
 
 __all__ = ["GradientAccumulation", "UpdateReport", "split_batch", "windows"]
@@ -58,12 +56,14 @@ class GradientAccumulation:
     """A model and its optimizer, moved forward one exact update at a time.
 
     Args:
-        model: on its device. One wrapped in ``DistributedDataParallel`` is run without its own reduction.
+        model: on its device. Of one wrapped in ``DistributedDataParallel`` the module inside is called, as its own
+            reduction and broadcasts would wait for ranks that have nothing to do.
         optimizer: over the model's parameters.
         max_norm: largest L2 norm of the whole gradient, applied once per update; none to leave it.
         scaler: for fp16; unscaled and updated once per update.
         memory: the device the model is on, which tells an out-of-memory error; found from the model when left out.
-        ranks: the ranks that share each window; this process alone when left out.
+        ranks: the ranks that share each window; this process alone when left out (under
+            ``DistributedDataParallel`` those of the default process group).
         gathering: how gradients are summed, see ``tuner.training.gradients``; by device when left out: apart on a card,
             where it costs no time, and in place on the CPU, where fresh memory for every micro-batch does.
         recovers: whether a micro-batch that does not fit is divided, or its error comes out.
@@ -78,7 +78,8 @@ class GradientAccumulation:
     Parameters that become trainable later are not seen: make a new object then.
 
     Raises:
-        WorkloadError: when no parameter is trainable, or a scaler is to scale gradients of less than fp32.
+        WorkloadError: when no parameter is trainable, a scaler is to scale gradients of less than fp32, or the model is
+            in shards without ``lock_step``.
     """
 
     def __init__(  # noqa: PLR0913 - each has a default that suits a loop of one's own
@@ -102,7 +103,9 @@ class GradientAccumulation:
         self.memory = memory or open_device(str(self.parameters[0].device))
         self.device = self.memory.torch_device
         self.scaler = scaler or torch.amp.GradScaler(self.device.type, enabled=False)
-        self.ranks = ranks or Ranks()
+        wrapped = isinstance(model, DistributedDataParallel)
+        self.ranks = ranks or (ProcessGroup() if wrapped else Ranks())
+        self._called = model.module if isinstance(model, DistributedDataParallel) else model
         self.largest_micro_batch: int | None = None
         self.failed_micro_batch: int | None = None
         self._recovers = recovers and not lock_step
@@ -114,6 +117,11 @@ class GradientAccumulation:
         self._undo = None if lock_step else Undo(model, self.device)
         if self.scaler.is_enabled() and any(it.dtype.itemsize < torch.float32.itemsize for it in self.parameters):
             raise WorkloadError("a gradient scaler needs parameters in fp32: run the model under autocast instead")
+        if not lock_step and any(isinstance(it, DTensor) for it in self.parameters):
+            raise WorkloadError(
+                "a model in shards has its own reduction: say lock_step=True, and let it sum, not average"
+            )
+        self.scaler.scale(torch.zeros((), device=self.device))  # makes its scale: a rank without samples never would
         self._outstanding = 1.0
         """What the sums are still to be multiplied by."""
         self._start_alike()
@@ -121,8 +129,9 @@ class GradientAccumulation:
     def _start_alike(self) -> None:
         """All ranks begin with the parameters and buffers of rank 0."""
         if self.ranks.size > 1 and not self._lock_step:
+            every = {id(it): it.detach() for it in (*self.model.parameters(), *self.parameters)}
             with torch.no_grad():
-                self.ranks.broadcast_([*(it.detach() for it in self.parameters), *self.model.buffers()])
+                self.ranks.broadcast_([*every.values(), *self.model.buffers()])
 
     # --- an update ---
 
@@ -236,21 +245,16 @@ class GradientAccumulation:
     def _attempt(self, micro_batch: MicroBatch, loss: Loss, gathered: Window) -> Exception | None:
         """Run one micro-batch; returns the error it ended with, for after the ``except`` block."""
         try:
-            with self._without_reduction():
-                terms = self._backward(micro_batch, loss, gathered)
+            terms = self._backward(micro_batch, loss, gathered)
             if not micro_batch.idle:
                 gathered.add(terms, micro_batch.size)
         except Exception as error:  # noqa: BLE001 - any error may turn out to be a lack of memory
             return error
         return None
 
-    def _without_reduction(self) -> AbstractContextManager[object]:
-        """DDP must not reduce by itself; its forward and backward pass share the context."""
-        return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
-
     def _backward(self, micro_batch: MicroBatch, loss: Loss, gathered: Window) -> LossTerms:
         """Forward and backward pass; returns the terms without their graph."""
-        answer = loss(self.model, to_device(micro_batch.batch, self.device, self._floating))
+        answer = loss(self._called, to_device(micro_batch.batch, self.device, self._floating))
         terms = cast("LossTerms", {_ONLY_TERM: answer} if isinstance(answer, tuple) else answer)
         check_terms(terms, gathered.totals)
         scaled = []
@@ -260,7 +264,7 @@ class GradientAccumulation:
                 scaled.append(loss_sum.reshape(()) * 0.0 if micro_batch.idle else loss_sum.reshape(()) / divisor)
         if scaled:
             torch.autograd.backward(self.scaler.scale(torch.stack(scaled).sum()))
-        return {name: (loss_sum.detach().reshape(()), weight) for name, (loss_sum, weight) in terms.items()}
+        return {name: (loss_sum.detach().reshape(()), _constant(weight)) for name, (loss_sum, weight) in terms.items()}
 
     # --- recovery ---
 
@@ -310,7 +314,7 @@ class GradientAccumulation:
 
     def _reduce(self, gathered: Window, shares: list[Share]) -> UpdateReport:
         """Sum the ranks' gradients and install them."""
-        weights = gathered.totals or sum_by_name(share.weights for share in shares)
+        weights = agreed_weights(gathered.totals, sum_by_name(share.weights for share in shares))
         sums = sum_by_name(share.sums for share in shares)
         if gathered.totals is None and gathered.provisional:
             self._outstanding = gathered.provisional / next(iter(weights.values()))
@@ -374,14 +378,8 @@ def _require_unchanged(micro_batch: MicroBatch, versions: list[int]) -> None:
         )
 
 
-def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The L2 norm of all ``gradients`` together, a scalar in at least fp32."""
-    wide = reduce(torch.promote_types, (it.dtype for it in gradients), torch.float32)
-    if isinstance(gradients[0], DTensor):
-        shards: Tensor = nn.utils.get_total_norm(gradients)
-        return shards.full_tensor() if isinstance(shards, DTensor) else shards
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients), 2.0, dtype=wide)))  # noqa: SLF001 - as torch's own clipping
-    return norm
+def _constant(weight: Tensor | float) -> Tensor | float:
+    return weight.detach() if isinstance(weight, Tensor) else weight
 
 
 def _finite(value: float) -> float | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,9 @@ from torch.distributed.tensor import DTensor
 
 from tuner.errors import WorkloadError
 
-_WIDE = (torch.float32, torch.float64)
+
+def _is_narrow(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
 
 
 class GradientSums(ABC):
@@ -43,7 +46,7 @@ class GradientSums(ABC):
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
         self.sums: list[Tensor | None] = [None] * len(self.parameters)
-        self._narrow = {index for index, it in enumerate(self.parameters) if it.dtype not in _WIDE}
+        self._narrow = {index for index, it in enumerate(self.parameters) if _is_narrow(it.dtype)}
         self._room: dict[int, Tensor] = {}
         self._widened: Tensor | None = None
         self.gathers = False
@@ -213,3 +216,14 @@ def _require_dense(parameter: nn.Parameter) -> None:
             f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which has no fixed place to be "
             "summed in; build its embedding with sparse=False"
         )
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The L2 norm of all ``gradients`` together, a scalar in at least fp32."""
+    if isinstance(gradients[0], DTensor):
+        shards: Tensor = nn.utils.get_total_norm(gradients)
+        return shards.full_tensor() if isinstance(shards, DTensor) else shards
+    gradients = [torch.view_as_real(it) if it.is_complex() else it for it in gradients]
+    wide = reduce(torch.promote_types, (it.dtype for it in gradients), torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients), 2.0, dtype=wide)))  # noqa: SLF001 - as torch's own clipping
+    return norm

@@ -34,7 +34,7 @@ class TrainingProcess:
     def __init__(self, directory: Path) -> None:
         self.paths = RunPaths(directory)
         self._ranks: RankProcesses | None = None
-        self._command: Callable[[], RankProcesses] | None = None
+        self._starts: Callable[[], RankProcesses] | None = None
         self._result: TrainingResult | None = None
         self._stopping = False
         self._log = ProgressLog(self.paths.progress)
@@ -61,7 +61,8 @@ class TrainingProcess:
         self._oom_kills = kernel_oom_kills()
         environment = job_environment(recommendation.environment, os.environ)
         count = request.processes_per_node or recommendation.world_size
-        self._command = lambda: RankProcesses(self.paths, count, environment)
+        self._starts = lambda: RankProcesses(self.paths, count, environment)
+        self._log.skip_to_end()
         self._begin()
 
     @property
@@ -75,8 +76,8 @@ class TrainingProcess:
         for path in [*self.paths.failures, *self.paths.directory.glob(".rendezvous-*")]:
             path.unlink(missing_ok=True)
         self._log.forget_after(self.paths.checkpointed_update() or 0)
-        self._log.skip_to_end()
-        self._ranks = self._command() if self._command else None
+        self._log.stay_within()
+        self._ranks = self._starts() if self._starts else None
 
     def _refuse_another_run(self, recommendation: Recommendation, request: TrainingRequest) -> None:
         if self.paths.checkpointed_update() is None:
@@ -132,10 +133,13 @@ class TrainingProcess:
         result = _read(self.paths.result)
         if result is not None and result.outcome is not RunOutcome.FAILED:
             return result
+        failures = [it for it in (result, *map(_read, self.paths.failures)) if it is not None]
+        resumable = [it for it in failures if it.smaller_micro_batch is not None]
+        if resumable:
+            return resumable[0]
         crashed = ranks.crashed()
         if crashed is not None:
             return self._crashed(*crashed)
-        failures = [it for it in (result, *map(_read, self.paths.failures)) if it is not None]
         own = [it for it in failures if it.error_type != PEER_ERROR]
         if failures:
             return (own or failures)[0]

@@ -16,8 +16,8 @@ from tuner.memory.devices import MemoryDevice
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.training.accumulate import UpdateReport
+from tuner.training.admission import check_accumulation
 from tuner.training.checkpoints import Checkpoints, State, Weights, save_weights
-from tuner.training.coupling import check_spec_coupling
 from tuner.training.data import Part, TrainingData, Window, WindowLoader, build_data, epoch_order
 from tuner.training.engine import UpdateEngine
 from tuner.training.micro_batches import MicroBatch
@@ -75,8 +75,12 @@ class TrainingLoop:
         self.data = build_data(self.spec, workload)
         epoch_order(request.seed, 0, len(self.data))  # as large as that of any epoch: in memory before the limit
         self.windows = self._windows()
+        self._workload = workload
+        self.coupling: str | None = None
+        self.checked = False
+        if self.ranks.gather(paths.checkpointed_update())[0] is None:
+            self._check_coupling()
         self._limit_memory()
-        self._check_coupling(workload)
         seed_everything(request.seed)
         self.model = self._build_model(workload)
         self.engine = UpdateEngine(self.spec, workload, self.model, device, ranks=self.ranks, sharded=self.sharded)
@@ -85,6 +89,11 @@ class TrainingLoop:
         self.checkpoints = Checkpoints(paths, self._identity(), request.keep_checkpoints)
         self._saved: int | None = None
         self._seed_this_rank()
+        if self.windows.effective_batch_size > len(self.data):
+            batch, samples = self.windows.effective_batch_size, len(self.data)
+            self.notes.append(
+                f"the data has {samples} samples, below the effective batch of {batch}: each update takes all"
+            )
 
     def _bounded(self, micro_batch_size: int, bound: int | None) -> int:
         if bound is None or bound >= micro_batch_size:
@@ -108,19 +117,24 @@ class TrainingLoop:
         if limit is not None and (self.device.torch_device.type == "cpu" or limit < self.device.total_bytes()):
             self.device.limit(limit)
 
-    def _check_coupling(self, workload: Workload) -> None:
-        """Refuse a loss that accumulation would change, once, before the first update."""
-        if self.paths.checkpointed_update() is not None or not self._accumulates():
+    def _check_coupling(self) -> None:
+        """Find out, once, whether accumulation would change the loss. Rank 0 does, and all hear of it.
+
+        Raises:
+            TrainingError: when it would, and that is not allowed.
+        """
+        if self.checked or not self._accumulates():
             return
-        reports = self.ranks.together(
-            lambda: check_spec_coupling(self.spec, workload, self.device.torch_device) if not self.ranks.rank else None
-        )
-        report = reports[0]
-        if report is None or not report.coupled:
-            return
-        if not self.request.allow_batch_coupling:
-            raise TrainingError(f"{report.message} To train nevertheless, ask for allow_batch_coupling.")
-        self.notes.append(report.message)
+        self.coupling = self.ranks.together(self._coupling_on_rank_0)[0]
+        self.checked = True
+        if self.coupling is not None:
+            self.notes.append(self.coupling)
+
+    def _coupling_on_rank_0(self) -> str | None:
+        if self.ranks.rank:
+            return None
+        allowed = self.request.allow_batch_coupling
+        return check_accumulation(self.spec, self._workload, self.device, allowed=allowed)
 
     def _accumulates(self) -> bool:
         return len(self.windows.parts(Position(), self.micro_batch_size)) > 1 or self.ranks.size > 1
@@ -156,10 +170,14 @@ class TrainingLoop:
         """
         with self.device.without_limit():
             found = self.checkpoints.newest()
+            seen = self.ranks.gather(found[0] if found else None)
+            if len(set(seen)) > 1:
+                raise CheckpointError(f"the ranks see different checkpoints in {self.paths.directory}: updates {seen}")
             if found is None:
                 return None
             update, weights, state = found
             self._restore(weights, state)
+            self._check_coupling()  # unless the checkpoint says that it was done
         self._saved = update
         return update
 
@@ -208,7 +226,7 @@ class TrainingLoop:
         Rank 0 writes; the others return an empty text.
         """
         weights = self._weights()
-        averages = whole(self.engine.averages_by_name())
+        averages = whole(self.engine.averages_by_name(), keep=not self.ranks.rank)
         if self.ranks.rank:
             return ""
         if averages:
@@ -222,14 +240,10 @@ class TrainingLoop:
         outcome = self.engine.update(micro_batches)
         if not outcome.skipped:
             self.schedule.step()
-        samples = self.windows.size(self.position)
+        samples, epoch = self.windows.size(self.position), self.position.epoch
+        self._note_splits(outcome)
         self.position = replace(self.windows.advanced(self.position), loss=_finite(outcome.loss))
         peak = max(self.ranks.gather(self.device.peak_bytes()))
-        return self._progress(outcome, rate, samples, peak, time.perf_counter() - began)
-
-    def _progress(
-        self, outcome: UpdateReport, rate: float, samples: int, peak: int, seconds: float
-    ) -> TrainingProgress:
         return TrainingProgress(
             update=self.position.update,
             updates=self.request.updates,
@@ -243,10 +257,20 @@ class TrainingLoop:
             micro_batch_sizes=outcome.micro_batch_sizes,
             splits=outcome.splits,
             samples_seen=self.position.seen,
-            epoch=self.position.epoch,
-            seconds=seconds,
+            epoch=epoch,
+            seconds=time.perf_counter() - began,
             peak_bytes=peak,
         )
+
+    def _note_splits(self, outcome: UpdateReport) -> None:
+        """A window of one micro-batch needs no check for coupled samples, until it is divided."""
+        if outcome.splits and not self.checked:
+            self.checked = True
+            self.coupling = (
+                "micro-batches were divided after one did not fit; whether the loss couples the samples of a batch, so "
+                "that this changes it, was not checked"
+            )
+            self.notes.append(self.coupling)
 
     # --- checkpoints ---
 
@@ -259,7 +283,7 @@ class TrainingLoop:
                 "random": RandomState.now(self.device.torch_device).plain(),
                 "largest": self.largest_micro_batch(),
             }
-            weights, state = self._weights(), {**whole(self._state()), "ranks": self.ranks.gather(mine)}
+            weights, state = self._weights(), {**self._state(), "ranks": self.ranks.gather(mine)}
             self.ranks.together(lambda: self._write(weights, state))
         self._saved = self.position.update
 
@@ -268,17 +292,20 @@ class TrainingLoop:
             self.checkpoints.save(self.position.update, weights, state)
 
     def _weights(self) -> Weights:
-        weights: Weights = whole(dict(self.model.state_dict()))
+        weights: Weights = whole(dict(self.model.state_dict()), keep=not self.ranks.rank)
         return weights
 
     def _state(self) -> State:
-        return {
+        state: State = {
             "optimizer": self.engine.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "scaler": self.engine.scaler.state_dict(),
             "averages": list(self.engine.averages),
             "position": dict(vars(self.position)),
+            "coupling": {"checked": self.checked, "note": self.coupling},
         }
+        gathered: State = whole(state, keep=not self.ranks.rank)
+        return gathered
 
     def _restore(self, weights: Weights, state: State) -> None:
         if not set(weights) <= set(self.model.state_dict()):
@@ -291,6 +318,9 @@ class TrainingLoop:
         for average, kept in zip(self.engine.averages, state["averages"], strict=True):
             copy_into(average, kept)
         self.position = Position(**state["position"])
+        self.checked, self.coupling = state["coupling"]["checked"], state["coupling"]["note"]
+        if self.coupling is not None:
+            self.notes.append(self.coupling)
         self._restore_this_rank(state["ranks"])
 
     def _restore_this_rank(self, each_rank: list[State]) -> None:
@@ -298,7 +328,7 @@ class TrainingLoop:
         largest = min(int(it["largest"]) for it in each_rank)
         if len(each_rank) == self.ranks.size:
             mine = each_rank[self.ranks.rank]
-            largest = int(mine["largest"])
+            largest = largest if self.sharded else int(mine["largest"])
             RandomState.of_plain(mine["random"]).restore(self.device.torch_device)
         elif not self.ranks.rank:
             RandomState.of_plain(each_rank[0]["random"]).restore(self.device.torch_device)

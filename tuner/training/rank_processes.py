@@ -46,9 +46,17 @@ class RankProcesses:
         self._rendezvous = rendezvous if count > 1 else None
         self._failed_at: float | None = None
         self._killed: set[int] = set()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            self._start(paths, count, environment, rendezvous)
+        except BaseException:
+            self.kill()  # those that have been started would wait for the others
+            raise
+
+    def _start(self, paths: RunPaths, count: int, environment: Mapping[str, str], rendezvous: Path) -> None:
         with paths.log.open("ab") as log:
-            self._processes = [
-                subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            for rank in range(count):
+                process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                     [*training_command(paths.directory), str(os.getpid())],
                     env=_environment(environment, rank, count, rendezvous),
                     stdin=subprocess.DEVNULL,
@@ -56,8 +64,7 @@ class RankProcesses:
                     stderr=log,
                     start_new_session=True,
                 )
-                for rank in range(count)
-            ]
+                self._processes.append(process)
 
     @property
     def pids(self) -> list[int]:

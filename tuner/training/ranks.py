@@ -107,7 +107,7 @@ class ProcessGroup(Ranks):
         for tensor in tensors:
             whole = tensor.contiguous()
             with _losses_named():
-                dist.broadcast(whole, 0)
+                dist.broadcast(whole.view(-1).view(torch.uint8), 0)  # as bytes, which every backend knows
             if whole is not tensor:
                 tensor.copy_(whole)
 
@@ -121,8 +121,27 @@ def _losses_named() -> Iterator[None]:
     """What a backend says when another rank is gone, in our words."""
     try:
         yield
-    except RuntimeError as error:  # torch.distributed's errors derive from it
+    except RuntimeError as error:
+        if not tells_of_lost_peer(error):
+            raise
         raise PeerError(f"another rank is gone: {error}") from error
+
+
+_LOST_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "timed out waiting",
+    "socket timeout",
+)
+
+
+def tells_of_lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed because of another rank, as gloo and NCCL say it."""
+    words = str(error).lower()
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(it in words for it in _LOST_PEER)
+    )
 
 
 def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -165,12 +184,11 @@ def join_ranks(device: torch.device) -> Ranks:
     if world_size() == 1:
         return Ranks()
     rendezvous = os.environ.get(RENDEZVOUS)
-    dist.init_process_group(
-        _backend(device),
-        init_method=f"file://{rendezvous}" if rendezvous else "env://",
-        rank=own_rank(),
-        world_size=world_size(),
-    )
+    if rendezvous is None:
+        dist.init_process_group(_backend(device), init_method="env://")
+    else:
+        store = dist.FileStore(rendezvous, world_size())  # type: ignore[attr-defined] # as HashStore below
+        dist.init_process_group(_backend(device), store=store, rank=own_rank(), world_size=world_size())
     return ProcessGroup()
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.files import write_atomically
@@ -61,7 +61,7 @@ class TrainingProgress(Document):
     gradient_norm: NonNegativeFloat | None
     """L2 norm of the whole gradient before clipping; none when it was not finite."""
     skipped: bool
-    """Whether the loss scaler skipped the step because a gradient was not finite."""
+    """Whether no step was made: a gradient was not finite for the loss scaler, or nothing in the window counts."""
     samples: PositiveInt
     """Samples in this update's window over all ranks."""
     micro_batch_sizes: tuple[PositiveInt, ...]
@@ -234,13 +234,17 @@ class ProgressLog:
         if not self.path.exists():
             return
         lines = self.path.read_text().splitlines()
-        kept = [line for line in lines if line.endswith("}") and _update_of(line) <= update]
+        kept = [line for line in lines if 0 < _update_of(line) <= update]
         if kept != lines:
             write_atomically(self.path, "".join(line + "\n" for line in kept))
 
     def skip_to_end(self) -> None:
         """Let ``new_lines`` begin with what is appended from now on."""
         self._read = self.path.stat().st_size if self.path.exists() else 0
+
+    def stay_within(self) -> None:
+        """Let ``new_lines`` go on after lines were dropped."""
+        self._read = min(self._read, self.path.stat().st_size if self.path.exists() else 0)
 
     def new_lines(self) -> list[TrainingProgress]:
         """Updates appended since the last call; a line that is still being written waits for the next."""
@@ -256,8 +260,12 @@ class ProgressLog:
     def last_update(self) -> int:
         """The newest update logged; 0 when there is none."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
-        return max((_update_of(line) for line in lines if line.endswith("}")), default=0)
+        return max(map(_update_of, lines), default=0)
 
 
 def _update_of(line: str) -> int:
-    return TrainingProgress.model_validate_json(line).update
+    """The update a line tells of; 0 for a line that a kill cut short."""
+    try:
+        return TrainingProgress.model_validate_json(line).update
+    except ValidationError:
+        return 0

@@ -49,16 +49,23 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def whole(value: Any) -> Any:  # noqa: ANN401 - nested state of any kind
-    """``value`` with every shard as its whole tensor; dicts and lists are walked. Every rank must call it."""
+def whole(value: Any, *, keep: bool = True) -> Any:  # noqa: ANN401 - nested state of any kind
+    """``value`` with every shard as its whole tensor; dicts and lists are walked. Every rank must call it.
+
+    Args:
+        value: nested state.
+        keep: whether this rank wants the answer: then shards are gathered one at a time into the host's memory, else
+            empty tensors take their place.
+    """
     if isinstance(value, DTensor):
-        return value.full_tensor()
+        gathered = value.full_tensor()
+        return gathered.cpu() if keep else gathered.new_empty(0)
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, dict):
-        return {key: whole(part) for key, part in value.items()}
+        return {key: whole(part, keep=keep) for key, part in value.items()}
     if isinstance(value, list):
-        return [whole(part) for part in value]
+        return [whole(part, keep=keep) for part in value]
     return value
 
 

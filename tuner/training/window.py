@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,13 @@ from torch import Tensor
 from tuner.errors import WorkloadError
 from tuner.training.runs import MicroBatchSplit
 from tuner.workloads.base import LossTerms
+
+_NEEDS_WEIGHTS = (
+    "several loss terms ({terms}) need their weights beforehand, from loss_weights(batch): each term is divided by its "
+    "own weight over the whole window, known before the first backward pass"
+)
+_WEIGHT_TOLERANCE = 1e-4
+"""Relative: weights may have been summed in fp32."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Window:
     sums: dict[str, Tensor] = field(default_factory=dict)
     """Per term the summed loss, kept on the device."""
     weights: dict[str, Tensor | float] = field(default_factory=dict)
-    """Per term its weight, where ``totals`` does not say it; tensors stay on the device, so that nothing waits."""
+    """Per term the weight that forward passes have told; tensors stay on the device, so that nothing waits for it."""
     provisional: float = 0.0
     """The divisor in use while the true one is not known: the first weight seen that is not zero."""
     sizes: list[int] = field(default_factory=list)
@@ -54,8 +62,7 @@ class Window:
         """One more micro-batch has gone through; ``terms`` are without their graph."""
         for name, (loss_sum, weight) in terms.items():
             self.sums[name] = self.sums[name] + loss_sum if name in self.sums else loss_sum
-            if self.totals is None:
-                self.weights[name] = self.weights.get(name, 0.0) + weight
+            self.weights[name] = self.weights.get(name, 0.0) + weight
         self.sizes.append(size)
 
     def divisor(self, name: str, weight: Tensor | float) -> float:
@@ -89,6 +96,25 @@ def sum_by_name(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return dict(total)
 
 
+def agreed_weights(beforehand: Mapping[str, float] | None, told: Mapping[str, float]) -> Mapping[str, float]:
+    """The weight of each term over the whole window, from before the first forward pass and from all of them.
+
+    Raises:
+        WorkloadError: when the two differ, or when terms without weights beforehand have different names.
+    """
+    if beforehand is None:
+        if len(told) > 1:
+            raise WorkloadError(_NEEDS_WEIGHTS.format(terms=", ".join(told)))
+        return told
+    for name, weight in told.items():
+        if not math.isclose(weight, beforehand[name], rel_tol=_WEIGHT_TOLERANCE):
+            raise WorkloadError(
+                f"loss_weights() gives `{name}` a weight of {beforehand[name]:g} over the window, loss_terms() one of "
+                f"{weight:g}: they must be the same"
+            )
+    return beforehand
+
+
 def check_terms(terms: LossTerms, totals: Mapping[str, float] | None) -> None:
     """Check what a loss returned.
 
@@ -103,9 +129,6 @@ def check_terms(terms: LossTerms, totals: Mapping[str, float] | None) -> None:
         if not isinstance(pair[0], Tensor) or pair[0].numel() != 1 or not pair[0].requires_grad:
             raise WorkloadError(f"the loss sum of `{name}` must be a scalar tensor with a gradient")
     if totals is None and len(terms) > 1:
-        raise WorkloadError(
-            f"several loss terms ({', '.join(terms)}) need their weights beforehand, from loss_weights(batch): each "
-            "term is divided by its own weight over the whole window, known before the first backward pass"
-        )
+        raise WorkloadError(_NEEDS_WEIGHTS.format(terms=", ".join(terms)))
     if totals is not None and set(terms) - set(totals):
         raise WorkloadError(f"loss_weights() names {sorted(totals)}, but the loss returned {sorted(terms)}")

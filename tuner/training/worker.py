@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from tuner.errors import BatchwrightError, OutOfMemoryError, WorkloadError
+from tuner.errors import BatchwrightError, OutOfMemoryError, PeerError, WorkloadError
 from tuner.files import holding, write_atomically
 from tuner.memory.devices import MemoryDevice, open_device
 from tuner.processes import die_with_parent
@@ -25,7 +25,7 @@ from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.training.loop import TrainingLoop
 from tuner.training.progress import ProgressWriter, import_tensorboard
-from tuner.training.ranks import Ranks, join_ranks, local_rank, own_rank, world_size
+from tuner.training.ranks import Ranks, join_ranks, local_rank, own_rank, tells_of_lost_peer, world_size
 from tuner.training.runs import RunOutcome, RunPaths, TrainingResult
 from tuner.training.windows import Position
 from tuner.workloads.imports import import_early, late_imports
@@ -79,6 +79,8 @@ def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
         _train(paths, stop, course)
     except BaseException as error:  # noqa: BLE001 - a user's SystemExit must become a result too
         failure = error
+    if failure is not None and course.ranks.size > 1 and tells_of_lost_peer(failure):
+        failure = PeerError(f"another rank is gone: {failure}")
     shortage = _shortage(failure, course)
     smaller = _smaller(course) if shortage else None
     message = f"{course.position.update} updates made" if failure is None else _explain(failure, shortage, course)

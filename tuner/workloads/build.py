@@ -23,6 +23,9 @@ def build_workload(spec: WorkloadSpec) -> Workload:
         SpecError: when a field names something that does not exist or does not go together.
         WorkloadError: when a ``python`` target breaks the contract.
     """
+    if spec.precision == "bf16" and spec.parallelism.strategy == "fsdp":
+        message = "of bf16 is summed in fp32 beside the gradients, where fsdp has no place for it: use bf16-mixed"
+        raise SpecError([FieldProblem("precision", message, spec.precision)])
     model, recompute = spec.model, spec.activation_checkpointing
     match model:
         case ReferenceModel():
