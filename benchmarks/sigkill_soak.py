@@ -39,7 +39,6 @@ from soak import (
     told_of,
     undisturbed,
 )
-
 from tuner.fingerprint import installed_versions
 from tuner.memory.inventory import cpu
 

@@ -12,6 +12,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own idiom
+
 from coupled import (
     WIDTH,
     Case,
@@ -26,9 +29,6 @@ from coupled import (
     squares,
     with_auxiliary,
 )
-from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own idiom
-
 from factories import gpt_spec, mlp_spec, resnet_spec, transformers_spec
 from tuner.errors import WorkloadError
 from tuner.specs import WorkloadSpec, parse_spec

@@ -8,6 +8,11 @@ from typing import Any, TypeAlias, cast
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.nn import functional as F  # noqa: N812 - torch's own idiom
+
+from factories import gpt_spec, mlp_spec
 from faults import (
     AnyLoss,
     CountingGpt,
@@ -24,11 +29,6 @@ from faults import (
     token_batches,
     token_loss,
 )
-from torch import Tensor, nn
-from torch._dynamo.utils import counters
-from torch.nn import functional as F  # noqa: N812 - torch's own idiom
-
-from factories import gpt_spec, mlp_spec
 from tuner.errors import WorkloadError
 from tuner.memory.devices import open_device
 from tuner.specs import WorkloadSpec

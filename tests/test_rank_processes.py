@@ -15,26 +15,14 @@ from safetensors.torch import load_file
 
 from factories import gpt_spec, mlp_spec, recommendation
 from tuner.files import write_atomically
-from tuner.memory.environment import CPU_ALLOCATOR, CPU_THREADS
 from tuner.requests import TrainingRequest
-from tuner.results import Recommendation
 from tuner.specs import WorkloadSpec
 from tuner.training.launch import TrainingProcess
 from tuner.training.rank_processes import training_command
-from tuner.training.runs import RunOutcome, RunPaths, TrainingProgress, TrainingResult
+from tuner.training.runs import RunOutcome, RunPaths, TrainingProgress
+from whole_runs import ENVIRONMENT, MIB, run_to_end, wait_for
 
-MIB = 1024**2
 SGD = {"name": "sgd", "learning_rate": 0.1}
-ENVIRONMENT = {**CPU_ALLOCATOR, **CPU_THREADS}
-
-
-def run_to_end(directory: Path, found: Recommendation, request: TrainingRequest) -> TrainingResult:
-    """Run the training processes and wait for them."""
-    process = TrainingProcess(directory)
-    process.start(found, request)
-    while (result := process.poll()) is None:
-        time.sleep(0.02)
-    return result
 
 
 def progress_of(directory: Path) -> list[TrainingProgress]:
@@ -101,8 +89,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     assert run_to_end(tmp_path / "one", found, TrainingRequest(updates=8)).outcome is RunOutcome.SUCCEEDED
     process = TrainingProcess(tmp_path / "mixed")
     process.start(found, TrainingRequest(updates=5, processes_per_node=2))
-    while (first := process.poll()) is None:
-        time.sleep(0.02)
+    first = wait_for(process)
     assert first.updates == 5, first.message
     second = run_to_end(tmp_path / "mixed", found, TrainingRequest(updates=8))
     assert (second.outcome, second.resumed_from) == (RunOutcome.SUCCEEDED, 5)

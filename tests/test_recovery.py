@@ -12,6 +12,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+
+from factories import mlp_spec
 from faults import (
     CountingGpt,
     Faults,
@@ -29,9 +32,6 @@ from faults import (
     token_batches,
     token_loss,
 )
-from torch import Tensor, nn
-
-from factories import mlp_spec
 from tuner.errors import OutOfMemoryError, WorkloadError
 from tuner.specs import OptimizerSpec
 from tuner.training.accumulate import Gathering, GradientAccumulation, UpdateReport, split_batch

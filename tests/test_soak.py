@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from forked import forked_starts
 from soak import (
     UPDATES,
@@ -29,7 +30,6 @@ from soak import (
     undisturbed,
     wait_until,
 )
-
 from tuner.training.runs import RunOutcome, RunPaths
 
 _ATTEMPTS = 5

@@ -16,7 +16,6 @@ from factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tuner.errors import CheckpointError, TrainingError
 from tuner.files import holding
 from tuner.memory.devices import open_device
-from tuner.memory.environment import CPU_ALLOCATOR, CPU_THREADS
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.specs import ScheduleSpec, WorkloadSpec
@@ -25,19 +24,8 @@ from tuner.training.checkpoints import Checkpoints
 from tuner.training.launch import TrainingProcess
 from tuner.training.loop import TrainingLoop
 from tuner.training.optimizers import learning_rate_factor
-from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingProgress, TrainingResult
-
-MIB = 1024**2
-ENVIRONMENT = {**CPU_ALLOCATOR, **CPU_THREADS}
-
-
-def run_to_end(directory: Path, found: Recommendation, request: TrainingRequest) -> TrainingResult:
-    """Run the training process and wait for it."""
-    process = TrainingProcess(directory)
-    process.start(found, request)
-    while (result := process.poll()) is None:
-        time.sleep(0.02)
-    return result
+from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingProgress
+from whole_runs import ENVIRONMENT, MIB, run_to_end, wait_for
 
 
 def loop_for(directory: Path, found: Recommendation, request: TrainingRequest) -> TrainingLoop:
@@ -211,14 +199,12 @@ def test_a_killed_run_loses_only_what_came_after_its_checkpoint(tmp_path: Path) 
         time.sleep(0.005)
     assert process.pids
     os.kill(process.pids[0], signal.SIGKILL)
-    while (ended := process.poll()) is None:
-        time.sleep(0.01)
+    ended = wait_for(process)
     assert ended.outcome is RunOutcome.FAILED
     assert "SIGKILL" in ended.message
     again = TrainingProcess(tmp_path / "killed")
     again.start(found, request)
-    while (result := again.poll()) is None:
-        time.sleep(0.02)
+    result = wait_for(again)
     assert result.outcome is RunOutcome.SUCCEEDED
     assert result.resumed_from is not None
     assert result.resumed_from >= 3

@@ -1,7 +1,7 @@
 """A probe, inside its own process: build the workload, run two optimizer updates, measure the second.
 
-The first update creates the optimizer's state; the second shows the peak of a run: parameters, state, the gradients of
-one micro-batch held while the next one runs, and the optimizer's temporaries.
+The first update makes what is made late (handles, workspaces, caches); the second shows the peak of a run: parameters,
+the optimizer's state, the gradients of one micro-batch held while the next one runs, and the optimizer's temporaries.
 """
 
 from __future__ import annotations

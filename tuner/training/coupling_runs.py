@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tuner.errors import WorkloadError
 from tuner.training.micro_batches import sample_count, sliced, to_device
 from tuner.training.randomness import RandomState
+from tuner.training.window import check_pairs
 from tuner.workloads.base import Batch, LossTerms, Workload
 
 LARGEST_ERROR = 1e-4
@@ -337,18 +337,9 @@ class Runner:
         for index, part in enumerate(sliced(self._batch, self.samples).divide(sizes)):
             starting(index)
             batch = to_device(copy.deepcopy(part.batch), self._device)  # a model may overwrite its input
-            yield _checked(self._workload.loss_terms(self.model, batch)), part.size
-
-
-def _checked(terms: LossTerms) -> LossTerms:
-    if not terms:
-        raise WorkloadError("loss_terms() returned no term")
-    for name, pair in terms.items():
-        if not isinstance(pair, tuple) or len(pair) != 2:  # noqa: PLR2004 - (loss_sum, weight)
-            raise WorkloadError(f"loss term `{name}` must be (loss_sum, weight), got {type(pair).__name__}")
-        if not isinstance(pair[0], Tensor) or pair[0].numel() != 1 or not pair[0].requires_grad:
-            raise WorkloadError(f"the loss sum of `{name}` must be a scalar tensor with a gradient")
-    return terms
+            terms = self._workload.loss_terms(self.model, batch)
+            check_pairs(terms)
+            yield terms, part.size
 
 
 def _measured(terms: LossTerms, samples: int) -> dict[str, Term]:

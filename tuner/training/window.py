@@ -116,10 +116,23 @@ def agreed_weights(beforehand: Mapping[str, float] | None, told: Mapping[str, fl
 
 
 def check_terms(terms: LossTerms, totals: Mapping[str, float] | None) -> None:
-    """Check what a loss returned.
+    """Check what a loss returned, against the weights known beforehand.
 
     Raises:
         WorkloadError: naming the term that breaks the contract.
+    """
+    check_pairs(terms)
+    if totals is None and len(terms) > 1:
+        raise WorkloadError(_NEEDS_WEIGHTS.format(terms=", ".join(terms)))
+    if totals is not None and set(terms) - set(totals):
+        raise WorkloadError(f"loss_weights() names {sorted(totals)}, but the loss returned {sorted(terms)}")
+
+
+def check_pairs(terms: LossTerms) -> None:
+    """Check that each term is a summed loss with its weight.
+
+    Raises:
+        WorkloadError: naming the term that is not.
     """
     if not isinstance(terms, Mapping) or not terms:
         raise WorkloadError("the loss returned no term: it must be (loss_sum, weight), or named terms of such pairs")
@@ -128,7 +141,3 @@ def check_terms(terms: LossTerms, totals: Mapping[str, float] | None) -> None:
             raise WorkloadError(f"loss term `{name}` must be (loss_sum, weight), got {type(pair).__name__}")
         if not isinstance(pair[0], Tensor) or pair[0].numel() != 1 or not pair[0].requires_grad:
             raise WorkloadError(f"the loss sum of `{name}` must be a scalar tensor with a gradient")
-    if totals is None and len(terms) > 1:
-        raise WorkloadError(_NEEDS_WEIGHTS.format(terms=", ".join(terms)))
-    if totals is not None and set(terms) - set(totals):
-        raise WorkloadError(f"loss_weights() names {sorted(totals)}, but the loss returned {sorted(terms)}")

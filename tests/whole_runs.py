@@ -1,0 +1,30 @@
+"""Training runs from start to end, in processes of their own."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tuner.memory.environment import CPU_ALLOCATOR, CPU_THREADS
+from tuner.requests import TrainingRequest
+from tuner.results import Recommendation
+from tuner.training.launch import TrainingProcess
+from tuner.training.runs import TrainingResult
+
+MIB = 1024**2
+ENVIRONMENT = {**CPU_ALLOCATOR, **CPU_THREADS}
+"""What a CPU's recommendation says that a run needs."""
+
+
+def run_to_end(directory: Path, found: Recommendation, request: TrainingRequest) -> TrainingResult:
+    """Start the processes of a run and wait for them."""
+    process = TrainingProcess(directory)
+    process.start(found, request)
+    return wait_for(process)
+
+
+def wait_for(process: TrainingProcess) -> TrainingResult:
+    """Wait for a run that was started."""
+    while (result := process.poll()) is None:
+        time.sleep(0.02)
+    return result
