@@ -62,6 +62,7 @@ bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/cpu_repeatability.py
 	$(BIN)/python benchmarks/accumulation_exactness.py
 	$(BIN)/python benchmarks/engine_overhead.py
+	$(BIN)/python benchmarks/sigkill_soak.py
 
 openapi: $(VENV)/dev  ## Export openapi/openapi.json
 	$(BIN)/python -m service.openapi > openapi/openapi.json
