@@ -331,7 +331,7 @@ def test_skipping_the_failed_micro_batch_would_be_seen() -> None:
         trial.accumulation.update(WINDOW[:2], token_loss, lambda _: count_tokens(token_batch(SAMPLES)) / 2)
     trial.accumulation.update(WINDOW[:2], token_loss)
     assert trial.error() > 1e-2
-    assert times_committed(trial.steps[0], SAMPLES) == [1] * 8 + [0] * 4
+    assert times_committed(trial.steps[0], SAMPLES[:8]) == [1] * 8 + [0] * 4
 
 
 # --- random numbers and running statistics ----------------------------------------------------------------------------
