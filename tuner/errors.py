@@ -13,6 +13,7 @@
     |- TuningFailedError    a tuning ended without an answer; carries the evidence so far
     |- OutOfMemoryError     a device allocation failed; translated from the framework's own error at one seam
     |- InvalidSizeError     the size is illegal for a kernel (32-bit index, launch configuration), memory aside
+    |- EstimateError        memory cannot be estimated: the workload cannot be traced, or an unknown GPU was named
     |- ServingError         the service cannot be served; raised by the command line in the service's words
     |- TrainingError        a training run cannot start or go on
        |- CheckpointError   a checkpoint cannot be written, read, or does not belong to this run
@@ -89,6 +90,10 @@ class OutOfMemoryError(BatchwrightError):
 
 class InvalidSizeError(BatchwrightError):
     """The micro-batch is too large for a kernel for a reason other than memory."""
+
+
+class EstimateError(BatchwrightError):
+    """Memory cannot be estimated; the message says what stands in the way."""
 
 
 class ServingError(BatchwrightError):

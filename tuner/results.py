@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -109,6 +110,32 @@ class ProbeResult(Document):
     def used_bytes(self) -> int | None:
         """The peak that grows with the micro-batch: tensors on CUDA, the process on the CPU."""
         return self.peak_allocated_bytes if self.peak_allocated_bytes is not None else self.process_peak_bytes
+
+
+class ExpectedPeak(Document):
+    """What an estimate expects one micro-batch size to take."""
+
+    micro_batch_size: PositiveInt
+    """Samples per forward and backward pass."""
+    used_bytes: PositiveInt
+    """What ``ProbeResult.used_bytes`` is expected to be."""
+
+
+class ExpectedPeaks(Document):
+    """The memory curve of a workload as an estimate sees it: leads a search, and proves nothing."""
+
+    points: Annotated[tuple[ExpectedPeak, ...], Field(min_length=2)]
+    """By rising size; linear between them, and beyond them as between the last two."""
+    seconds: NonNegativeFloat = 0.0
+    """Time the estimate took."""
+
+    def used_bytes(self, micro_batch_size: float) -> float:
+        """The bytes expected at a size."""
+        places = [point.micro_batch_size for point in self.points]
+        index = min(max(bisect_right(places, micro_batch_size), 1), len(places) - 1)
+        low, high = self.points[index - 1], self.points[index]
+        slope = (high.used_bytes - low.used_bytes) / (high.micro_batch_size - low.micro_batch_size)
+        return low.used_bytes + slope * (micro_batch_size - low.micro_batch_size)
 
 
 class DeviceInfo(Document):

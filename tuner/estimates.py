@@ -1,0 +1,137 @@
+"""Asking and answering what would fit on a GPU that need not be there. Pure data, no torch."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tuner.documents import Document, NonNegativeInt, PositiveInt
+from tuner.requests import LARGEST_EFFECTIVE_BATCH_SIZE
+from tuner.results import BalancedPlan
+from tuner.specs import WorkloadSpec
+
+
+class EstimateRequest(Document):
+    """What would this workload take on these GPUs, and which plan would fit?"""
+
+    spec: WorkloadSpec
+    """What is trained."""
+    gpus: Annotated[tuple[str, ...], Field(min_length=1, max_length=64, examples=[["H100-80GB", "A10G"]])]
+    """Names of the catalogue (`GET /v1/gpus`), or a memory size such as `48GiB` for a card that is not in it."""
+    micro_batch_size: PositiveInt | None = None
+    """Judge this micro-batch size; the largest that fits is looked for when absent, and told in any case."""
+    effective_batch_size: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE)] | None = None
+    """Samples per optimizer update over all ranks: plan it around the largest micro-batch."""
+    memory_margin: Annotated[float, Field(ge=0.0, le=0.5)] = 0.03
+    """Share of a card's memory to leave free."""
+    allocator: Literal["default", "expandable-segments"] = "default"
+    """How torch's caching allocator is set: `expandable-segments` is `PYTORCH_ALLOC_CONF=expandable_segments:True`."""
+    timeout_seconds: Annotated[float, Field(gt=0.0, le=600.0)] = 120.0
+    """Time after which tracing is given up."""
+
+
+class Verdict(StrEnum):
+    """What an estimate says of a micro-batch size."""
+
+    FITS = "fits"
+    """Also if the estimate is as far off as its interval allows."""
+    DOES_NOT_FIT = "does-not-fit"
+    """Likewise."""
+    UNCERTAIN = "uncertain"
+    """The limit lies inside the interval: only a probe can tell."""
+
+
+class ByteInterval(Document):
+    """A figure with its uncertainty."""
+
+    low: NonNegativeInt
+    """Bytes, if the estimate is too high."""
+    expected: NonNegativeInt
+    """Bytes."""
+    high: NonNegativeInt
+    """Bytes, if the estimate is too low."""
+
+
+class PeakBreakdown(Document):
+    """What holds the memory at the moment when most is allocated."""
+
+    parameters_bytes: NonNegativeInt
+    """Parameters and buffers."""
+    gradients_bytes: NonNegativeInt
+    """Gradients and the sums that accumulation keeps of them."""
+    optimizer_state_bytes: NonNegativeInt
+    """The optimizer's state, and moving averages of the weights."""
+    activations_bytes: NonNegativeInt
+    """What forward passes leave for backward passes, and the batch."""
+    temporaries_bytes: NonNegativeInt
+    """Alive within one pass or step only."""
+    workspace_bytes: NonNegativeInt
+    """What kernels and libraries take from the allocator by themselves."""
+    outside_allocator_bytes: NonNegativeInt
+    """The context and what else is no allocation of torch's."""
+
+
+class PeakEstimate(Document):
+    """The memory of one micro-batch size on one GPU."""
+
+    micro_batch_size: PositiveInt
+    """Samples per forward and backward pass."""
+    accumulates: bool
+    """Whether the update has several micro-batches, so that gradients stay while the next one runs."""
+    verdict: Verdict
+    """Whether it fits."""
+    allocated_bytes: NonNegativeInt
+    """Most bytes held by tensors (`torch.cuda.max_memory_allocated`)."""
+    reserved_bytes: NonNegativeInt
+    """Most bytes held by the caching allocator, when nothing presses it (`torch.cuda.max_memory_reserved`)."""
+    capacity_bytes: NonNegativeInt
+    """Fewest bytes with which the allocator gets through, giving back its cache where it must."""
+    device_bytes: ByteInterval
+    """The capacity and what lies outside the allocator: what the card needs to have."""
+    breakdown: PeakBreakdown
+    """At the moment when most is allocated; the parts sum to ``allocated_bytes`` and what is outside."""
+
+
+class GpuEstimate(Document):
+    """The answer for one GPU."""
+
+    gpu: str
+    """Its name in the catalogue, or the memory size asked for."""
+    usable_bytes: PositiveInt
+    """What the card offers, the margin taken off."""
+    feasible: Verdict
+    """Whether any micro-batch fits."""
+    largest_micro_batch: NonNegativeInt
+    """The largest size expected to fit; 0 when none is."""
+    surely_fits: NonNegativeInt
+    """The largest size whose whole interval fits."""
+    may_fit: NonNegativeInt
+    """The largest size whose interval begins below the limit."""
+    peak: PeakEstimate | None = None
+    """At the size asked for, else at the largest expected to fit; at size 1 when none is."""
+    plan: BalancedPlan | None = None
+    """The effective batch around the largest micro-batch, when one was asked for and one fits."""
+    notes: tuple[str, ...] = ()
+    """What the reader should know of this answer."""
+
+
+class Estimate(Document):
+    """What a workload would take: estimated, not measured."""
+
+    measured: Literal[False] = False
+    """An estimate is no proof: a tuning measures."""
+    decisions: Literal["cuda", "cpu"]
+    """Whose kernels were followed: `cpu` where this host cannot follow CUDA's (no C++ compiler); the interval is wider
+    then."""
+    parameters: NonNegativeInt
+    """Number of parameters."""
+    gpus: tuple[GpuEstimate, ...]
+    """By GPU, in the order asked."""
+    versions: dict[str, str]
+    """Of torch, transformers and Python here: other versions may take other memory."""
+    seconds: Annotated[float, Field(ge=0.0)]
+    """Time it took."""
+    notes: tuple[str, ...] = ()
+    """What the reader should know."""

@@ -1,0 +1,138 @@
+"""What a traced update took and gave back: the contract between tracing and replaying. Pure data, no torch.
+
+A trace is a list of blocks and the order in which they come and go. Two traces of one workload at different micro-batch
+sizes usually differ in nothing but the blocks' sizes; ``SizedTrace`` is then the trace of every size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from typing import Literal
+
+from tuner.documents import Document, NonNegativeInt, PositiveInt
+from tuner.errors import EstimateError
+
+
+class Category(StrEnum):
+    """What a block holds."""
+
+    PARAMETERS = "parameters"
+    """Parameters and buffers."""
+    GRADIENTS = "gradients"
+    """Gradients, and the sums that accumulation keeps of them."""
+    OPTIMIZER_STATE = "optimizer_state"
+    """The optimizer's state and moving averages of the weights."""
+    ACTIVATIONS = "activations"
+    """What a forward pass leaves for the backward pass, and the batch itself."""
+    TEMPORARIES = "temporaries"
+    """Everything else: alive within one pass or step only."""
+    WORKSPACE = "workspace"
+    """What kernels and libraries take by themselves from the allocator."""
+
+
+class Mark(Document):
+    """The beginning of a stretch of a trace."""
+
+    name: Literal["build", "first-update", "measured-update", "end"]
+    """Which stretch begins."""
+    position: NonNegativeInt
+    """Index into ``events`` of its first event."""
+
+
+class Trace(Document):
+    """The blocks of device memory that building a workload and two of its updates take, in order."""
+
+    micro_batch_size: PositiveInt
+    """Samples per forward and backward pass."""
+    accumulates: bool
+    """Whether an update has two micro-batches of this size, or one."""
+    sizes: tuple[NonNegativeInt, ...]
+    """Bytes asked for, by block; blocks are numbered in the order in which they are first taken."""
+    categories: tuple[Category, ...]
+    """What each block holds."""
+    events: tuple[int, ...]
+    """``i`` where block ``i`` is taken, ``~i`` (that is ``-i - 1``) where it is given back."""
+    marks: tuple[Mark, ...]
+    """Where each stretch begins."""
+    decisions: Literal["cuda", "cpu"]
+    """Whose decisions (kernels, autocast, attention) the traced operations took."""
+    notes: tuple[str, ...] = ()
+    """What the trace could not follow, and what that does to it."""
+
+
+@dataclass(frozen=True)
+class SizedTrace:
+    """One workload's trace at every micro-batch size, from traces at a few.
+
+    Attributes:
+        trace: the trace at the first size; its events are those of every size.
+        polynomials: for each block the coefficients of its bytes in powers of the size: ``c0 + c1*b + c2*b**2``.
+    """
+
+    trace: Trace
+    polynomials: tuple[tuple[Fraction, ...], ...]
+
+    @classmethod
+    def of(cls, traces: Sequence[Trace]) -> SizedTrace:
+        """The trace through ``traces`` of different sizes: three tell a quadratic (a loss over pairs of samples).
+
+        Raises:
+            EstimateError: when they differ in more than sizes: the workload does different things at these sizes.
+        """
+        first, *others = traces
+        for other in others:
+            if other.events != first.events or other.categories != first.categories:
+                raise EstimateError(
+                    f"the updates at micro-batch {first.micro_batch_size} and {other.micro_batch_size} differ in more "
+                    f"than the sizes of their tensors ({len(first.events)} and {len(other.events)} events)"
+                )
+        places = [Fraction(it.micro_batch_size) for it in traces]
+        values = zip(*(it.sizes for it in traces), strict=True)
+        known: dict[tuple[int, ...], tuple[Fraction, ...]] = {}
+        polynomials = []
+        for bytes_at_places in values:
+            if bytes_at_places not in known:
+                known[bytes_at_places] = _interpolated(places, bytes_at_places)
+            polynomials.append(known[bytes_at_places])
+        return cls(first, tuple(polynomials))
+
+    def at(self, micro_batch_size: int) -> Trace:
+        """The trace at ``micro_batch_size``."""
+        return self.trace.model_copy(
+            update={"micro_batch_size": micro_batch_size, "sizes": tuple(self.sizes_at(micro_batch_size))}
+        )
+
+    def sizes_at(self, micro_batch_size: int) -> list[int]:
+        """Bytes of every block at ``micro_batch_size``."""
+        values = {it: _value(it, micro_batch_size) for it in set(self.polynomials)}
+        return [values[it] for it in self.polynomials]
+
+
+def _interpolated(places: list[Fraction], values: tuple[int, ...]) -> tuple[Fraction, ...]:
+    """Coefficients of the polynomial of the lowest degree through the points, by Newton's divided differences."""
+    if len(set(values)) == 1:
+        return (Fraction(values[0]),)
+    differences = [Fraction(value) for value in values]
+    count = len(places)
+    for order in range(1, count):
+        for index in range(count - 1, order - 1, -1):
+            step = places[index] - places[index - order]
+            differences[index] = (differences[index] - differences[index - 1]) / step
+    coefficients = [Fraction(0)] * count
+    for order in range(count - 1, -1, -1):  # Horner, in (b - place)
+        shifted = [Fraction(0), *coefficients[:-1]]
+        coefficients = [high - places[order] * low for high, low in zip(shifted, coefficients, strict=True)]
+        coefficients[0] += differences[order]
+    while len(coefficients) > 1 and coefficients[-1] == 0:
+        coefficients.pop()
+    return tuple(coefficients)
+
+
+def _value(coefficients: tuple[Fraction, ...], size: int) -> int:
+    total = Fraction(0)
+    for coefficient in reversed(coefficients):
+        total = total * size + coefficient
+    return max(0, round(total))
