@@ -31,7 +31,7 @@ demo: install  ## Start a service, tune a GPT over real text, train it; leaves r
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/dev  ## Install what the tests need, and run them
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/dev  ## Style, types and formatting
 	$(BIN)/ruff check .

@@ -12,8 +12,6 @@ for _name in [
 ]:
     del os.environ[_name]
 
-_gpu_tests_skipped = 0
-
 
 def _has_gpu() -> bool:
     import torch  # noqa: PLC0415 - only where GPU tests were collected
@@ -23,19 +21,18 @@ def _has_gpu() -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip GPU tests where there is no GPU; they are counted in the last lines."""
-    global _gpu_tests_skipped  # noqa: PLW0603 - pytest's hooks share nothing else
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_gpu():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
-        _gpu_tests_skipped = len(marked)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many GPU tests were not run."""
-    if _gpu_tests_skipped:
+    skipped = sum("gpu" in report.keywords for report in terminalreporter.stats.get("skipped", []))
+    if skipped:
         terminalreporter.write_line(
-            f"{_gpu_tests_skipped} GPU tests were NOT run for want of a CUDA device: `make gpu-test` runs them."
+            f"{skipped} GPU tests were NOT run for want of a CUDA device: `make gpu-test` runs them."
         )
 
 
