@@ -1,0 +1,93 @@
+"""A device that is not there: what a traced run asks of it, and of ``torch.cuda``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from tuner.errors import BatchwrightError
+from tuner.memory.devices import MemoryDevice, Peaks
+
+_RANDOM_STATE_BYTES = 16
+"""Philox's seed and offset, as ``torch.cuda.get_rng_state`` returns them."""
+
+
+class FakeDevice(MemoryDevice):
+    """A device of which a trace takes any amount: there is no limit, and nothing is counted here."""
+
+    def translate(self, error: Exception) -> BatchwrightError | None:
+        """Nothing that happens in a trace is a lack of device memory."""
+        del error
+        return None
+
+    def _effective_limit(self, limit_bytes: int, margin: float) -> int:
+        del margin
+        return limit_bytes
+
+    def _set_limit(self, limit_bytes: int) -> None: ...
+
+    def _lift_limit(self) -> None: ...
+
+    def total_bytes(self) -> int:
+        """Not told."""
+        return 0
+
+    def used_bytes(self) -> int:
+        """Not told."""
+        return 0
+
+    def peaks(self) -> Peaks:
+        """Not told."""
+        return Peaks()
+
+    def reset_peaks(self) -> None:
+        """Nothing to reset."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def release(self) -> None:
+        """Nothing to give back."""
+
+    def other_processes_bytes(self) -> int | None:
+        """None."""
+        return None
+
+    def context_bytes(self) -> int | None:
+        """None."""
+        return None
+
+
+@contextmanager
+def answering_for_cuda(compute_capability: tuple[int, int]) -> Iterator[None]:
+    """While the block runs ``torch.cuda`` answers as if a card of this compute capability were there, and idle.
+
+    Only questions are answered: nothing is computed, and ``torch.cuda.is_available()`` keeps saying what is true, as
+    torch itself would start CUDA on its word.
+    """
+    answers: dict[str, Callable[..., Any]] = {
+        "current_device": lambda: 0,
+        "device_count": lambda: 1,
+        "get_device_capability": lambda *_: compute_capability,
+        "get_rng_state": lambda *_: _random_state(),
+        "is_bf16_supported": lambda *_, **__: compute_capability >= (8, 0),
+        "set_rng_state": lambda *_: None,
+        "synchronize": lambda *_: None,
+        "empty_cache": lambda: None,
+        "is_current_stream_capturing": lambda: False,
+    }
+    with ExitStack() as stack:
+        for name, answer in answers.items():
+            stack.enter_context(patch.object(torch.cuda, name, answer))
+        stack.enter_context(patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
+        stack.enter_context(patch("torch.amp.autocast_mode.torch.cuda.is_bf16_supported", answers["is_bf16_supported"]))
+        yield
+
+
+def _random_state() -> Tensor:
+    return torch.zeros(_RANDOM_STATE_BYTES, dtype=torch.uint8)

@@ -1,0 +1,247 @@
+"""One workload's updates on fake tensors: the probe's own sequence, without its computations."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from tuner.errors import EstimateError
+from tuner.estimation.fake_device import FakeDevice
+from tuner.estimation.trace import Category, Trace
+from tuner.estimation.tracer import Tracer
+from tuner.specs import TransformersModel, WorkloadSpec
+from tuner.training.engine import UpdateEngine
+from tuner.training.micro_batches import MicroBatch, sliced, tensors_of
+from tuner.training.ranks import ProcessGroup, Ranks
+from tuner.workloads.build import build_model, build_workload
+
+
+class _NoKernels:
+    """A device whose kernels take nothing but their results."""
+
+    def lasting(self, *_: object) -> tuple[()]:
+        return ()
+
+    def passing(self, *_: object) -> tuple[()]:
+        return ()
+
+
+class TracedRanks(ProcessGroup):
+    """One of several ranks that all do the same; collectives take buckets, and nobody is waited for."""
+
+    def __init__(self, size: int) -> None:
+        self.rank = 0
+        self.size = size
+
+    def gather(self, value: Any) -> list[Any]:  # noqa: ANN401 - whatever ranks tell each other
+        """The value of this rank as every rank's."""
+        return [value] * self.size
+
+    def _all_reduce(self, tensor: Tensor) -> None: ...
+
+    def broadcast_(self, tensors: object) -> None:
+        """Rank 0 keeps what it has."""
+
+    def close(self) -> None:
+        """There is no group."""
+
+
+def trace(spec: WorkloadSpec, micro_batch_size: int, *, accumulates: bool, profile: None = None) -> Trace:
+    """The blocks that building the workload and two of its updates take.
+
+    Args:
+        spec: what is trained.
+        micro_batch_size: samples per forward and backward pass.
+        accumulates: whether an update has two micro-batches of this size, or one.
+        profile: the card whose decisions are taken; none for the CPU's own run.
+
+    Raises:
+        SpecError, WorkloadError: as building the workload.
+        EstimateError: when the workload cannot be traced.
+    """
+    del profile
+    workload = build_workload(spec)
+    device = torch.device("cpu")
+    tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), device.type, _NoKernels())
+    batches = [workload.make_batch(micro_batch_size) for _ in range(2 if accumulates else 1)]
+    micro_batches = [sliced(it, micro_batch_size) for it in batches]
+    with _translated(), _collecting_nothing(), tracer.fakes, tracer, _labelling_gradients(tracer):
+        tracer.begin("build")
+        with _without_initialisation(spec), patch.object(nn.Module, "_apply", _applied):
+            model = build_model(spec, workload)
+        _watch_gradients(model, tracer)
+        engine = UpdateEngine(
+            _as_chosen(spec, device), workload, model, FakeDevice(device), ranks=_ranks(spec), recovers=False
+        )
+        if device.type == "cpu":
+            _take_batches(micro_batches, tracer)
+        for name in ("first-update", "measured-update"):
+            tracer.begin(name)
+            _update(engine, micro_batches)
+        tracer.begin("end")
+        tracer.recorder.stop()
+    _label(tracer, engine)
+    return _traced(tracer, micro_batch_size, accumulates=accumulates)
+
+
+def _update(engine: UpdateEngine, micro_batches: list[MicroBatch]) -> None:
+    if engine.update(micro_batches).skipped:
+        raise EstimateError("the batches of make_batch() weigh nothing (no token or sample counts in the loss)")
+
+
+def _ranks(spec: WorkloadSpec) -> Ranks:
+    size = spec.parallelism.world_size
+    return TracedRanks(size) if size > 1 else Ranks()
+
+
+def _as_chosen(spec: WorkloadSpec, device: torch.device) -> WorkloadSpec:
+    """``spec`` with the optimizer that torch chooses on the device: for fake parameters it would choose otherwise."""
+    if spec.optimizer.implementation != "default":
+        return spec
+    implementation = "foreach" if device.type == "cuda" else "for-loop"
+    return spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update={"implementation": implementation})})
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+        raise EstimateError(
+            f"the workload asks for values that only a run knows ({error}): it can be measured, not estimated"
+        ) from error
+
+
+@contextmanager
+def _collecting_nothing() -> Iterator[None]:
+    """Blocks go when their last reference goes, at the same place in every trace."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def _without_initialisation(spec: WorkloadSpec) -> Iterator[None]:
+    """Parameters have no values: ``torch.nn.init`` and what transformers makes of it return at once."""
+    with ExitStack() as stack:
+        for name in dir(nn.init):
+            if name.endswith("_") and not name.startswith("_"):
+                stack.enter_context(patch.object(nn.init, name, _returned))
+        if isinstance(spec.model, TransformersModel):
+            from transformers import PreTrainedModel  # noqa: PLC0415 - takes a second to import, and only this kind needs it
+
+            stack.enter_context(patch.object(PreTrainedModel, "initialize_weights", lambda _: None))
+        yield
+
+
+def _returned(tensor: Tensor, *_: object, **__: object) -> Tensor:
+    return tensor
+
+
+def _applied(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:  # noqa: FBT001, FBT002 - as torch calls it
+    """``nn.Module._apply`` for fakes, which torch's own would swap, and cannot."""
+    for child in module.children() if recurse else ():
+        child._apply(change)  # type: ignore[no-untyped-call] # noqa: SLF001 - a module may override it
+    for parameter in module._parameters.values():  # noqa: SLF001 - those of this module alone
+        if parameter is not None:
+            with torch.no_grad():
+                parameter.data = change(parameter)
+    for name, buffer in module._buffers.items():  # noqa: SLF001 - likewise
+        if buffer is not None:
+            module._buffers[name] = change(buffer)  # noqa: SLF001 - likewise
+    return module
+
+
+def _watch_gradients(model: nn.Module, tracer: Tracer) -> None:
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_labels(tracer))  # type: ignore[no-untyped-call]
+
+
+def _labels(tracer: Tracer) -> Callable[[Tensor], None]:
+    def label(parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            tracer.recorder.label([parameter.grad], Category.GRADIENTS)
+
+    return label
+
+
+@contextmanager
+def _labelling_gradients(tracer: Tracer) -> Iterator[None]:
+    """What an optimizer is given as gradients are gradients."""
+
+    def label(optimizer: Optimizer, *_: object) -> None:
+        parameters = [it for group in optimizer.param_groups for it in group["params"]]
+        tracer.recorder.label([it.grad for it in parameters if it.grad is not None], Category.GRADIENTS)
+
+    hook = register_optimizer_step_pre_hook(label)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _take_batches(micro_batches: list[MicroBatch], tracer: Tracer) -> None:
+    """On the CPU batches are where they are used."""
+    for micro_batch in micro_batches:
+        seen: set[int] = set()
+        for tensor in tensors_of(micro_batch.batch):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                tracer.recorder.take(storage.nbytes(), Category.ACTIVATIONS)
+
+
+def _label(tracer: Tracer, engine: UpdateEngine) -> None:
+    """Say what the blocks that are still held at the end hold."""
+    recorder, gradients = tracer.recorder, engine.accumulation._gradients  # noqa: SLF001 - sums have no public name
+    lasting = [
+        (Category.PARAMETERS, [*engine.model.parameters(), *engine.model.buffers()]),
+        (Category.OPTIMIZER_STATE, [it for state in engine.optimizer.state.values() for it in state.values()]),
+        (Category.OPTIMIZER_STATE, engine.averages),
+        (Category.GRADIENTS, [*gradients._room.values(), gradients._widened]),  # noqa: SLF001 - likewise
+    ]
+    for category, tensors in lasting:
+        for tensor in tensors:
+            block = recorder.block_of(tensor) if isinstance(tensor, Tensor) else None
+            if block is not None:
+                recorder.categories[block] = category
+
+
+def _traced(tracer: Tracer, micro_batch_size: int, *, accumulates: bool) -> Trace:
+    recorder = tracer.recorder
+    return Trace(
+        micro_batch_size=micro_batch_size,
+        accumulates=accumulates,
+        sizes=tuple(recorder.sizes),
+        categories=tuple(recorder.categories.get(it, Category.TEMPORARIES) for it in range(len(recorder.sizes))),
+        events=tuple(recorder.settled_events()),
+        marks=tuple(recorder.marks),
+        decisions="cpu",
+        notes=_notes(tracer),
+    )
+
+
+def _notes(tracer: Tracer) -> tuple[str, ...]:
+    return tuple(
+        f"the workload asks for {kind} that only a run knows; a stand-in was used"
+        for kind in sorted(tracer.values.guesses)
+    )
