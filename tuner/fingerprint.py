@@ -45,17 +45,15 @@ def fingerprint(
 ) -> str:
     """SHA-256, in hexadecimal, of everything the answer depends on.
 
-    That is: the spec without what does not change memory (data, schedule, rates), the batch and the bounds asked for,
-    the kind of device (not which one of several alike) and its limit, the allocator's settings, and versions.
+    That is: the spec without what does not change memory (data, schedule, rates), the batch, objective and bounds asked
+    for, the kind of device (not which one of several alike) and its limit, the allocator's settings, and versions.
     """
     return hashlib.sha256(
         canonical_json(
             {
                 "layout": _LAYOUT,
                 "spec": memory_part(request.spec),
-                "request": request.model_dump(
-                    mode="json", exclude={"spec", "device", "memory_limit_bytes", "probe_timeout_seconds"}
-                ),
+                "request": question(request),
                 "device": {"kind": device.kind, "name": device.name, "total_bytes": device.total_bytes},
                 "limit_bytes": limit_bytes,
                 "environment": environment,
@@ -63,6 +61,14 @@ def fingerprint(
             }
         ).encode()
     ).hexdigest()
+
+
+def question(request: TuningRequest) -> dict[str, Any]:
+    """What is asked besides the spec and the device. The default objective is left out: it was once the only one."""
+    left_out = {"spec", "device", "memory_limit_bytes", "probe_timeout_seconds"}
+    if request.objective == "largest":
+        left_out.add("objective")
+    return request.model_dump(mode="json", exclude=left_out)
 
 
 def memory_part(spec: WorkloadSpec) -> dict[str, Any]:

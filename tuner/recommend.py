@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from tuner.accumulation import balanced_plan, uniform_plan
+from tuner.accumulation import balanced_plan, share_per_rank, uniform_plan
+from tuner.objectives import alternatives, choice_in_words, fastest
 from tuner.requests import TuningRequest
 from tuner.results import (
     Advice,
+    Alternative,
     DeviceInfo,
     EffectiveBatchSize,
     Evidence,
@@ -41,25 +43,39 @@ class Answered:
     notes: tuple[str, ...] = ()
 
     @property
+    def share(self) -> int:
+        """Samples of a rank in an update; of those with the most."""
+        return share_per_rank(self.request.effective_batch_size, self.request.spec.parallelism.world_size)[0]
+
+    @property
+    def size(self) -> int:
+        """The micro-batch size to recommend: the proven one, or that of the fastest plan; 0 when none fits."""
+        quickest = fastest(self.share, self.probes) if self.request.objective == "fastest" else None
+        return quickest.micro_batch_size if quickest else self.proof.fits
+
+    @property
     def deciding_probe(self) -> ProbeResult | None:
-        """The fit the answer rests on."""
-        fits = (it for it in self.probes if it.outcome is Outcome.FIT and it.micro_batch_size == self.proof.fits)
-        return next(fits, None)
+        """The fit the answer rests on: of several at its size the one that held most."""
+        fits = [it for it in self.probes if it.outcome is Outcome.FIT and it.micro_batch_size == self.size]
+        return max(fits, key=lambda it: it.held_bytes or 0, default=None)
 
 
 def recommend(answered: Answered, *, identifier: str, created_at: datetime, total_seconds: float) -> Recommendation:
     """The recommendation, feasible or not."""
-    request, largest = answered.request, answered.proof.fits
+    request, size = answered.request, answered.size
     world_size = request.spec.parallelism.world_size
-    plan = balanced_plan(request.effective_batch_size, world_size, largest) if largest else None
-    uniform = uniform_plan(request.effective_batch_size, world_size, largest) if largest and request.uniform else None
+    plan = balanced_plan(request.effective_batch_size, world_size, size) if size else None
+    uniform = uniform_plan(request.effective_batch_size, world_size, size) if size and request.uniform else None
+    listed = _alternatives(answered)
     return Recommendation(
         id=identifier,
         created_at=created_at,
         feasible=plan is not None,
         infeasible_reason=None if plan else infeasible_reason(answered),
-        micro_batch_size=largest or None,
+        micro_batch_size=size or None,
         gradient_accumulation_steps=plan.gradient_accumulation_steps if plan else None,
+        choice=choice_in_words(request.objective, answered.share, size, answered.proof.fits, listed) if size else "",
+        alternatives=listed,
         world_size=world_size,
         micro_batch_sizes=plan.micro_batch_sizes if plan else (),
         effective_batch_size=EffectiveBatchSize(
@@ -80,14 +96,17 @@ def recommend(answered: Answered, *, identifier: str, created_at: datetime, tota
     )
 
 
+def _alternatives(answered: Answered) -> tuple[Alternative, ...]:
+    if not answered.size:
+        return ()
+    return alternatives(answered.share, answered.size, answered.proof.fits, answered.probes)
+
+
 def _headroom(answered: Answered) -> Headroom | None:
     probe = answered.deciding_probe
     if probe is None:
         return None
-    limit = answered.memory_limit_bytes
-    peak = probe.process_peak_bytes or 0
-    if probe.peak_reserved_bytes is not None:
-        peak = probe.peak_reserved_bytes + (probe.context_bytes or 0)
+    limit, peak = answered.memory_limit_bytes, probe.held_bytes or 0
     available = min(limit, answered.device.total_bytes - (probe.other_processes_bytes or 0))
     free = max(0, available - peak)
     return Headroom(limit_bytes=limit, peak_bytes=peak, free_bytes=free, free_fraction=free / limit)
@@ -149,11 +168,20 @@ def _warnings(answered: Answered) -> list[Advice]:
     found = [Advice(code="inconsistent-outcomes", message=note) for note in answered.notes]
     if probe is not None:
         found += _warnings_of_probe(probe, answered.device)
+    found += [_untimed(it) for it in answered.probes if it.measures_time and it.outcome is not Outcome.FIT]
     if answered.proof.stopped_by == "invalid-size":
         message = f"Size {answered.proof.next_size} failed for another reason than memory; see its probe's message."
         found.append(Advice(code="stopped-by-kernel-limit", message=message))
     found += _warnings_of_parallelism(answered.request)
     return found
+
+
+def _untimed(probe: ProbeResult) -> Advice:
+    message = (
+        f"The plan with micro-batches of {probe.micro_batch_size} could not be timed and is not chosen "
+        f"({probe.outcome}: {probe.message})."
+    )
+    return Advice(code="plan-not-timed", message=message)
 
 
 def _warnings_of_probe(probe: ProbeResult, device: DeviceInfo) -> list[Advice]:
@@ -175,7 +203,7 @@ def _warnings_of_probe(probe: ProbeResult, device: DeviceInfo) -> list[Advice]:
     if probe.allocator_retries:
         message = (
             f"At this size the allocator gave back its cache and tried again {probe.allocator_retries} times in one "
-            "update: it fits, but slowly. A slightly smaller max_micro_batch_size may be faster."
+            "update: it fits, but slowly. The objective `fastest` measures what a smaller micro-batch gains."
         )
         found.append(Advice(code="thrashing-fit", message=message))
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -20,13 +20,21 @@ LARGEST_EFFECTIVE_BATCH_SIZE = 2**22
 """A recommendation lists every micro-batch of an update: this keeps the document below some megabytes."""
 
 
+Objective = Literal["largest", "fewest_steps", "fastest"]
+"""What a tuning is for: see ``TuningRequest.objective``."""
+
+
 class TuningRequest(Document):
-    """Find the largest micro-batch that fits, and plan this effective batch around it."""
+    """Find the largest micro-batch that fits, or the best plan, and plan this effective batch around it."""
 
     spec: WorkloadSpec
     """What is trained."""
     effective_batch_size: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE)]
     """Samples per optimizer update over all ranks: the plan gives exactly this many."""
+    objective: Objective = "largest"
+    """`largest`: the largest micro-batch that fits. `fewest_steps`: the fewest accumulation steps, which takes fewer
+    probes, since few sizes change their number. `fastest`: the plan with the most samples per second, measured among
+    those with few steps; of equally fast ones, the one with the least memory."""
     device: DeviceId | None = None
     """The device to probe; the first GPU, or the CPU where there is none, when absent."""
     memory_limit_bytes: Annotated[int, Field(ge=SMALLEST_MEMORY_LIMIT_BYTES)] | None = None
@@ -34,7 +42,8 @@ class TuningRequest(Document):
     memory_margin: Annotated[float, Field(ge=0.0, le=0.5)] = 0.03
     """Share of the limit that probes must leave free, for what differs between a probe and a run of days."""
     granularity: PositiveInt = 1
-    """Probe only multiples of this size, for example 8. The plan below it is balanced, so its sizes need not be."""
+    """Search only multiples of this size, for example 8. The plan below it is balanced, so its sizes need not be; for
+    `fastest` the plan's own sizes are timed."""
     max_micro_batch_size: PositiveInt | None = None
     """Never go above this size, whatever fits."""
     uniform: bool = False
@@ -60,6 +69,9 @@ class ProbeRequest(Document):
     """Share of what is really free on a card that must stay so, where that is less than the limit."""
     timeout_seconds: Annotated[float, Field(gt=0.0)] = 300.0
     """Time after which the probe is given up as hanging."""
+    measures_time: bool = False
+    """Whether it is there to time updates of the plan with this largest micro-batch, several of them: each takes up to
+    three of the plan's micro-batches."""
 
     @property
     def accumulates(self) -> bool:

@@ -68,13 +68,41 @@ class ModelSummary(Document):
     """Modules such as BatchNorm, whose result depends on which samples share a micro-batch."""
 
 
+class UpdateTiming(Document):
+    """How long an update takes, in the environment of the probe and under its limit: as in the job made from it."""
+
+    updates: PositiveInt
+    """Updates that were timed: several by a probe that measures time, one by any other."""
+    micro_batch_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    """The micro-batches of each of these updates, in order."""
+    update_seconds: NonNegativeFloat
+    """Seconds of an update, the optimizer's step included: the median."""
+    micro_batch_seconds: NonNegativeFloat | None = None
+    """Seconds from the start of a micro-batch to the start of the next, for all but the last of an update: the median;
+    none where an update has one micro-batch."""
+    noise: NonNegativeFloat = 0.0
+    """Standard error of `update_seconds`, as a share of it; 0 where one update cannot tell."""
+
+    def seconds_for(self, samples: int) -> float:
+        """Seconds of an update of this many samples, in micro-batches like these.
+
+        Measured where that is the update that was timed; otherwise each further sample is taken to last as long as one
+        of the timed micro-batches that another one follows.
+        """
+        further = samples - sum(self.micro_batch_sizes)
+        earlier = self.micro_batch_sizes[:-1]
+        if further == 0 or not earlier or self.micro_batch_seconds is None:
+            return self.update_seconds * samples / sum(self.micro_batch_sizes)
+        return self.update_seconds + further * self.micro_batch_seconds * len(earlier) / sum(earlier)
+
+
 class ProbeResult(Document):
     """One measured trial, with everything it saw."""
 
     micro_batch_size: PositiveInt
     """Samples per forward and backward pass."""
     accumulates: bool
-    """Whether each update took two micro-batches (gradients stay while the second runs) or one."""
+    """Whether each update took several micro-batches (gradients stay while the next one runs) or one."""
     outcome: Outcome
     """How it ended."""
     phase: Phase
@@ -105,6 +133,17 @@ class ProbeResult(Document):
     """Where the time went."""
     model: ModelSummary | None = None
     """What the built model looks like, when it could be built."""
+    measures_time: bool = False
+    """Whether it was there to time the updates of a plan, after the search."""
+    timing: UpdateTiming | None = None
+    """How long the measured updates took; none for a failure."""
+
+    @property
+    def held_bytes(self) -> int | None:
+        """The peak of all that was held: reserved, with the context, on CUDA; of the process on the CPU."""
+        if self.peak_reserved_bytes is not None:
+            return self.peak_reserved_bytes + (self.context_bytes or 0)
+        return self.process_peak_bytes
 
     @property
     def used_bytes(self) -> int | None:
@@ -126,6 +165,8 @@ class ExpectedPeaks(Document):
 
     points: Annotated[tuple[ExpectedPeak, ...], Field(min_length=2)]
     """By rising size; linear between them, and beyond them as between the last two."""
+    resident_bytes: NonNegativeInt | None = None
+    """What ``ProbeResult.resident_bytes`` is expected to be."""
     seconds: NonNegativeFloat = 0.0
     """Time the estimate took."""
 
@@ -246,6 +287,30 @@ class BalancedPlan(Document):
     """For each rank, the sizes of its micro-batches in order."""
 
 
+class Alternative(Document):
+    """A plan for the same effective batch that fits as well."""
+
+    gradient_accumulation_steps: PositiveInt
+    """Micro-batches per rank and update."""
+    micro_batch_size: PositiveInt
+    """The largest micro-batch of the plan."""
+    chosen: bool
+    """Whether it is the recommended plan."""
+    source: Literal["measured", "modelled"]
+    """Whether a probe ran this size, or memory and throughput are read off the lines between the sizes that ran."""
+    peak_bytes: NonNegativeInt | None = None
+    """Most memory held: reserved, with the context, on CUDA; of the process on the CPU. None where nothing tells."""
+    samples_per_second: NonNegativeFloat | None = None
+    """Samples of a rank over the time of an update, without reading data and without communication between ranks. Where
+    the plan has more micro-batches than a timed update, the others are taken to last as long. None if nothing tells."""
+    timed_updates: NonNegativeInt = 0
+    """Updates that were timed at this size: one says little, none means that the throughput is modelled."""
+    noise: NonNegativeFloat = 0.0
+    """Standard error of the throughput, as a share of it; 0 where it is not known."""
+    thrashing: bool = False
+    """CUDA: whether the allocator had to give back its cache and try again, so that it fits, but slowly."""
+
+
 class Advice(Document):
     """Something the reader should know before using a recommendation."""
 
@@ -282,9 +347,14 @@ class Recommendation(Document):
     infeasible_reason: str | None = None
     """Why none fits, with the numbers and what to change."""
     micro_batch_size: PositiveInt | None = None
-    """The largest micro-batch that fits, proven by a run. No micro-batch of the plan is above it."""
+    """The micro-batch that fits, proven by a run: the largest, or the one that the request's objective asks for. No
+    micro-batch of the plan is above it."""
     gradient_accumulation_steps: PositiveInt | None = None
     """Micro-batches per rank and optimizer update."""
+    choice: str = ""
+    """Why this plan and no other, in a sentence."""
+    alternatives: tuple[Alternative, ...] = ()
+    """Plans that fit, from the fewest steps upward, and what they take; the recommended one is among them."""
     world_size: PositiveInt
     """Data-parallel ranks."""
     micro_batch_sizes: tuple[tuple[PositiveInt, ...], ...] = ()

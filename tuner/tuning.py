@@ -14,8 +14,9 @@ from datetime import datetime
 from typing import Protocol
 
 from tuner.accumulation import share_per_rank
-from tuner.errors import DeviceError, FieldProblem, SpecError, TuningFailedError
+from tuner.errors import DeviceError, FieldProblem, SearchError, SpecError, TuningFailedError
 from tuner.fingerprint import fingerprint, relevant_versions
+from tuner.objectives import next_to_time, plan_size, sizes_for_steps, steps_of
 from tuner.recommend import Answered, recommend
 from tuner.requests import ProbeRequest, TuningRequest
 from tuner.results import DeviceInfo, Outcome, ProbeResult, Proof, Recommendation
@@ -94,8 +95,12 @@ class Tuning:
     def next_probe(self) -> ProbeRequest | None:
         """The next probe to run, or none when the search is over."""
         size = self._search.ask() or self._whole_share()
-        if size is None:
-            return None
+        if size is not None:
+            return self._request(size)
+        plan = self._to_time()
+        return None if plan is None else self._request(plan, measures_time=True)
+
+    def _request(self, size: int, *, measures_time: bool = False) -> ProbeRequest:
         return ProbeRequest(
             spec=self.request.spec,
             micro_batch_size=size,
@@ -104,17 +109,39 @@ class Tuning:
             limit_bytes=self.probe_limit_bytes,
             memory_margin=self.request.memory_margin,
             timeout_seconds=self.request.probe_timeout_seconds,
+            measures_time=measures_time,
         )
 
     def record(self, result: ProbeResult) -> None:
         """Take in a probe's result.
 
         Raises:
-            SearchError: when its size is not one this tuning could have asked for.
+            SearchError: when it is not one this tuning could have asked for.
         """
-        if self._search.verdict is None or result.micro_batch_size != self._whole_share():
+        if result.measures_time:
+            self._require_plan(result.micro_batch_size)
+        elif self._search.verdict is None or result.micro_batch_size != self._whole_share():
             self._search.tell(result)
         self._probes.append(result)
+
+    def _require_plan(self, size: int) -> None:
+        if self.request.objective != "fastest" or size != plan_size(self._share, steps_of(self._share, size)):
+            raise SearchError(
+                f"no plan with micro-batches of {size} is timed: the objective is {self.request.objective!r}, "
+                f"and {self._share} samples are shared out"
+            )
+
+    def _to_time(self) -> int | None:
+        """The plan to time next, once the search has its answer."""
+        proof = self._proof()
+        if self.request.objective != "fastest" or not isinstance(proof, Proof) or proof.fits == 0:
+            return None
+        return next_to_time(self._share, proof.fits, self._probes)
+
+    @property
+    def _searched(self) -> list[ProbeResult]:
+        """The probes of the search: what follows from them must not change when plans are timed."""
+        return [it for it in self._probes if not it.measures_time]
 
     def _whole_share(self) -> int | None:
         """The rank's whole share, when it is worth one more probe after the search has closed below it.
@@ -126,15 +153,15 @@ class Tuning:
         proof = self._search.verdict
         if not isinstance(proof, Proof) or proof.stopped_by != "oom" or proof.fits == 0:
             return None
-        if self._bound != self._share or any(it.micro_batch_size == self._share for it in self._probes):
+        if self._bound != self._share or any(it.micro_batch_size == self._share for it in self._searched):
             return None
-        expected = peak_without_gradients(self._probes, self._share)
+        expected = peak_without_gradients(self._searched, self._share)
         return self._share if expected is not None and expected <= self.probe_limit_bytes else None
 
     def _proof(self) -> Proof | Failure | None:
         """The search's verdict; the whole share where that fitted after all."""
         verdict = self._search.verdict
-        whole = next((it for it in self._probes if it.micro_batch_size == self._share), None)
+        whole = next((it for it in self._searched if it.micro_batch_size == self._share), None)
         fits_whole = whole is not None and whole.outcome is Outcome.FIT
         if isinstance(verdict, Proof) and verdict.fits < self._share and fits_whole:
             return whole_share_proof(self._share, verdict)
@@ -176,17 +203,23 @@ class Tuning:
 def peak_without_gradients(probes: Sequence[ProbeResult], size: int) -> float | None:
     """The peak in bytes to expect at ``size`` in an update of one micro-batch; none where measurements do not tell.
 
-    It is the line through the two largest fits of accumulating updates, less the gradients.
+    It is the line through the two largest fits of accumulating updates, less the gradients. Where there is one such
+    fit, the line begins at what is resident with the gradients.
     """
     fits = {it.micro_batch_size: it for it in probes if it.outcome is Outcome.FIT and it.used_bytes and it.accumulates}
-    if len(fits) < 2:  # noqa: PLR2004 - two points make a line
+    if not fits:
         return None
-    low, high = (fits[it] for it in sorted(fits)[-2:])
+    high = fits[max(fits)]
     if high.model is None:
         return None
-    slope = ((high.used_bytes or 0) - (low.used_bytes or 0)) / (high.micro_batch_size - low.micro_batch_size)
     gradients = high.model.parameter_bytes * high.model.trainable_parameters / max(1, high.model.parameters)
-    return (high.used_bytes or 0) + slope * (size - high.micro_batch_size) - gradients
+    points: list[tuple[int, float]] = [(it, fits[it].used_bytes or 0) for it in sorted(fits)[-2:]]
+    if len(points) == 1:
+        if high.resident_bytes is None:
+            return None
+        points.insert(0, (0, high.resident_bytes + gradients))
+    (low_size, low_used), (high_size, high_used) = points
+    return high_used + (high_used - low_used) / (high_size - low_size) * (size - high_size) - gradients
 
 
 def whole_share_proof(share: int, below: Proof) -> Proof:
@@ -219,11 +252,20 @@ def memory_limit(request: TuningRequest, device: DeviceInfo) -> int:
 
 
 def search_space(request: TuningRequest, share: int, limit_bytes: int) -> SearchSpace:
-    """The sizes worth probing: no plan can use a micro-batch above a rank's share."""
+    """The sizes worth probing: no plan can use a micro-batch above a rank's share.
+
+    Unless the largest is asked for, those at which the number of accumulation steps changes: plans depend on nothing
+    else.
+    """
     bound, reason = share, f"the {share} samples of a rank in one update"
     if request.max_micro_batch_size is not None and request.max_micro_batch_size < share:
         bound, reason = (
             request.max_micro_batch_size,
             f"the maximum of {request.max_micro_batch_size} that was asked for",
         )
-    return SearchSpace(bound=bound, bound_reason=reason, granularity=request.granularity, limit_bytes=limit_bytes)
+    if request.objective == "largest":
+        return SearchSpace(bound=bound, bound_reason=reason, granularity=request.granularity, limit_bytes=limit_bytes)
+    sizes = sizes_for_steps(share, bound, request.granularity)
+    if sizes[-1] < bound:
+        reason = f"{bound} would take as many accumulation steps; {reason}"
+    return SearchSpace(bound=sizes[-1], bound_reason=reason, sizes=sizes, limit_bytes=limit_bytes)

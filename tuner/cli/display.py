@@ -13,7 +13,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tuner.results import BalancedPlan, Outcome, ProbeResult, Recommendation, UniformPlan
+from tuner.objectives import rate_in_words
+from tuner.results import Alternative, BalancedPlan, Outcome, ProbeResult, Recommendation, UniformPlan
 from tuner.training.runs import MicroBatchSplit, TrainingProgress
 from tuner.units import format_bytes
 
@@ -37,12 +38,19 @@ def probe_row(probe: ProbeResult) -> tuple[str | Text, ...]:
         Text(probe.outcome, style=_STYLES.get(probe.outcome, "yellow")),
         format_bytes(peak) if peak else "",
         f"{probe.seconds.total:.2f}",
-        Text("" if probe.outcome is Outcome.FIT else _shortened(probe.message), style="dim"),
+        Text(_remark(probe), style="dim"),
     )
 
 
 def _peak(probe: ProbeResult) -> int | None:
     return probe.peak_reserved_bytes if probe.peak_reserved_bytes is not None else probe.process_peak_bytes
+
+
+def _remark(probe: ProbeResult) -> str:
+    if probe.outcome is not Outcome.FIT:
+        return _shortened(probe.message)
+    timing = probe.timing
+    return f"timed, {timing.updates} updates" if timing is not None and probe.measures_time else ""
 
 
 def _shortened(text: str, length: int = 60) -> str:
@@ -107,28 +115,63 @@ def sizes_in_words(sizes: Sequence[int]) -> str:
     return " + ".join(f"{count} x {size}" for size, count in Counter(sizes).items())
 
 
+_TITLES = {
+    "largest": "largest micro-batch that fits",
+    "fewest_steps": "fewest accumulation steps that fit",
+    "fastest": "fastest plan that fits",
+}
+
+
 def recommendation_panel(found: Recommendation) -> Panel:
     """The answer in a box."""
     lines = Table.grid(padding=(0, 2))
     for name, value in _facts(found):
-        lines.add_row(Text(name, style="bold"), Text(value))
-    title = "largest micro-batch that fits" if found.feasible else "nothing fits"
+        lines.add_row(Text(name, style="bold"), Text(value) if isinstance(value, str) else value)
+    title = _TITLES[found.request.objective] if found.feasible else "nothing fits"
     return Panel(lines, title=title, title_align="left", border_style="green" if found.feasible else "red")
 
 
-def _facts(found: Recommendation) -> list[tuple[str, str]]:
-    facts = [("device", f"{found.device.id} ({found.device.name})")]
+def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
+    facts: list[tuple[str, RenderableType]] = [("device", f"{found.device.id} ({found.device.name})")]
     if found.feasible:
         facts += _facts_of_plan(found)
     else:
         facts.append(("reason", found.infeasible_reason or ""))
     facts.append(("proof", found.evidence.proof.statement))
+    if found.choice and found.request.objective != "largest":
+        facts.append(("choice", found.choice))
+    if len(found.alternatives) > 1:
+        facts.append(("alternatives", alternatives_table(found.alternatives)))
     times = found.timings
     facts.append(("took", f"{times.probes} probes, {times.out_of_memory_probes} OOM, {times.total_seconds:.1f} s"))
     if found.environment:
         facts.append(("run with", " ".join(f"{name}={value}" for name, value in found.environment.items())))
     facts += [("warning", f"{advice.code}: {advice.message}") for advice in found.warnings]
     return facts
+
+
+def alternatives_table(alternatives: Sequence[Alternative]) -> Table:
+    """Plans with what they take; ``~`` where it is read off a line, ``>`` before the recommended one."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "steps", "micro-batch", "peak", "samples/s"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for plan in alternatives:
+        about = "" if plan.source == "measured" else "~"
+        table.add_row(
+            ">" if plan.chosen else "",
+            f"{plan.gradient_accumulation_steps:,}",
+            f"{plan.micro_batch_size:,}",
+            "" if plan.peak_bytes is None else about + format_bytes(plan.peak_bytes),
+            "" if plan.samples_per_second is None else about + rate_in_words(plan.samples_per_second),
+            _remark_on_plan(plan),
+            style="" if plan.chosen else "dim",
+        )
+    return table
+
+
+def _remark_on_plan(plan: Alternative) -> str:
+    return ", ".join((["timed"] if plan.timed_updates > 1 else []) + (["thrashes"] if plan.thrashing else []))
 
 
 def _facts_of_plan(found: Recommendation) -> list[tuple[str, str]]:

@@ -59,6 +59,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     spec: options.SpecFile,
     effective_batch_size: options.EffectiveBatchSize,
     *,
+    objective: options.Objective = "largest",
     world_size: options.WorldSize = None,
     device: options.Device = None,
     memory_limit: options.MemoryLimit = None,
@@ -79,6 +80,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     request = _tuning_request(
         spec=spec,
         effective_batch_size=effective_batch_size,
+        objective=objective,
         world_size=world_size,
         device=device,
         memory_limit_bytes=memory_limit,
@@ -234,6 +236,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     spec: options.SpecFile,
     effective_batch_size: options.EffectiveBatchSize,
     *,
+    objective: options.Objective = "largest",
     world_size: options.WorldSize = None,
     device: options.Device = None,
     memory_limit: options.MemoryLimit = None,
@@ -270,6 +273,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     request = _tuning_request(
         spec=spec,
         effective_batch_size=effective_batch_size,
+        objective=objective,
         world_size=world_size,
         device=device,
         memory_limit_bytes=memory_limit,

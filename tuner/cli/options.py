@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tuner import requests
 from tuner.units import parse_bytes
 
 
@@ -38,6 +39,13 @@ MemoryLimit = Annotated[
 ]
 MemoryMargin = Annotated[
     float, typer.Option(min=0.0, max=0.5, help="Share of the limit that must stay free: probes do without it.")
+]
+Objective = Annotated[
+    requests.Objective,
+    typer.Option(
+        help="What to look for: the largest micro-batch that fits; the fewest accumulation steps, in fewer probes; "
+        "or the plan with the most samples per second, measured.",
+    ),
 ]
 Granularity = Annotated[int, typer.Option(min=1, help="Try only multiples of this size, for example 8.")]
 MaxMicroBatchSize = Annotated[int | None, typer.Option(min=1, help="Never go above this size, whatever fits.")]

@@ -314,6 +314,7 @@ def _result_of_dead_process(request: ProbeRequest, ended: _Ended) -> ProbeResult
         error_type=ended.exit.cause if ended.exit else None,
         traceback=None if outcome is Outcome.OOM else ended.said or None,
         limit_bytes=request.limit_bytes,
+        measures_time=request.measures_time,
     )
 
 

@@ -1,5 +1,8 @@
 """A probe, inside its own process: build the workload, run two optimizer updates, measure the second.
 
+A probe that measures time goes on with updates of the plan's own micro-batches, in the environment and under the limit
+that a job has: its times are a job's, whatever that environment costs.
+
 The first update makes what is made late (handles, workspaces, caches); the second shows the peak of a run: parameters,
 the optimizer's state, the gradients of one micro-batch held while the next one runs, and the optimizer's temporaries.
 """
@@ -10,14 +13,15 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.accumulation import balanced_split
 from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
 from tuner.files import write_atomically
 from tuner.memory.devices import MemoryDevice, open_device, translate_certain
+from tuner.probing.clock import TimedEngine, TimedUpdate, enough, timing
 from tuner.probing.exchange import CheckReport, ProbePaths
 from tuner.requests import ProbeRequest
-from tuner.results import ModelSummary, Outcome, Phase, ProbeResult
+from tuner.results import ModelSummary, Outcome, Phase, ProbeResult, UpdateTiming
 from tuner.specs import WorkloadSpec
-from tuner.training.engine import UpdateEngine
 from tuner.training.micro_batches import MicroBatch, sliced
 from tuner.training.ranks import Ranks, group_of_one
 from tuner.workloads.base import Batch, Workload
@@ -31,12 +35,17 @@ _MOST_SKIPPED_UPDATES = 40
 """The loss scale starts at 2**16 and is halved by every overflow: after 40 it is below anything fp16 can need."""
 
 
+_TIMED_MICRO_BATCHES = 3
+"""In an update that is timed: two after which another one follows, and the last, after which the optimizer steps."""
+
+
 @dataclass
 class Seen:
     """What a probe has seen so far; still there when it fails."""
 
     model: ModelSummary | None = None
     resident_bytes: int | None = None
+    timing: UpdateTiming | None = None
     phase: Phase = Phase.START
 
 
@@ -70,7 +79,7 @@ def _measure(request: ProbeRequest, device: MemoryDevice, paths: ProbePaths, see
     if request.spec.compile:
         model.compile()
     ranks = _ranks(request.spec, device)
-    engine = UpdateEngine(request.spec, workload, model, device, ranks=ranks, recovers=False)
+    engine = TimedEngine(request.spec, workload, model, device, ranks=ranks, recovers=False)
     micro_batches, ballast = _window(request, workload)
     _enter(paths, seen, Phase.WARMUP)
     _update(engine, micro_batches)
@@ -78,8 +87,7 @@ def _measure(request: ProbeRequest, device: MemoryDevice, paths: ProbePaths, see
     seen.resident_bytes = device.used_bytes()
     device.reset_peaks()
     _enter(paths, seen, Phase.MEASURE)
-    _update(engine, micro_batches)
-    device.synchronize()
+    seen.timing = _timed(engine, micro_batches, several=request.measures_time)
     del ballast
     _enter(paths, seen, Phase.DONE)
 
@@ -89,7 +97,7 @@ def _ranks(spec: WorkloadSpec, device: MemoryDevice) -> Ranks:
     return group_of_one(device.torch_device) if spec.parallelism.world_size > 1 else Ranks()
 
 
-def _update(engine: UpdateEngine, micro_batches: list[MicroBatch]) -> None:
+def _update(engine: TimedEngine, micro_batches: list[MicroBatch]) -> None:
     """One update that really steps: while the loss scaler looks for its scale, updates that it skips are repeated.
 
     Raises:
@@ -104,16 +112,32 @@ def _update(engine: UpdateEngine, micro_batches: list[MicroBatch]) -> None:
     raise WorkloadError(f"no optimizer step in {_MOST_SKIPPED_UPDATES} updates: the gradients in fp16 are never finite")
 
 
+def _timed(engine: TimedEngine, micro_batches: list[MicroBatch], *, several: bool) -> UpdateTiming:
+    """Make one update, or as many as it takes to tell how long one takes."""
+    updates: list[TimedUpdate] = []
+    while not updates or (several and not enough(updates)):
+        _update(engine, micro_batches)
+        updates.append(engine.timed)
+    return timing(updates)
+
+
 def _window(request: ProbeRequest, workload: Workload) -> tuple[list[MicroBatch], list[Batch]]:
     """The micro-batches of a measured update, and the rest of a run's window, which only takes host memory.
 
-    Together they hold as many samples as a run's window. The larger micro-batch comes last, when gradients are held.
+    Together they hold as many samples as a run's window.
     """
-    size, window = request.micro_batch_size, request.samples_per_window
-    sizes = [min(size, window - size), size] if request.accumulates else [size]
+    window, sizes = request.samples_per_window, _sizes(request)
     micro_batches = [sliced(workload.make_batch(part), part) for part in sizes]
     rest = window - sum(sizes)
     return micro_batches, [workload.make_batch(rest)] if request.device == "cpu" and rest > 0 else []
+
+
+def _sizes(request: ProbeRequest) -> list[int]:
+    """The sizes of the measured micro-batches: the larger ones come last, when gradients are held."""
+    size, window = request.micro_batch_size, request.samples_per_window
+    if request.measures_time:
+        return sorted(balanced_split(window, -(-window // size))[:_TIMED_MICRO_BATCHES])
+    return [min(size, window - size), size] if request.accumulates else [size]
 
 
 def _result(
@@ -147,6 +171,8 @@ def _result(
         other_processes_bytes=device.other_processes_bytes() if device else None,
         allocator_retries=peaks.allocator_retries if peaks else None,
         model=seen.model,
+        measures_time=request.measures_time,
+        timing=seen.timing,
     )
 
 

@@ -1,0 +1,261 @@
+"""What a tuning is for: which sizes each objective is about, and which plan it chooses. Pure, no torch.
+
+A plan depends on its largest micro-batch only through the number of accumulation steps, ``ceil(share / size)``. So
+``fewest_steps`` and ``fastest`` search the sizes at which that number changes, about ``2 * sqrt(share)`` of them.
+
+``fastest`` then times the plans with few steps. The time of an update is taken to be affine in the number of its
+micro-batches (each has a constant cost, all samples together another, the optimizer's step a third), between the sizes
+that were measured: so it would always take the fewest steps, but for what no model knows: a thrashing allocator,
+caches, kernels that like some sizes better. Hence it times the plan with the fewest steps and its neighbour, then
+whatever the measurements say may be faster by more than the noise, four at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tuner.requests import Objective
+from tuner.results import Alternative, Outcome, ProbeResult, UpdateTiming
+
+MOST_TIMING_PROBES = 4
+"""Each takes a process and some seconds: enough for the fewest steps, a neighbour, and two that promise more."""
+_NEIGHBOURS = 2
+"""Plans that are timed whatever the measurements of the search say."""
+_CONSIDERED = 16
+"""Plans, from the fewest steps upward, among which the fastest is looked for."""
+_LISTED = 5
+"""Plans, from the fewest steps upward, that a recommendation lists, besides those that were timed."""
+_LEAST_NOISE = 0.02
+"""Updates of two processes differ by this much on an idle host: a smaller difference is none."""
+_SIGNIFICANT = 2.0
+"""Standard errors that a difference must have."""
+
+_Point = tuple[float, float]
+
+
+def sizes_for_steps(share: int, bound: int, granularity: int = 1) -> tuple[int, ...]:
+    """The sizes at which the number of accumulation steps changes: of those with the same number the smallest, rising.
+
+    Args:
+        share: samples of a rank in an update.
+        bound: the largest size; at most ``share`` is of use.
+        granularity: only multiples of it count (``bound`` itself where that is smaller).
+    """
+    granularity = min(granularity, bound)
+    size = bound // granularity * granularity
+    found: list[int] = []
+    while size > 0:
+        smallest = -(-plan_size(share, steps_of(share, size)) // granularity) * granularity
+        found.append(smallest)
+        size = smallest - granularity
+    return tuple(reversed(found))
+
+
+def steps_of(share: int, size: int) -> int:
+    """The accumulation steps of a plan whose micro-batches have at most ``size`` samples."""
+    return -(-share // size)
+
+
+def plan_size(share: int, steps: int) -> int:
+    """The largest micro-batch of the balanced plan with this many steps."""
+    return -(-share // steps)
+
+
+# --- the fastest plan ---
+
+
+def next_to_time(share: int, largest: int, probes: Sequence[ProbeResult]) -> int | None:
+    """The plan, by its largest micro-batch, that is worth timing next; none when it would change nothing.
+
+    Args:
+        share: samples of a rank in an update.
+        largest: the largest size that fits.
+        probes: every probe so far.
+    """
+    tried = {it.micro_batch_size for it in probes if it.measures_time}
+    untried = [size for size in _considered(share, largest, probes) if size not in tried]
+    if len(tried) >= MOST_TIMING_PROBES or not untried:
+        return None
+    best = _best(share, probes)
+    if best is None or best.allocator_retries or len(tried) < _NEIGHBOURS:
+        return untried[0]
+    expected = _expected_seconds(share, probes)
+    promising = min(untried, key=lambda size: expected(size) or math.inf)
+    limit = _seconds(share, best) * (1.0 - _difference(best, best))
+    return promising if (expected(promising) or math.inf) < limit else None
+
+
+def fastest(share: int, probes: Sequence[ProbeResult]) -> ProbeResult | None:
+    """The timing probe of the plan with the most samples per second; none when no plan could be timed.
+
+    Of equally fast ones that with the least memory.
+    """
+    best = _best(share, probes)
+    if best is None:
+        return None
+    tied = [it for it in _rivals(probes) if _seconds(share, it) <= _seconds(share, best) * (1 + _difference(it, best))]
+    return min(tied, key=lambda it: (it.held_bytes or 0, it.micro_batch_size))
+
+
+def _considered(share: int, largest: int, probes: Sequence[ProbeResult]) -> list[int]:
+    """The plans with few steps, from the fewest upward; without those known to thrash, where others are left."""
+    sizes = list(reversed(sizes_for_steps(share, largest)[-_CONSIDERED:]))
+    thrashing = {it.micro_batch_size for it in probes if it.allocator_retries and not it.measures_time}
+    return [size for size in sizes if size not in thrashing] or sizes
+
+
+def _best(share: int, probes: Iterable[ProbeResult]) -> ProbeResult | None:
+    return min(_rivals(probes), key=lambda it: _seconds(share, it), default=None)
+
+
+def _rivals(probes: Iterable[ProbeResult]) -> list[ProbeResult]:
+    """The timed plans; those that thrash only where all of them do."""
+    timed = [it for it in probes if it.measures_time and it.outcome is Outcome.FIT and it.timing is not None]
+    return [it for it in timed if not it.allocator_retries] or timed
+
+
+def _difference(one: ProbeResult, other: ProbeResult) -> float:
+    """The relative difference in time from which on two timed plans are not equally fast."""
+    noise = [it.timing.noise if it.timing else 0.0 for it in (one, other)]
+    return max(_LEAST_NOISE, _SIGNIFICANT * math.hypot(*noise))
+
+
+def _seconds(share: int, probe: ProbeResult) -> float:
+    return probe.timing.seconds_for(share) if probe.timing else math.inf
+
+
+# --- the alternatives ---
+
+
+def alternatives(share: int, chosen_size: int, largest: int, probes: Sequence[ProbeResult]) -> tuple[Alternative, ...]:
+    """Plans that fit, from the fewest steps upward, with what they take as far as the probes tell.
+
+    Args:
+        share: samples of a rank in an update.
+        chosen_size: the recommended micro-batch size.
+        largest: the largest size that fits.
+        probes: every probe.
+    """
+    chosen = plan_size(share, steps_of(share, chosen_size))
+    fits = _fits(probes)
+    timed = [size for size, probe in fits.items() if probe.measures_time]
+    listed = {*sizes_for_steps(share, largest)[-_LISTED:], *timed, chosen}
+    seconds, memory = _expected_seconds(share, probes), _expected_bytes(share, probes)
+    return tuple(
+        _measured(share, fits[size], chosen=size == chosen)
+        if size in fits
+        else Alternative(
+            gradient_accumulation_steps=steps_of(share, size),
+            micro_batch_size=size,
+            chosen=size == chosen,
+            source="modelled",
+            peak_bytes=memory(size),
+            samples_per_second=_rate(share, seconds(size)),
+        )
+        for size in sorted(listed, reverse=True)
+    )
+
+
+def _measured(share: int, probe: ProbeResult, *, chosen: bool) -> Alternative:
+    timing = probe.timing
+    return Alternative(
+        gradient_accumulation_steps=steps_of(share, probe.micro_batch_size),
+        micro_batch_size=probe.micro_batch_size,
+        chosen=chosen,
+        source="measured",
+        peak_bytes=probe.held_bytes,
+        samples_per_second=_rate(share, timing.seconds_for(share) if timing else None),
+        timed_updates=timing.updates if timing else 0,
+        noise=timing.noise if timing else 0.0,
+        thrashing=bool(probe.allocator_retries),
+    )
+
+
+def _rate(share: int, seconds: float | None) -> float | None:
+    return share / seconds if seconds else None
+
+
+def _fits(probes: Iterable[ProbeResult]) -> dict[int, ProbeResult]:
+    """The fit of each size; of several the last, which is the one that measured its time."""
+    return {it.micro_batch_size: it for it in probes if it.outcome is Outcome.FIT}
+
+
+def _expected_seconds(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], float | None]:
+    """The seconds of an update of ``share`` samples, by the plan's largest micro-batch, between the measured ones."""
+    timings = [it.timing for it in _fits(probes).values() if it.timing is not None]
+    points = _by_place((_micro_batches(share, it), it.seconds_for(share)) for it in timings)
+
+    def expected(size: int) -> float | None:
+        steps = steps_of(share, size)
+        if not points or not points[0][0] <= steps <= points[-1][0]:
+            return None
+        return _on_lines(points, steps)
+
+    return expected
+
+
+def _micro_batches(share: int, timing: UpdateTiming) -> float:
+    """How many micro-batches like the timed ones make an update of ``share`` samples."""
+    sizes, further = timing.micro_batch_sizes, share - sum(timing.micro_batch_sizes)
+    earlier = sizes[:-1] or sizes
+    return len(sizes) + further * len(earlier) / sum(earlier)
+
+
+def _expected_bytes(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], int | None]:
+    """The peak of a plan by its largest micro-batch: on the lines through the fits of updates like its own."""
+    fits = [(it.micro_batch_size, it.held_bytes, it.accumulates) for it in _fits(probes).values()]
+
+    def expected(size: int) -> int | None:
+        points = _by_place((at, held) for at, held, accumulates in fits if held and accumulates == (size < share))
+        return max(0, round(_on_lines(points, size))) if len(points) > 1 else None
+
+    return expected
+
+
+def _by_place(points: Iterable[_Point]) -> list[_Point]:
+    """The points by their place, one for each."""
+    unique: Mapping[float, float] = dict(points)
+    return sorted(unique.items())
+
+
+def _on_lines(points: Sequence[_Point], place: float) -> float:
+    """The value at a place: on the line between its neighbours, or through the nearest two."""
+    if len(points) == 1:
+        return points[0][1]
+    above = next((index for index, (at, _) in enumerate(points) if at >= place and index), len(points) - 1)
+    (low, low_value), (high, high_value) = points[above - 1], points[above]
+    return low_value + (high_value - low_value) * (place - low) / (high - low)
+
+
+# --- why ---
+
+
+def choice_in_words(objective: Objective, share: int, size: int, proven: int, listed: Sequence[Alternative]) -> str:
+    """Why the plan of ``size`` and no other.
+
+    Args:
+        objective: of the request.
+        share: samples of a rank in an update.
+        size: the recommended micro-batch size.
+        proven: the largest size that was proven to fit.
+        listed: the alternatives.
+    """
+    steps = steps_of(share, size)
+    if objective == "largest":
+        return f"{size} is the largest micro-batch that fits."
+    if objective == "fewest_steps":
+        return f"{steps} accumulation steps are the fewest that fit, and micro-batches of {size} are enough for them."
+    rates = {it.micro_batch_size: it.samples_per_second or 0.0 for it in listed if it.timed_updates > 1}
+    rate = rates.get(size)
+    if rate is None:
+        return f"No plan could be timed: {proven} is the largest micro-batch that fits of those that change the steps."
+    start = f"{steps} accumulation steps make {rate_in_words(rate)} samples per second"
+    if rate >= max(rates.values()):
+        return f"{start}, the most of {len(rates)} plans that were timed."
+    return f"{start}: within the noise as many as any of {len(rates)} plans that were timed, with less memory."
+
+
+def rate_in_words(rate: float) -> str:
+    """A rate with as many figures as mean something."""
+    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.3g}"  # noqa: PLR2004 - four figures or more
