@@ -10,26 +10,18 @@ matters only where two free blocks are exactly equally large.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
-from dataclasses import dataclass
 
-from tuner.errors import EstimateError
+from typing_extensions import override
 
-MIB = 1024**2
-MIN_BLOCK_BYTES = 512
-"""`kMinBlockSize`: every size is rounded up to a multiple of it."""
-SMALL_BYTES = MIB
-"""`kSmallSize`: the largest request that the small pool serves."""
-SMALL_SEGMENT_BYTES = 2 * MIB
-"""`kSmallBuffer`: a segment of the small pool, and its page in expandable segments."""
-LARGE_SEGMENT_BYTES = 20 * MIB
-"""`large_segment_size`: the segment for requests above 1 MiB and below 10 MiB, and the page of expandable segments."""
-MIN_LARGE_BYTES = 10 * MIB
-"""`kMinLargeAlloc`: from here on a request gets a segment of its own size."""
-ROUND_LARGE_BYTES = 2 * MIB
-"""`kRoundLarge`: such a segment's size is rounded up to a multiple of it."""
-ROUNDING_INTERVALS = 16
-"""`kRoundUpPowerOfTwoIntervals`: powers of two from 1 MiB to 64 GiB (`AllocatorConfig.cpp`)."""
+from tuner.estimation.settings import (
+    DEFAULT_SETTINGS,
+    MIN_BLOCK_BYTES,
+    ROUND_LARGE_BYTES,
+    SMALL_BYTES,
+    SMALL_SEGMENT_BYTES,
+    AllocatorSettings,
+    rounded_up,
+)
 
 _UNLIMITED = 1 << 62
 _ADDRESS_BITS = 64
@@ -37,75 +29,6 @@ _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 _FIRST_ADDRESS = 1 << 50
 _ADDRESS_SPACE = 1 << 60
 """Of a pool; an expandable segment never comes to its end."""
-
-
-@dataclass(frozen=True)
-class AllocatorSettings:
-    """What `PYTORCH_ALLOC_CONF` says, as far as it decides where blocks go.
-
-    Attributes:
-        expandable_segments: one segment per pool that grows by pages, instead of one segment per `cudaMalloc`.
-        max_split_bytes: larger blocks are neither split nor given to smaller requests; None for no such limit.
-        max_non_split_rounding_bytes: how much larger than its request a block above that limit may be.
-        large_segment_bytes: the segment of requests below 10 MiB, and the page of expandable segments.
-        roundup_power2_divisions: for sizes from 1 MiB, 2 MiB, ... 64 GiB on, into how many steps the way to the next
-            power of two is divided for rounding up; 0 and 1 mean rounding to 512 bytes.
-    """
-
-    expandable_segments: bool = False
-    max_split_bytes: int | None = None
-    max_non_split_rounding_bytes: int = LARGE_SEGMENT_BYTES
-    large_segment_bytes: int = LARGE_SEGMENT_BYTES
-    roundup_power2_divisions: tuple[int, ...] = (0,) * ROUNDING_INTERVALS
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> AllocatorSettings:
-        """What a process with this environment would use: `PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`."""
-        return cls.parse(environment.get("PYTORCH_ALLOC_CONF") or environment.get("PYTORCH_CUDA_ALLOC_CONF") or "")
-
-    @classmethod
-    def parse(cls, text: str) -> AllocatorSettings:
-        """Settings in torch's notation: ``max_split_size_mb:128,expandable_segments:True``. Unknown ones are skipped.
-
-        Raises:
-            EstimateError: when a value is none, or another allocator than torch's own is asked for.
-        """
-        values = _options(text)
-        if values.get("backend", "native") != "native":
-            raise EstimateError(
-                f"the allocator {values['backend']!r} cannot be followed: only `backend:native` can; "
-                "take `backend` out of PYTORCH_ALLOC_CONF"
-            )
-        large = _mebibytes(values, "large_segment_size_mb", above=MIN_LARGE_BYTES) or LARGE_SEGMENT_BYTES
-        return cls(
-            expandable_segments=_truth(values, "expandable_segments"),
-            max_split_bytes=_mebibytes(values, "max_split_size_mb", above=large - 1),
-            max_non_split_rounding_bytes=_mebibytes(values, "max_non_split_rounding_mb", above=large) or large,
-            large_segment_bytes=large,
-            roundup_power2_divisions=_divisions(values.get("roundup_power2_divisions", "0")),
-        )
-
-    def rounded(self, requested: int) -> int:
-        """Bytes of the block for a request (`round_size`, `roundup_power2_next_division`)."""
-        if requested < MIN_BLOCK_BYTES:
-            return MIN_BLOCK_BYTES
-        power = requested.bit_length() - 1
-        divisions = self.roundup_power2_divisions[min(max(power - 20, 0), ROUNDING_INTERVALS - 1)]
-        if divisions <= 1 or requested <= MIN_BLOCK_BYTES * divisions:
-            return _multiple(requested, MIN_BLOCK_BYTES)
-        return _multiple(requested, (1 << power) // divisions)
-
-    def segment_bytes(self, rounded: int) -> int:
-        """Bytes of a new segment for a block (`get_allocation_size`)."""
-        if rounded <= SMALL_BYTES:
-            return SMALL_SEGMENT_BYTES
-        if rounded < MIN_LARGE_BYTES:
-            return self.large_segment_bytes
-        return _multiple(rounded, ROUND_LARGE_BYTES)
-
-
-DEFAULT_SETTINGS = AllocatorSettings()
-EXPANDABLE_SEGMENTS = AllocatorSettings(expandable_segments=True)
 
 
 class CachingAllocator:
@@ -222,6 +145,7 @@ class _Pool:
         index = bisect_left(self._keys, size << _ADDRESS_BITS)
         if index == len(self._keys):
             return 0
+        index = self._preferred(index)
         key = self._keys[index]
         found = key >> _ADDRESS_BITS
         if found >= self._max_split and (
@@ -281,6 +205,10 @@ class _Pool:
             self._release_segment(self._keys[-1] & _ADDRESS_MASK)
         return released >= wanted
 
+    def _preferred(self, index: int) -> int:
+        """Which of the blocks that are large enough, the smallest being at ``index``, is taken: that one."""
+        return index
+
     def _release_segment(self, address: int) -> None:
         self._remove(address)
         self.reserved_bytes -= self._segments.pop(address)
@@ -324,22 +252,12 @@ class _ExpandablePool(_Pool):
         self._holes = {self._base: _ADDRESS_SPACE // 2}
 
     @override
-    def take(self, size: int) -> int:
-        """As ever; but a block that could grow counts as large as it could become (`get_free_block`)."""
+    def _preferred(self, index: int) -> int:
+        """Of blocks that could grow, the one that could become least large (`get_free_block`)."""
         keys = self._keys
-        index = bisect_left(keys, size << _ADDRESS_BITS)
-        if index == len(keys):
-            return 0
         while index + 1 < len(keys) and self._potential(keys[index + 1]) < self._potential(keys[index]):
             index += 1
-        found = keys[index] >> _ADDRESS_BITS
-        if found >= self._max_split and (
-            size < self._max_split or found >= size + self._settings.max_non_split_rounding_bytes
-        ):
-            return 0
-        address = keys.pop(index) & _ADDRESS_MASK
-        del self._size_at[address]
-        return self._hand_out(address, found, size)
+        return index
 
     @override
     def grow(self, size: int, limit_bytes: int) -> int:
@@ -351,15 +269,15 @@ class _ExpandablePool(_Pool):
         while (there := self._size_at.get(address, 0)) < size:
             if not self._map(address + there, size - there, limit_bytes):
                 return 0
-        found = self._size_at.pop(address)
-        del self._keys[bisect_left(self._keys, found << _ADDRESS_BITS | address)]
-        return self._hand_out(address, found, size)
+        del self._size_at[address]
+        del self._keys[bisect_left(self._keys, there << _ADDRESS_BITS | address)]
+        return self._hand_out(address, there, size)
 
     @override
     def release(self) -> None:
         """Give back all pages that lie in free blocks as a whole (`unmap_block`)."""
         for address, size in list(self._size_at.items()):
-            first = self._base + _multiple(address - self._base, self._page)
+            first = self._base + rounded_up(address - self._base, self._page)
             last = address + size - (address + size - self._base) % self._page
             if first < last:
                 self._unmap(address, first, last)
@@ -385,9 +303,9 @@ class _ExpandablePool(_Pool):
         raise AssertionError("the last hole has no end")  # pragma: no cover
 
     def _map(self, hole: int, wanted: int, limit_bytes: int) -> bool:
-        """Put memory behind as much of a hole as is wanted, in whole pages, if there is any (`map_block`)."""
+        """Put memory behind as much of a hole as is wanted, in whole pages, if the limit allows it (`map_block`)."""
         length = self._holes[hole]
-        mapped = _multiple(min(wanted, length), self._page)
+        mapped = rounded_up(min(wanted, length), self._page)
         if self.reserved_bytes + mapped > limit_bytes:
             self.refused_bytes = self.reserved_bytes + mapped
             return False
@@ -418,7 +336,3 @@ class _ExpandablePool(_Pool):
                 joined[hole] = length
                 last = hole
         self._holes = joined
-
-
-def _multiple(size: int, of: int) -> int:
-    return -(-size // of) * of
