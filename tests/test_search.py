@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from random import Random
-from statistics import fmean
+from statistics import fmean, median
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from oracles import (
     LIMIT_BYTES,
+    Memory,
     Oracle,
     affine,
     biased,
@@ -24,7 +25,7 @@ from oracles import (
     run_search,
 )
 from tuner.errors import SearchError
-from tuner.results import Outcome, ProbeResult, Proof
+from tuner.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult, Proof
 from tuner.search import Failure, MicroBatchSearch, SearchSpace
 
 LARGEST = (37, 200, 3000)
@@ -34,10 +35,29 @@ many = settings(max_examples=1000, deadline=None, derandomize=True)
 
 
 def space(
-    bound: int = 4096, *, granularity: int = 1, limit: int | None = LIMIT_BYTES, prediction: int | None = None
+    bound: int = 4096,
+    *,
+    granularity: int = 1,
+    limit: int | None = LIMIT_BYTES,
+    expected: ExpectedPeaks | None = None,
+    sizes: tuple[int, ...] | None = None,
 ) -> SearchSpace:
     """A space, by default of 4096 sizes and with a known limit."""
-    return SearchSpace(bound, "the share of a rank", granularity, limit, prediction)
+    return SearchSpace(bound, "the share of a rank", granularity, limit, expected, sizes)
+
+
+def curve(memory: Memory | None, *, factor: float = 1.0, offset: float = 0.0, tilt: float = 1.0) -> ExpectedPeaks:
+    """An estimate of ``memory``: all of it times ``factor``, its growing part times ``tilt``, and ``offset`` above it.
+
+    The offset is a share of the limit; three quarters of the constant part are resident, as in ``affine``.
+    """
+    assert memory is not None
+    constant, above = memory(0), offset * LIMIT_BYTES
+    used = {size: (constant + (memory(size) - constant) * tilt) * factor + above for size in (1, 2, 64, 4096)}
+    return ExpectedPeaks(
+        points=tuple(ExpectedPeak(micro_batch_size=size, used_bytes=max(1, round(it))) for size, it in used.items()),
+        resident_bytes=max(0, round(0.75 * constant * factor + above)),
+    )
 
 
 def search(oracle: Oracle, bound: int = 4096) -> tuple[int, int]:
@@ -58,12 +78,22 @@ def probe_limit(candidates: int) -> int:
 def spaces(draw: st.DrawFn) -> SearchSpace:
     """Any space: small and huge bounds, any granularity, limit known or not, predictions anywhere."""
     bound = draw(st.one_of(st.integers(1, 40), st.integers(1, 10**6)))
+    sizes = draw(st.one_of(st.none(), st.sets(st.integers(1, bound), min_size=1, max_size=60)))
     return space(
         bound,
-        granularity=draw(st.one_of(st.just(1), st.integers(2, 64))),
+        granularity=1 if sizes else draw(st.one_of(st.just(1), st.integers(2, 64))),
         limit=draw(st.sampled_from([LIMIT_BYTES, None])),
-        prediction=draw(st.one_of(st.none(), st.integers(1, 2 * bound))),
+        expected=draw(st.one_of(st.none(), estimates(bound))),
+        sizes=tuple(sorted(sizes)) if sizes else None,
     )
+
+
+@st.composite
+def estimates(draw: st.DrawFn, bound: int) -> ExpectedPeaks:
+    """Any memory curve: good, bad, falling, far above or below the limit."""
+    places = sorted(draw(st.sets(st.integers(1, 2 * bound), min_size=2, max_size=5)))
+    used = st.one_of(st.integers(1, 2 * LIMIT_BYTES), st.sampled_from([1, LIMIT_BYTES, 10**18]))
+    return ExpectedPeaks(points=tuple(ExpectedPeak(micro_batch_size=it, used_bytes=draw(used)) for it in places))
 
 
 @st.composite
@@ -111,7 +141,8 @@ def test_the_answer_is_exact_and_proven_for_every_monotone_workload(data: st.Dat
     results = run_search(course, oracle)
     fits = {it.micro_batch_size for it in results if it.outcome is Outcome.FIT}
     failed = {it.micro_batch_size for it in results} - fits
-    candidates = [within.size(1), *range(2 * within.granularity, within.bound + 1, within.granularity)]
+    steps = range(2 * within.granularity, within.bound + 1, within.granularity)
+    candidates = list(within.sizes or (within.size(1), *steps))
     expected = max((size for size in candidates if size <= oracle.largest), default=0)
     proof = course.verdict
     assert isinstance(proof, Proof)
@@ -265,20 +296,65 @@ def test_the_bound_is_probed_as_soon_as_it_surely_fits() -> None:
     )
 
 
-def test_a_right_prediction_is_confirmed_by_three_probes() -> None:
-    """The predicted size fits, the smallest one gives the line, and the line the next size, which fails."""
-    course = MicroBatchSearch(space(prediction=37))
-    assert [it.micro_batch_size for it in run_search(course, affine(37))] == [37, 1, 38]
+def led(oracle: Oracle, estimate: ExpectedPeaks) -> tuple[int, int]:
+    """Probes and failures of a search that an estimate leads, whose answer is checked."""
+    course = MicroBatchSearch(space(expected=estimate))
+    results = run_search(course, oracle)
+    assert isinstance(course.verdict, Proof)
+    assert course.verdict.fits == oracle.largest
+    return len(results), failures(results)
 
 
-@pytest.mark.parametrize("prediction", [1, 20, 36, 38, 60, 4096, 10**9])
-def test_a_wrong_prediction_costs_probes_only(prediction: int) -> None:
-    """From any prediction the answer is the same, in at most four probes more than without one."""
-    course = MicroBatchSearch(space(prediction=prediction))
+@pytest.mark.parametrize("largest", [37, 200, 400])
+@pytest.mark.parametrize("off", [{}, {"factor": 1.03}, {"factor": 0.98}, {"tilt": 1.05}, {"offset": 0.05}], ids=str)
+def test_an_estimate_as_good_as_published_ones_takes_three_probes(largest: int, off: dict[str, float]) -> None:
+    """Near the expected size; what that measures bends the curve to the answer; the next size fails."""
+    courses = [led(oracle, curve(oracle.memory, **off)) for oracle in (affine(largest, share=it) for it in SHARES)]
+    assert median(probes for probes, _ in courses) <= 3
+    assert max(courses) <= (4, 1)
+
+
+@pytest.mark.parametrize("off", [{"tilt": 0.9}, {"tilt": 0.8}, {"factor": 0.95}], ids=str)
+def test_an_estimate_that_is_too_low_costs_one_failure_more(off: dict[str, float]) -> None:
+    """The first probe fails; the next one measures, and its curve leads to the answer."""
+    oracle = affine(200, share=0.3)
+    assert led(oracle, curve(oracle.memory, **off)) <= (5, 2)
+
+
+@pytest.mark.parametrize(
+    "off",
+    [{"factor": 0.3}, {"factor": 0.6}, {"factor": 10.0}, {"tilt": 0.2}, {"tilt": 5.0}, {"offset": 0.5}],
+    ids=str,
+)
+@pytest.mark.parametrize("largest", LARGEST)
+def test_a_wrong_estimate_costs_probes_only(largest: int, off: dict[str, float]) -> None:
+    """From any estimate the answer is the same, in at most a few probes more than without one."""
+    for oracle in (affine(largest, share=it) for it in SHARES):
+        probes, _ = led(oracle, curve(oracle.memory, **off))
+        assert probes <= 9
+
+
+def test_an_estimate_that_nothing_fits_begins_with_the_smallest_size() -> None:
+    """A model that is expected to take twice the limit takes one probe to be refused."""
+    course = MicroBatchSearch(space(expected=curve(lambda size: 2.0 * LIMIT_BYTES + size)))
+    assert [it.micro_batch_size for it in run_search(course, Oracle(0))] == [1]
+
+
+def test_only_the_given_sizes_are_probed() -> None:
+    """Sizes that a plan tells apart: the largest of them that fits, proven by the next of them."""
+    sizes = (1, 2, 3, 7, 13, 25, 50, 100)
+    course = MicroBatchSearch(space(100, sizes=sizes))
     results = run_search(course, affine(37))
     assert isinstance(course.verdict, Proof)
-    assert course.verdict.fits == 37
-    assert len(results) <= 8
+    assert (course.verdict.fits, course.verdict.next_size) == (25, 50)
+    assert {it.micro_batch_size for it in results} <= set(sizes)
+
+
+@pytest.mark.parametrize("sizes", [(), (0, 5), (3, 3), (5, 4), (1, 101)])
+def test_sizes_that_are_no_candidates_are_refused(sizes: tuple[int, ...]) -> None:
+    """None, zero, repeated, falling, or above the bound."""
+    with pytest.raises(SearchError, match="sizes must rise"):
+        space(100, sizes=sizes)
 
 
 def test_figures_that_are_missing_in_some_results_do_no_harm() -> None:

@@ -69,11 +69,13 @@ class SizedTrace:
 
     Attributes:
         trace: the trace at the first size; its events are those of every size.
-        polynomials: for each block the coefficients of its bytes in powers of the size: ``c0 + c1*b + c2*b**2``.
+        polynomials: bytes in powers of the size, ``c0 + c1*b + c2*b**2``: those that occur.
+        kinds: for each block the index of its polynomial.
     """
 
     trace: Trace
     polynomials: tuple[tuple[Fraction, ...], ...]
+    kinds: tuple[int, ...]
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> SizedTrace:
@@ -90,14 +92,10 @@ class SizedTrace:
                     f"than the sizes of their tensors ({len(first.events)} and {len(other.events)} events)"
                 )
         places = [Fraction(it.micro_batch_size) for it in traces]
-        values = zip(*(it.sizes for it in traces), strict=True)
-        known: dict[tuple[int, ...], tuple[Fraction, ...]] = {}
-        polynomials = []
-        for bytes_at_places in values:
-            if bytes_at_places not in known:
-                known[bytes_at_places] = _interpolated(places, bytes_at_places)
-            polynomials.append(known[bytes_at_places])
-        return cls(first, tuple(polynomials))
+        values = list(zip(*(it.sizes for it in traces), strict=True))
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+        polynomials = tuple(_interpolated(places, value) for value in numbers)
+        return cls(first, polynomials, tuple(numbers[value] for value in values))
 
     def at(self, micro_batch_size: int) -> Trace:
         """The trace at ``micro_batch_size``."""
@@ -107,8 +105,8 @@ class SizedTrace:
 
     def sizes_at(self, micro_batch_size: int) -> list[int]:
         """Bytes of every block at ``micro_batch_size``."""
-        values = {it: _value(it, micro_batch_size) for it in set(self.polynomials)}
-        return [values[it] for it in self.polynomials]
+        values = [_value(it, micro_batch_size) for it in self.polynomials]
+        return [values[kind] for kind in self.kinds]
 
 
 def _interpolated(places: list[Fraction], values: tuple[int, ...]) -> tuple[Fraction, ...]:
