@@ -52,8 +52,8 @@ class AllocatorSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> AllocatorSettings:
-        """What a process with this environment would use: `PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`."""
-        return cls.parse(environment.get("PYTORCH_ALLOC_CONF") or environment.get("PYTORCH_CUDA_ALLOC_CONF") or "")
+        """What a process with this environment uses: of the two variables torch 2.13 reads only the older, if set."""
+        return cls.parse(environment.get("PYTORCH_CUDA_ALLOC_CONF", environment.get("PYTORCH_ALLOC_CONF", "")))
 
     @classmethod
     def parse(cls, text: str) -> AllocatorSettings:
