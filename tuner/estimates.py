@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from tuner.catalogue import ByteInterval
 from tuner.documents import Document, NonNegativeInt, PositiveInt
 from tuner.requests import LARGEST_EFFECTIVE_BATCH_SIZE
 from tuner.results import BalancedPlan
@@ -31,6 +32,18 @@ class EstimateRequest(Document):
     timeout_seconds: Annotated[float, Field(gt=0.0, le=600.0)] = 120.0
     """Time after which tracing is given up."""
 
+    @model_validator(mode="after")
+    def _micro_batch_is_in_the_share(self) -> Self:
+        ranks, batch, size = self.spec.parallelism.world_size, self.effective_batch_size, self.micro_batch_size
+        if batch is not None and batch < ranks:
+            raise ValueError(f"`effective_batch_size` is {batch}, but {ranks} ranks need a sample each: raise it")
+        if batch is not None and size is not None and size > -(-batch // ranks):
+            raise ValueError(
+                f"`micro_batch_size` is {size}, but a rank has only {-(-batch // ranks)} of the {batch} samples of an "
+                "update: lower it, or leave one of the two out"
+            )
+        return self
+
 
 class Verdict(StrEnum):
     """What an estimate says of a micro-batch size."""
@@ -41,17 +54,6 @@ class Verdict(StrEnum):
     """Likewise."""
     UNCERTAIN = "uncertain"
     """The limit lies inside the interval: only a probe can tell."""
-
-
-class ByteInterval(Document):
-    """A figure with its uncertainty."""
-
-    low: NonNegativeInt
-    """Bytes, if the estimate is too high."""
-    expected: NonNegativeInt
-    """Bytes."""
-    high: NonNegativeInt
-    """Bytes, if the estimate is too low."""
 
 
 class PeakBreakdown(Document):
@@ -87,9 +89,12 @@ class PeakEstimate(Document):
     reserved_bytes: NonNegativeInt
     """Most bytes held by the caching allocator, when nothing presses it (`torch.cuda.max_memory_reserved`)."""
     capacity_bytes: NonNegativeInt
-    """Fewest bytes with which the allocator gets through, giving back its cache where it must."""
+    """Fewest bytes with which the allocator is expected to get through, giving back its cache where it must: found by
+    replays, for most sizes on the line between two that were replayed."""
     device_bytes: ByteInterval
-    """The capacity and what lies outside the allocator: what the card needs to have."""
+    """The capacity and what lies outside the allocator: what the card needs to have. What it may have less than
+    expected (by its driver, its ECC setting) counts as needed in ``high``. It fits surely where ``high`` is within
+    ``usable_bytes``, and does not where ``low`` is above."""
     breakdown: PeakBreakdown
     """At the moment when most is allocated; the parts sum to ``allocated_bytes`` and what is outside."""
 
@@ -100,7 +105,7 @@ class GpuEstimate(Document):
     gpu: str
     """Its name in the catalogue, or the memory size asked for."""
     usable_bytes: PositiveInt
-    """What the card offers, the margin taken off."""
+    """What the card is expected to offer, the margin taken off."""
     feasible: Verdict
     """Whether any micro-batch fits."""
     largest_micro_batch: NonNegativeInt
