@@ -148,6 +148,14 @@ def test_a_capacity_that_is_not_reached_changes_nothing(seed: int, allocator: Al
     assert replay(events, sizes, allocator, found.peak_reserved_bytes) == found
 
 
+def test_more_memory_may_be_too_little() -> None:
+    """With 40 MiB the cached 40 are given back for 1; with 42 they are kept, and a block of 15 settles in them."""
+    events, sizes = [0, ~0, 1, 2, 3, 4], [40 * MIB, MIB, 15 * MIB, MIB, MIB]
+    outcomes = [replay(events, sizes, capacity_bytes=capacity * MIB).fits for capacity in (38, 40, 42, 44)]
+    assert outcomes == [False, True, False, True]
+    assert minimum_capacity(events, sizes) == 40 * MIB
+
+
 HISTORY = [
     {"action": "segment_alloc", "addr": 0x7F00, "size": 2 * MIB, "stream": 0, "time_us": 1, "frames": []},
     {"action": "free_completed", "addr": 0x6E00, "size": 77, "stream": 0, "time_us": 2, "frames": []},
