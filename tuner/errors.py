@@ -14,6 +14,8 @@
     |- OutOfMemoryError     a device allocation failed; translated from the framework's own error at one seam
     |- InvalidSizeError     the size is illegal for a kernel (32-bit index, launch configuration), memory aside
     |- EstimateError        memory cannot be estimated: the workload cannot be traced, or an unknown GPU was named
+       |- EstimateTimedOutError   tracing took longer than it was given
+       |- EstimateCancelledError  an estimate was ended on request
     |- ServingError         the service cannot be served; raised by the command line in the service's words
     |- TrainingError        a training run cannot start or go on
        |- CheckpointError   a checkpoint cannot be written, read, or does not belong to this run
@@ -94,6 +96,14 @@ class InvalidSizeError(BatchwrightError):
 
 class EstimateError(BatchwrightError):
     """Memory cannot be estimated; the message says what stands in the way."""
+
+
+class EstimateTimedOutError(EstimateError):
+    """Tracing took longer than the time it was given."""
+
+
+class EstimateCancelledError(EstimateError):
+    """An estimate was ended because its caller asked for it."""
 
 
 class ServingError(BatchwrightError):
