@@ -1,0 +1,333 @@
+"""The largest micro-batch that fits: ours against the finders of accelerate, Lightning and NeMo, and against the truth.
+
+python benchmarks/finders.py [--quick] [--rounds 1] [--device cpu] [--truth FILE]
+                             [--output benchmarks/results/finders.json]
+
+Eight workloads (finders_workloads.py) under a memory budget each: a real limit of the process on the CPU, a share of
+the card on CUDA. The truth is found by doubling and halving with a fresh process per size, and then by a scan of every
+size from ``--around`` below to as many above, ``--repeats`` times each: the largest that always fits, and the largest
+that ever did, where the two differ. It is taken from an earlier run, ``--truth``, while nothing has changed that it
+depends on. Then every finder runs in a process of its own, in an order drawn anew per workload: ours as one
+command runs it (finders_ours.py), the peers as their users run them (finders_peers.py), under the same budget and with
+the same allocator's settings.
+
+Seconds are of the whole process, imports included (with ours, the start of its fork server). An answer "fits" when a
+probe of ours in a fresh process, two updates of two micro-batches, runs at that size; where it does not, the same in
+plain torch is tried, without our engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from finders_peers import PEERS
+from finders_trials import Diary, Found, run_finder
+from finders_workloads import Case, cases
+
+import tuner
+from tuner.errors import WorkloadError
+from tuner.fingerprint import canonical_json, installed_versions
+from tuner.memory.inventory import find_device
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.results import DeviceInfo, Outcome
+from tuner.tuning import Tuning
+
+HERE = Path(__file__).resolve().parent
+OURS = "Batchwright"
+QUICK = ("LSTM", "ResNet-50")
+NEAR = 0.9
+"""Share of the maximum from which on a peer's answer counts as near to it."""
+TIMEOUT_SECONDS = 600.0
+MEASURING_CODE = ("memory", "training", "workloads", "probing/worker.py", "tuning.py")
+"""What, besides a tuning's fingerprint, a probe's outcome depends on."""
+Row = dict[str, Any]
+
+
+class Bench:
+    """The workloads of one device, and a runner of probes in fresh processes."""
+
+    def __init__(self, device: DeviceInfo, runner: ProbeSupervisor) -> None:
+        self.device = device
+        self._runner = runner
+
+    def tuning(self, case: Case) -> Tuning:
+        """A tuning, for what it knows about the request."""
+        return Tuning(case.request, self.device, environment=self._runner.environment(), versions=installed_versions())
+
+    def fits(self, case: Case, size: int) -> bool:
+        """Whether a fresh process fits.
+
+        Raises:
+            WorkloadError: when it fails for another reason than memory.
+        """
+        first = self.tuning(case).next_probe()
+        assert first is not None
+        result = self._runner.run(first.model_copy(update={"micro_batch_size": size}))
+        if result.outcome not in (Outcome.FIT, Outcome.OOM):
+            raise WorkloadError(f"{case.name} at micro-batch {size}: {result.outcome}: {result.message}")
+        return result.outcome is Outcome.FIT
+
+    def environment(self) -> dict[str, str]:
+        """What every finder's process starts with."""
+        return {**os.environ, **self._runner.environment()}
+
+
+# --- the truth ---
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Which sizes are scanned, and how often each."""
+
+    around: int
+    repeats: int
+
+
+def truth_of(bench: Bench, case: Case, scan: Scan, known: Mapping[str, Row]) -> Row:
+    """What a scan found; from an earlier run if nothing has changed."""
+    fingerprint = truth_fingerprint(bench.tuning(case), scan)
+    earlier = known.get(case.name)
+    if earlier is not None and earlier["fingerprint"] == fingerprint:
+        return dict(earlier)
+    if earlier is not None:
+        print(f"{case.name}: what its truth depends on has changed; scanned anew", file=sys.stderr)
+    near = halved(lambda size: bench.fits(case, size), case.request.effective_batch_size)
+    fits = dict.fromkeys(range(max(1, near - scan.around), near + scan.around + 1), 0)
+    for _ in range(scan.repeats):
+        for size in fits:
+            fits[size] += bench.fits(case, size)
+    return {"fingerprint": fingerprint, **verdict(fits, scan.repeats), "repeats": scan.repeats, "fits": fits}
+
+
+def verdict(fits: Mapping[int, int], repeats: int) -> Row:
+    """The largest size below which (itself included) every try fitted, and the largest that ever did."""
+    failed = min((size for size, count in fits.items() if count < repeats), default=max(fits) + 1)
+    always = max((size for size in fits if size < failed), default=failed - 1)
+    return {"largest": always, "largest_ever": max((size for size, count in fits.items() if count), default=always)}
+
+
+def halved(fits: Callable[[int], bool], bound: int) -> int:
+    """The largest size that fits, by doubling and halving and nothing else."""
+    low, high = 0, 1
+    while high <= bound and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def truth_fingerprint(tuning: Tuning, scan: Scan) -> str:
+    """SHA-256 of what a scan depends on: the tuning's own fingerprint, the code that a probe runs, the scan."""
+    root = Path(tuner.__file__).parent
+    sources = [path for name in MEASURING_CODE for path in _python_files(root / name)]
+    sources.append(HERE / "finders_workloads.py")
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sources}
+    parts = {"tuning": tuning.fingerprint, "code": digests, "scan": asdict(scan)}
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+
+
+def _python_files(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+def known_truths(path: Path) -> dict[str, Row]:
+    """The truths of an earlier run, by workload."""
+    if not path.exists():
+        return {}
+    earlier = json.loads(path.read_text(encoding="utf-8"))
+    return {workload["name"]: workload["truth"] for workload in earlier["workloads"]}
+
+
+# --- the finders ---
+
+
+class Finders:
+    """The finders' processes on one workload."""
+
+    def __init__(self, bench: Bench, case: Case, folder: Path) -> None:
+        self._environment = bench.environment()
+        self._folder = folder
+        self._request = folder / "request.json"
+        self._request.write_text(case.request.model_dump_json(), encoding="utf-8")
+        self._runs = 0
+
+    def run(self, name: str) -> Found:
+        """One run of one finder."""
+        self._runs += 1
+        script = ["finders_ours.py"] if name == OURS else ["finders_peers.py", name]
+        diary = Diary(self._folder / f"{self._runs}.jsonl")
+        command = [sys.executable, str(HERE / script[0]), *script[1:], str(self._request), str(diary.path)]
+        return run_finder(command, diary, self._environment, TIMEOUT_SECONDS)
+
+    def run_all(self, rounds: int, order: random.Random) -> dict[str, list[Found]]:
+        """Every finder, ``rounds`` times, in an order of its own each time."""
+        found: dict[str, list[Found]] = {name: [] for name in (OURS, *PEERS)}
+        for _ in range(rounds):
+            for name in order.sample(list(found), len(found)):
+                found[name].append(self.run(name))
+        return found
+
+
+def fitting(bench: Bench, case: Case, finders: Finders, answers: Iterable[int | None]) -> dict[int, str]:
+    """Whether each answer fits: ``yes``, ``no``, or ``without our engine`` where it does in plain torch."""
+    found = {}
+    for answer in {it for it in answers if it}:
+        found[answer] = "yes" if bench.fits(case, answer) else "no"
+        if found[answer] == "no" and finders.run(f"plain {answer}").answer == answer:
+            found[answer] = "without our engine"
+    return found
+
+
+def row(truth: Row, fits: Mapping[int, str], runs: list[Found]) -> Row:
+    """A finder's figures on one workload; of several runs, the last answer and medians."""
+    last = runs[-1]
+    return {
+        "answer": last.answer,
+        "answers": [run.answer for run in runs],
+        "error": last.error,
+        "share": None if last.answer is None else round(last.answer / truth["largest"], 4),
+        "fits": fits.get(last.answer or 0),
+        "exact": all(truth["largest"] <= (run.answer or 0) <= truth["largest_ever"] for run in runs),
+        "probes": median(len(run.trials) for run in runs),
+        "ooms": median(sum(trial.outcome == "oom" for trial in run.trials) for run in runs),
+        "seconds": round(median(run.seconds for run in runs), 2),
+        "seconds_in_trials": round(median(sum(trial.seconds for trial in run.trials) for run in runs), 2),
+        "trials": [[trial.size, trial.outcome, round(trial.seconds, 3)] for trial in last.trials],
+    }
+
+
+def measured(bench: Bench, options: argparse.Namespace, known: Mapping[str, Row]) -> Iterator[Row]:
+    """A workload at a time: its truth, then all finders."""
+    order = random.Random(0)
+    for case in cases(bench.device):
+        if options.quick and case.name not in QUICK:
+            continue
+        truth = truth_of(bench, case, Scan(options.around, options.repeats), known)
+        with tempfile.TemporaryDirectory() as folder:
+            finders = Finders(bench, case, Path(folder))
+            found = finders.run_all(options.rounds, order)
+            fits = fitting(bench, case, finders, [runs[-1].answer for runs in found.values()])
+        workload = {
+            "name": case.name,
+            "limit_bytes": case.request.memory_limit_bytes,
+            "truth": truth,
+            "finders": {name: row(truth, fits, runs) for name, runs in found.items()},
+        }
+        show(workload)
+        yield workload
+
+
+# --- the tables ---
+
+
+def show(workload: Row) -> None:
+    """Print one workload's table as markdown."""
+    truth = workload["truth"]
+    sometimes = f" (now and then {truth['largest_ever']})" if truth["largest_ever"] != truth["largest"] else ""
+    print(f"\n{workload['name']}, {workload['limit_bytes'] / 1024**2:.0f} MiB: {truth['largest']}{sometimes}\n")
+    print("| finder | answer | of the maximum | fits | probes | OOMs | s | s in trials |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, it in workload["finders"].items():
+        answer = f"{it['answer']} | {it['share']:.1%}" if it["answer"] is not None else f"none ({it['error']}) | -"
+        figures = f"{it['probes']:g} | {it['ooms']:g} | {it['seconds']:.1f} | {it['seconds_in_trials']:.1f}"
+        fits = it["fits"] or "-"
+        print(f"| {name} | {answer} | {fits} | {figures} |", flush=True)
+
+
+def summary(workloads: Iterable[Row]) -> Row:
+    """Our target, and what became of it."""
+    rows = [workload["finders"] for workload in workloads]
+    ours = [finders[OURS] for finders in rows]
+    near = [(finders[OURS], it) for finders in rows for name, it in finders.items() if name != OURS and _is_near(it)]
+    return {
+        "workloads": len(rows),
+        "exact": sum(it["exact"] for it in ours),
+        "median_probes": median(it["probes"] for it in ours),
+        "median_ooms": median(it["ooms"] for it in ours),
+        "near_peers": len(near),
+        "near_peers_that_fit": sum(peer["fits"] == "yes" for _, peer in near),
+        "faster_than_near_peers": sum(mine["seconds"] < peer["seconds"] for mine, peer in near),
+        "peers": {name: _peer_summary([finders[name] for finders in rows]) for name in PEERS},
+    }
+
+
+def _is_near(it: Row) -> bool:
+    return it["share"] is not None and it["share"] >= NEAR
+
+
+def _peer_summary(rows: list[Row]) -> Row:
+    shares = [it["share"] for it in rows if it["share"] is not None]
+    return {
+        "answers": len(shares),
+        "exact": sum(it["exact"] for it in rows),
+        "median_share": round(median(shares), 4) if shares else None,
+        "too_large": sum(it["fits"] not in ("yes", None) for it in rows),
+        "median_probes": median(it["probes"] for it in rows),
+        "median_ooms": median(it["ooms"] for it in rows),
+    }
+
+
+def show_summary(found: Row) -> None:
+    """Print it."""
+    medians = f"median {found['median_probes']:g} probes and {found['median_ooms']:g} OOMs"
+    print(f"\n{OURS}: exact on {found['exact']} of {found['workloads']}; {medians}; faster than")
+    print(f"{found['faster_than_near_peers']} of {found['near_peers']} answers of peers within {1 - NEAR:.0%} of the")
+    print(f"maximum, of which {found['near_peers_that_fit']} fit.\n")
+    print("| finder | answers | exact | median share | too large | median probes | median OOMs |")
+    print("|---|---|---|---|---|---|---|")
+    for name, it in found["peers"].items():
+        share = "-" if it["median_share"] is None else f"{it['median_share']:.1%}"
+        counts = f"{it['too_large']} | {it['median_probes']:g} | {it['median_ooms']:g}"
+        print(f"| {name} | {it['answers']} | {it['exact']} | {share} | {counts} |")
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"only {' and '.join(QUICK)}")
+    parser.add_argument("--rounds", type=int, default=1, help="times every finder runs on every workload")
+    parser.add_argument("--around", type=int, default=3, help="sizes of the scan on each side of the answer")
+    parser.add_argument("--repeats", type=int, default=2, help="fresh processes per size of the scan")
+    parser.add_argument("--device", help="cpu or cuda:N; the first GPU, else the CPU, when left out")
+    parser.add_argument("--truth", type=Path, help="take the truth from this earlier result where it still holds")
+    parser.add_argument("--output", type=Path, help="benchmarks/results/finders.json, or finders_cuda.json on a card")
+    options = parser.parse_args()
+    os.environ["PYTHONPATH"] = str(HERE)  # for the targets of finders_workloads.py
+    device = find_device(options.device)
+    output = options.output or HERE / "results" / ("finders.json" if device.kind == "cpu" else "finders_cuda.json")
+    with ProbeSupervisor(device) as runner:
+        workloads = list(measured(Bench(device, runner), options, known_truths(options.truth or output)))
+    result = summary(workloads)
+    show_summary(result)
+    document = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["python", "benchmarks/finders.py", *sys.argv[1:]]),
+        "device": device.name,
+        "threads": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {**installed_versions(), **{name: version(name) for name in ("accelerate", "lightning")}},
+        "rounds": options.rounds,
+        "summary": result,
+        "workloads": workloads,
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
