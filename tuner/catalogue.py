@@ -21,7 +21,7 @@ _LARGEST_CARD_BYTES = 4 * 1024**4
 
 def _key(name: str) -> str:
     """What is left of a name without the words that some leave out: ``NVIDIA GeForce RTX 4090`` is ``4090``."""
-    words = re.sub(r"\b(nvidia|tesla|geforce|quadro|amd|instinct|rtx)\b", " ", name.lower().replace("_", " "))
+    words = re.sub(r"\b((nvidia|tesla|geforce|quadro|amd|instinct)\b|rtx)", " ", name.lower().replace("_", " "))
     return re.sub(r"[^a-z0-9]", "", words)
 
 

@@ -89,8 +89,7 @@ class PeakEstimate(Document):
     reserved_bytes: NonNegativeInt
     """Most bytes held by the caching allocator, when nothing presses it (`torch.cuda.max_memory_reserved`)."""
     capacity_bytes: NonNegativeInt
-    """Fewest bytes with which the allocator is expected to get through, giving back its cache where it must: found by
-    replays, for most sizes on the line between two that were replayed."""
+    """Fewest bytes with which a replay of the allocator got through, giving back its cache where it must."""
     device_bytes: ByteInterval
     """The capacity and what lies outside the allocator: what the card needs to have. What it may have less than
     expected (by its driver, its ECC setting) counts as needed in ``high``. It fits surely where ``high`` is within
@@ -109,7 +108,8 @@ class GpuEstimate(Document):
     feasible: Verdict
     """Whether any micro-batch fits."""
     largest_micro_batch: NonNegativeInt
-    """The largest size expected to fit; 0 when none is."""
+    """The largest size expected to fit; 0 when none is. Above 128 only even sizes are looked at, above 256 every
+    fourth, and so on, beside the whole share of a rank."""
     surely_fits: NonNegativeInt
     """The largest size whose whole interval fits."""
     may_fit: NonNegativeInt

@@ -126,11 +126,11 @@ _AMD_SOURCE = (
 )
 _WORKSPACE_SOURCE = (
     "torch 2.13, `aten/src/ATen/cuda/CublasHandlePool.cpp`: 32 MiB with compute capability 9, 10 and 12, before that "
-    "8.125 MiB (`:4096:2:16:8`)"
+    "8.125 MiB (`:4096:2:16:8`); with ROCm 128 MiB on gfx942, else 32 MiB"
 )
 _HOPPER_WORKSPACE_BYTES = 32 * _MIB
 _EARLIER_WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * 1024
-_ROCM_WORKSPACE_SOURCE = "not known for ROCm; taken to be as on recent NVIDIA cards"
+_GFX942_WORKSPACE_BYTES = 128 * _MIB
 
 _REPORTED_SLACK_BYTES = 256 * _MIB
 """Drivers differ by up to 212 MiB where several reports of one card were found (A100 80 GB: 81,251 and 81,039 MiB)."""
@@ -144,6 +144,12 @@ def _context_key(capability: tuple[int, int], vendor: str) -> str:
     if vendor == "amd":
         return "rocm"
     return "before 8.0" if capability < (8, 0) else "8" if capability < (9, 0) else "9 and later"
+
+
+def _workspace_bytes(capability: tuple[int, int], vendor: str) -> int:
+    if vendor == "amd" and capability == (9, 4):
+        return _GFX942_WORKSPACE_BYTES
+    return _HOPPER_WORKSPACE_BYTES if capability >= (9, 0) else _EARLIER_WORKSPACE_BYTES
 
 
 def _gpu(  # noqa: PLR0913 - one line of the table
@@ -175,13 +181,13 @@ def _gpu(  # noqa: PLR0913 - one line of the table
         least_total_bytes=with_ecc - (_DERIVED_SLACK_BYTES if derived else _REPORTED_SLACK_BYTES),
         compute_capability=capability,
         context_bytes=context,
-        workspace_bytes=_HOPPER_WORKSPACE_BYTES if capability >= (9, 0) else _EARLIER_WORKSPACE_BYTES,
+        workspace_bytes=_workspace_bytes(capability, vendor),
         evidence="derived" if derived else "reported",
         sources={
             "total": source,
             "compute_capability": _AMD_SOURCE if vendor == "amd" else capability_source,
             "context": context_source,
-            "workspace": _ROCM_WORKSPACE_SOURCE if vendor == "amd" else _WORKSPACE_SOURCE,
+            "workspace": _WORKSPACE_SOURCE,
         },
         notes=(*notes, _ECC_NOTE) if ecc_is_a_choice else notes,
     )

@@ -5,7 +5,7 @@ How far an estimate may be off (``_errors``) is put together from what is known:
 * against eight published measurements (ConvNeXt, MnasNet, MobileNet; fp32, RTX 3060, NVML) the median error of the
   method is 2.45 %, that of xMem (arXiv 2510.21048), which works alike, 3.59 %; the interval takes about twice that, and
   more upwards than downwards, since a wrong "fits" costs a run and a wrong "uncertain" a probe;
-* sizes between traced ones are exact to 0.34 % of what tensors take; fragmentation is interpolated (``curve``);
+* sizes between traced ones are exact to 0.34 %;
 * without CUDA's decisions a step with a low precision was overestimated by 0 to 11 % (GPT 124M, bf16);
 * nothing was measured on ROCm, on a card of which only the memory is known, or of what a trace says it could not
   follow: there the interval is widened by assumptions;
@@ -23,8 +23,7 @@ from tuner.accumulation import balanced_plan, share_per_rank
 from tuner.catalogue import ByteInterval, Gpu, KernelProfile, find_gpu
 from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
 from tuner.estimation.curve import LARGEST_SIZE, MemoryCurve, TracedWorkload
-from tuner.estimation.replay import breakdown, replay
-from tuner.estimation.settings import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
+from tuner.estimation.settings import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS
 from tuner.estimation.trace import Category
 
 __all__ = ["TracedWorkload", "answer", "profiles"]
@@ -95,7 +94,6 @@ class _Workload:
     share: int | None
     several: MemoryCurve
     single: MemoryCurve
-    settings: AllocatorSettings
     follows_cpu: bool
     notes: tuple[str, ...]
 
@@ -110,7 +108,6 @@ class _Workload:
             share=share,
             several=MemoryCurve(traced, settings, accumulates=True),
             single=MemoryCurve(traced, settings, accumulates=False),
-            settings=settings,
             follows_cpu=trace.decisions == "cpu",
             notes=tuple(dict.fromkeys((*traced.notes, *trace.notes))),
         )
@@ -121,13 +118,11 @@ class _Workload:
 
     def fits(self, size: int, limit_bytes: int) -> bool:
         """Whether a size fits, of several micro-batches or of one, as the case may be."""
-        if self.accumulates(size):
-            return size <= self.several.largest(limit_bytes)
-        return self.single.replayed_capacity(size) <= limit_bytes
+        return self.curve(size).fits(size, limit_bytes)
 
-    def capacity(self, size: int) -> int:
-        """Bytes that the allocator needs at a size."""
-        return self.several.capacity(size) if self.accumulates(size) else self.single.replayed_capacity(size)
+    def curve(self, size: int) -> MemoryCurve:
+        """Of the updates that micro-batches of this size make."""
+        return self.several if self.accumulates(size) else self.single
 
     def largest(self, limit_bytes: int) -> int:
         """The largest size within a limit of the allocator: the whole share, or what fits below it; 0 for none."""
@@ -135,7 +130,15 @@ class _Workload:
             return self.several.largest(limit_bytes)
         if self.fits(self.share, limit_bytes):
             return self.share
-        return min(self.share - 1, self.several.largest(limit_bytes)) if self.share > 1 else 0
+        return self.several.largest(limit_bytes, self.share - 1)
+
+    def perhaps(self, limit_bytes: int) -> int:
+        """The same without trying whether just this size fits: not below ``largest``."""
+        if self.share is None:
+            return self.several.candidate(limit_bytes)
+        if self.fits(self.share, limit_bytes):
+            return self.share
+        return self.several.candidate(limit_bytes, self.share - 1)
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ class _Card:
         limits = self._limits()
         workload, request = self._workload, self._request
         largest = workload.largest(limits.expected)
-        surely, perhaps = workload.largest(limits.surely), workload.largest(limits.perhaps)
+        surely, perhaps = workload.largest(limits.surely), workload.perhaps(limits.perhaps)
         ranks, batch = request.spec.parallelism.world_size, request.effective_batch_size
         return GpuEstimate(
             gpu=self._gpu.name,
@@ -194,20 +197,17 @@ class _Card:
 
     def _peak(self, size: int, limits: _Limits) -> PeakEstimate:
         workload = self._workload
-        accumulates = workload.accumulates(size)
-        trace = workload.traced.trace_at(size, accumulates=accumulates)
-        replayed = replay(trace.events, trace.sizes, workload.settings)
-        capacity = workload.capacity(size)
-        held = breakdown(trace, replayed.peak_position, workload.settings)
+        curve = workload.curve(size)
+        replayed, capacity = curve.replayed(size), curve.capacity(size)
         return PeakEstimate(
             micro_batch_size=size,
-            accumulates=accumulates,
+            accumulates=workload.accumulates(size),
             verdict=_verdict(surely=workload.fits(size, limits.surely), perhaps=workload.fits(size, limits.perhaps)),
             allocated_bytes=replayed.peak_allocated_bytes,
             reserved_bytes=replayed.peak_reserved_bytes,
             capacity_bytes=capacity,
             device_bytes=self._device_bytes(capacity),
-            breakdown=_peak_breakdown(held, self._outside.expected),
+            breakdown=_peak_breakdown(curve.held_at_peak(size), self._outside.expected),
         )
 
     def _notes(self, largest: int) -> tuple[str, ...]:

@@ -1,25 +1,28 @@
-"""How much memory the allocator needs, by micro-batch size. Pure, no torch.
+"""Which micro-batch sizes an allocator has room for. Pure, no torch.
 
-The least capacity with which an update gets through is found by replays at canonical sizes only (1, 2, 3, 4, 6, 8, 12,
-16, ...); between them it is taken to be linear. What tensors take is linear in the size or bends upwards (the larger of
-several affine pieces; quadratic where a loss compares all samples), so that a straight line between two sizes is exact
-or too high: by 4 % at most, where all memory is quadratic. What fragmentation adds comes and goes by steps, which the
-uncertainty of an estimate covers.
+The least capacity with which an update of one size gets through is found by replays (``minimum_capacity``). They cost
+too much to try every size, so the powers of two (and the bound) are replayed first, and a line between two of them says
+where a limit is met. What tensors take is linear in the size or bends upwards (the larger of several affine pieces; quadratic where a
+loss compares all samples), so there the line is exact or too high. What fragmentation adds comes and goes by steps of
+some percent: the size found is therefore replayed too, and smaller ones until one fits.
 
-That makes an answer monotone whatever the allocator does (replays are not: with more memory blocks may come to lie
-worse), and cards with the same kernels share their replays.
+An answer is then a size that was seen to fit, and a larger limit never has a smaller one: the candidate rises with the
+limit, and what fits below a candidate and a limit fits below larger ones. Whether a size above fits after all is not
+asked. Cards with the same kernels share their replays.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from tuner.estimation.replay import minimum_capacity
+from tuner.estimation.replay import Replayed, breakdown, minimum_capacity, replay
 from tuner.estimation.settings import AllocatorSettings
-from tuner.estimation.trace import Trace
+from tuner.estimation.trace import Category, Trace
 
 LARGEST_SIZE = 2**22
 """Sizes above are not looked at: no effective batch is larger."""
+_TOLD_BITS = 7
+"""Sizes are told to this many bits: each up to 128, above every second, from 256 on every fourth, and so on."""
 
 
 class TracedWorkload(Protocol):
@@ -41,19 +44,6 @@ class TracedWorkload(Protocol):
         """The trace at a size; quick, since only the blocks' sizes change."""
 
 
-def _canonical_sizes() -> tuple[int, ...]:
-    sizes = [1]
-    for power in range(1, LARGEST_SIZE.bit_length()):
-        sizes.append(1 << power)
-        if power + 1 < LARGEST_SIZE.bit_length():
-            sizes.append(3 << (power - 1))
-    return tuple(sizes)
-
-
-CANONICAL_SIZES = _canonical_sizes()
-"""Two per octave."""
-
-
 class MemoryCurve:
     """The capacities that one workload's updates need.
 
@@ -68,43 +58,60 @@ class MemoryCurve:
         self._settings = settings
         self._accumulates = accumulates
         self._capacities: dict[int, int] = {}
+        self._replays: dict[int, Replayed] = {}
+        self._held: dict[int, dict[Category, int]] = {}
 
-    def replayed_capacity(self, size: int) -> int:
-        """The least capacity found by replays at just this size, in bytes."""
+    def replayed(self, size: int) -> Replayed:
+        """A replay without any limit."""
+        if size not in self._replays:
+            trace = self._trace(size)
+            self._replays[size] = replay(trace.events, trace.sizes, self._settings)
+        return self._replays[size]
+
+    def capacity(self, size: int) -> int:
+        """The least capacity found for a size, in bytes."""
         if size not in self._capacities:
-            trace = self._traced.trace_at(size, accumulates=self._accumulates)
+            trace = self._trace(size)
             self._capacities[size] = minimum_capacity(trace.events, trace.sizes, self._settings)
         return self._capacities[size]
 
-    def capacity(self, size: int) -> int:
-        """The capacity needed at any size, in bytes: on the line between the canonical sizes around it."""
-        high = next(it for it in CANONICAL_SIZES if it >= size)
-        if high == size:
-            return self.replayed_capacity(size)
-        low = CANONICAL_SIZES[CANONICAL_SIZES.index(high) - 1]
-        least, most = self.replayed_capacity(low), self.replayed_capacity(high)
-        return least - (least - most) * (size - low) // (high - low)
+    def held_at_peak(self, size: int) -> dict[Category, int]:
+        """What holds the memory when most is allocated; sums to the peak of ``replayed``."""
+        if size not in self._held:
+            self._held[size] = breakdown(self._trace(size), self.replayed(size).peak_position, self._settings)
+        return self._held[size]
 
-    def largest(self, limit_bytes: int) -> int:
-        """The largest size whose capacity is within the limit; 0 when none is.
+    def fits(self, size: int, limit_bytes: int) -> bool:
+        """Whether the allocator gets through with this much; one replay tells it where nothing has to be given back."""
+        if size not in self._capacities and self.replayed(size).peak_reserved_bytes <= limit_bytes:
+            return True
+        return self.capacity(size) <= limit_bytes
 
-        Always the same halving of the canonical sizes, so that a larger limit never has a smaller answer.
-        """
-        low, high = -1, len(CANONICAL_SIZES)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.replayed_capacity(CANONICAL_SIZES[middle]) <= limit_bytes:
-                low = middle
-            else:
-                high = middle
-        if low < 0:
+    def largest(self, limit_bytes: int, bound: int = LARGEST_SIZE) -> int:
+        """The largest size up to ``bound`` that was found to fit; 0 when none was."""
+        size = self.candidate(limit_bytes, bound)
+        size = size if size == bound else _told(size)
+        while size and not self.fits(size, limit_bytes):
+            size = _told(size - 1)
+        return size
+
+    def candidate(self, limit_bytes: int, bound: int = LARGEST_SIZE) -> int:
+        """Where the line between powers of two meets the limit, at most ``bound``; 0 when one sample does not fit."""
+        if not bound or self.capacity(1) > limit_bytes:
             return 0
-        return CANONICAL_SIZES[low] if high == len(CANONICAL_SIZES) else self._between(low, limit_bytes)
+        size, above = 1, min(2, bound)
+        while size < bound and self.capacity(above) <= limit_bytes:
+            size, above = above, min(2 * above, bound)
+        if size == bound:
+            return bound
+        least, most = self.capacity(size), self.capacity(above)
+        return size + (limit_bytes - least) * (above - size) // (most - least)
 
-    def _between(self, index: int, limit_bytes: int) -> int:
-        """The largest size from a canonical one that fits up to the next, which does not."""
-        low, high = CANONICAL_SIZES[index], CANONICAL_SIZES[index + 1]
-        if high == low + 1:
-            return low
-        least, most = self.replayed_capacity(low), self.replayed_capacity(high)
-        return low + (limit_bytes - least) * (high - low) // (most - least)
+    def _trace(self, size: int) -> Trace:
+        return self._traced.trace_at(size, accumulates=self._accumulates)
+
+
+def _told(size: int) -> int:
+    """The next size that is told, not above this one."""
+    unknown = max(0, size.bit_length() - _TOLD_BITS)
+    return size >> unknown << unknown

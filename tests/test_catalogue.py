@@ -1,0 +1,161 @@
+"""The catalogue of GPUs: what it holds, and how a GPU is found by whatever name somebody has for it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tuner.catalogue import GPUS, Gpu, KernelProfile, find_gpu
+from tuner.errors import EstimateError
+
+GIB = 1024**3
+BY_NAME = {gpu.name: gpu for gpu in GPUS}
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda it: it.name)
+def test_every_card_is_found_by_each_of_its_names(gpu: Gpu) -> None:
+    """The name, every alias, and either in NVML's spelling leads to the card and to no other."""
+    for name in (gpu.name, *gpu.aliases):
+        for spelling in (name, name.upper(), f"NVIDIA {name}", f"  {name.replace(' ', '-')}", name.replace("-", "_")):
+            assert find_gpu(spelling) is gpu, spelling
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda it: it.name)
+def test_every_figure_has_its_source(gpu: Gpu) -> None:
+    """Each of the four figures says where it comes from, and a total names an address, a public log or the rule."""
+    assert set(gpu.sources) == {"total", "compute_capability", "context", "workspace"}
+    assert re.search(r"https://|public|derived", gpu.sources["total"])
+    assert (gpu.evidence == "derived") is (gpu.sources["total"].startswith("derived") or gpu.name == "MI325X")
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda it: it.name)
+def test_a_card_has_no_more_memory_than_it_is_sold_with(gpu: Gpu) -> None:
+    """Torch's total is within the last tenth below what the card is sold as, and the least is below the total."""
+    sold = int(gpu.marketed_memory.rsplit("x ", maxsplit=1)[-1].removesuffix(" GB"))
+    assert 0.88 * sold * GIB < gpu.total_bytes <= sold * GIB
+    assert gpu.total_bytes * 0.9 < gpu.least_total_bytes < gpu.total_bytes
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda it: it.name)
+def test_the_interval_of_the_context_is_in_order(gpu: Gpu) -> None:
+    """Low, expected and high rise."""
+    assert 0 < gpu.context_bytes.low < gpu.context_bytes.expected < gpu.context_bytes.high
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+        ("NVIDIA H100 PCIe", "H100-80GB"),
+        ("NVIDIA H100 NVL", "H100-NVL-94GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB"),
+        ("a100_80gb", "A100-80GB"),
+        ("Tesla V100-SXM2-16GB", "V100-16GB"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("4090", "RTX 4090"),
+        ("rtx3060", "RTX 3060 12GB"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA RTX A6000", "RTX A6000"),
+        ("L4", "L4"),
+        ("L40", "L40"),
+        ("l40s", "L40S"),
+        ("A10", "A10"),
+        ("NVIDIA A10G", "A10G"),
+        ("A10G 24GB", "A10G"),
+        ("NVIDIA GH200 480GB", "GH200-96GB"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("AMD Instinct MI300X OAM", "MI300X"),
+        ("AMD Instinct MI250X/MI250", "MI250X"),
+    ],
+)
+def test_names_of_schedulers_drivers_and_people_are_understood(name: str, found: str) -> None:
+    """A name is matched whatever its maker's words, spaces, hyphens and case."""
+    assert find_gpu(name).name == found
+
+
+@pytest.mark.parametrize(
+    ("name", "variants"),
+    [
+        ("A100", ["A100-40GB", "A100-80GB"]),
+        ("nvidia h100", ["H100-80GB", "H100-NVL-94GB"]),
+        ("Tesla V100", ["V100-16GB", "V100-32GB"]),
+        ("gh200", ["GH200-96GB", "GH200-144GB"]),
+    ],
+)
+def test_a_name_of_several_cards_is_refused_with_the_variants(name: str, variants: list[str]) -> None:
+    """No variant is chosen for somebody who did not say which."""
+    with pytest.raises(EstimateError, match="several GPUs") as caught:
+        find_gpu(name)
+    assert all(variant in str(caught.value) for variant in variants)
+
+
+def test_a_family_with_one_card_needs_no_memory_size() -> None:
+    """`P100` and `RTX PRO 6000` are one card here."""
+    assert find_gpu("P100") is BY_NAME["P100-16GB"]
+    assert find_gpu("RTX PRO 6000") is BY_NAME["RTX PRO 6000 Blackwell"]
+
+
+@pytest.mark.parametrize("name", ["H10O-80GB", "RTX 4090 Laptop GPU", "A1000", "Radeon VII", "", "48", "🐸"])
+def test_an_unknown_name_is_refused_and_a_memory_size_proposed(name: str) -> None:
+    """What is not in the catalogue is not guessed: a laptop's card is another one than the desktop's."""
+    with pytest.raises(EstimateError, match="give its memory instead, for example 48GiB"):
+        find_gpu(name)
+
+
+def test_an_unknown_name_comes_with_near_ones() -> None:
+    """A slip of the finger is answered with what was probably meant."""
+    with pytest.raises(EstimateError, match="near it are H100-80GB"):
+        find_gpu("H10-80GB")
+
+
+def test_an_endless_name_is_not_repeated_in_full() -> None:
+    """An error stays readable whatever was sent."""
+    with pytest.raises(EstimateError) as caught:
+        find_gpu("x" * 100_000)
+    assert len(str(caught.value)) < 1_000
+
+
+@pytest.mark.parametrize(("text", "total"), [("48GiB", 48 * GIB), (" 1.5 TiB ", 1536 * GIB), ("80GB", 80 * 10**9)])
+def test_a_memory_size_is_a_card_of_which_nothing_else_is_known(text: str, total: int) -> None:
+    """It has that much, possibly a twelfth less, and compute capability 8.0 by assumption, which a note says."""
+    gpu = find_gpu(text)
+    assert (gpu.name, gpu.total_bytes, gpu.evidence) == (text.strip(), total, "given")
+    assert gpu.least_total_bytes == total - total // 12
+    assert gpu.profile == KernelProfile(compute_capability=(8, 0), kind="cuda")
+    assert "only the memory is known" in gpu.notes[0]
+
+
+def test_the_context_of_an_unknown_card_is_less_certain_than_of_any_known_one_of_its_maker() -> None:
+    """Its interval covers those of all of NVIDIA's cards."""
+    unknown = find_gpu("48GiB").context_bytes
+    for gpu in GPUS:
+        if gpu.vendor == "nvidia":
+            assert unknown.low <= gpu.context_bytes.low
+            assert unknown.high >= gpu.context_bytes.high
+
+
+@pytest.mark.parametrize("text", ["1MiB", "5TiB", "999999999999999999999GiB"])
+def test_a_memory_size_that_no_card_has_is_refused(text: str) -> None:
+    """The message names the limits."""
+    with pytest.raises(EstimateError, match="from 256MiB to 4TiB"):
+        find_gpu(text)
+
+
+def test_profiles_are_equal_where_kernels_are() -> None:
+    """They can be keys, survive JSON, and tell ROCm's 9.0 from Hopper's."""
+    assert BY_NAME["A10"].profile == BY_NAME["A40"].profile != BY_NAME["L4"].profile
+    assert len({BY_NAME[name].profile for name in ("H100-80GB", "H200", "GH200-96GB")}) == 1
+    assert BY_NAME["MI210"].profile != BY_NAME["H100-80GB"].profile
+    assert KernelProfile.model_validate(json.loads(BY_NAME["L4"].profile.model_dump_json())) == BY_NAME["L4"].profile
+
+
+def test_cards_whose_ecc_can_be_switched_on_may_have_a_sixteenth_less() -> None:
+    """As two reports of an RTX 6000 Ada show: 48,622 MiB without and 44.43 GiB with ECC."""
+    ada = BY_NAME["RTX 6000 Ada"]
+    assert ada.total_bytes == 48_622 * 1024**2
+    assert ada.least_total_bytes <= 44.43 * GIB
+    assert any("ECC" in note for note in ada.notes)
