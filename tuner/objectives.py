@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tuner.requests import Objective
-from tuner.results import Alternative, Outcome, ProbeResult, UpdateTiming
+from tuner.results import Alternative, Outcome, ProbeResult
 
 MOST_TIMING_PROBES = 4
 """Each takes a process and some seconds: enough for the fewest steps, a neighbour, and two that promise more."""
@@ -74,16 +74,16 @@ def next_to_time(share: int, largest: int, probes: Sequence[ProbeResult]) -> int
         probes: every probe so far.
     """
     tried = {it.micro_batch_size for it in probes if it.measures_time}
-    untried = [size for size in _considered(share, largest, probes) if size not in tried]
+    best = _best(share, probes)
+    calm = best is not None and not best.allocator_retries
+    untried = [size for size in _considered(share, largest, probes, thrashing=not calm) if size not in tried]
     if len(tried) >= MOST_TIMING_PROBES or not untried:
         return None
-    best = _best(share, probes)
-    if best is None or best.allocator_retries or len(tried) < _NEIGHBOURS:
+    if best is None or not calm or len(tried) < _NEIGHBOURS:
         return untried[0]
-    expected = _expected_seconds(share, probes)
-    promising = min(untried, key=lambda size: expected(size) or math.inf)
-    limit = _seconds(share, best) * (1.0 - _difference(best, best))
-    return promising if (expected(promising) or math.inf) < limit else None
+    promised = _promised_seconds(share, probes)
+    promising = min(untried, key=promised)
+    return promising if promised(promising) < _seconds(share, best) * (1.0 - _difference(best, best)) else None
 
 
 def fastest(share: int, probes: Sequence[ProbeResult]) -> ProbeResult | None:
@@ -98,11 +98,11 @@ def fastest(share: int, probes: Sequence[ProbeResult]) -> ProbeResult | None:
     return min(tied, key=lambda it: (it.held_bytes or 0, it.micro_batch_size))
 
 
-def _considered(share: int, largest: int, probes: Sequence[ProbeResult]) -> list[int]:
-    """The plans with few steps, from the fewest upward; without those known to thrash, where others are left."""
+def _considered(share: int, largest: int, probes: Sequence[ProbeResult], *, thrashing: bool) -> list[int]:
+    """The plans with few steps, from the fewest upward; those known to thrash last, or not at all."""
     sizes = list(reversed(sizes_for_steps(share, largest)[-_CONSIDERED:]))
-    thrashing = {it.micro_batch_size for it in probes if it.allocator_retries and not it.measures_time}
-    return [size for size in sizes if size not in thrashing] or sizes
+    slow = {it.micro_batch_size for it in probes if it.allocator_retries}
+    return [size for size in sizes if size not in slow] + [size for size in sizes if size in slow and thrashing]
 
 
 def _best(share: int, probes: Iterable[ProbeResult]) -> ProbeResult | None:
@@ -122,7 +122,7 @@ def _difference(one: ProbeResult, other: ProbeResult) -> float:
 
 
 def _seconds(share: int, probe: ProbeResult) -> float:
-    return probe.timing.seconds_for(share) if probe.timing else math.inf
+    return probe.timing.seconds_for(_micro_batches(share, probe)) if probe.timing else math.inf
 
 
 # --- the alternatives ---
@@ -165,7 +165,7 @@ def _measured(share: int, probe: ProbeResult, *, chosen: bool) -> Alternative:
         chosen=chosen,
         source="measured",
         peak_bytes=probe.held_bytes,
-        samples_per_second=_rate(share, timing.seconds_for(share) if timing else None),
+        samples_per_second=_rate(share, _seconds(share, probe) if timing else None),
         timed_updates=timing.updates if timing else 0,
         noise=timing.noise if timing else 0.0,
         thrashing=bool(probe.allocator_retries),
@@ -183,23 +183,42 @@ def _fits(probes: Iterable[ProbeResult]) -> dict[int, ProbeResult]:
 
 def _expected_seconds(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], float | None]:
     """The seconds of an update of ``share`` samples, by the plan's largest micro-batch, between the measured ones."""
-    timings = [it.timing for it in _fits(probes).values() if it.timing is not None]
-    points = _by_place((_micro_batches(share, it), it.seconds_for(share)) for it in timings)
+    points = _seconds_by_micro_batches(share, probes)
 
     def expected(size: int) -> float | None:
         steps = steps_of(share, size)
-        if not points or not points[0][0] <= steps <= points[-1][0]:
-            return None
-        return _on_lines(points, steps)
+        return _on_lines(points, steps) if points and points[0][0] <= steps <= points[-1][0] else None
 
     return expected
 
 
-def _micro_batches(share: int, timing: UpdateTiming) -> float:
-    """How many micro-batches like the timed ones make an update of ``share`` samples."""
-    sizes, further = timing.micro_batch_sizes, share - sum(timing.micro_batch_sizes)
-    earlier = sizes[:-1] or sizes
-    return len(sizes) + further * len(earlier) / sum(earlier)
+def _promised_seconds(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], float]:
+    """The same, but hopeful: infinite where nothing tells.
+
+    Where small micro-batches were seen to be faster than large ones, those between are taken to share the gain by their
+    order of magnitude: where it begins is not known.
+    """
+    expected = _expected_seconds(share, probes)
+    points = [(math.log(place), seconds) for place, seconds in _seconds_by_micro_batches(share, probes)]
+
+    def promised(size: int) -> float:
+        seconds = expected(size)
+        return math.inf if seconds is None else min(seconds, _on_lines(points, math.log(steps_of(share, size))))
+
+    return promised
+
+
+def _seconds_by_micro_batches(share: int, probes: Sequence[ProbeResult]) -> list[_Point]:
+    """How long an update of ``share`` samples takes, by how many micro-batches make it: what every fit has measured."""
+    timed = [it for it in _fits(probes).values() if it.timing is not None]
+    return _by_place((_micro_batches(share, it), _seconds(share, it)) for it in timed)
+
+
+def _micro_batches(share: int, probe: ProbeResult) -> float:
+    """How many micro-batches like those of a probe make an update of ``share`` samples."""
+    if probe.measures_time or not probe.accumulates:
+        return steps_of(share, probe.micro_batch_size)
+    return max(2.0, share / probe.micro_batch_size)
 
 
 def _expected_bytes(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], int | None]:

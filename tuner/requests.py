@@ -71,7 +71,7 @@ class ProbeRequest(Document):
     """Time after which the probe is given up as hanging."""
     measures_time: bool = False
     """Whether it is there to time updates of the plan with this largest micro-batch, several of them: each takes up to
-    three of the plan's micro-batches."""
+    four of the plan's micro-batches."""
 
     @property
     def accumulates(self) -> bool:

@@ -83,17 +83,9 @@ class UpdateTiming(Document):
     noise: NonNegativeFloat = 0.0
     """Standard error of `update_seconds`, as a share of it; 0 where one update cannot tell."""
 
-    def seconds_for(self, samples: int) -> float:
-        """Seconds of an update of this many samples, in micro-batches like these.
-
-        Measured where that is the update that was timed; otherwise each further sample is taken to last as long as one
-        of the timed micro-batches that another one follows.
-        """
-        further = samples - sum(self.micro_batch_sizes)
-        earlier = self.micro_batch_sizes[:-1]
-        if further == 0 or not earlier or self.micro_batch_seconds is None:
-            return self.update_seconds * samples / sum(self.micro_batch_sizes)
-        return self.update_seconds + further * self.micro_batch_seconds * len(earlier) / sum(earlier)
+    def seconds_for(self, micro_batches: float) -> float:
+        """Seconds of an update of this many such micro-batches: each further one lasts as long as the timed ones."""
+        return self.update_seconds + (micro_batches - len(self.micro_batch_sizes)) * (self.micro_batch_seconds or 0.0)
 
 
 class ProbeResult(Document):

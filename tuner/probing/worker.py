@@ -35,8 +35,8 @@ _MOST_SKIPPED_UPDATES = 40
 """The loss scale starts at 2**16 and is halved by every overflow: after 40 it is below anything fp16 can need."""
 
 
-_TIMED_MICRO_BATCHES = 3
-"""In an update that is timed: two after which another one follows, and the last, after which the optimizer steps."""
+_TIMED_MICRO_BATCHES = 4
+"""In an update that is timed: some that another one follows, and the last, which the optimizer's step follows."""
 
 
 @dataclass
@@ -136,8 +136,14 @@ def _sizes(request: ProbeRequest) -> list[int]:
     """The sizes of the measured micro-batches: the larger ones come last, when gradients are held."""
     size, window = request.micro_batch_size, request.samples_per_window
     if request.measures_time:
-        return sorted(balanced_split(window, -(-window // size))[:_TIMED_MICRO_BATCHES])
+        return _typical(sorted(balanced_split(window, -(-window // size))))
     return [min(size, window - size), size] if request.accumulates else [size]
+
+
+def _typical(sizes: list[int]) -> list[int]:
+    """A few of a plan's sizes, evenly from the smallest to the largest."""
+    count = min(_TIMED_MICRO_BATCHES, len(sizes))
+    return [sizes[place * (len(sizes) - 1) // max(1, count - 1)] for place in range(count)]
 
 
 def _result(
