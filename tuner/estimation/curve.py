@@ -2,9 +2,9 @@
 
 The least capacity with which an update of one size gets through is found by replays (``minimum_capacity``). They cost
 too much to try every size, so the powers of two (and the bound) are replayed first, and a line between two of them says
-where a limit is met. What tensors take is linear in the size or bends upwards (the larger of several affine pieces; quadratic where a
-loss compares all samples), so there the line is exact or too high. What fragmentation adds comes and goes by steps of
-some percent: the size found is therefore replayed too, and smaller ones until one fits.
+where a limit is met. What tensors take is linear in the size or bends upwards (the larger of several affine pieces;
+quadratic where a loss compares all samples), so there the line is exact or too high. What fragmentation adds comes and
+goes by steps of some percent: the size found is therefore replayed too, and smaller ones until one fits.
 
 An answer is then a size that was seen to fit, and a larger limit never has a smaller one: the candidate rises with the
 limit, and what fits below a candidate and a limit fits below larger ones. Whether a size above fits after all is not
