@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.errors import EstimateError
 from tuner.estimation.recorder import Recorder
+from tuner.estimation.shapes import Shapes
 from tuner.estimation.trace import Category
 from tuner.estimation.values import KnownValues, mapped, tensors_in
 
@@ -41,18 +43,35 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         fakes: the mode that makes results.
         device_type: the device whose storages are recorded.
         kernels: what its kernels take by themselves.
+        shapes: what operators return.
     """
 
-    def __init__(self, fakes: FakeTensorMode, device_type: str, kernels: Kernels) -> None:
+    def __init__(self, fakes: FakeTensorMode, device_type: str, kernels: Kernels, shapes: Shapes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fakes = fakes
         self.recorder = Recorder()
         self.values = KnownValues()
-        self._device_type = device_type
+        self.device_type = device_type
         self._kernels = kernels
+        self._shapes = shapes
         self._lasting: set[str] = set()
         self._backward = -1
         self._begun = 0
+        self._sees = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; being wrapped against it would cost a tenth of the time."""
+        return False
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """What is made in the block is not recorded, unless the recorder is shown it later."""
+        self._sees = False
+        try:
+            yield
+        finally:
+            self._sees = True
 
     def begin(self, name: str) -> None:
         """A stretch of the trace begins."""
@@ -84,10 +103,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         if func in _INDEXED:
             args = (args[0], self._positions(args[1]), *args[2:])
         try:
-            outputs = func(*args, **kwargs)
+            outputs = self._shapes.run(self.fakes, func, args, kwargs)
         except DynamicOutputShapeException:
             outputs = self._of_known_shape(func, args, kwargs)
-        here = [it for it in tensors_in((outputs,)) if it.device.type == self._device_type]
+        if not self._sees:
+            return outputs
+        here = [it for it in tensors_in((outputs,)) if it.device.type == self.device_type]
         if here:
             self._record(func, args, here)
         return outputs

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -18,25 +19,20 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from tuner.catalogue import KernelProfile
 from tuner.errors import EstimateError
-from tuner.estimation.fake_device import FakeDevice
+from tuner.estimation.fake_device import FakeDevice, answering_for_cuda
+from tuner.estimation.kernels import CudaKernels, NoKernels
+from tuner.estimation.shapes import Shapes
+from tuner.estimation.shim import Shim
 from tuner.estimation.trace import Category, Trace
 from tuner.estimation.tracer import Tracer
 from tuner.specs import TransformersModel, WorkloadSpec
 from tuner.training.engine import UpdateEngine
 from tuner.training.micro_batches import MicroBatch, sliced, tensors_of
 from tuner.training.ranks import ProcessGroup, Ranks
+from tuner.workloads.base import Workload
 from tuner.workloads.build import build_model, build_workload
-
-
-class _NoKernels:
-    """A device whose kernels take nothing but their results."""
-
-    def lasting(self, *_: object) -> tuple[()]:
-        return ()
-
-    def passing(self, *_: object) -> tuple[()]:
-        return ()
 
 
 class TracedRanks(ProcessGroup):
@@ -59,33 +55,66 @@ class TracedRanks(ProcessGroup):
         """There is no group."""
 
 
-def trace(spec: WorkloadSpec, micro_batch_size: int, *, accumulates: bool, profile: None = None) -> Trace:
+def trace(  # noqa: PLR0913 - what all traces of one workload share
+    spec: WorkloadSpec,
+    micro_batch_size: int,
+    *,
+    accumulates: bool,
+    profile: KernelProfile | None = None,
+    shim: Shim | None = None,
+    shapes: Shapes | None = None,
+) -> Trace:
     """The blocks that building the workload and two of its updates take.
 
     Args:
         spec: what is trained.
         micro_batch_size: samples per forward and backward pass.
         accumulates: whether an update has two micro-batches of this size, or one.
-        profile: the card whose decisions are taken; none for the CPU's own run.
+        profile: the kind of card it runs on; none for a run on the CPU.
+        shim: the device that stands in for the card; without one operators take the CPU's decisions, but gradients are
+            gathered, and the optimizer is the one, as on the card.
+        shapes: what operators are already known to return; for several traces in one process.
 
     Raises:
         SpecError, WorkloadError: as building the workload.
         EstimateError: when the workload cannot be traced.
     """
-    del profile
+    return trace_run(spec, micro_batch_size, accumulates=accumulates, profile=profile, shim=shim, shapes=shapes).trace
+
+
+@dataclass(frozen=True)
+class TracedRun:
+    """A trace, and what else building the model told."""
+
+    trace: Trace
+    parameters: int
+    """Number of parameters."""
+
+
+def trace_run(  # noqa: PLR0913 - as trace
+    spec: WorkloadSpec,
+    micro_batch_size: int,
+    *,
+    accumulates: bool,
+    profile: KernelProfile | None = None,
+    shim: Shim | None = None,
+    shapes: Shapes | None = None,
+) -> TracedRun:
+    """As ``trace``, with the number of parameters."""
+    spec = _on_card(spec) if profile is not None else _on_cpu(spec)
+    device = torch.device("cpu") if profile is None or shim is None else torch.device("cuda", 0)
     workload = build_workload(spec)
-    device = torch.device("cpu")
-    tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), device.type, _NoKernels())
-    batches = [workload.make_batch(micro_batch_size) for _ in range(2 if accumulates else 1)]
-    micro_batches = [sliced(it, micro_batch_size) for it in batches]
-    with _translated(), _collecting_nothing(), tracer.fakes, tracer, _labelling_gradients(tracer):
+    micro_batches = [sliced(workload.make_batch(micro_batch_size), micro_batch_size) for _ in range(1 + accumulates)]
+    kernels = CudaKernels(profile) if profile is not None else NoKernels()
+    tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), device.type, kernels, shapes or Shapes())
+    if profile is not None and shim is not None:
+        shim.install(profile)
+    answers = answering_for_cuda(profile.compute_capability) if profile is not None else nullcontext()
+    with _translated(), _collecting_nothing(), answers, tracer.fakes, tracer, _labelling_gradients(tracer):
         tracer.begin("build")
-        with _without_initialisation(spec), patch.object(nn.Module, "_apply", _applied):
-            model = build_model(spec, workload)
+        model = _built(spec, workload, device, tracer)
         _watch_gradients(model, tracer)
-        engine = UpdateEngine(
-            _as_chosen(spec, device), workload, model, FakeDevice(device), ranks=_ranks(spec), recovers=False
-        )
+        engine = UpdateEngine(spec, workload, model, FakeDevice(device), ranks=_ranks(spec), recovers=False)
         if device.type == "cpu":
             _take_batches(micro_batches, tracer)
         for name in ("first-update", "measured-update"):
@@ -93,8 +122,28 @@ def trace(spec: WorkloadSpec, micro_batch_size: int, *, accumulates: bool, profi
             _update(engine, micro_batches)
         tracer.begin("end")
         tracer.recorder.stop()
-    _label(tracer, engine)
-    return _traced(tracer, micro_batch_size, accumulates=accumulates)
+        _label(tracer, engine)
+    parameters = sum(it.numel() for it in model.parameters())
+    return TracedRun(_traced(tracer, micro_batch_size, spec, accumulates=accumulates), parameters)
+
+
+def _built(spec: WorkloadSpec, workload: Workload, device: torch.device, tracer: Tracer) -> nn.Module:
+    """The model on ``device``. A run builds it on the CPU and moves it to a card, where only its tensors are seen."""
+    with _without_initialisation(spec), patch.object(nn.Module, "_apply", _applied):
+        if device.type == "cpu":
+            return build_model(spec, workload)
+        with tracer.unseen(), device:
+            model = build_model(spec, workload)
+    _take_model(model, tracer)
+    return model
+
+
+def _take_model(module: nn.Module, tracer: Tracer) -> None:
+    """Parameters and buffers in the order in which ``nn.Module.to`` moves them."""
+    for child in module.children():
+        _take_model(child, tracer)
+    for tensors in (module._parameters, module._buffers):  # noqa: SLF001 - those of this module alone
+        tracer.recorder.see([it for it in tensors.values() if it is not None])
 
 
 def _update(engine: UpdateEngine, micro_batches: list[MicroBatch]) -> None:
@@ -107,12 +156,20 @@ def _ranks(spec: WorkloadSpec) -> Ranks:
     return TracedRanks(size) if size > 1 else Ranks()
 
 
-def _as_chosen(spec: WorkloadSpec, device: torch.device) -> WorkloadSpec:
-    """``spec`` with the optimizer that torch chooses on the device: for fake parameters it would choose otherwise."""
+def _on_card(spec: WorkloadSpec) -> WorkloadSpec:
+    """``spec`` with what is chosen on a card: torch would choose otherwise for parameters that are fake."""
+    gathering = "scratch" if spec.gradient_gathering == "auto" else spec.gradient_gathering
+    return _with_optimizer(spec, "foreach").model_copy(update={"gradient_gathering": gathering})
+
+
+def _on_cpu(spec: WorkloadSpec) -> WorkloadSpec:
+    return _with_optimizer(spec, "for-loop")
+
+
+def _with_optimizer(spec: WorkloadSpec, default: str) -> WorkloadSpec:
     if spec.optimizer.implementation != "default":
         return spec
-    implementation = "foreach" if device.type == "cuda" else "for-loop"
-    return spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update={"implementation": implementation})})
+    return spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update={"implementation": default})})
 
 
 @contextmanager
@@ -129,7 +186,6 @@ def _translated() -> Iterator[None]:
 def _collecting_nothing() -> Iterator[None]:
     """Blocks go when their last reference goes, at the same place in every trace."""
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield
@@ -226,7 +282,7 @@ def _label(tracer: Tracer, engine: UpdateEngine) -> None:
                 recorder.categories[block] = category
 
 
-def _traced(tracer: Tracer, micro_batch_size: int, *, accumulates: bool) -> Trace:
+def _traced(tracer: Tracer, micro_batch_size: int, spec: WorkloadSpec, *, accumulates: bool) -> Trace:
     recorder = tracer.recorder
     return Trace(
         micro_batch_size=micro_batch_size,
@@ -235,13 +291,15 @@ def _traced(tracer: Tracer, micro_batch_size: int, *, accumulates: bool) -> Trac
         categories=tuple(recorder.categories.get(it, Category.TEMPORARIES) for it in range(len(recorder.sizes))),
         events=tuple(recorder.settled_events()),
         marks=tuple(recorder.marks),
-        decisions="cpu",
-        notes=_notes(tracer),
+        decisions="cuda" if tracer.device_type == "cuda" else "cpu",
+        notes=tuple(_notes(tracer, spec)),
     )
 
 
-def _notes(tracer: Tracer) -> tuple[str, ...]:
-    return tuple(
-        f"the workload asks for {kind} that only a run knows; a stand-in was used"
-        for kind in sorted(tracer.values.guesses)
-    )
+def _notes(tracer: Tracer, spec: WorkloadSpec) -> Iterator[str]:
+    for kind in sorted(tracer.values.guesses):
+        yield f"the workload asks for {kind} that only a run knows: a stand-in was used"
+    if spec.compile:
+        yield "torch.compile is not followed: this is what the model takes without it"
+    if spec.parallelism.strategy == "fsdp" and spec.parallelism.world_size > 1:
+        yield "shards (fsdp) are not followed: this is what a whole copy on each rank takes"

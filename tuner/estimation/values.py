@@ -53,7 +53,7 @@ class KnownValues:
 
     def __init__(self) -> None:
         self.guesses: set[str] = set()
-        self._stale: set[int] = set()
+        self._stale: dict[int, Tensor] = {}  # kept, so that nothing else comes to lie where they are
 
     def know(self, fake: Tensor, value: Tensor) -> None:
         """From now on ``fake`` has the values of ``value``, unless it is too large to follow."""
@@ -122,7 +122,7 @@ class KnownValues:
         for tensor in inputs:
             value = self.value_of(tensor)
             if value is not None and isinstance(tensor, FakeTensor):
-                self._stale.add(value.untyped_storage().data_ptr())
+                self._stale[value.untyped_storage().data_ptr()] = value
                 delattr(tensor, _ATTRIBUTE)
 
 

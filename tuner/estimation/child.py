@@ -1,0 +1,101 @@
+"""The process in which workloads are traced: an ``EstimateRequest`` in, an ``Estimate`` or what stands in its way out.
+
+Started by ``tuner.estimation.launch`` as ``python -P -m tuner.estimation.child DIRECTORY PARENT``.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+from tuner.catalogue import KernelProfile
+from tuner.errors import BatchwrightError, EstimateError, SpecError
+from tuner.estimates import Estimate, EstimateRequest
+from tuner.estimation.answer import TracedWorkload, answer, profiles
+from tuner.estimation.messages import EstimatePaths, Failure
+from tuner.estimation.shim import NoCompilerError, Shim, load_shim
+from tuner.files import write_atomically
+from tuner.fingerprint import installed_versions
+from tuner.processes import die_with_parent
+
+_NO_SHIM = "CUDA's decisions cannot be followed here, the CPU's are instead"
+
+
+def run(paths: EstimatePaths) -> None:
+    """Answer the request in ``paths``, and leave the answer or the failure there."""
+    try:
+        request = EstimateRequest.model_validate_json(paths.request.read_bytes())
+        write_atomically(paths.result, _estimate(request).model_dump_json())
+    except BaseException as error:  # noqa: BLE001 - user code runs here and may raise anything
+        write_atomically(paths.failure, _failure(error).model_dump_json())
+
+
+def _estimate(request: EstimateRequest) -> Estimate:
+    began = time.monotonic()
+    wanted = profiles(request)
+    shim, notes = _shim()
+    traced = _traced(request, wanted, shim)
+    versions = installed_versions()
+    estimate = answer(request, traced, versions=versions, seconds=time.monotonic() - began)
+    return estimate.model_copy(
+        update={"seconds": time.monotonic() - began, "notes": tuple(dict.fromkeys((*estimate.notes, *notes)))}
+    )
+
+
+def _shim() -> tuple[Shim | None, tuple[str, ...]]:
+    """The device that stands in for CUDA, loaded before torch; without a compiler none, and why."""
+    try:
+        return load_shim(), ()
+    except NoCompilerError as error:
+        return None, (f"{_NO_SHIM}: {error}",)
+
+
+def _traced(
+    request: EstimateRequest, wanted: tuple[KernelProfile, ...], shim: Shim | None
+) -> dict[KernelProfile, TracedWorkload]:
+    """The workload for each profile; profiles that run the same kernels share a trace."""
+    from tuner.estimation.kernels import representative  # noqa: PLC0415 - torch comes with it, after the shim
+    from tuner.estimation.shapes import Shapes  # noqa: PLC0415 - likewise
+    from tuner.estimation.workload import trace_workload  # noqa: PLC0415 - likewise
+
+    shapes = Shapes()
+    known: dict[KernelProfile, TracedWorkload] = {}
+    for profile in dict.fromkeys(map(representative, wanted)):
+        known[profile] = trace_workload(request.spec, profile, shim=shim, shapes=shapes)
+    return {profile: known[representative(profile)] for profile in wanted}
+
+
+def _failure(error: BaseException) -> Failure:
+    if isinstance(error, MemoryError):
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        message = f"tracing took more than the {limit} bytes of host memory that it may take"
+        return Failure(kind=EstimateError.__name__, message=message)
+    if isinstance(error, SpecError):
+        return Failure.of_spec(error)
+    if isinstance(error, BatchwrightError):
+        return Failure(kind=type(error).__name__, message=str(error))
+    words = " ".join(str(error).split())
+    message = f"the workload cannot be traced: {type(error).__name__}: {words}"
+    return Failure(kind=EstimateError.__name__, message=message, traceback="".join(traceback.format_exception(error)))
+
+
+def main(arguments: list[str]) -> None:
+    """Answer, within the memory given."""
+    directory, parent, memory_bytes = arguments
+    die_with_parent(int(parent))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a card of this host is never touched
+    resource.setrlimit(resource.RLIMIT_DATA, (int(memory_bytes), resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    warnings.simplefilter("ignore")  # of torch and the workload: nobody reads them here
+    run(EstimatePaths(Path(directory)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # without the clean-up of thousands of modules
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,198 @@
+"""What kernels and libraries take from the allocator beside their results: hidden from a trace of operators.
+
+Each figure names its source in torch 2.13; those of cuDNN, which tells nobody, are estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from tuner.catalogue import KernelProfile
+
+_aten = torch.ops.aten
+_MIB = 1024**2
+_INDEX = 8
+_FLOAT = 4
+
+_MATRIX_PRODUCTS = frozenset(
+    {
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten.baddbmm.default,
+        _aten.addbmm.default,
+        _aten.addmv.default,
+        _aten.mv.default,
+        _aten._addmm_activation.default,  # noqa: SLF001 - the operator's name
+        _aten.linear.default,
+    }
+)
+
+Workspace: TypeAlias = "Callable[[Sequence[Any], Sequence[Tensor], KernelProfile], Sequence[int]]"
+"""From an operator's arguments and results: bytes of what it holds while it runs."""
+
+
+def blas_workspace_bytes(profile: KernelProfile) -> int:
+    """What cuBLAS keeps for each handle and stream: ``parseChosenWorkspaceSize`` in ``CublasHandlePool.cpp``.
+
+    cuBLASLt shares it (``TORCH_CUBLASLT_UNIFIED_WORKSPACE``, on by default).
+    """
+    major = profile.compute_capability[0]
+    if profile.kind == "rocm":
+        return 128 * _MIB if profile.compute_capability == (9, 4) else 32 * _MIB
+    return 32 * _MIB if major in (9, 10, 12) else 2 * 4096 * 1024 + 8 * 16 * 1024
+
+
+class CudaKernels:
+    """What the kernels of a card take by themselves."""
+
+    def __init__(self, profile: KernelProfile) -> None:
+        self._profile = profile
+        self._blas_bytes = blas_workspace_bytes(profile)
+
+    def lasting(self, func: OpOverload, args: Sequence[Any]) -> Sequence[tuple[str, int]]:
+        """CuBLAS's workspace: one for the thread of forward passes, one for that of backward passes."""
+        del args
+        if func not in _MATRIX_PRODUCTS:
+            return ()
+        backward = torch._C._current_graph_task_id() >= 0  # noqa: SLF001 - tells a backward pass from everything else
+        return (("cublas of the backward pass" if backward else "cublas", self._blas_bytes),)
+
+    def passing(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int]:
+        """What ``func`` holds while it runs."""
+        workspace = _WORKSPACES.get(func)
+        return () if workspace is None else workspace(args, outputs, self._profile)
+
+
+class NoKernels:
+    """A device whose kernels take nothing but their results, as far as is known: the CPU."""
+
+    def lasting(self, func: OpOverload, args: Sequence[Any]) -> Sequence[tuple[str, int]]:
+        """Nothing."""
+        del func, args
+        return ()
+
+    def passing(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int]:
+        """Nothing."""
+        del func, args, outputs
+        return ()
+
+
+def _rounded(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _flash_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+    """FlashAttention-2's ``mha_bwd``: the query's gradient in fp32, row sums, and gradients per query head."""
+    del outputs, profile
+    query, key = args[1], args[2]
+    batch, heads, length, width = query.shape
+    rows = batch * heads * _rounded(length, 128)
+    taken = [rows * _rounded(width, 32) * _FLOAT, rows * _FLOAT]
+    if key.shape[1] != heads:  # each query head's own, summed over the group afterwards
+        taken += [batch * heads * key.shape[2] * width * query.element_size()] * 2
+    return taken
+
+
+def _efficient_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+    """``_efficient_attention_backward``: ``delta`` per row, and fp32 accumulators of the query's half gradient."""
+    del outputs, profile
+    query = args[1]
+    batch, heads, length, width = query.shape
+    delta = batch * heads * length * _FLOAT
+    return [delta] if query.dtype is torch.float32 else [delta, batch * heads * length * width * _FLOAT]
+
+
+def _cudnn_attention_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+    """An estimate: the query's gradient in fp32 and sums of two kinds per row."""
+    del outputs, profile
+    batch, heads, length, width = args[1].shape
+    rows = batch * heads * length
+    return [rows * width * _FLOAT + 2 * rows * _FLOAT]
+
+
+_ROWS_PER_THREAD = 10
+_FEW_INDICES = 3072
+
+
+def _embedding_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+    """``EmbeddingBackwardKernel.cu``: indices sorted with their places, then a partial sum per segment, in fp32.
+
+    Few indices, without a padding index, are added up without sorting (``Embedding.cu``).
+    """
+    del outputs, profile
+    gradient, indices, rows, padding = args[:4]
+    count, width = indices.numel(), gradient.shape[-1]
+    if count <= _FEW_INDICES and padding < 0:
+        return []
+    segments = min(count, rows)
+    partial = count // _ROWS_PER_THREAD + segments
+    element = max(_FLOAT, gradient.element_size())
+    return [*[count * _INDEX] * 4, *[segments * _INDEX] * 2, partial * _INDEX, partial * width * element]
+
+
+def _sorted_index_put(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+    """``Indexing.cu``, with ``accumulate``: linear indices, the same sorted, and their places twice."""
+    del outputs, profile
+    accumulates = len(args) > 3 and bool(args[3])  # noqa: PLR2004 - (self, indices, values, accumulate)
+    indices = [it for it in args[1] if isinstance(it, Tensor)]
+    return [max(it.numel() for it in indices) * _INDEX] * 4 if accumulates and indices else []
+
+
+_CHUNK = 65536
+
+
+def _many_norms(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+    """``ForeachReduceOp.cu``: a value for each chunk of each tensor, as many as the largest has."""
+    del outputs, profile
+    tensors = args[0]
+    return [len(tensors) * max(-(-it.numel() // _CHUNK) for it in tensors) * _FLOAT]
+
+
+def _convolution(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+    return _transposed([args[0], args[1], *outputs], groups=args[8], profile=profile)
+
+
+def _convolution_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+    """The larger of the two kernels, for the input's and the weight's gradient, which run one after the other."""
+    gradient, inputs, weight = args[:3]
+    del outputs
+    return _transposed([gradient, inputs, weight], groups=args[9], profile=profile)
+
+
+def _transposed(tensors: Sequence[Tensor], *, groups: int, profile: KernelProfile) -> Sequence[int]:
+    """An estimate: kernels on tensor cores want channels last, and copy what is not (half types; fp32 by TF32)."""
+    images = tensors[0]
+    needed = (8, 0) if images.dtype in {torch.float32, torch.bfloat16} else (7, 0)
+    if groups != 1 or profile.compute_capability < needed or images.dtype is torch.float64:
+        return []
+    if images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last):  # noqa: PLR2004 - (n, c, h, w)
+        return []
+    return [sum(it.numel() * it.element_size() for it in tensors)]
+
+
+_WORKSPACES: Mapping[OpOverload, Workspace] = {
+    _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,  # noqa: SLF001 - the operator's name
+    _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,  # noqa: SLF001 - likewise
+    _aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_attention_backward,  # noqa: SLF001 - likewise
+    _aten.embedding_dense_backward.default: _embedding_backward,
+    _aten.index_put_.default: _sorted_index_put,
+    _aten.index_put.default: _sorted_index_put,
+    _aten._foreach_norm.Scalar: _many_norms,  # noqa: SLF001 - likewise
+    _aten.convolution.default: _convolution,
+    _aten.convolution_backward.default: _convolution_backward,
+}
+
+
+def representative(profile: KernelProfile) -> KernelProfile:
+    """The profile that stands for all that run the same kernels, as far as traces tell: one trace serves them."""
+    major = profile.compute_capability[0]
+    if profile.kind == "rocm":
+        return profile
+    same = {7: (7, 0), 8: (8, 0) if profile.compute_capability == (8, 0) else (8, 6), 9: (9, 0), 10: (9, 0)}
+    return profile.model_copy(update={"compute_capability": same.get(major, profile.compute_capability)})

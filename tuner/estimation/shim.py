@@ -1,0 +1,168 @@
+"""Compiles ``fake_cuda.cpp`` once per torch and host, and loads it before torch. No torch itself.
+
+torch without CUDA, or with CUDA on a host without a GPU, cannot run a backward pass of fake CUDA tensors: autograd asks
+for the device. The library answers it. It is kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.catalogue import KernelProfile
+from tuner.errors import EstimateError
+from tuner.estimation.attention import FIGURES, Attention, choose
+from tuner.files import replacing
+
+_SOURCE = Path(__file__).with_name("fake_cuda.cpp")
+_COMPILERS = ("c++", "g++", "clang++")
+_COMPILE_SECONDS = 120.0
+_FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O0", "-w")
+_Rule = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_double)
+
+
+class NoCompilerError(EstimateError):
+    """The shim cannot be compiled on this host; the message says why."""
+
+
+@dataclass(frozen=True)
+class Shim:
+    """The library in this process, loaded.
+
+    Attributes:
+        library: the loaded library.
+        keeps: what C++ code calls back, which must stay as long as the process.
+    """
+
+    library: ctypes.CDLL
+    keeps: list[object]
+
+    def install(self, profile: KernelProfile) -> None:
+        """Take the place of whatever torch has registered, and choose attention as a card of this profile would.
+
+        Call it after torch has been imported; again for another profile.
+        """
+
+        def rule(figures: ctypes._Pointer[ctypes.c_int64], dropout: float) -> int:
+            return int(choose(Attention.told(figures[:FIGURES], dropout), profile))
+
+        callback = _Rule(rule)
+        self.keeps.append(callback)
+        self.library.batchwright_install(callback)
+
+
+def load_shim(cache: Path | None = None) -> Shim:
+    """The library, compiled if it is not there yet.
+
+    Args:
+        cache: where compiled libraries are kept; the user's cache folder when left out.
+
+    Raises:
+        NoCompilerError: when there is no C++ compiler, or it fails.
+        EstimateError: when torch has been imported already, which is too late.
+    """
+    if "torch" in sys.modules:
+        raise EstimateError("torch was imported before the device that stands in for CUDA: trace in a fresh process")
+    path = compiled(cache or cache_folder())
+    try:
+        return Shim(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL), [])
+    except OSError as error:
+        raise NoCompilerError(f"{path} cannot be loaded ({error}): remove it to have it compiled again") from None
+
+
+def cache_folder() -> Path:
+    """``$XDG_CACHE_HOME/batchwright``, else ``~/.cache/batchwright``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "batchwright"
+
+
+def compiled(cache: Path) -> Path:
+    """The library for this torch and this source in ``cache``; compiled by the first who asks, others wait.
+
+    Raises:
+        NoCompilerError: as ``load_shim``.
+    """
+    torch_folder = _torch_folder()
+    path = cache / f"fake-cuda-{_identity(torch_folder)}.so"
+    if path.is_file():
+        return path
+    compiler = _compiler()
+    with _alone(cache):
+        if not path.is_file():
+            with replacing(path) as beside:
+                _compile(compiler, torch_folder, beside)
+    return path
+
+
+def _torch_folder() -> Path:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise EstimateError("torch is not installed: `pip install batchwright[torch]`")
+    return Path(spec.origin).parent
+
+
+def _identity(torch_folder: Path) -> str:
+    """What the library depends on: its source, how it is compiled, torch and where it lies, the processor."""
+    version = importlib.metadata.version("torch")
+    parts = (_SOURCE.read_text(), *_FLAGS, version, str(torch_folder), platform.machine())
+    return f"{version}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
+
+
+def _compiler() -> str:
+    asked = os.environ.get("CXX", "")
+    for name in (asked.split()[0] if asked.strip() else "", *_COMPILERS):
+        found = shutil.which(name) if name else None
+        if found is not None:
+            return found
+    raise NoCompilerError("there is no C++ compiler here (c++, g++ or clang++, or one named by CXX)")
+
+
+def _compile(compiler: str, torch_folder: Path, output: Path) -> None:
+    libraries = torch_folder / "lib"
+    command = [
+        compiler,
+        *_FLAGS,
+        f"-I{torch_folder / 'include'}",
+        str(_SOURCE),
+        "-o",
+        str(output),
+        f"-L{libraries}",
+        "-ltorch_cpu",
+        "-lc10",
+        f"-Wl,-rpath,{libraries}",
+    ]
+    try:
+        ended = subprocess.run(  # noqa: S603 - a compiler of this host, with arguments of our own
+            command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoCompilerError(f"{compiler} did not compile the device that stands in for CUDA: {error}") from None
+    if ended.returncode != 0 or not output.is_file():
+        last = " ".join(ended.stderr.split())[-300:]
+        raise NoCompilerError(f"{compiler} did not compile the device that stands in for CUDA: {last}")
+
+
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """One process at a time compiles."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / ".compiling").open("w") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise NoCompilerError(
+            f"{cache} cannot be written to ({error}): set XDG_CACHE_HOME to a folder that can"
+        ) from None

@@ -1,0 +1,100 @@
+"""The trace of one workload at every micro-batch size, from traces at a few."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from tuner.catalogue import KernelProfile
+from tuner.errors import EstimateError
+from tuner.estimation.shapes import Shapes
+from tuner.estimation.shim import Shim
+from tuner.estimation.trace import Category, SizedTrace, Trace
+from tuner.estimation.tracing import TracedRun, trace_run
+from tuner.specs import WorkloadSpec
+
+_SIZES = ((2, 3, 5), (8, 12, 20))
+"""Three tell a quadratic. Some code does other things with one sample, or with few: then more are tried."""
+_SCALED_FROM = 16
+_DIFFER = (
+    "the workload does different things at different micro-batch sizes: what it takes at one is scaled to the others"
+)
+_GROWING = {Category.ACTIVATIONS, Category.TEMPORARIES}
+"""What is taken to grow with the micro-batch where traces cannot tell."""
+
+
+class SizedWorkload:
+    """A ``TracedWorkload`` (see ``tuner.estimation.curve``).
+
+    It traces when it is asked: updates of several micro-batches and of a single one apart.
+
+    Args:
+        spec: what is trained.
+        profile: the kind of card; none for the CPU's own run.
+        shim: the device that stands in for the card; without one the CPU's decisions are traced.
+        shapes: what operators are known to return; one object serves all profiles.
+
+    Raises:
+        SpecError, WorkloadError, EstimateError: as ``tuner.estimation.tracing.trace``.
+    """
+
+    def __init__(
+        self,
+        spec: WorkloadSpec,
+        profile: KernelProfile | None,
+        *,
+        shim: Shim | None = None,
+        shapes: Shapes | None = None,
+    ) -> None:
+        self.spec = spec
+        self.profile = profile
+        self._shim = shim
+        self._shapes = shapes or Shapes()
+        self._sized: dict[bool, SizedTrace | Trace] = {}
+        first = self._run(_SIZES[0][0], accumulates=True)
+        self._first: TracedRun | None = first
+        self.parameters = first.parameters
+        self.exact_sizes = True
+        self.notes: tuple[str, ...] = ()
+
+    def trace_at(self, micro_batch_size: int, *, accumulates: bool) -> Trace:
+        """The trace at a size; quick but for the first of each kind."""
+        if accumulates not in self._sized:
+            self._sized[accumulates] = self._traced(accumulates=accumulates)
+        found = self._sized[accumulates]
+        return found.at(micro_batch_size) if isinstance(found, SizedTrace) else _scaled(found, micro_batch_size)
+
+    def _traced(self, *, accumulates: bool) -> SizedTrace | Trace:
+        for sizes in _SIZES:
+            traces = [self._trace(it, accumulates=accumulates) for it in sizes]
+            with suppress(EstimateError):  # they differ in more than sizes
+                return SizedTrace.of(traces)
+        self.exact_sizes = False
+        self.notes = (_DIFFER,)
+        return self._trace(_SCALED_FROM, accumulates=accumulates)
+
+    def _trace(self, size: int, *, accumulates: bool) -> Trace:
+        if self._first is not None and accumulates and size == self._first.trace.micro_batch_size:
+            first, self._first = self._first, None
+            return first.trace
+        return self._run(size, accumulates=accumulates).trace
+
+    def _run(self, size: int, *, accumulates: bool) -> TracedRun:
+        return trace_run(
+            self.spec, size, accumulates=accumulates, profile=self.profile, shim=self._shim, shapes=self._shapes
+        )
+
+
+def trace_workload(
+    spec: WorkloadSpec, profile: KernelProfile | None, *, shim: Shim | None = None, shapes: Shapes | None = None
+) -> SizedWorkload:
+    """``spec`` traced for cards of ``profile``, or as the CPU runs it."""
+    return SizedWorkload(spec, profile, shim=shim, shapes=shapes)
+
+
+def _scaled(trace: Trace, size: int) -> Trace:
+    """``trace`` with what may grow with the micro-batch grown in proportion."""
+    sizes = tuple(
+        nbytes * size // trace.micro_batch_size if category in _GROWING else nbytes
+        for nbytes, category in zip(trace.sizes, trace.categories, strict=True)
+    )
+    return trace.model_copy(update={"micro_batch_size": size, "sizes": sizes})
