@@ -234,11 +234,13 @@ def test_a_size_that_the_allocator_handles_badly_is_not_the_answer() -> None:
 
 
 def test_cards_with_the_same_kernels_share_their_replays() -> None:
-    """A second card of the same memory asks for no further trace."""
-    one, two = workload(), workload()
-    estimate(asking("A10"), one)
-    estimate(asking("A10", "A10"), two)
+    """A second card of the same memory asks for no further trace, nor one of another profile with the same traces."""
+    one, two, three = workload(), workload(), workload()
+    estimate(asking("48GiB"), one)
+    estimate(asking("48GiB", "48GiB"), two)
+    estimate(asking("48GiB", "RTX A6000"), three)
     assert len(one.asked) == len(two.asked)
+    assert three.asked.count(1) == one.asked.count(1)
 
 
 def test_cards_are_answered_in_order_each_with_its_kernels() -> None:
@@ -287,6 +289,21 @@ def test_the_interval_grows_with_what_is_not_known(
     """5 % below and 7 % above, and more for the CPU's kernels in low precision, notes, and sizes not checked."""
     request = asking("H100-80GB", spec=mlp_spec(precision=precision), micro_batch_size=1)
     assert width(estimate(request, traced)) == expected
+
+
+def test_what_only_tracing_tells_is_known_before_anything_is_judged() -> None:
+    """A workload may find out that sizes differ when it traces updates of one micro-batch: all cards hear of it."""
+    traced = workload()
+
+    def found_out(trace: Trace) -> Trace:
+        if not trace.accumulates:
+            traced.exact_sizes, traced.notes = False, ("sizes differ",)
+        return trace
+
+    traced.change = found_out
+    found = estimate(asking("H100-80GB", effective_batch_size=60, micro_batch_size=1), traced)
+    assert found.gpus[0].notes[0] == "sizes differ"
+    assert width(found) == (0.12, 0.14)
 
 
 def test_the_kernels_that_were_followed_are_told() -> None:

@@ -59,7 +59,7 @@ def answer(
 
     Args:
         request: what is asked.
-        traced: the workload, for each of ``profiles(request)``.
+        traced: the workload, for each of ``profiles(request)``; one object for those that run the same kernels.
         versions: of what took part in tracing.
         seconds: time that tracing took.
 
@@ -68,12 +68,13 @@ def answer(
         PlanError: when a rank would have no sample.
     """
     cards = [find_gpu(name) for name in request.gpus]
-    workloads = {profile: _Workload.of(request, traced[profile]) for profile in profiles(request)}
-    first = workloads[cards[0].profile]
+    distinct = {id(it): it for it in (traced[card.profile] for card in cards)}
+    known = {key: _Workload.of(request, it) for key, it in distinct.items()}
+    workloads = [known[id(traced[card.profile])] for card in cards]
     return Estimate(
-        decisions="cpu" if any(it.follows_cpu for it in workloads.values()) else "cuda",
-        parameters=first.traced.parameters,
-        gpus=tuple(_Card(request, card, workloads[card.profile]).estimate() for card in cards),
+        decisions="cpu" if any(it.follows_cpu for it in workloads) else "cuda",
+        parameters=workloads[0].traced.parameters,
+        gpus=tuple(_Card(request, *it).estimate() for it in zip(cards, workloads, strict=True)),
         versions=versions,
         seconds=seconds,
         notes=("Estimated, not measured: a tuning on the card proves what fits.",),
@@ -102,14 +103,15 @@ class _Workload:
         ranks, batch = request.spec.parallelism.world_size, request.effective_batch_size
         settings = EXPANDABLE_SEGMENTS if request.allocator == "expandable-segments" else DEFAULT_SETTINGS
         share = None if batch is None else share_per_rank(batch, ranks)[0]
-        trace = traced.trace_at(1, accumulates=share != 1)
+        kinds = {share != 1, share is None}  # updates with several micro-batches, or one, or both as the size may be
+        traces = [traced.trace_at(share or 1, accumulates=several) for several in sorted(kinds)]
         return cls(
             traced=traced,
             share=share,
             several=MemoryCurve(traced, settings, accumulates=True),
             single=MemoryCurve(traced, settings, accumulates=False),
-            follows_cpu=trace.decisions == "cpu",
-            notes=tuple(dict.fromkeys((*traced.notes, *trace.notes))),
+            follows_cpu=any(it.decisions == "cpu" for it in traces),
+            notes=tuple(dict.fromkeys((*traced.notes, *(note for it in traces for note in it.notes)))),
         )
 
     def accumulates(self, size: int) -> bool:
