@@ -1,6 +1,6 @@
 """The largest micro-batch that fits: ours against the finders of accelerate, Lightning and NeMo, and against the truth.
 
-python benchmarks/finders.py [--quick] [--rounds 1] [--device cpu] [--truth FILE]
+python benchmarks/finders.py [--workloads NAME ...] [--quick] [--rounds 1] [--device cpu] [--truth FILE]
                              [--output benchmarks/results/finders.json]
 
 Eight workloads (finders_workloads.py) under a memory budget each: a real limit of the process on the CPU, a share of
@@ -40,6 +40,7 @@ from finders_workloads import Case, cases
 
 import tuner
 from tuner.errors import WorkloadError
+from tuner.files import write_atomically
 from tuner.fingerprint import canonical_json, installed_versions
 from tuner.memory.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
@@ -211,12 +212,19 @@ def row(truth: Row, fits: Mapping[int, str], runs: list[Found]) -> Row:
     }
 
 
+def chosen_cases(device: DeviceInfo, options: argparse.Namespace) -> list[Case]:
+    """The workloads asked for."""
+    there = {case.name: case for case in cases(device)}
+    names = options.workloads or (QUICK if options.quick else there)
+    if unknown := [name for name in names if name not in there]:
+        raise SystemExit(f"no workload is called {unknown[0]}: there are {', '.join(there)}")
+    return [there[name] for name in names]
+
+
 def measured(bench: Bench, options: argparse.Namespace, known: Mapping[str, Row]) -> Iterator[Row]:
     """A workload at a time: its truth, then all finders."""
     order = random.Random(0)
-    for case in cases(bench.device):
-        if options.quick and case.name not in QUICK:
-            continue
+    for case in chosen_cases(bench.device, options):
         truth = truth_of(bench, case, Scan(options.around, options.repeats), known)
         with tempfile.TemporaryDirectory() as folder:
             finders = Finders(bench, case, Path(folder))
@@ -296,10 +304,32 @@ def show_summary(found: Row) -> None:
         print(f"| {name} | {it['answers']} | {it['exact']} | {share} | {counts} |")
 
 
+def document(device: DeviceInfo, options: argparse.Namespace, workloads: list[Row]) -> Row:
+    """What is written: where, when and with what it was measured, and the figures."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["python", "benchmarks/finders.py", *sys.argv[1:]]),
+        "device": device.name,
+        "processors": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {**installed_versions(), **{name: version(name) for name in ("accelerate", "lightning")}},
+        "rounds": options.rounds,
+        "summary": summary(workloads),
+        "workloads": workloads,
+    }
+
+
+def write(path: Path, figures: Row) -> None:
+    """After every workload, so that a run that is cut short has not been for nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(figures, indent=1) + "\n")
+
+
 def main() -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=f"only {' and '.join(QUICK)}")
+    parser.add_argument("--workloads", nargs="+", help="only these; all eight when left out")
+    parser.add_argument("--quick", action="store_true", help=f"short for --workloads {' '.join(QUICK)}")
     parser.add_argument("--rounds", type=int, default=1, help="times every finder runs on every workload")
     parser.add_argument("--around", type=int, default=3, help="sizes of the scan on each side of the answer")
     parser.add_argument("--repeats", type=int, default=2, help="fresh processes per size of the scan")
@@ -307,26 +337,16 @@ def main() -> None:
     parser.add_argument("--truth", type=Path, help="take the truth from this earlier result where it still holds")
     parser.add_argument("--output", type=Path, help="benchmarks/results/finders.json, or finders_cuda.json on a card")
     options = parser.parse_args()
-    os.environ["PYTHONPATH"] = str(HERE)  # for the targets of finders_workloads.py
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])  # for our own targets
     device = find_device(options.device)
     output = options.output or HERE / "results" / ("finders.json" if device.kind == "cpu" else "finders_cuda.json")
+    known = known_truths(options.truth or output)
+    workloads: list[Row] = []
     with ProbeSupervisor(device) as runner:
-        workloads = list(measured(Bench(device, runner), options, known_truths(options.truth or output)))
-    result = summary(workloads)
-    show_summary(result)
-    document = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python", "benchmarks/finders.py", *sys.argv[1:]]),
-        "device": device.name,
-        "threads": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": {**installed_versions(), **{name: version(name) for name in ("accelerate", "lightning")}},
-        "rounds": options.rounds,
-        "summary": result,
-        "workloads": workloads,
-    }
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        for workload in measured(Bench(device, runner), options, known):
+            workloads.append(workload)
+            write(output, document(device, options, workloads))
+    show_summary(summary(workloads))
 
 
 if __name__ == "__main__":
