@@ -93,9 +93,10 @@ def test_a_small_block_is_split_when_512_bytes_remain() -> None:
     assert allocator.reserved_bytes == 2 * MIB
 
 
-def test_the_smallest_block_that_suffices_is_taken_and_of_equals_the_lowest() -> None:
+@pytest.mark.parametrize("kind", [DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS])
+def test_the_smallest_block_that_suffices_is_taken_and_of_equals_the_lowest(kind: AllocatorSettings) -> None:
     """Of free blocks of 4, 3, 3 and 2 MiB a request of 3 gets the lower one of 3."""
-    allocator = CachingAllocator()
+    allocator = CachingAllocator(None, kind)
     blocks = {}
     for name, size in (("4", 4), ("low", 3), ("2", 2), ("high", 3)):
         blocks[name] = taken(allocator, size * MIB)
@@ -198,6 +199,22 @@ def test_a_hole_is_filled_before_the_end_is_extended() -> None:
         allocator.free(address)
     assert taken(allocator, 40 * MIB) == first + 5 * MIB
     assert (allocator.reserved_bytes, allocator.retries) == (60 * MIB, 2)
+
+
+def test_of_a_hole_no_more_pages_are_mapped_than_needed_the_lowest_first() -> None:
+    """In a hole of 20 to 80 MiB, 10 free before it: 15 MiB map one page, then 30 begin behind them and map another."""
+    allocator = CachingAllocator(102 * MIB, EXPANDABLE_SEGMENTS)
+    first = taken(allocator, 10 * MIB)
+    middle = taken(allocator, 80 * MIB)
+    taken(allocator, 10 * MIB)
+    allocator.free(middle)
+    for _ in range(4):
+        taken(allocator, MIB)
+    assert (allocator.reserved_bytes, allocator.retries) == (44 * MIB, 1)
+    assert taken(allocator, 15 * MIB) == first + 10 * MIB
+    assert allocator.reserved_bytes == 64 * MIB
+    assert taken(allocator, 30 * MIB) == first + 25 * MIB
+    assert (allocator.reserved_bytes, allocator.retries) == (84 * MIB, 1)
 
 
 def test_a_block_that_could_grow_is_spared_for_others() -> None:

@@ -80,6 +80,12 @@ def test_what_is_held_at_the_mark_counts() -> None:
     assert (later.peak_allocated_bytes, later.peak_position) == (40 * MIB, 2)
 
 
+def test_what_was_given_back_before_the_mark_does_not_count() -> None:
+    """20 MiB were reserved until 1 MiB needed their place; from then on it is 2."""
+    later = replay([0, ~0, 1, 2], [20 * MIB, MIB, MIB], capacity_bytes=20 * MIB, since=3)
+    assert (later.peak_reserved_bytes, later.retries) == (2 * MIB, 1)
+
+
 def test_memory_that_runs_out_before_the_mark_is_told() -> None:
     """The mark is never reached."""
     assert not replay([0, ~0], [40 * MIB], capacity_bytes=20 * MIB, since=1).fits
