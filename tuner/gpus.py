@@ -10,7 +10,7 @@ Where nobody was found to report torch's figure, these rules give one, with a wi
   930 MiB.
 * from the memory a card is sold with, for GDDR6 with ECC: fifteen sixteenths of it are left (A10: 23,028 MiB of 24 GiB,
   L40S: 46,068 MiB of 48 GiB, T4: 15,360 MiB of 16 GiB), then as before.
-* AMD Instinct: 16 MiB less than it is sold with, as reported of MI250X, MI300X and MI325X.
+* AMD Instinct: 16 MiB less than it is sold with, as reported of MI210, MI250X and MI300X.
 """
 
 from __future__ import annotations
@@ -339,11 +339,11 @@ GPUS: tuple[Gpu, ...] = (
         ),
     ),
     _gpu(
-        "MI210", (9, 0), 65520, "derived: 16 MiB less than 64 GiB, as reported of a GPU of MI250X",
-        sold="64 GB", vendor="amd", derived=True,
+        "MI210", (9, 0), 65520, "67,092,480 KiB: https://github.com/ROCm/legacy-rocm-build/issues/2595",
+        sold="64 GB", vendor="amd",
     ),
     _gpu(
-        "MI250X", (9, 0), 65520, "67,092,480 KiB: https://github.com/ROCm/legacy-rocm-build/issues/2595",
+        "MI250X", (9, 0), 65520, f"{_LOG}: 65,520 MiB of each die",
         sold="2 x 64 GB", vendor="amd", aliases=("AMD Instinct MI250X/MI250", "MI250", "MI250X GCD"),
         notes=("Torch sees each of its two dies (GCD) as a GPU of its own; this is one of them.",),
     ),
