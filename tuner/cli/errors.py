@@ -26,6 +26,7 @@ _CODES: tuple[tuple[type[errors.BatchwrightError], ExitCode], ...] = (
     (errors.PlanError, ExitCode.WRONG_INPUT),
     (errors.ServingError, ExitCode.WRONG_INPUT),
     (errors.DeviceError, ExitCode.DEVICE),
+    (errors.EstimateError, ExitCode.TUNING_FAILED),
     (errors.TuningFailedError, ExitCode.TUNING_FAILED),
     (errors.ProbeError, ExitCode.TUNING_FAILED),
     (errors.WorkloadError, ExitCode.TUNING_FAILED),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,11 +11,20 @@ from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
 from tuner.accumulation import balanced_plan, uniform_plan
+from tuner.catalogue import GPUS
 from tuner.cli import options
+from tuner.cli.arguments import (
+    check_file,
+    check_folder,
+    estimate_request,
+    training_request,
+    tuning_request,
+    wrong_argument,
+)
 from tuner.cli.display import balanced_in_words, progress_console, recommendation_panel, uniform_in_words
 from tuner.cli.errors import ExitCode, as_json, exit_code
 from tuner.documents import field_problems, load_document
-from tuner.errors import BatchwrightError, FieldProblem, ServingError, SpecError, TrainingError
+from tuner.errors import BatchwrightError, ServingError, SpecError, TrainingError
 from tuner.files import write_atomically
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.results import Recommendation
@@ -27,8 +35,8 @@ from tuner.units import format_bytes
 _HELP = """Find the largest micro-batch that really fits, and the gradient accumulation that gives exactly the effective
 batch you asked for.
 
-Exit codes: 0 done; 2 wrong input (spec, numbers, file); 3 no micro-batch fits; 4 the tuning failed (the workload's own
-error, a hang); 5 no such device; 6 the training failed; 130 interrupted; 1 a fault of batchwright itself.
+Exit codes: 0 done; 2 wrong input (spec, numbers, file); 3 no micro-batch fits; 4 the tuning or the estimate failed (the
+workload's own error, a hang); 5 no such device; 6 the training failed; 130 interrupted; 1 a fault of Batchwright.
 """
 
 _EXTRAS = {
@@ -76,8 +84,8 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     Example: batchwright tune spec.yaml --effective-batch-size 512 --memory-limit 24GiB -o recommendation.json
     """
     if output is not None:
-        _check_file(output)
-    request = _tuning_request(
+        check_file(output)
+    request = tuning_request(
         spec=spec,
         effective_batch_size=effective_batch_size,
         objective=objective,
@@ -97,49 +105,11 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     raise typer.Exit(ExitCode.OK if found.feasible else ExitCode.INFEASIBLE)
 
 
-def _check_file(path: Path) -> None:
-    if path.is_dir():
-        raise _wrong_argument("--output", "is a folder: name a file in it", path)
-    _check_folder(path.parent, "--output")
-
-
-def _check_folder(directory: Path, option: str) -> None:
-    """Before hours of work: that files can be made in ``directory``, which need not exist yet."""
-    there = next((it for it in (directory, *directory.parents) if it.exists()), directory)
-    if not there.is_dir():
-        raise _wrong_argument(option, "is no folder", there)
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise _wrong_argument(option, "is a folder that may not be written to", there)
-
-
 def _write(path: Path, found: Recommendation) -> None:
     try:
         write_atomically(path, found.model_dump_json(indent=2))
     except OSError as error:
-        raise _wrong_argument("--output", f"cannot be written: {error.strerror}", path) from None
-
-
-def _wrong_argument(option: str, message: str, value: object) -> SpecError:
-    return SpecError([FieldProblem(option, message, str(value))], "arguments")
-
-
-def _tuning_request(*, spec: Path, world_size: int | None, **fields: object) -> TuningRequest:
-    """The request of the ``tune`` and ``run`` commands."""
-    workload = load_spec(spec)
-    if world_size is not None:
-        workload = workload.with_world_size(world_size)
-    try:
-        return TuningRequest.model_validate({"spec": workload, **fields})
-    except ValidationError as error:
-        raise SpecError(field_problems(error, fields), "request") from None
-
-
-def _training_request(**fields: object) -> TrainingRequest:
-    """The request of the ``train`` and ``run`` commands."""
-    try:
-        return TrainingRequest.model_validate(fields)
-    except ValidationError as error:
-        raise SpecError(field_problems(error, fields), "request") from None
+        raise wrong_argument("--output", f"cannot be written: {error.strerror}", path) from None
 
 
 def _tune(request: TuningRequest) -> Recommendation:
@@ -148,6 +118,60 @@ def _tune(request: TuningRequest) -> Recommendation:
 
     interrupt_on_sigterm()
     return run_tuning(request, progress_console())
+
+
+@app.command()
+def estimate(  # noqa: PLR0913 - a command's options are its arguments
+    spec: options.SpecFile,
+    *,
+    gpu: options.Gpus = None,
+    all_gpus: options.AllGpus = False,
+    micro_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Judge this size; the largest that fits is told in any case.")
+    ] = None,
+    effective_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples per optimizer update over all ranks: also plan it.")
+    ] = None,
+    world_size: options.WorldSize = None,
+    memory_margin: options.MemoryMargin = 0.03,
+    allocator: options.Allocator = "default",
+    timeout: options.EstimateTimeout = 120.0,
+    json: options.Json = False,
+) -> None:
+    """Estimate what a workload takes on GPUs that need not be here: what fits, how sure that is, and the plan.
+
+    An estimate is no proof: `tune` measures. Exit code 3 when it fits on none of the GPUs.
+
+    Example: batchwright estimate spec.yaml --gpu H100-80GB --gpu A10G --effective-batch-size 512
+    """
+    from tuner.cli.estimating import estimate as run_estimate  # noqa: PLC0415 - see _tune
+    from tuner.cli.estimating import fits_nowhere, in_words  # noqa: PLC0415 - likewise
+
+    request = estimate_request(
+        spec=spec,
+        world_size=world_size,
+        gpus=gpu or (),
+        all_gpus=all_gpus,
+        micro_batch_size=micro_batch_size,
+        effective_batch_size=effective_batch_size,
+        memory_margin=memory_margin,
+        allocator=allocator,
+        timeout_seconds=timeout,
+    )
+    found = run_estimate(request, progress_console())
+    _print_answer(found, as_document=json, text=in_words(found, request))
+    raise typer.Exit(ExitCode.INFEASIBLE if fits_nowhere(found, request) else ExitCode.OK)
+
+
+@app.command()
+def gpus(*, json: options.Json = False) -> None:
+    """List the GPUs that `estimate` knows, with the memory torch finds on them."""
+    from tuner.cli.estimate_display import gpu_table  # noqa: PLC0415 - see _tune
+
+    if json:
+        sys.stdout.writelines(gpu.model_dump_json() + "\n" for gpu in GPUS)
+    else:
+        Console(highlight=False, markup=False).print(gpu_table(GPUS))
 
 
 @app.command()
@@ -192,9 +216,9 @@ def train(  # noqa: PLR0913 - a command's options are its arguments
     """
     from tuner.cli.running import check_run, for_spec  # noqa: PLC0415 - see _tune
 
-    _check_folder(output_dir, "--output-dir")
+    check_folder(output_dir, "--output-dir")
     found = load_document(Recommendation, recommendation, "recommendation")
-    request = _training_request(
+    request = training_request(
         updates=updates,
         checkpoint_every=checkpoint_every,
         seed=seed,
@@ -260,8 +284,8 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     """
     from tuner.cli.running import check_run  # noqa: PLC0415 - see _tune
 
-    _check_folder(output_dir, "--output-dir")
-    training = _training_request(
+    check_folder(output_dir, "--output-dir")
+    training = training_request(
         updates=updates,
         checkpoint_every=checkpoint_every,
         seed=seed,
@@ -270,7 +294,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
         allow_batch_coupling=allow_batch_coupling,
         tensorboard=tensorboard,
     )
-    request = _tuning_request(
+    request = tuning_request(
         spec=spec,
         effective_batch_size=effective_batch_size,
         objective=objective,

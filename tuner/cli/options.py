@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -85,3 +85,17 @@ TensorBoard = Annotated[
 OutputDirectory = Annotated[
     Path, typer.Option("--output-dir", help="Folder of the run: recommendation, progress, checkpoints, weights.")
 ]
+Gpus = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="A GPU by name, as `batchwright gpus` lists them, or a memory size such as `48GiB`. May be repeated.",
+    ),
+]
+AllGpus = Annotated[bool, typer.Option("--all-gpus", help="Every GPU of the catalogue.")]
+Allocator = Annotated[
+    Literal["default", "expandable-segments"],
+    typer.Option(help="How torch's allocator is set: `PYTORCH_ALLOC_CONF=expandable_segments:True` or not."),
+]
+EstimateTimeout = Annotated[float, typer.Option(min=1.0, max=600.0, help="Seconds after which tracing is given up.")]

@@ -1,0 +1,157 @@
+"""Estimates and the catalogue of GPUs as people read them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from tuner.catalogue import Gpu
+from tuner.cli.display import balanced_in_words, sizes_in_words
+from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
+from tuner.results import BalancedPlan
+from tuner.units import format_bytes
+
+_STYLES = {Verdict.FITS: "green", Verdict.UNCERTAIN: "yellow", Verdict.DOES_NOT_FIT: "red"}
+_WORDS = {Verdict.FITS: "fits", Verdict.UNCERTAIN: "may fit", Verdict.DOES_NOT_FIT: "does not fit"}
+
+
+def verdict_asked(found: GpuEstimate, request: EstimateRequest) -> Verdict:
+    """The verdict of the micro-batch size that was asked for, else of whether any fits."""
+    return found.feasible if request.micro_batch_size is None or found.peak is None else found.peak.verdict
+
+
+def estimate_panel(found: Estimate, request: EstimateRequest) -> Panel:
+    """The answer for one GPU in a box."""
+    (gpu,) = found.gpus
+    verdict = verdict_asked(gpu, request)
+    lines = Table.grid(padding=(0, 2))
+    for name, value in _facts(found, gpu, request):
+        lines.add_row(Text(name, style="bold"), Text(value) if isinstance(value, str) else value)
+    return Panel(lines, title=_title(verdict, request), title_align="left", border_style=_STYLES[verdict])
+
+
+def _title(verdict: Verdict, request: EstimateRequest) -> str:
+    if request.micro_batch_size is None and verdict is Verdict.DOES_NOT_FIT:
+        return "estimate: nothing fits"
+    subject = "" if request.micro_batch_size is None else f"a micro-batch of {request.micro_batch_size:,} "
+    doubt = ", only a probe can tell" if verdict is Verdict.UNCERTAIN else ""
+    return f"estimate: {subject}{_WORDS[verdict]}{doubt}"
+
+
+def _facts(found: Estimate, gpu: GpuEstimate, request: EstimateRequest) -> list[tuple[str, RenderableType]]:
+    usable = f"{format_bytes(gpu.usable_bytes)} usable, a margin of {request.memory_margin:.0%} left free"
+    facts: list[tuple[str, RenderableType]] = [("gpu", f"{gpu.gpu}: {usable}"), ("largest", _largest_in_words(gpu))]
+    if gpu.peak is not None:
+        facts += [
+            (f"at size {gpu.peak.micro_batch_size:,}", _needs_in_words(gpu.peak)),
+            ("of which", breakdown_table(gpu.peak)),
+        ]
+    if gpu.plan is not None:
+        facts.append(("plan", balanced_in_words(gpu.plan)))
+    facts.append(("traced", _tracing_in_words(found)))
+    return facts + [("note", note) for note in (*gpu.notes, *found.notes)]
+
+
+def _largest_in_words(gpu: GpuEstimate) -> str:
+    if not gpu.may_fit:
+        return "no micro-batch is expected to fit, not even of 1"
+    expected = f"micro-batch of {gpu.largest_micro_batch:,}" if gpu.largest_micro_batch else "none"
+    surely = f"{gpu.surely_fits:,} fits surely" if gpu.surely_fits else "none surely"
+    return f"{expected} expected to fit; {surely}, {gpu.may_fit:,} perhaps"
+
+
+def _needs_in_words(peak: PeakEstimate) -> str:
+    interval = peak.device_bytes
+    bounds = f"{format_bytes(interval.low)} to {format_bytes(interval.high)}"
+    return f"{format_bytes(interval.expected)} needed on the card ({bounds})"
+
+
+def breakdown_table(peak: PeakEstimate) -> Table:
+    """What the needed bytes hold when most is allocated, with each part's share."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    needed = peak.device_bytes.expected
+    named = [(name.removesuffix("_bytes").replace("_", " "), nbytes) for name, nbytes in peak.breakdown]
+    named.append(("gaps between blocks", max(0, needed - sum(nbytes for _, nbytes in named))))
+    for name, nbytes in named:
+        table.add_row(name, format_bytes(nbytes), f"{nbytes / max(1, needed):.0%}")
+    return table
+
+
+def _tracing_in_words(found: Estimate) -> str:
+    kernels = "CUDA's" if found.decisions == "cuda" else "the CPU's"
+    versions = ", ".join(
+        f"{name} {found.versions[name]}" for name in ("torch", "transformers") if name in found.versions
+    )
+    return f"{found.parameters:,} parameters, {kernels} kernels followed, {versions}, {found.seconds:.1f} s"
+
+
+def estimate_table(found: Estimate, request: EstimateRequest) -> Group:
+    """Which cards can run it, at which plan."""
+    table = Table(box=None, pad_edge=False)
+    for name in _columns(request):
+        justify: Literal["left", "right"] = "left" if name in {"gpu", "", "plan"} else "right"
+        table.add_column(name, justify=justify, no_wrap=name != "plan", overflow="fold")
+    for gpu in found.gpus:
+        table.add_row(*_row(gpu, request))
+    return Group(table, *[Text(line, style="dim") for line in ("", *_remarks(found))])
+
+
+def _columns(request: EstimateRequest) -> list[str]:
+    size = "needs" if request.micro_batch_size is None else f"{request.micro_batch_size:,} needs"
+    columns = ["gpu", "usable", size, "", "largest", "sure-perhaps"]
+    return columns if request.effective_batch_size is None else [*columns, "plan"]
+
+
+def _row(gpu: GpuEstimate, request: EstimateRequest) -> list[str | Text]:
+    verdict = verdict_asked(gpu, request)
+    row: list[str | Text] = [
+        gpu.gpu,
+        format_bytes(gpu.usable_bytes),
+        "" if gpu.peak is None else format_bytes(gpu.peak.device_bytes.expected),
+        Text(_WORDS[verdict], style=_STYLES[verdict]),
+        f"{gpu.largest_micro_batch:,}" if gpu.largest_micro_batch else "-",
+        f"{gpu.surely_fits:,}-{gpu.may_fit:,}" if gpu.may_fit else "-",
+    ]
+    return row if request.effective_batch_size is None else [*row, "" if gpu.plan is None else _plan_in_words(gpu.plan)]
+
+
+def _plan_in_words(plan: BalancedPlan) -> str:
+    """``34 + 33 + 33``; with several ranks how many of them take which sizes."""
+    if plan.world_size == 1:
+        return sizes_in_words(plan.micro_batch_sizes[0])
+    shapes = Counter(plan.micro_batch_sizes)
+    return "; ".join(f"{ranks} ranks: {sizes_in_words(sizes)}" for sizes, ranks in shapes.items())
+
+
+def _remarks(found: Estimate) -> list[str]:
+    """What every card's answer says once, what some say with their names, and how it was traced."""
+    cards: dict[str, list[str]] = {}
+    for gpu in found.gpus:
+        for note in gpu.notes:
+            cards.setdefault(note, []).append(gpu.gpu)
+    remarks = [
+        note if len(names) == len(found.gpus) else f"{', '.join(names)}: {note}" for note, names in cards.items()
+    ]
+    return [*dict.fromkeys((*remarks, *found.notes)), _tracing_in_words(found)]
+
+
+def gpu_table(gpus: Sequence[Gpu]) -> Table:
+    """The catalogue; ``~`` before a memory that follows from a rule, not from torch's own report."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("name", "sold with", "torch finds", "capability", "other names"):
+        table.add_column(name, justify="right" if name in {"sold with", "torch finds", "capability"} else "left")
+    for gpu in gpus:
+        major, minor = gpu.compute_capability
+        about = "" if gpu.evidence == "reported" else "~"
+        memory = about + format_bytes(gpu.total_bytes)
+        table.add_row(gpu.name, gpu.marketed_memory, memory, f"{major}.{minor}", ", ".join(gpu.aliases))
+    return table
