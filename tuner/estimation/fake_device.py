@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tuner.errors import BatchwrightError
 from tuner.memory.devices import MemoryDevice, Peaks
@@ -87,6 +87,29 @@ def answering_for_cuda(compute_capability: tuple[int, int]) -> Iterator[None]:
         stack.enter_context(patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
         stack.enter_context(patch("torch.amp.autocast_mode.torch.cuda.is_bf16_supported", answers["is_bf16_supported"]))
         yield
+
+
+@contextmanager
+def without_cudnn_in_recurrent_layers(told: Callable[[], None]) -> Iterator[None]:
+    """While the block runs recurrent layers take torch's own kernels: nobody but cuDNN knows what its own reserve.
+
+    Args:
+        told: called for every layer that runs.
+    """
+    with ExitStack() as stack:
+        for kind in (nn.LSTM, nn.GRU, nn.RNN):
+            stack.enter_context(patch.object(kind, "forward", _without_cudnn(kind.forward, told)))
+            stack.enter_context(patch.object(kind, "flatten_parameters", lambda _: None))
+        yield
+
+
+def _without_cudnn(forward: Callable[..., Any], told: Callable[[], None]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the layer takes
+        told()
+        with torch.backends.cudnn.flags(enabled=False):
+            return forward(*args, **kwargs)
+
+    return run
 
 
 def _random_state() -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 Key: TypeAlias = "tuple[Any, ...]"
 _PLAIN = (str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
@@ -169,7 +169,7 @@ def _make(fakes: FakeTensorMode, result: _Result, tensors: list[Tensor]) -> Any:
         return tensors[result.index]
     if isinstance(result, _Other):
         return result.value
-    with in_kernel_invocation_manager(fakes):
+    with torch._C._DisableTorchDispatch():  # noqa: SLF001 - what torch's own fake tensors are made under
         if result.view_of is None:
             plain = torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")
         else:

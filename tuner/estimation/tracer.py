@@ -54,6 +54,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         self.device_type = device_type
         self._kernels = kernels
         self._shapes = shapes
+        self.notes: set[str] = set()
         self._lasting: set[str] = set()
         self._backward = -1
         self._begun = 0

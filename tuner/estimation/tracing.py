@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from tuner.catalogue import KernelProfile
 from tuner.errors import EstimateError
-from tuner.estimation.fake_device import FakeDevice, answering_for_cuda
+from tuner.estimation.fake_device import FakeDevice, answering_for_cuda, without_cudnn_in_recurrent_layers
 from tuner.estimation.kernels import CudaKernels, NoKernels
 from tuner.estimation.shapes import Shapes
 from tuner.estimation.shim import Shim
@@ -109,7 +109,7 @@ def trace_run(  # noqa: PLR0913 - as trace
     tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), device.type, kernels, shapes or Shapes())
     if profile is not None and shim is not None:
         shim.install(profile)
-    answers = answering_for_cuda(profile.compute_capability) if profile is not None else nullcontext()
+    answers = nullcontext() if profile is None or shim is None else _answers(profile, tracer)
     with _translated(), _collecting_nothing(), answers, tracer.fakes, tracer, _labelling_gradients(tracer):
         tracer.begin("build")
         model = _built(spec, workload, device, tracer)
@@ -125,6 +125,17 @@ def trace_run(  # noqa: PLR0913 - as trace
         _label(tracer, engine)
     parameters = sum(it.numel() for it in model.parameters())
     return TracedRun(_traced(tracer, micro_batch_size, spec, accumulates=accumulates), parameters)
+
+
+@contextmanager
+def _answers(profile: KernelProfile, tracer: Tracer) -> Iterator[None]:
+    """What a workload asks of CUDA is answered for a card of this profile."""
+
+    def told() -> None:
+        tracer.notes.add("recurrent layers are followed without cuDNN, which reserves other memory than torch does")
+
+    with answering_for_cuda(profile.compute_capability), without_cudnn_in_recurrent_layers(told):
+        yield
 
 
 def _built(spec: WorkloadSpec, workload: Workload, device: torch.device, tracer: Tracer) -> nn.Module:
@@ -299,6 +310,7 @@ def _traced(tracer: Tracer, micro_batch_size: int, spec: WorkloadSpec, *, accumu
 def _notes(tracer: Tracer, spec: WorkloadSpec) -> Iterator[str]:
     for kind in sorted(tracer.values.guesses):
         yield f"the workload asks for {kind} that only a run knows: a stand-in was used"
+    yield from sorted(tracer.notes)
     if spec.compile:
         yield "torch.compile is not followed: this is what the model takes without it"
     if spec.parallelism.strategy == "fsdp" and spec.parallelism.world_size > 1:
