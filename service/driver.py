@@ -91,6 +91,8 @@ class Driver:
         tuning = self._rebuild(item, request)
         if not tuning.probes:
             self._executor.check(request, hold.stop_within)
+            if (question := tuning.to_expect()) is not None:
+                tuning.expect(self._executor.expect(question, hold.stop_within))
         while (probe := tuning.next_probe()) is not None:
             if hold.reason() is not None:
                 raise StoppedError

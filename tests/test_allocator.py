@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow_allocator import ENDLESS, Segment, SlowAllocator
 
+from slow_allocator import ENDLESS, Segment, SlowAllocator
 from tuner.errors import EstimateError
 from tuner.estimation.allocator import CachingAllocator
 from tuner.estimation.settings import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings

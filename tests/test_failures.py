@@ -46,6 +46,7 @@ class OutOfResources(Exception):  # noqa: N818 - Triton's name for it
         (RuntimeError("GET was unable to find an engine to execute this computation"), SUSPECTED),
         (RuntimeError("cuFFT error: CUFFT_INTERNAL_ERROR"), SUSPECTED),
         (RuntimeError("could not create a primitive"), SUSPECTED),
+        (RuntimeError("could not execute a primitive"), SUSPECTED),
         (RuntimeError("CUDA error: invalid configuration argument"), INVALID),
         (RuntimeError("Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true"), INVALID),
         (OutOfResources("out of resource: shared memory, Required: 270336, Hardware limit: 232448"), INVALID),

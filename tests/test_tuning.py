@@ -11,7 +11,16 @@ from factories import CPU, CUDA, gpt_spec, mlp_spec, probe_result, resnet_spec, 
 from tuner.errors import DeviceError, PlanError, SearchError, SpecError, TuningFailedError
 from tuner.memory.environment import job_environment
 from tuner.requests import ProbeRequest, TuningRequest
-from tuner.results import DeviceInfo, ModelSummary, Outcome, ProbeResult, Recommendation
+from tuner.results import (
+    DeviceInfo,
+    ExpectedPeak,
+    ExpectedPeaks,
+    ModelSummary,
+    Outcome,
+    Phase,
+    ProbeResult,
+    Recommendation,
+)
 from tuner.tuning import Tuning
 
 GIB = 1024**3
@@ -156,7 +165,7 @@ def test_compiling_under_a_cpu_budget_is_refused() -> None:
 def test_a_device_that_cannot_be_used_is_a_device_error() -> None:
     """Not a fault of the workload."""
     course = tuning(tuning_request())
-    lost = {"error_type": "tuner.errors.DeviceError", "message": "torch sees no cuda:0"}
+    lost = {"error_type": "tuner.errors.DeviceError", "phase": Phase.START, "message": "torch sees no cuda:0"}
     course.record(probe_result(1, Outcome.ERROR, None, **lost))
     with pytest.raises(DeviceError, match="sees no cuda:0"):
         course.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=1.0)
@@ -302,3 +311,35 @@ def test_a_jobs_environment_is_that_of_the_probes() -> None:
     ours = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "HOME": "/home/me"}
     assert job_environment({"MALLOC_ARENA_MAX": "1"}, ours) == {"HOME": "/home/me", "MALLOC_ARENA_MAX": "1"}
     assert job_environment(dict(ours), ours) == ours
+
+
+def test_an_estimate_leads_the_search_and_changes_no_answer() -> None:
+    """With the true memory curve two or three probes suffice; what was expected is kept beside what was measured."""
+    course = tuning(tuning_request())
+    question = course.to_expect()
+    assert question is not None
+    assert (question.samples_per_window, question.limit_bytes) == (100, course.probe_limit_bytes)
+    slope = course.probe_limit_bytes // 38
+    points = tuple(ExpectedPeak(micro_batch_size=it, used_bytes=it * slope) for it in (1, 100))
+    course.expect(ExpectedPeaks(points=points))
+    while (probe := course.next_probe()) is not None:
+        fits = probe.micro_batch_size <= 37
+        used = probe.micro_batch_size * slope if fits else None
+        course.record(probe_result(probe.micro_batch_size, Outcome.FIT if fits else Outcome.OOM, used))
+    found = finish(course, largest=37)
+    assert found.micro_batch_size == 37
+    assert len(found.evidence.probes) <= 3
+    assert found.evidence.expected == ExpectedPeaks(points=points)
+
+
+def test_an_estimate_comes_before_the_first_probe() -> None:
+    """Later it would change what follows from the recorded probes."""
+    course = tuning(tuning_request())
+    course.record(probe_result(1))
+    with pytest.raises(SearchError, match="1 probes were recorded before"):
+        course.expect(None)
+
+
+def test_a_space_of_one_size_asks_for_no_estimate() -> None:
+    """There is nothing to lead."""
+    assert tuning(tuning_request(max_micro_batch_size=1)).to_expect() is None

@@ -14,6 +14,7 @@ from tuner.results import (
     DeviceInfo,
     EffectiveBatchSize,
     Evidence,
+    ExpectedPeaks,
     Headroom,
     Outcome,
     ProbeResult,
@@ -41,6 +42,7 @@ class Answered:
     environment: dict[str, str]
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
+    expected: ExpectedPeaks | None = None
 
     @property
     def share(self) -> int:
@@ -84,7 +86,7 @@ def recommend(answered: Answered, *, identifier: str, created_at: datetime, tota
             exact=plan is not None,
         ),
         uniform=uniform,
-        evidence=Evidence(probes=answered.probes, proof=answered.proof),
+        evidence=Evidence(probes=answered.probes, proof=answered.proof, expected=answered.expected),
         headroom=_headroom(answered),
         device=answered.device,
         fingerprint=answered.fingerprint,

@@ -79,6 +79,19 @@ class ProbeRequest(Document):
         return self.samples_per_window > self.micro_batch_size
 
 
+class ExpectationRequest(Document):
+    """What will the probes of a tuning measure, as far as an estimate can tell?"""
+
+    spec: WorkloadSpec
+    """What is trained."""
+    samples_per_window: PositiveInt
+    """This rank's samples of one update."""
+    largest_micro_batch: PositiveInt
+    """The largest size that is searched."""
+    limit_bytes: Annotated[int, Field(ge=1)]
+    """Memory a probe may take, margin already taken off."""
+
+
 class TrainingRequest(Document):
     """A training run made from a recommendation."""
 

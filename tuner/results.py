@@ -210,6 +210,8 @@ class Evidence(Document):
     """Every probe, in the order it ran."""
     proof: Proof
     """Why the answer is the largest."""
+    expected: ExpectedPeaks | None = None
+    """The memory curve that an estimate expected, where one led the search."""
 
 
 class EffectiveBatchSize(Document):

@@ -2,7 +2,8 @@
 
 **Assumption.** Fitting is monotone: if a size fits, every smaller one does. A fit at one candidate and a failure at the
 next then prove the answer. What is told is checked against this: after a contradiction the search warns, and answers
-below the smallest failure.
+below the smallest failure. A size of one that fails by an error is taken for a special case (BatchNorm over a single
+value) until a larger one fails likewise.
 
 **Belief.** Peak memory is taken to be affine in the size (intercept: parameters, gradients, optimizer state; slope:
 activations of a sample) above a floor that does not depend on it, or to follow the curve of an estimate where there is
@@ -27,7 +28,7 @@ from itertools import pairwise
 
 from tuner.belief import FIRST_CHANCE, FIT_CHANCE, Belief, Bracketed, Point, believed, chance, expected, rising
 from tuner.errors import SearchError
-from tuner.results import ExpectedPeaks, Outcome, ProbeResult, Proof
+from tuner.results import ExpectedPeaks, Outcome, Phase, ProbeResult, Proof
 
 _SURE_SHARE = 0.98
 """Share of the limit that a first jump may fill: leaves room for 2 % noise."""
@@ -124,6 +125,7 @@ class MicroBatchSearch:
         self._failures: dict[int, ProbeResult] = {}
         self._lost: Counter[int] = Counter()
         self._failure: Failure | None = None
+        self._failed_at_one: ProbeResult | None = None
         self._budget = _Bracket(0, space.count + 1, failed=False).worst_case() + _SLACK_PROBES
 
     def ask(self) -> int | None:
@@ -145,23 +147,38 @@ class MicroBatchSearch:
             self._lost[index] += 1
             if self._lost[index] > 1 and self._failure is None:
                 self._failure = _failure(result)
-        elif self._failure is None:
+        elif self._failure is None and not self._is_special(result):
             self._failure = _failure(result)
+
+    def _is_special(self, result: ProbeResult) -> bool:
+        """Whether an error is that of running a size of one, which says nothing of the larger ones; it is kept then."""
+        runs = result.phase in {Phase.WARMUP, Phase.MEASURE}
+        first = self._failed_at_one is None and result.micro_batch_size == 1 and self.space.count > 1
+        if runs and first and result.outcome is Outcome.ERROR:
+            self._failed_at_one = result
+        return result is self._failed_at_one
 
     @property
     def verdict(self) -> Proof | Failure | None:
         """The proven answer, or why there is none; nothing while the search goes on."""
         if self._failure is not None:
             return self._failure
-        return self._proof() if self._bracket.closed else None
+        if not self._bracket.closed:
+            return None
+        if self._failed_at_one is not None and not self._fits:
+            return _failure(self._failed_at_one)
+        return self._proof()
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was told against the assumption that fitting is monotone."""
+        found = []
+        if self._failed_at_one is not None and self._fits:
+            found.append(f"A micro-batch of 1 fails, though larger ones fit: {self._failed_at_one.message}")
         if not self._failures:
-            return ()
+            return tuple(found)
         smallest = min(self._failures)
-        return tuple(
+        return *found, *(
             f"Micro-batch {self.space.size(index)} fits although {self.space.size(smallest)} failed "
             f"({self._failures[smallest].outcome}): memory does not grow with the size, or something else takes memory "
             "from time to time. The answer stays below the smallest size that failed."
@@ -171,9 +188,9 @@ class MicroBatchSearch:
 
     @property
     def _bracket(self) -> _Bracket:
-        """The largest fit below the smallest failure, and that failure."""
+        """The largest fit below the smallest failure, and that failure; above a size of one that is special."""
         high = min(self._failures, default=self.space.count + 1)
-        low = max((index for index in self._fits if index < high), default=0)
+        low = max((index for index in self._fits if index < high), default=int(self._failed_at_one is not None))
         return _Bracket(low, high, failed=bool(self._failures))
 
     def _proof(self) -> Proof:
@@ -206,7 +223,7 @@ class MicroBatchSearch:
             belief = expected(self._measured(bracket.low), limit, end, estimate.used_bytes, self._surplus(estimate))
             return self._led_by(self._bracketed(bracket, belief))
         if not self._fits:
-            return 1 if self._failures else self._first_index()
+            return bracket.low + 1 if self._failures or bracket.low else self._first_index()
         points = rising(self._measured(bracket.low))
         start = self._sure_size(points[0]) if points else None
         if len(points) == 1 and start and _GOOD_JUMP * points[0][0] <= start:
@@ -219,11 +236,17 @@ class MicroBatchSearch:
         return Bracketed(bracket.low, bracket.high, bracket.failed, belief, self.space.size)
 
     def _led_by(self, estimate: Bracketed) -> int:
-        """What an estimate leads to: first a size that likely fits; the smallest, where none or two were wrong."""
+        """What an estimate leads to: first a size that likely fits; a far smaller one when two of them did not.
+
+        Not the smallest, unless nothing else is likely: it has least to tell, and BatchNorm may not take it.
+        """
         if self._fits:
             return estimate.nearest_to(FIT_CHANCE)
-        if len(self._failures) > 1 or chance(estimate.belief, self.space.size(1)) < FIT_CHANCE:
-            return 1
+        smallest = estimate.low + 1
+        if chance(estimate.belief, self.space.size(smallest)) < FIT_CHANCE:
+            return smallest
+        if len(self._failures) > 1:
+            return max(smallest, estimate.high // _GOOD_JUMP)
         return estimate.nearest_to(FIT_CHANCE if self._failures else FIRST_CHANCE)
 
     def _first_index(self) -> int:

@@ -10,6 +10,7 @@ Whoever drives it (the command line, the service's coordinator, a test) runs the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
@@ -18,8 +19,8 @@ from tuner.errors import DeviceError, FieldProblem, SearchError, SpecError, Tuni
 from tuner.fingerprint import fingerprint, relevant_versions
 from tuner.objectives import next_to_time, plan_size, sizes_for_steps, steps_of
 from tuner.recommend import Answered, recommend
-from tuner.requests import ProbeRequest, TuningRequest
-from tuner.results import DeviceInfo, Outcome, ProbeResult, Proof, Recommendation
+from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
+from tuner.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, Proof, Recommendation
 from tuner.search import Failure, MicroBatchSearch, SearchSpace
 
 
@@ -32,6 +33,16 @@ class ProbeRunner(Protocol):
         Raises:
             SpecError: naming the field at fault.
             ProbeCancelledError: when ``should_stop`` answered true.
+        """
+
+    def expect(
+        self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
+    ) -> ExpectedPeaks | None:
+        """What an estimate expects the probes to measure; none where it cannot tell.
+
+        Raises:
+            ProbeCancelledError: when ``should_stop`` answered true.
+            ProbeError: when the machinery failed.
         """
 
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
@@ -77,10 +88,10 @@ class Tuning:
         self.memory_limit_bytes = memory_limit(request, device)
         self.probe_limit_bytes = int(self.memory_limit_bytes * (1.0 - request.memory_margin))
         self._share = share_per_rank(request.effective_batch_size, request.spec.parallelism.world_size)[0]
-        space = search_space(request, self._share, self.probe_limit_bytes)
-        self._bound = space.bound
-        self._search = MicroBatchSearch(space)
+        self._space = search_space(request, self._share, self.probe_limit_bytes)
+        self._search = MicroBatchSearch(self._space)
         self._probes: list[ProbeResult] = []
+        self.expected: ExpectedPeaks | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -91,6 +102,28 @@ class Tuning:
     def probes(self) -> tuple[ProbeResult, ...]:
         """What was recorded so far, in order."""
         return tuple(self._probes)
+
+    def to_expect(self) -> ExpectationRequest | None:
+        """What to ask an estimate, so that it leads the search; none where the first probe is certain anyway."""
+        if self._space.count == 1:
+            return None
+        return ExpectationRequest(
+            spec=self.request.spec,
+            samples_per_window=self._share,
+            largest_micro_batch=self._space.bound,
+            limit_bytes=self.probe_limit_bytes,
+        )
+
+    def expect(self, peaks: ExpectedPeaks | None) -> None:
+        """Let an estimate lead the search. It changes which sizes are probed, never the answer.
+
+        Raises:
+            SearchError: when results were recorded already.
+        """
+        if self._probes:
+            raise SearchError(f"{len(self._probes)} probes were recorded before an estimate was given to lead them")
+        self.expected = peaks
+        self._search = MicroBatchSearch(replace(self._space, expected=peaks))
 
     def next_probe(self) -> ProbeRequest | None:
         """The next probe to run, or none when the search is over."""
@@ -153,7 +186,7 @@ class Tuning:
         proof = self._search.verdict
         if not isinstance(proof, Proof) or proof.stopped_by != "oom" or proof.fits == 0:
             return None
-        if self._bound != self._share or any(it.micro_batch_size == self._share for it in self._searched):
+        if self._space.bound != self._share or any(it.micro_batch_size == self._share for it in self._searched):
             return None
         expected = peak_without_gradients(self._searched, self._share)
         return self._share if expected is not None and expected <= self.probe_limit_bytes else None
@@ -193,6 +226,7 @@ class Tuning:
                 environment=self.environment,
                 versions=self.versions,
                 notes=self._search.warnings,
+                expected=self.expected,
             ),
             identifier=identifier,
             created_at=created_at,

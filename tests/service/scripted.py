@@ -11,7 +11,7 @@ from service.domain import ServedDevice, WorkKind
 from service.executor.base import OnProgress, StopWithin, TrainingRun
 from service.store.base import NewWork
 from tuner.errors import ProbeCancelledError
-from tuner.requests import ProbeRequest, TuningRequest
+from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.results import Outcome, Phase, ProbeResult
 from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
 
@@ -40,6 +40,10 @@ class ScriptedRunner:
         self.checked += 1
         if self.spec_error is not None:
             raise self.spec_error
+
+    def expect(self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """No estimate: the search has to do without."""
+        del request, should_stop
 
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
         """Answer from the formula."""

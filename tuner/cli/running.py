@@ -43,8 +43,12 @@ def tune(request: TuningRequest, console: Console) -> Recommendation:
         tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
         board.doing("checking the spec")
         runner.check(request)
+        if (question := tuning.to_expect()) is not None:
+            board.doing("estimating the memory curve")
+            tuning.expect(runner.expect(question))
         while (probe := tuning.next_probe()) is not None:
-            board.doing(f"running two updates at micro-batch {probe.micro_batch_size:,}")
+            doing = "timing updates" if probe.measures_time else "running two updates"
+            board.doing(f"{doing} at micro-batch {probe.micro_batch_size:,}")
             result = runner.run(probe)
             tuning.record(result)
             board.add(result)

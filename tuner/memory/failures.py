@@ -44,6 +44,7 @@ _SUSPICIOUS_MESSAGES = (
     "unable to find an engine",  # likewise, the newer wording
     "CUFFT_INTERNAL_ERROR",
     "could not create a primitive",  # oneDNN on the CPU, when its scratchpad cannot be allocated
+    "could not execute a primitive",  # likewise, for memory that it takes late
     "could not create a memory",  # likewise
     "CUBLAS_STATUS_NOT_INITIALIZED",  # a handle that found no room for its workspace
 )

@@ -6,16 +6,19 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from tuner.documents import Document
 from tuner.errors import FieldProblem, SpecError
 from tuner.files import tail, write_atomically
-from tuner.requests import ProbeRequest
+from tuner.requests import ExpectationRequest, ProbeRequest
 from tuner.results import Phase, PhaseSeconds
 from tuner.specs import WorkloadSpec
 
-Task = Literal["probe", "check"]
+Task = Literal["probe", "check", "expect"]
+
+TaskRequest: TypeAlias = ProbeRequest | WorkloadSpec | ExpectationRequest
+"""What a task is given."""
 
 
 class FieldReport(Document):
@@ -60,12 +63,12 @@ class ProbePaths:
 
     @property
     def request(self) -> Path:
-        """The ``ProbeRequest``, or the spec of a check (JSON)."""
+        """The ``TaskRequest`` (JSON)."""
         return self.directory / "request.json"
 
     @property
     def result(self) -> Path:
-        """The ``ProbeResult`` or ``CheckReport``; absent when the process died before it could write one."""
+        """The ``ProbeResult``, ``CheckReport`` or ``ExpectedPeaks``; absent when the process died first."""
         return self.directory / "result.json"
 
     @property
@@ -78,7 +81,7 @@ class ProbePaths:
         """What the process printed, and the stacks it dumped when it was asked where it hangs."""
         return self.directory / "output.txt"
 
-    def write_request(self, request: ProbeRequest | WorkloadSpec) -> None:
+    def write_request(self, request: TaskRequest) -> None:
         """Make the directory and put the request in it."""
         self.directory.mkdir(parents=True)
         write_atomically(self.request, request.model_dump_json())
@@ -102,7 +105,7 @@ class ProbePaths:
 
 def phase_seconds(entered: list[tuple[Phase, float]], requested: float, ended: float) -> PhaseSeconds:
     """Seconds spent in each phase, from the times the phases were entered."""
-    ends = [at for _, at in entered[1:]] + [ended]
+    ends = [*(at for _, at in entered[1:]), ended][: len(entered)]  # a process may end before its first phase
     spent = {phase: max(0.0, end - at) for (phase, at), end in zip(entered, ends, strict=True)}
     began = entered[0][1] if entered else ended
     return PhaseSeconds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import socket
@@ -21,15 +22,19 @@ from tuner.errors import ProbeCancelledError, ProbeError
 from tuner.memory.environment import allocator_environment
 from tuner.memory.failures import ExitKind, ProcessExit, classify_exit
 from tuner.probing.channel import Channel
-from tuner.probing.exchange import CheckReport, ProbePaths, Task, phase_seconds
+from tuner.probing.exchange import CheckReport, ProbePaths, Task, TaskRequest, phase_seconds
 from tuner.processes import kernel_oom_kills
-from tuner.requests import ProbeRequest, TuningRequest
-from tuner.results import DeviceInfo, Outcome, Phase, ProbeResult
+from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
+from tuner.results import DeviceInfo, ExpectedPeaks, Outcome, Phase, ProbeResult
 from tuner.specs import WorkloadSpec
 from tuner.workloads.imports import late_imports
 
+_log = logging.getLogger(__name__)
+
 _START_TIMEOUT_SECONDS = 180.0
 _CHECK_TIMEOUT_SECONDS = 300.0
+_EXPECT_TIMEOUT_SECONDS = 30.0
+"""An estimate that takes longer than some probes would is not worth it."""
 _POLL_SECONDS = 0.05
 _DUMP_SECONDS = 0.3
 """How long a hanging probe gets to write where it hangs before it is killed."""
@@ -92,6 +97,27 @@ class ProbeSupervisor:
         if error is not None:
             raise error
 
+    def expect(
+        self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
+    ) -> ExpectedPeaks | None:
+        """What an estimate expects the probes to measure; none where it cannot tell, or not in time.
+
+        Raises:
+            ProbeCancelledError: when ``should_stop`` answered true; the estimate's process is gone by then.
+            ProbeError: when the machinery failed.
+        """
+        if self.device.kind != "cpu":
+            return None
+        with self._lock:
+            ended = self._run_task("expect", request, _EXPECT_TIMEOUT_SECONDS, should_stop)
+        try:
+            return ExpectedPeaks.model_validate_json(ended.paths.result.read_bytes())
+        except (OSError, ValidationError):
+            _log.info("no estimate leads the search: %s", ended.said.strip() or "it took too long")
+            return None
+        finally:
+            shutil.rmtree(ended.paths.directory, ignore_errors=True)
+
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
         """Run one probe to its end.
 
@@ -134,9 +160,7 @@ class ProbeSupervisor:
         shutil.rmtree(ended.paths.directory, ignore_errors=True)
         return result.model_copy(update={"seconds": seconds}), crashed
 
-    def _run_task(
-        self, task: Task, request: ProbeRequest | WorkloadSpec, timeout: float, should_stop: Callable[[], bool]
-    ) -> _Ended:
+    def _run_task(self, task: Task, request: TaskRequest, timeout: float, should_stop: Callable[[], bool]) -> _Ended:
         """Run a task in a process of its own. The caller removes its files; a task that is given up has none left."""
         self._tasks += 1
         paths = ProbePaths(self._scratch / f"{os.getpid()}-{self._tasks}")
@@ -150,7 +174,7 @@ class ProbeSupervisor:
     def _run_in_process(
         self,
         task: Task,
-        request: ProbeRequest | WorkloadSpec,
+        request: TaskRequest,
         paths: ProbePaths,
         timeout: float,
         should_stop: Callable[[], bool],

@@ -15,11 +15,12 @@ from pathlib import Path
 
 from tuner.accumulation import balanced_split
 from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
+from tuner.estimation.expectation import expected_peaks
 from tuner.files import write_atomically
 from tuner.memory.devices import MemoryDevice, open_device, translate_certain
 from tuner.probing.clock import TimedEngine, TimedUpdate, enough, timing
 from tuner.probing.exchange import CheckReport, ProbePaths
-from tuner.requests import ProbeRequest
+from tuner.requests import ExpectationRequest, ProbeRequest
 from tuner.results import ModelSummary, Outcome, Phase, ProbeResult, UpdateTiming
 from tuner.specs import WorkloadSpec
 from tuner.training.micro_batches import MicroBatch, sliced
@@ -221,7 +222,13 @@ def _check(spec: WorkloadSpec) -> CheckReport:
     return CheckReport()
 
 
-TASKS = {"probe": run_probe, "check": run_check}
+def run_expect(paths: ProbePaths) -> None:
+    """Estimate the memory curve that the request in ``paths`` asks for, and leave it there."""
+    request = ExpectationRequest.model_validate_json(paths.request.read_bytes())
+    write_atomically(paths.result, expected_peaks(request).model_dump_json())
+
+
+TASKS = {"probe": run_probe, "check": run_check, "expect": run_expect}
 
 
 def run_task(task: str, directory: str) -> None:
