@@ -27,6 +27,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -59,32 +60,39 @@ Row = dict[str, Any]
 
 
 class Bench:
-    """The workloads of one device, and a runner of probes in fresh processes."""
+    """One device, and probes of it in fresh processes."""
 
-    def __init__(self, device: DeviceInfo, runner: ProbeSupervisor) -> None:
+    def __init__(self, device: DeviceInfo) -> None:
         self.device = device
-        self._runner = runner
+        with ProbeSupervisor(device) as runner:
+            self._environment = runner.environment()
 
     def tuning(self, case: Case) -> Tuning:
         """A tuning, for what it knows about the request."""
-        return Tuning(case.request, self.device, environment=self._runner.environment(), versions=installed_versions())
+        return Tuning(case.request, self.device, environment=self._environment, versions=installed_versions())
 
-    def fits(self, case: Case, size: int) -> bool:
-        """Whether a fresh process fits.
+    @contextmanager
+    def probes(self, case: Case) -> Iterator[Callable[[int], bool]]:
+        """Whether a size fits, by a probe from a fork server of their own.
 
         Raises:
-            WorkloadError: when it fails for another reason than memory.
+            WorkloadError: when one fails for another reason than memory.
         """
         first = self.tuning(case).next_probe()
         assert first is not None
-        result = self._runner.run(first.model_copy(update={"micro_batch_size": size}))
-        if result.outcome not in (Outcome.FIT, Outcome.OOM):
-            raise WorkloadError(f"{case.name} at micro-batch {size}: {result.outcome}: {result.message}")
-        return result.outcome is Outcome.FIT
+        with ProbeSupervisor(self.device) as runner:
+
+            def fits(size: int) -> bool:
+                result = runner.run(first.model_copy(update={"micro_batch_size": size}))
+                if result.outcome not in (Outcome.FIT, Outcome.OOM):
+                    raise WorkloadError(f"{case.name} at micro-batch {size}: {result.outcome}: {result.message}")
+                return result.outcome is Outcome.FIT
+
+            yield fits
 
     def environment(self) -> dict[str, str]:
         """What every finder's process starts with."""
-        return {**os.environ, **self._runner.environment()}
+        return {**os.environ, **self._environment}
 
 
 # --- the truth ---
@@ -92,7 +100,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Scan:
-    """Which sizes are scanned, and how often each."""
+    """Which sizes are scanned, and how often each, every time from another fork server."""
 
     around: int
     repeats: int
@@ -106,11 +114,13 @@ def truth_of(bench: Bench, case: Case, scan: Scan, known: Mapping[str, Row]) -> 
         return dict(earlier)
     if earlier is not None:
         print(f"{case.name}: what its truth depends on has changed; scanned anew", file=sys.stderr)
-    near = halved(lambda size: bench.fits(case, size), case.request.effective_batch_size)
+    with bench.probes(case) as fits_now:
+        near = halved(fits_now, case.request.effective_batch_size)
     fits = dict.fromkeys(range(max(1, near - scan.around), near + scan.around + 1), 0)
     for _ in range(scan.repeats):
-        for size in fits:
-            fits[size] += bench.fits(case, size)
+        with bench.probes(case) as fits_now:
+            for size in fits:
+                fits[size] += fits_now(size)
     return {"fingerprint": fingerprint, **verdict(fits, scan.repeats), "repeats": scan.repeats, "fits": fits}
 
 
@@ -187,9 +197,11 @@ class Finders:
 def fitting(bench: Bench, case: Case, finders: Finders, answers: Iterable[int | None]) -> dict[int, str]:
     """Whether each answer fits: ``yes``, ``no``, or ``without our engine`` where it does in plain torch."""
     found = {}
-    for answer in {it for it in answers if it}:
-        found[answer] = "yes" if bench.fits(case, answer) else "no"
-        if found[answer] == "no" and finders.run(f"plain {answer}").answer == answer:
+    with bench.probes(case) as fits_now:
+        for answer in {it for it in answers if it}:
+            found[answer] = "yes" if fits_now(answer) else "no"
+    for answer in [size for size, told in found.items() if told == "no"]:
+        if finders.run(f"plain {answer}").answer == answer:
             found[answer] = "without our engine"
     return found
 
@@ -332,7 +344,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"short for --workloads {' '.join(QUICK)}")
     parser.add_argument("--rounds", type=int, default=1, help="times every finder runs on every workload")
     parser.add_argument("--around", type=int, default=3, help="sizes of the scan on each side of the answer")
-    parser.add_argument("--repeats", type=int, default=2, help="fresh processes per size of the scan")
+    parser.add_argument("--repeats", type=int, default=2, help="fork servers, each of which scans every size")
     parser.add_argument("--device", help="cpu or cuda:N; the first GPU, else the CPU, when left out")
     parser.add_argument("--truth", type=Path, help="take the truth from this earlier result where it still holds")
     parser.add_argument("--output", type=Path, help="benchmarks/results/finders.json, or finders_cuda.json on a card")
@@ -342,10 +354,9 @@ def main() -> None:
     output = options.output or HERE / "results" / ("finders.json" if device.kind == "cpu" else "finders_cuda.json")
     known = known_truths(options.truth or output)
     workloads: list[Row] = []
-    with ProbeSupervisor(device) as runner:
-        for workload in measured(Bench(device, runner), options, known):
-            workloads.append(workload)
-            write(output, document(device, options, workloads))
+    for workload in measured(Bench(device), options, known):
+        workloads.append(workload)
+        write(output, document(device, options, workloads))
     show_summary(summary(workloads))
 
 

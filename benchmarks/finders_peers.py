@@ -62,7 +62,9 @@ class Training:
         return model, build_optimizer(self.spec.optimizer, model.parameters())
 
     def samples(self, size: int) -> Batch:
-        """The first ``size`` samples: views."""
+        """The first ``size`` samples: views, but where there are not as many."""
+        if size > self._samples.size:
+            return _repeated(self._samples.batch, -(-size // self._samples.size))
         return self._samples.divide([size])[0].batch
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
