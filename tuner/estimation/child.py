@@ -21,6 +21,7 @@ from tuner.estimation.messages import EstimatePaths, Failure
 from tuner.estimation.shim import NoCompilerError, Shim, load_shim
 from tuner.files import write_atomically
 from tuner.fingerprint import installed_versions
+from tuner.memory.failures import FailureKind, classify_exception
 from tuner.processes import die_with_parent
 
 _NO_SHIM = "CUDA's decisions cannot be followed here, the CPU's are instead"
@@ -71,7 +72,7 @@ def _traced(
 
 
 def _failure(error: BaseException) -> Failure:
-    if isinstance(error, MemoryError):
+    if isinstance(error, Exception) and classify_exception(error) is FailureKind.OUT_OF_MEMORY:
         limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
         message = f"tracing took more than the {limit} bytes of host memory that it may take"
         return Failure(kind=EstimateError.__name__, message=message)

@@ -21,6 +21,8 @@ from tuner.estimation.values import KnownValues, mapped, tensors_in
 _aten = torch.ops.aten
 _ITEM = _aten._local_scalar_dense.default  # noqa: SLF001 - the operator's name
 _DEVICE = torch.ops.prim.device.default
+_LIFTED = _aten.lift_fresh.default
+"""Takes in what ``torch.tensor`` has just made: memory of the trace's own, though it comes as a real tensor."""
 _INDEXED = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default}
 
 
@@ -94,7 +96,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         if func is _ITEM:
             return self.values.scalar(args[0])
         self._notice_backward()
-        args = tuple(mapped(it, self._faked) for it in args)
+        if func is not _LIFTED:
+            args = tuple(mapped(it, self._faked) for it in args)
         kwargs = {name: mapped(it, self._faked) for name, it in kwargs.items()}
         outputs = self._run(func, args, kwargs)
         self.values.follow(func, args, kwargs, outputs)

@@ -1,0 +1,291 @@
+"""Updates traced on fake tensors: bytes by hand, every kind of model, sizes, the shim, the process around it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from traced import held_bytes, most_bytes, traced_on_cuda
+
+from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
+from tuner.catalogue import KernelProfile
+from tuner.errors import EstimateError, SpecError
+from tuner.estimates import EstimateRequest
+from tuner.estimation.attention import Attention, Kernel, choose
+from tuner.estimation.launch import estimate
+from tuner.estimation.shim import NoCompilerError, compiled
+from tuner.estimation.trace import Category, SizedTrace, Trace
+from tuner.estimation.tracing import trace
+from tuner.estimation.workload import trace_workload
+from tuner.specs import WorkloadSpec
+
+MIB = 1024**2
+FLOAT = 4
+INDEX = 8
+MLP_PARAMETERS = (32 * 32 + 32 + 32 * 32 + 32 + 32 * 4 + 4) * FLOAT
+"""Of ``mlp_spec``: two hidden layers of 32, four classes."""
+SIZES = (2, 3, 5)
+TEXT = {"sequence_length": 16}
+SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+KINDS: dict[str, WorkloadSpec] = {
+    "mlp": mlp_spec(),
+    "gpt, fp16 with a scaler": gpt_spec(precision="fp16-mixed", gradient_clipping=1.0),
+    "gpt, bf16, two ranks": gpt_spec(precision="bf16", parallelism={"world_size": 2}),
+    "gpt, recomputed, averaged": gpt_spec(activation_checkpointing=True, ema_decay=0.99, precision="bf16-mixed"),
+    "gpt, fused": gpt_spec(optimizer={"name": "adamw", "implementation": "fused"}),
+    "resnet": resnet_spec(optimizer={"name": "sgd", "momentum": 0.9}),
+    "gpt2": transformers_spec("causal-lm", {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2}, batch=TEXT),
+    "bert": transformers_spec("masked-lm", {"model_type": "bert", **SMALL}, batch=TEXT, precision="bf16-mixed"),
+    "llama": transformers_spec("causal-lm", {"model_type": "llama", **SMALL}, batch=TEXT, precision="bf16"),
+    "vit": transformers_spec("image-classification", {"model_type": "vit", "image_size": 32, "patch_size": 8, **SMALL}),
+    "t5": transformers_spec(
+        "seq2seq-lm",
+        {"model_type": "t5", "num_layers": 1, "d_model": 32, "num_heads": 2, "d_kv": 16, "decoder_start_token_id": 0},
+        batch=TEXT,
+    ),
+    "hf-resnet": transformers_spec(
+        "image-classification",
+        {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16], "depths": [1]},
+        batch={"image_size": 32},
+    ),
+    "convnext": transformers_spec(
+        "image-classification",
+        {"model_type": "convnext", "hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2},
+        batch={"image_size": 32},
+    ),
+    "lstm": python_spec("traced_models:tokens"),
+}
+
+
+@pytest.fixture(scope="module")
+def on_cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Trace]]:
+    """Every kind of model traced with CUDA's decisions, in one process; needs a C++ compiler."""
+    cases: list[dict[str, Any]] = [_case(name, spec, SIZES) for name, spec in KINDS.items()]
+    published = python_spec("traced_models:plain").model_copy(update={"gradient_gathering": "in-place"})
+    cases += [
+        _case(precision, published.model_copy(update={"precision": precision}), [8], accumulates=False)
+        for precision in ("fp32", "bf16-mixed")
+    ]
+    return traced_on_cuda(cases, tmp_path_factory.mktemp("cache"))
+
+
+def _case(name: str, spec: WorkloadSpec, sizes: Any, *, accumulates: bool = True) -> dict[str, Any]:
+    return {
+        "name": name,
+        "spec": spec.model_dump(mode="json"),
+        "sizes": list(sizes),
+        "accumulates": accumulates,
+        "compute_capability": [8, 6],
+    }
+
+
+def _mlp(size: int, *, accumulates: bool = True, **changes: Any) -> Trace:
+    return trace(mlp_spec(**changes), size, accumulates=accumulates)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_updates_differ_in_nothing_but_sizes(name: str, on_cuda: dict[str, list[Trace]]) -> None:
+    """Traces at three sizes are one trace, and a fourth size follows from them."""
+    sized = SizedTrace.of(on_cuda[name])
+    assert sized.at(5) == on_cuda[name][2]
+    assert on_cuda[name][0].decisions == "cuda"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_blocks_are_taken_once_and_given_back_once(name: str, on_cuda: dict[str, list[Trace]]) -> None:
+    """No block is given back before it is taken, or twice; what is held at the end is what was held before."""
+    taken = on_cuda[name][0]
+    held: set[int] = set()
+    for event in taken.events:
+        if event >= 0:
+            assert event not in held
+            held.add(event)
+        else:
+            held.remove(~event)
+    state = (Category.PARAMETERS, Category.OPTIMIZER_STATE)
+    for category in state:
+        assert held_bytes(taken, "end", category) == held_bytes(taken, "first-update", category) > 0
+
+
+def test_published_peak_in_fp32(on_cuda: dict[str, list[Trace]]) -> None:
+    """GPT-2 124M, batch 8, fp32, no accumulation: 10,799 MiB were traced before, without cuBLAS's 16 MiB."""
+    assert most_bytes(on_cuda["fp32"][0]) / MIB == pytest.approx(10_799 + 16, rel=0.005)
+
+
+def test_published_peak_in_bf16(on_cuda: dict[str, list[Trace]]) -> None:
+    """Likewise under bf16 autocast, by FlashAttention: 8,235 MiB."""
+    assert most_bytes(on_cuda["bf16-mixed"][0]) / MIB == pytest.approx(8_235 + 16, rel=0.005)
+
+
+def test_cublas_is_counted_for_both_threads(on_cuda: dict[str, list[Trace]]) -> None:
+    """Forward and backward passes run in threads with a handle each: 8,519,680 bytes before Hopper."""
+    assert held_bytes(on_cuda["mlp"][0], "end", Category.WORKSPACE) == 2 * 8_519_680
+
+
+def test_scratch_gradients_are_held_beside_the_sums(on_cuda: dict[str, list[Trace]]) -> None:
+    """On a card the second micro-batch's gradients wait until its backward pass has ended."""
+    assert most_bytes(on_cuda["mlp"][0], Category.GRADIENTS) == 2 * MLP_PARAMETERS
+
+
+def test_in_place_gradients_by_hand() -> None:
+    """On the CPU gradients are added up where they are: never more than one set is held."""
+    assert most_bytes(_mlp(4), Category.GRADIENTS, "measured-update") == MLP_PARAMETERS
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state"),
+    [({"name": "sgd"}, 0), ({"name": "sgd", "momentum": 0.9}, MLP_PARAMETERS), ({}, 2 * MLP_PARAMETERS + 6 * FLOAT)],
+)
+def test_lasting_bytes_by_hand(optimizer: dict[str, Any], state: int) -> None:
+    """Between updates parameters, the optimizer's state (AdamW with step counts) and batches are held: no more."""
+    batches = 2 * 4 * (32 * FLOAT + INDEX)
+    taken = _mlp(4, optimizer=optimizer)
+    assert held_bytes(taken, "end", Category.OPTIMIZER_STATE) == state
+    assert held_bytes(taken, "end", Category.PARAMETERS) == MLP_PARAMETERS
+    assert held_bytes(taken, "end") == held_bytes(taken, "first-update") == MLP_PARAMETERS + state + batches
+
+
+def test_peak_is_affine_in_the_batch() -> None:
+    """Large enough micro-batches add the same bytes with every sample."""
+    peaks = [most_bytes(_mlp(size, optimizer={"name": "sgd"})) for size in (1000, 2000, 3000)]
+    assert peaks[2] - peaks[1] == peaks[1] - peaks[0] > 0
+
+
+def test_a_single_micro_batch_holds_one_set_of_gradients() -> None:
+    """Gathered in scratch too, an update of one micro-batch has nothing to wait beside."""
+    taken = _mlp(4, accumulates=False, gradient_gathering="scratch")
+    assert most_bytes(taken, Category.GRADIENTS, "measured-update") == MLP_PARAMETERS
+
+
+def test_values_of_the_batch_are_known() -> None:
+    """Weights that are counted on the device agree with those counted before: nothing is guessed."""
+    taken = trace(KINDS["bert"], 3, accumulates=True)
+    assert taken.notes == ()
+
+
+def test_shapes_that_depend_on_values_are_refused() -> None:
+    """A model whose tensors are as long as some values are positive is named as such."""
+    with pytest.raises(EstimateError, match="shape depends on values"):
+        trace(python_spec("traced_models:branches"), 2, accumulates=True)
+
+
+def test_workloads_that_differ_between_sizes_are_scaled() -> None:
+    """Where no trace serves all sizes, the answer says so."""
+    workload = trace_workload(python_spec("traced_models:conditional"), None)
+    assert most_bytes(workload.trace_at(64, accumulates=True)) > most_bytes(workload.trace_at(32, accumulates=True))
+    assert not workload.exact_sizes
+    assert workload.notes
+
+
+def test_compiling_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second process finds what the first has compiled, and starts no compiler."""
+    log = tmp_path / "log"
+    monkeypatch.setenv(
+        "CXX", str(_compiler(tmp_path, f'echo run >> {log}; while [ "$1" != -o ]; do shift; done; : > "$2"'))
+    )
+    assert compiled(tmp_path / "cache") == compiled(tmp_path / "cache")
+    assert log.read_text().splitlines() == ["run"]
+
+
+def test_broken_compilers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the compiler says is in the error, and nothing is left in the cache to be loaded."""
+    monkeypatch.setenv("CXX", str(_compiler(tmp_path, "echo no such header >&2; exit 1")))
+    with pytest.raises(NoCompilerError, match="no such header"):
+        compiled(tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+def _compiler(folder: Path, script: str) -> Path:
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_estimates_work_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's decisions are followed then, and the answer says so."""
+    monkeypatch.setenv("CXX", str(_compiler(tmp_path, "exit 1")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    answered = estimate(_request(mlp_spec()))
+    assert answered.decisions == "cpu"
+    assert any("CUDA's decisions cannot be followed" in note for note in answered.notes)
+
+
+def _request(spec: WorkloadSpec, **changes: Any) -> EstimateRequest:
+    return EstimateRequest(spec=spec, gpus=("A10G",), **changes)
+
+
+@pytest.fixture
+def workloads_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes find the tests' workloads in their working directory, and no compiler takes their time."""
+    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.setenv("CXX", "/bin/false")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nonexistent")
+
+
+@pytest.mark.usefixtures("workloads_of_the_tests")
+def test_estimates_that_take_too_long_end() -> None:
+    """After its time the process is killed, and the error says which field gives more."""
+    with pytest.raises(EstimateError, match=r"longer than 3 s.*timeout_seconds"):
+        estimate(_request(python_spec("traced_models:slow"), timeout_seconds=3.0))
+
+
+@pytest.mark.usefixtures("workloads_of_the_tests")
+def test_estimates_can_be_stopped() -> None:
+    """Whoever asked may give it up."""
+    with pytest.raises(EstimateError, match="stopped"):
+        estimate(_request(python_spec("traced_models:slow")), should_stop=lambda: True)
+
+
+@pytest.mark.usefixtures("workloads_of_the_tests")
+def test_estimates_stay_within_their_memory() -> None:
+    """A workload that really takes memory fails with a word about it, not the host."""
+    with pytest.raises(EstimateError, match="host memory"):
+        estimate(_request(python_spec("traced_models:huge")), memory_bytes=4 * 1024**3)
+
+
+@pytest.mark.usefixtures("workloads_of_the_tests")
+def test_wrong_fields_come_back_as_fields() -> None:
+    """What only building the model shows is a problem of a field, across the process."""
+    with pytest.raises(SpecError) as raised:
+        estimate(_request(transformers_spec("causal-lm", {"model_type": "gpt3"}, batch=TEXT)))
+    assert [it.field for it in raised.value.problems] == ["model.config.model_type"]
+
+
+def test_launching_needs_no_torch() -> None:
+    """The service asks for estimates, and never imports torch."""
+    code = "import sys, tuner.estimation.launch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ}).returncode == 0
+
+
+def _attention(**changes: Any) -> Attention:
+    shape = dict.fromkeys(("query_heads", "key_heads", "value_heads"), 8) | {"query_length": 64, "key_length": 64}
+    widths = dict.fromkeys(("query_width", "key_width", "value_width"), 64)
+    flags = {"masked": 0, "mask_trained": 0, "causal": 1, "grouped": 0, "state": 3}
+    return Attention(**{"dtype": 15, "batch": 2, **shape, **widths, **flags, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "capability", "kernel"),
+    [
+        ({}, (8, 0), Kernel.FLASH),
+        ({}, (9, 0), Kernel.CUDNN),
+        ({}, (12, 0), Kernel.FLASH),
+        ({}, (7, 5), Kernel.MATH),
+        ({"dtype": 5}, (7, 5), Kernel.EFFICIENT),
+        ({"dtype": 6}, (9, 0), Kernel.EFFICIENT),
+        ({"masked": 1}, (8, 0), Kernel.EFFICIENT),
+        ({"dropout": 0.1}, (9, 0), Kernel.FLASH),
+        ({"query_width": 200, "key_width": 200, "value_width": 200}, (8, 6), Kernel.EFFICIENT),
+        ({"dtype": 7}, (8, 0), Kernel.MATH),
+    ],
+)
+def test_attention_is_chosen_as_torch_does(
+    changes: dict[str, Any], capability: tuple[int, int], kernel: Kernel
+) -> None:
+    """By type, mask, width and card."""
+    assert choose(_attention(**changes), KernelProfile(compute_capability=capability, kind="cuda")) is kernel

@@ -1,0 +1,85 @@
+"""Traces taken with CUDA's decisions, in a process of its own: torch must not be imported before the shim.
+
+``python traced.py`` reads ``[{"name", "spec", "sizes", "accumulates", "compute_capability"}, ...]`` from its standard
+input and prints the traces by name. Also workloads that are traced as the ``python`` target ``traced:...``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tuner.catalogue import KernelProfile
+from tuner.estimation.trace import Category, Trace
+
+
+def traced_on_cuda(cases: list[dict[str, Any]], cache: Path) -> dict[str, list[Trace]]:
+    """The traces of each case, by name."""
+    ended = subprocess.run(
+        [sys.executable, __file__, str(cache)],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+        cwd=Path(__file__).parent,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found = json.loads(ended.stdout.splitlines()[-1])
+    return {name: [Trace.model_validate(it) for it in traces] for name, traces in found.items()}
+
+
+def most_bytes(trace: Trace, category: Category | None = None, stretch: str | None = None) -> int:
+    """The most that was held at a time: of one category or of all, in one stretch or in all of them."""
+    names = {mark.position: mark.name for mark in trace.marks}
+    held = most = 0
+    now = None
+    for position, event in enumerate(trace.events):
+        now = names.get(position, now)
+        block = event if event >= 0 else ~event
+        if category is None or trace.categories[block] is category:
+            held += trace.sizes[block] if event >= 0 else -trace.sizes[block]
+        if stretch is None or now == stretch:
+            most = max(most, held)
+    return most
+
+
+def held_bytes(trace: Trace, mark: str, category: Category | None = None) -> int:
+    """What was held when a stretch began."""
+    position = next(it.position for it in trace.marks if it.name == mark)
+    held = 0
+    for event in trace.events[:position]:
+        block = event if event >= 0 else ~event
+        if category is None or trace.categories[block] is category:
+            held += trace.sizes[block] if event >= 0 else -trace.sizes[block]
+    return held
+
+
+def main(cache: str) -> None:
+    """Trace every case."""
+    from tuner.estimation.shim import load_shim  # noqa: PLC0415 - before torch
+
+    shim = load_shim(Path(cache))
+    from tuner.estimation.shapes import Shapes  # noqa: PLC0415 - torch comes with it
+    from tuner.estimation.tracing import trace  # noqa: PLC0415 - likewise
+    from tuner.specs import parse_spec  # noqa: PLC0415 - likewise
+
+    shapes = Shapes()
+    found = {}
+    for case in json.loads(sys.stdin.read()):
+        profile = KernelProfile(compute_capability=tuple(case["compute_capability"]), kind="cuda")
+        spec = parse_spec(case["spec"])
+        found[case["name"]] = [
+            trace(spec, size, accumulates=case["accumulates"], profile=profile, shim=shim, shapes=shapes).model_dump(
+                mode="json"
+            )
+            for size in case["sizes"]
+        ]
+    print(json.dumps(found))  # noqa: T201 - this is the answer
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,125 @@
+"""Workloads that are traced as the ``python`` target ``traced_models:...``."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own idiom
+
+from tuner.workloads.base import LossTerms
+
+
+class Recurrent(nn.Module):
+    """An embedding, two LSTM layers and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(50, 16)
+        self.layers = nn.LSTM(16, 32, 2, batch_first=True)
+        self.head = nn.Linear(32, 50)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.head(self.layers(self.tokens(ids))[0])
+        return logits
+
+
+class Tokens:
+    """Predicts tokens from themselves."""
+
+    def build_model(self) -> nn.Module:
+        """A small LSTM."""
+        return Recurrent()
+
+    def make_batch(self, size: int) -> Tensor:
+        """Random tokens."""
+        return torch.randint(0, 50, (size, 6))
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """A sum over tokens."""
+        logits = model(batch)
+        return {"loss": (F.cross_entropy(logits.flatten(0, 1), batch.flatten(), reduction="sum"), batch.numel())}
+
+
+class Plain(Tokens):
+    """Next-token loss without a slice of the logits: as the published figures were taken."""
+
+    def build_model(self) -> nn.Module:
+        """GPT-2 124M without dropout."""
+        from tuner.specs import Gpt  # noqa: PLC0415 - only this one needs it
+        from tuner.workloads.reference import GptNetwork  # noqa: PLC0415 - likewise
+
+        sizes = Gpt(name="gpt", layers=12, heads=12, width=768, vocabulary_size=50257)
+        return GptNetwork(sizes, 1024, recompute=False)
+
+    def make_batch(self, size: int) -> Tensor:
+        """Random tokens."""
+        return torch.randint(0, 50257, (size, 1024))
+
+
+class Branches(Tokens):
+    """Does what no trace can follow: a tensor as long as some values are positive."""
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """Keeps the positive logits."""
+        logits = model(batch)
+        return {"loss": (logits[logits > 0].sum(), len(batch))}
+
+
+class Slow(Tokens):
+    """Never comes back."""
+
+    def build_model(self) -> nn.Module:
+        """Sleeps instead."""
+        time.sleep(3600)
+        return super().build_model()
+
+
+class Huge(Tokens):
+    """Takes real memory."""
+
+    def make_batch(self, size: int) -> Tensor:
+        """Sixteen gibibytes."""
+        return torch.ones(size, 2**32, dtype=torch.int32)
+
+
+class Conditional(Tokens):
+    """Another loss for more than two samples."""
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """An additional term of its own for every three samples."""
+        extra: Any = sum((model(batch).square().mean() for _ in range(len(batch) // 3)), torch.zeros(()))
+        return {"loss": (model(batch).sum() + extra, len(batch))}
+
+
+def tokens() -> Tokens:
+    """An LSTM."""
+    return Tokens()
+
+
+def plain() -> Tokens:
+    """The model of published figures."""
+    return Plain()
+
+
+def branches() -> Tokens:
+    """Cannot be traced."""
+    return Branches()
+
+
+def slow() -> Tokens:
+    """Takes for ever."""
+    return Slow()
+
+
+def huge() -> Tokens:
+    """Takes too much."""
+    return Huge()
+
+
+def conditional() -> Tokens:
+    """Differs between sizes."""
+    return Conditional()
