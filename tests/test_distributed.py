@@ -12,6 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tuner.training.accumulate import GradientAccumulation
+from tuner.training.ranks import ProcessGroup, group_of_one
+
 _HERE = Path(__file__).parent
 _LIMIT_SECONDS = 120
 """For all scenarios together, the start of two interpreters included."""
@@ -153,6 +156,21 @@ def test_an_overflow_on_one_rank_skips_the_step_on_both(both: Outcomes) -> None:
     """The scale is halved once on each."""
     for outcome in both:
         assert outcome["overflow_on_one_rank"] == {"skipped": True, "scale": 512.0, "same": True}
+
+
+def test_a_group_of_one_reduces_in_buckets_as_many_do() -> None:
+    """A probe of a distributed run stands alone, and must hold the buckets that the run will hold."""
+    ranks = group_of_one(torch.device("cpu"))
+    reduced: list[int] = []
+    try:
+        assert isinstance(ranks, ProcessGroup)
+        ranks._all_reduce = lambda tensor: reduced.append(tensor.numel())  # type: ignore[method-assign]
+        model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 1))
+        accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters()), ranks=ranks)
+        accumulation.update([torch.ones(3, 8)], lambda net, batch: (net(batch).sum(), 3.0))
+    finally:
+        ranks.close()
+    assert reduced == [8 * 4 + 4 + 4 + 1]
 
 
 def test_tensors_of_all_sizes_are_summed(both: Outcomes) -> None:

@@ -128,7 +128,7 @@ class GradientAccumulation:
 
     def _start_alike(self) -> None:
         """All ranks begin with the parameters and buffers of rank 0."""
-        if self.ranks.size > 1 and not self._lock_step:
+        if self.ranks.reduces and not self._lock_step:
             every = {id(it): it.detach() for it in (*self.model.parameters(), *self.parameters)}
             with torch.no_grad():
                 self.ranks.broadcast_([*every.values(), *self.model.buffers()])
@@ -208,7 +208,7 @@ class GradientAccumulation:
         """All micro-batches of this rank, those that do not fit in smaller parts."""
         restarts = self._gradients.restarts
         queue = deque(self._within_bounds(window))
-        if len(queue) > 1 or self.ranks.size > 1:
+        if len(queue) > 1 or self.ranks.reduces:
             self._gradients.make_room()
         if restarts:
             self._remember()
@@ -318,7 +318,7 @@ class GradientAccumulation:
         sums = sum_by_name(share.sums for share in shares)
         if gathered.totals is None and gathered.provisional:
             self._outstanding = gathered.provisional / next(iter(weights.values()))
-        if self.ranks.size > 1:
+        if self.ranks.reduces:
             self._settle()  # each rank has a factor of its own
         if not self._lock_step:
             self._sum_over_ranks(shares)
@@ -333,7 +333,7 @@ class GradientAccumulation:
 
     def _sum_over_ranks(self, shares: list[Share]) -> None:
         """A parameter that no rank used keeps no gradient; buffers become those of rank 0."""
-        if self.ranks.size == 1:
+        if not self.ranks.reduces:
             return
         present = [any(flags) for flags in zip(*(share.present for share in shares), strict=True)]
         self.ranks.sum_(self._gradients.complete(present))

@@ -25,10 +25,17 @@ _BUCKET_BYTES = 25 * 1024**2
 
 
 class Ranks:
-    """A run of one process: nothing to say to anyone."""
+    """A run of one process: nothing to say to anyone.
+
+    Attributes:
+        rank: the number of this process.
+        size: how many there are.
+        reduces: whether gradients go through collectives: also in a group of one, which stands for a larger one.
+    """
 
     rank = 0
     size = 1
+    reduces = False
 
     def gather(self, value: T) -> list[T]:
         """The value of every rank, in rank order, on every rank."""
@@ -75,6 +82,8 @@ class ProcessGroup(Ranks):
 
     Words travel over gloo, tensors over the backend of their device.
     """
+
+    reduces = True
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
