@@ -139,7 +139,7 @@ def test_a_wrong_spec_fails_before_any_probe(store: Store, start: StartWorker) -
 
 
 def test_a_broken_workload_fails_with_its_reason(store: Store, start: StartWorker) -> None:
-    """A probe that ends in ERROR ends the tuning as FAILED, with the search's word and the probe as evidence."""
+    """Probes that end in ERROR end the tuning as FAILED, with the search's word and the probes as evidence."""
 
     class Broken(ScriptedRunner):
         """A workload with a bug."""
@@ -158,7 +158,7 @@ def test_a_broken_workload_fails_with_its_reason(store: Store, start: StartWorke
     assert item.problem is not None
     assert item.problem.code not in {"", "internal-error"}
     assert "bug" in item.problem.detail
-    assert item.probes == 1
+    assert item.probes == 2
 
 
 @pytest.mark.parametrize(("error", "code"), [(ProbeError("fork"), "probe-error"), (KeyError("x"), "internal-error")])
