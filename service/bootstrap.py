@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from service.api.app import AppOptions, make_app
 from service.coordinator import Coordinator, WorkerSettings
 from service.errors import ConfigurationError
+from service.estimating import EstimateLimits, Estimates
 from service.executor.base import Executor
 from service.executor.local import LocalExecutor
 from service.policy import Policy
@@ -18,6 +19,7 @@ from service.settings import Settings
 from service.store.base import Store
 from service.store.sql import open_store
 from service.use_cases import UseCases
+from tuner.estimation import launch
 from tuner.fingerprint import installed_versions
 from tuner.memory import inventory
 from tuner.probing.supervisor import ProbeSupervisor
@@ -31,6 +33,7 @@ class System:
     """A whole service: built, not started."""
 
     cases: UseCases
+    estimates: Estimates
     store: Store
     coordinator: Coordinator
 
@@ -65,7 +68,7 @@ def app_of(system: System, settings: Settings) -> FastAPI:
         allowed_hosts=settings.allowed_hosts,
         max_body_bytes=settings.max_body_bytes,
     )
-    return make_app(system.cases, options, on_start=system.start, on_stop=system.stop)
+    return make_app(system.cases, system.estimates, options, on_start=system.start, on_stop=system.stop)
 
 
 def build(
@@ -83,12 +86,12 @@ def build(
     chosen = served_devices(settings, inventory.devices() if devices is None else devices)
     store = open_store(settings.url)
     executors = [(new_executor or local_executor)(device) for device in chosen]
-    coordinator = Coordinator(
-        store, executors, installed_versions() if versions is None else versions, _worker_settings(settings)
-    )
+    here = installed_versions() if versions is None else versions
+    coordinator = Coordinator(store, executors, here, _worker_settings(settings))
     policy = Policy(settings.python_targets, settings.data_roots)
     cases = UseCases(store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify)
-    return System(cases, store, coordinator)
+    estimates = Estimates(launch.estimate, policy, here, EstimateLimits(slots=settings.estimate_slots))
+    return System(cases, estimates, store, coordinator)
 
 
 def local_executor(device: DeviceInfo) -> Executor:

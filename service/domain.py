@@ -11,6 +11,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from tuner.catalogue import Gpu
 from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.requests import DeviceId, TrainingRequest, TuningRequest
 from tuner.results import DeviceInfo, ProbeResult, Recommendation
@@ -385,6 +386,13 @@ class DeviceList(Document):
 
     items: tuple[DeviceStatus, ...]
     """One per worker."""
+
+
+class GpuList(Document):
+    """The catalogue of GPUs that estimates know."""
+
+    items: tuple[Gpu, ...]
+    """By generation."""
 
 
 class Health(Document):

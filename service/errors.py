@@ -8,6 +8,7 @@
     |- StaleLeaseError         a report came after its lease had ended; never reaches HTTP
     |- StoreUnavailableError   the database cannot be reached or written
     |- NotReadyError           a part of the service does not work
+    |- EstimatesBusyError      every slot for estimates is taken
     |- RequestError            the caller can mend it; each has a status and a code
        |- NotFoundError, ConflictError, InvalidCursorError, InvalidInputError
        |- TargetNotAllowedError, DataPathNotAllowedError
@@ -24,6 +25,9 @@ from service.domain import PROBLEM_TYPE_PREFIX, FieldFault, Problem
 from tuner.errors import (
     BatchwrightError,
     DeviceError,
+    EstimateCancelledError,
+    EstimateError,
+    EstimateTimedOutError,
     FieldProblem,
     PlanError,
     ProbeError,
@@ -75,6 +79,14 @@ class NotReadyError(ServiceError):
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "not-ready"
     title = "The service is not ready"
+
+
+class EstimatesBusyError(ServiceError):
+    """Every slot for estimates is taken, and did not become free in time."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "estimates-busy"
+    title = "Too many estimates are being made"
 
 
 class RequestError(ServiceError):
@@ -215,6 +227,9 @@ _TUNER_ERRORS: tuple[tuple[type[BatchwrightError], int, str, str], ...] = (
     (PlanError, HTTPStatus.UNPROCESSABLE_ENTITY, "no-plan", "No plan exists for these numbers"),
     (DeviceError, HTTPStatus.UNPROCESSABLE_ENTITY, "device-error", "The device cannot be used"),
     (WorkloadError, HTTPStatus.UNPROCESSABLE_ENTITY, "workload-error", "The workload breaks its contract"),
+    (EstimateTimedOutError, HTTPStatus.GATEWAY_TIMEOUT, "estimate-timed-out", "The estimate took too long"),
+    (EstimateCancelledError, HTTPStatus.SERVICE_UNAVAILABLE, "estimate-cancelled", "The estimate was given up"),
+    (EstimateError, HTTPStatus.UNPROCESSABLE_ENTITY, "cannot-estimate", "The workload cannot be estimated"),
     (ProbeError, HTTPStatus.INTERNAL_SERVER_ERROR, "probe-error", "A probe could not be run"),
     (SearchError, HTTPStatus.INTERNAL_SERVER_ERROR, "search-error", "The search cannot use what was recorded"),
     (TrainingError, HTTPStatus.INTERNAL_SERVER_ERROR, "training-error", "The training run cannot go on"),

@@ -48,6 +48,8 @@ class Settings(BaseSettings):
     """How often a worker looks for work and for cancellations."""
     shutdown_grace_seconds: Annotated[float, Field(ge=0.0, le=3600.0)] = 30.0
     """Time a running job gets to write a checkpoint when the service stops."""
+    estimate_slots: Annotated[int, Field(ge=1, le=64)] = 1
+    """Estimates made at once; each keeps a processor busy for seconds, and may take gigabytes of host memory."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024**2
     """Larger request bodies are refused unread."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from service.api import jobs, operations, tunings
+from service.api import estimates, jobs, operations, tunings
 from service.api.feed import ChangeFeed
 from service.api.guard import Guard
 from service.api.problems import COMMON_STATUSES, declared, install_handlers
+from service.estimating import Estimates
 from service.use_cases import UseCases
 
 _DESCRIPTION = """\
@@ -31,7 +32,11 @@ class AppOptions:
 
 
 def make_app(
-    cases: UseCases, options: AppOptions, on_start: Callable[[], None], on_stop: Callable[[], None]
+    cases: UseCases,
+    estimating: Estimates,
+    options: AppOptions,
+    on_start: Callable[[], None],
+    on_stop: Callable[[], None],
 ) -> FastAPI:
     """The application. ``on_start`` and ``on_stop`` may block; they run around its life."""
     feed = ChangeFeed(cases.event_counts)
@@ -54,8 +59,9 @@ def make_app(
         responses=declared(*COMMON_STATUSES),
     )
     app.state.use_cases = cases
+    app.state.estimates = estimating
     app.state.feed = feed
-    for module in (tunings, jobs, operations):
+    for module in (tunings, estimates, jobs, operations):
         app.include_router(module.router)
     install_handlers(app)
     app.add_middleware(Guard, allowed_hosts=options.allowed_hosts, max_body_bytes=options.max_body_bytes)

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Path, Query, Request
 
 from service.api.feed import ChangeFeed
+from service.estimating import Estimates
 from service.use_cases import UseCases
 
 _LARGEST_EVENT_ID = 2**31 - 1
@@ -17,12 +18,18 @@ def _use_cases(request: Request) -> UseCases:
     return cases
 
 
+def _estimates(request: Request) -> Estimates:
+    estimates: Estimates = request.app.state.estimates
+    return estimates
+
+
 def _feed(request: Request) -> ChangeFeed:
     feed: ChangeFeed = request.app.state.feed
     return feed
 
 
 Cases = Annotated[UseCases, Depends(_use_cases)]
+Estimating = Annotated[Estimates, Depends(_estimates)]
 Feed = Annotated[ChangeFeed, Depends(_feed)]
 
 TuningId = Annotated[

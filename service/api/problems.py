@@ -34,7 +34,8 @@ _DESCRIPTIONS = {
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The body is not declared as JSON.",
     HTTPStatus.UNPROCESSABLE_ENTITY: "The request is invalid; `errors` lists every field at fault.",
     HTTPStatus.INTERNAL_SERVER_ERROR: "The service failed.",
-    HTTPStatus.SERVICE_UNAVAILABLE: "The database, or a worker, cannot be used now.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "The database, a worker or a slot is not to be had now; try again later.",
+    HTTPStatus.GATEWAY_TIMEOUT: "It took longer than the time it was given.",
 }
 """In our words: those of Python's `HTTPStatus` differ between its versions."""
 

@@ -12,7 +12,7 @@
 
 from service.client.client import Client
 from service.client.errors import ApiError, ClientError, ConnectionFailedError, NotWaitedLongEnoughError
-from service.client.resources import Devices, Jobs, Recommendations, Tunings
+from service.client.resources import Devices, Estimates, Gpus, Jobs, Recommendations, Tunings
 
 __all__ = [
     "ApiError",
@@ -20,6 +20,8 @@ __all__ = [
     "ClientError",
     "ConnectionFailedError",
     "Devices",
+    "Estimates",
+    "Gpus",
     "Jobs",
     "NotWaitedLongEnoughError",
     "Recommendations",

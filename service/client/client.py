@@ -9,7 +9,7 @@ from typing import Self
 import httpx
 
 from service.client.errors import ConnectionFailedError
-from service.client.resources import Devices, Jobs, Recommendations, Tunings
+from service.client.resources import Devices, Estimates, Gpus, Jobs, Recommendations, Tunings
 from service.client.wire import Call, DocumentT, parsed
 from service.domain import Health
 
@@ -35,6 +35,8 @@ class Client:
         self.recommendations = Recommendations(self)
         self.jobs = Jobs(self)
         self.devices = Devices(self)
+        self.estimates = Estimates(self)
+        self.gpus = Gpus(self)
 
     def livez(self) -> Health:
         """Whether the service answers.

@@ -17,6 +17,7 @@ from service.domain import (
     DeviceList,
     DeviceStatus,
     Event,
+    GpuList,
     Job,
     JobPage,
     JobSubmission,
@@ -30,11 +31,15 @@ from service.domain import (
     TuningSubmission,
     TuningSummary,
 )
+from tuner.catalogue import Gpu
+from tuner.estimates import Estimate, EstimateRequest
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.results import Recommendation
 
 _LONGEST_WAIT_SECONDS = 30.0
 """Of one long poll: below the idle limits of proxies, and below the service's own 60."""
+_LONGEST_QUEUE_SECONDS = 15.0
+"""What the service may let an estimate wait for its turn, and some more."""
 _RETRIES = 20
 _RETRY_SECONDS = 0.5
 
@@ -266,6 +271,27 @@ class Devices(_Resource):
     def list(self) -> tuple[DeviceStatus, ...]:
         """The devices, and who holds each."""
         return self._client.call(DeviceList, Call("GET", "/v1/devices")).items
+
+
+class Estimates(_Resource):
+    """Estimates: what would fit on GPUs that need not be there."""
+
+    def create(self, request: EstimateRequest) -> Estimate:
+        """What the workload would take. Comes when it is done: the request's own time limit counts.
+
+        Raises:
+            ApiError: when the service refuses it, cannot trace it, or is busy with others (`estimates-busy`).
+        """
+        call = Call("POST", "/v1/estimates", body=request)
+        return self._client.call(Estimate, call, request.timeout_seconds + _LONGEST_QUEUE_SECONDS)
+
+
+class Gpus(_Resource):
+    """The GPUs that estimates know."""
+
+    def list(self) -> tuple[Gpu, ...]:
+        """The catalogue, with the source of every figure."""
+        return self._client.call(GpuList, Call("GET", "/v1/gpus")).items
 
 
 def _job_submission(

@@ -1,0 +1,82 @@
+"""/v1/estimates and /v1/gpus."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Request
+from starlette.concurrency import run_in_threadpool
+
+from service.api.dependencies import Estimating, Feed
+from service.api.feed import ChangeFeed
+from service.api.problems import declared
+from service.domain import GpuList
+from tuner.estimates import Estimate, EstimateRequest
+
+router = APIRouter(prefix="/v1", tags=["estimates"])
+
+EXAMPLE: dict[str, Any] = {
+    "spec": {
+        "model": {"kind": "transformers", "task": "causal-lm", "config": {"model_type": "gpt2"}},
+        "batch": {"sequence_length": 1024},
+        "precision": "bf16-mixed",
+    },
+    "gpus": ["H100-80GB", "A10G", "48GiB"],
+    "effective_batch_size": 512,
+}
+
+
+@router.post(
+    "/estimates",
+    operation_id="createEstimate",
+    summary="Estimate what fits on GPUs",
+    responses=declared(
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    ),
+)
+async def create_estimate(
+    submission: Annotated[EstimateRequest, Body(openapi_examples={"GPT-2": {"value": EXAMPLE}})],
+    estimates: Estimating,
+    feed: Feed,
+    request: Request,
+) -> Estimate:
+    """What a workload takes on GPUs that need not be here, with an interval and the plan. Nothing is measured.
+
+    Answers when it is done, in seconds; a question asked before is answered from memory. Few are made at once: others
+    wait for ten seconds, then are answered with `estimates-busy` and `Retry-After`. Closing the connection ends it.
+    """
+    async with _while_connected(request, feed) as should_stop:
+        return await run_in_threadpool(estimates.estimate, submission, should_stop)
+
+
+@router.get("/gpus", operation_id="listGpus", summary="List the GPUs of the catalogue")
+async def list_gpus(estimates: Estimating) -> GpuList:
+    """The GPUs that an estimate can name, with their memory and the source of every figure."""
+    return estimates.gpus()
+
+
+@asynccontextmanager
+async def _while_connected(request: Request, feed: ChangeFeed) -> AsyncIterator[Callable[[], bool]]:
+    """Tells whether to stop: the client is gone, or the service ends."""
+    gone = threading.Event()
+    watcher = asyncio.create_task(_watch(request, gone))
+    try:
+        yield lambda: gone.is_set() or feed.closed
+    finally:
+        watcher.cancel()
+
+
+async def _watch(request: Request, gone: threading.Event) -> None:
+    """Wait for the end of the connection: the body has been read, so that nothing else can come."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    gone.set()

@@ -1,0 +1,180 @@
+"""What callers can do with estimates: ask for one, within bounds, and list the GPUs. The rules are here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from service.domain import FieldFault, GpuList
+from service.errors import EstimatesBusyError, InvalidInputError
+from service.policy import Policy
+from tuner.catalogue import GPUS, find_gpu
+from tuner.errors import EstimateCancelledError, EstimateError
+from tuner.estimates import Estimate, EstimateRequest
+from tuner.fingerprint import canonical_json, memory_part
+from tuner.specs import PythonModel
+
+ShouldStop = Callable[[], bool]
+Estimator = Callable[[EstimateRequest, ShouldStop], Estimate]
+"""Makes an estimate, in a process that has ended when this returns; ``tuner.estimation.launch.estimate``."""
+
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class EstimateLimits:
+    """How much of the host estimates may take."""
+
+    slots: int = 1
+    """Estimates that are made at once. Each keeps a processor busy, and may take gigabytes."""
+    queue: int = 8
+    """Callers that may wait for a slot; each holds a thread of the API."""
+    wait_seconds: float = 10.0
+    """How long a caller waits for a slot."""
+    remembered: int = 128
+    """Answers that are kept in memory, a few kilobytes per GPU each; the one not asked for the longest goes first."""
+
+
+class Estimates:
+    """Answers what would fit. Safe to share between threads.
+
+    An answer depends on the question and on installed versions alone, so it is given again from memory: data, schedule,
+    rates and time limits aside. Answers for `python` models are not kept, since their code may change.
+
+    Args:
+        estimator: what makes an estimate.
+        policy: what the operator allows.
+        versions: of what takes part.
+        limits: how much of the host may be taken.
+    """
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        policy: Policy,
+        versions: Mapping[str, str],
+        limits: EstimateLimits = EstimateLimits(),
+    ) -> None:
+        self._estimator = estimator
+        self._policy = policy
+        self._versions = dict(versions)
+        self._limits = limits
+        self._slots = threading.BoundedSemaphore(limits.slots)
+        self._places = threading.BoundedSemaphore(limits.slots + limits.queue)
+        self._answers = _Answers(limits.remembered)
+
+    def estimate(self, request: EstimateRequest, should_stop: ShouldStop = lambda: False) -> Estimate:
+        """What the workload would take; asked for again, the same answer at once.
+
+        Args:
+            request: what is asked.
+            should_stop: asked many times a second; nothing runs any more once it has said so.
+
+        Raises:
+            TargetNotAllowedError: when its code is not allow-listed.
+            InvalidInputError: when a GPU's name is not known, or is that of several.
+            EstimatesBusyError: when no slot became free in time.
+            EstimateError: when it cannot be traced, or not in time, or was stopped.
+        """
+        self._policy.check_model(request.spec)
+        question = self._question(request)
+        if (known := self._answers.get(question)) is not None:
+            return known
+        with self._slot(should_stop):
+            found = self._answers.get(question) or self._estimator(request, should_stop)
+        if not isinstance(request.spec.model, PythonModel):
+            self._answers.put(question, found)
+        return found
+
+    @staticmethod
+    def gpus() -> GpuList:
+        """The GPUs that can be named."""
+        return GpuList(items=GPUS)
+
+    def _question(self, request: EstimateRequest) -> str:
+        """One text for requests with the same answer.
+
+        Raises:
+            InvalidInputError: naming every GPU that is not known.
+        """
+        asked = request.model_dump(mode="json", exclude={"spec", "timeout_seconds"})
+        asked |= {"gpus": _names_of(request.gpus), "spec": memory_part(request.spec), "versions": self._versions}
+        return canonical_json(asked)
+
+    @contextmanager
+    def _slot(self, should_stop: ShouldStop) -> Iterator[None]:
+        """Hold a slot, as soon as there is one.
+
+        Raises:
+            EstimatesBusyError: when there was none in time, or too many wait.
+            EstimateCancelledError: when the caller is gone before.
+        """
+        if not self._places.acquire(blocking=False):
+            raise EstimatesBusyError(f"{self._limits.queue} estimates wait for {self._made_at_once}: try again later")
+        try:
+            self._wait_for_slot(should_stop)
+            try:
+                yield
+            finally:
+                self._slots.release()
+        finally:
+            self._places.release()
+
+    def _wait_for_slot(self, should_stop: ShouldStop) -> None:
+        deadline = time.monotonic() + self._limits.wait_seconds
+        while not self._slots.acquire(timeout=_POLL_SECONDS):
+            if should_stop():
+                raise EstimateCancelledError("the estimate was given up before it began")
+            if time.monotonic() > deadline:
+                raise EstimatesBusyError(
+                    f"no slot became free within {self._limits.wait_seconds:g} s of {self._made_at_once}: try again "
+                    "later; the operator raises BATCHWRIGHT_ESTIMATE_SLOTS"
+                )
+
+    @property
+    def _made_at_once(self) -> str:
+        return f"the {self._limits.slots} made at once"
+
+
+class _Answers:
+    """The answers asked for last, by question. Safe to share between threads."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._known: OrderedDict[str, Estimate] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, question: str) -> Estimate | None:
+        with self._lock:
+            if question in self._known:
+                self._known.move_to_end(question)
+            return self._known.get(question)
+
+    def put(self, question: str, answer: Estimate) -> None:
+        with self._lock:
+            self._known[question] = answer
+            self._known.move_to_end(question)
+            while len(self._known) > self._size:
+                self._known.popitem(last=False)
+
+
+def _names_of(gpus: tuple[str, ...]) -> list[str]:
+    """The names of the catalogue.
+
+    Raises:
+        InvalidInputError: naming every one that is not known, or is that of several.
+    """
+    names: list[str] = []
+    faults: list[FieldFault] = []
+    for index, name in enumerate(gpus):
+        try:
+            names.append(find_gpu(name).name)
+        except EstimateError as error:
+            faults.append(FieldFault(field=f"gpus.{index}", message=str(error)))
+    if faults:
+        raise InvalidInputError("; ".join(f"{fault.field}: {fault.message}" for fault in faults), faults)
+    return names
