@@ -13,7 +13,7 @@ from traced import held_bytes, most_bytes, traced_on_cuda
 
 from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
 from tuner.catalogue import KernelProfile
-from tuner.errors import EstimateError, SpecError
+from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
 from tuner.estimates import EstimateRequest
 from tuner.estimation.attention import Attention, Kernel, choose
 from tuner.estimation.launch import estimate
@@ -230,14 +230,14 @@ def workloads_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("workloads_of_the_tests")
 def test_estimates_that_take_too_long_end() -> None:
     """After its time the process is killed, and the error says which field gives more."""
-    with pytest.raises(EstimateError, match=r"longer than 3 s.*timeout_seconds"):
+    with pytest.raises(EstimateTimedOutError, match=r"longer than 3 s.*timeout_seconds"):
         estimate(_request(python_spec("traced_models:slow"), timeout_seconds=3.0))
 
 
 @pytest.mark.usefixtures("workloads_of_the_tests")
 def test_estimates_can_be_stopped() -> None:
     """Whoever asked may give it up."""
-    with pytest.raises(EstimateError, match="stopped"):
+    with pytest.raises(EstimateCancelledError, match="stopped"):
         estimate(_request(python_spec("traced_models:slow")), should_stop=lambda: True)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tuner.errors import EstimateError
+from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError
 from tuner.estimates import Estimate, EstimateRequest
 from tuner.estimation.messages import EstimatePaths, Failure
 from tuner.files import tail, write_atomically
@@ -36,7 +36,9 @@ def estimate(
         SpecError: when a field of the spec is wrong in a way that only building the model shows.
         WorkloadError: when the workload breaks its contract.
         PlanError: when the effective batch leaves a rank without samples.
-        EstimateError: when a GPU is not known, the workload cannot be traced, or the time or memory does not suffice.
+        EstimateTimedOutError: when tracing takes too long.
+        EstimateCancelledError: when ``should_stop`` said so.
+        EstimateError: when a GPU is not known, the workload cannot be traced, or the memory does not suffice.
     """
     with tempfile.TemporaryDirectory(prefix="batchwright-estimate-") as directory:
         paths = EstimatePaths(Path(directory))
@@ -67,14 +69,15 @@ def _wait(process: subprocess.Popen[bytes], timeout_seconds: float, should_stop:
     """Until the process ends.
 
     Raises:
-        EstimateError: when it takes too long, or was stopped.
+        EstimateTimedOutError: when it takes too long.
+        EstimateCancelledError: when it was stopped.
     """
     deadline = time.monotonic() + timeout_seconds
     while process.poll() is None:
         if should_stop():
-            raise EstimateError("the estimate was stopped")
+            raise EstimateCancelledError("the estimate was stopped")
         if time.monotonic() > deadline:
-            raise EstimateError(
+            raise EstimateTimedOutError(
                 f"tracing took longer than {timeout_seconds:g} s: allow more by `timeout_seconds`, or measure instead"
             )
         time.sleep(_POLL_SECONDS)

@@ -59,6 +59,7 @@ class Shapes:
 
     def __init__(self) -> None:
         self._entries: dict[Key, _Entry | None] = {}
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
 
     def run(self, fakes: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an operator's results
         """What ``func`` returns, with ``fakes`` as the innermost mode."""
@@ -75,11 +76,44 @@ class Shapes:
             return func(*args, **kwargs)
         entry = self._entries.get(tuple(key))
         if entry is not None:
-            return _made(fakes, entry, tensors)
+            return self._made(fakes, entry, tensors)
         outputs = func(*args, **kwargs)
         if tuple(key) not in self._entries:
             self._entries[tuple(key)] = None if _is_peculiar(func) else _entry(outputs, tensors)
         return outputs
+
+    def _made(self, fakes: FakeTensorMode, entry: _Entry, tensors: list[Tensor]) -> Any:  # noqa: ANN401 - an operator's results
+        holder, results = entry
+        made = [self._make(fakes, it, tensors) for it in results]
+        return made[0] if holder is None else holder(made)
+
+    def _make(self, fakes: FakeTensorMode, result: _Result, tensors: list[Tensor]) -> Any:  # noqa: ANN401 - an operator's result
+        if isinstance(result, _Same):
+            return tensors[result.index]
+        if isinstance(result, _Other):
+            return result.value
+        with torch._C._DisableTorchDispatch():  # noqa: SLF001 - what torch's own fake tensors are made under
+            if result.view_of is None:
+                plain = torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")
+            else:
+                plain = torch.empty((0,), dtype=result.dtype, device="meta")
+                storage = tensors[result.view_of].untyped_storage()
+                plain.set_(storage, result.offset, result.shape, result.stride)
+        return self._fake(fakes, plain, result.device)
+
+    def _fake(self, fakes: FakeTensorMode, plain: Tensor, device: torch.device) -> FakeTensor:
+        """``FakeTensor(fakes, plain, device)``, of which all but the first of a trace take its attributes."""
+        known = self._attributes.get(device)
+        if known is None or known["fake_mode"] is not fakes:
+            made = FakeTensor(fakes, plain, device)
+            self._attributes[device] = dict(vars(made))
+            return made
+        fake: FakeTensor = Tensor._make_subclass(  # noqa: SLF001 - as FakeTensor.__new__ does
+            FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        torch._C._set_throw_on_mutable_data_ptr(fake)  # noqa: SLF001 - likewise: reading values must fail, not crash
+        vars(fake).update(known)
+        return fake
 
 
 def _writes_in_place(func: OpOverload) -> bool:
@@ -156,24 +190,3 @@ def _bytes_of(tensor: Tensor) -> int:
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int((last + 1) * tensor.element_size())
-
-
-def _made(fakes: FakeTensorMode, entry: _Entry, tensors: list[Tensor]) -> Any:  # noqa: ANN401 - an operator's results
-    holder, results = entry
-    made = [_make(fakes, it, tensors) for it in results]
-    return made[0] if holder is None else holder(made)
-
-
-def _make(fakes: FakeTensorMode, result: _Result, tensors: list[Tensor]) -> Any:  # noqa: ANN401 - an operator's result
-    if isinstance(result, _Same):
-        return tensors[result.index]
-    if isinstance(result, _Other):
-        return result.value
-    with torch._C._DisableTorchDispatch():  # noqa: SLF001 - what torch's own fake tensors are made under
-        if result.view_of is None:
-            plain = torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")
-        else:
-            plain = torch.empty((0,), dtype=result.dtype, device="meta")
-            storage = tensors[result.view_of].untyped_storage()
-            plain.set_(storage, result.offset, result.shape, result.stride)
-    return FakeTensor(fakes, plain, result.device)
