@@ -34,7 +34,7 @@ from oracles import (
     run_search,
     wobble,
 )
-from tuner.results import Proof
+from tuner.results import ExpectedPeak, ExpectedPeaks, Proof
 from tuner.search import MicroBatchSearch, SearchSpace
 
 BOUND = 4096
@@ -53,6 +53,16 @@ NOISES: dict[str, Callable[[int], Noise]] = {
     "+-2 % of activations": lambda seed: independent(0.02, seed, total=False),
     "+-2 % of total": lambda seed: independent(0.02, seed, total=True),
 }
+ESTIMATES = {
+    "right": (0.0, 0.0),
+    "activations 5 % high": (0.05, 0.0),
+    "activations 5 % low": (-0.05, 0.0),
+    "2 % of the limit high": (0.0, 0.02),
+    "2 % of the limit low": (0.0, -0.02),
+    "activations 20 % low": (-0.2, 0.0),
+    "activations twice": (1.0, 0.0),
+}
+"""How far the estimate is off: the slope, and the whole as a share of the limit."""
 OTHERS: dict[str, Callable[[int, float], Oracle]] = {
     "floor up to 0.3 of the answer": lambda largest, share: floored(largest, share=share, until=0.3),
     "limit really 5 % lower": lambda largest, share: biased(largest, share=share, bias=0.05),
@@ -120,10 +130,10 @@ def run_peer(finder: Callable[[Fits], int], largest: int) -> tuple[int, int, int
     return len(outcomes), outcomes.count(False), answer
 
 
-def run_ours(oracle: Oracle, *, knows_limit: bool = True) -> tuple[int, int]:
+def run_ours(oracle: Oracle, *, knows_limit: bool = True, estimate: ExpectedPeaks | None = None) -> tuple[int, int]:
     """Probes and OOMs of our search, whose answer is checked."""
     limit = oracle.limit_bytes if knows_limit else None
-    search = MicroBatchSearch(SearchSpace(BOUND, "the benchmark's bound", limit_bytes=limit))
+    search = MicroBatchSearch(SearchSpace(BOUND, "the benchmark's bound", limit_bytes=limit, expected=estimate))
     results = run_search(search, oracle)
     assert isinstance(search.verdict, Proof)
     assert search.verdict.fits == oracle.largest
@@ -159,8 +169,33 @@ def courses_of(name: str, largest: int, share: float, seeds: int) -> list[tuple[
     ]
 
 
+def estimate_of(oracle: Oracle, share: float, slope_error: float, offset: float) -> ExpectedPeaks:
+    """An estimate whose activations are off by ``slope_error``, and all of it by ``offset`` (a share of the limit)."""
+    assert oracle.memory is not None
+    limit = oracle.limit_bytes or 0
+    constant = share * limit
+    used = {it: constant + (oracle.memory(it) - constant) * (1 + slope_error) + offset * limit for it in (1, BOUND)}
+    points = tuple(ExpectedPeak(micro_batch_size=it, used_bytes=max(1, round(value))) for it, value in used.items())
+    return ExpectedPeaks(points=points, resident_bytes=max(0, round(0.75 * constant + offset * limit)))
+
+
+def led(seeds: int) -> Iterator[Row]:
+    """The same for searches that an estimate leads, on a device with 0.05 % of noise."""
+    for name, (slope_error, offset) in ESTIMATES.items():
+        for largest in LARGEST:
+            courses = []
+            for share in SHARES:
+                for seed in range(seeds):
+                    fraction = Random(seed).uniform(0.02, 0.98)
+                    noisy = affine(largest, share=share, noise=device(0.0005, seed), fraction=fraction)
+                    estimate = estimate_of(affine(largest, share=share, fraction=fraction), share, slope_error, offset)
+                    courses.append(run_ours(noisy, estimate=estimate))
+            yield summary(f"led by an estimate: {name}", largest, "all", courses)
+
+
 def ours(seeds: int) -> Iterator[Row]:
     """A row for every kind of oracle, answer and intercept, and one over all intercepts."""
+    yield from led(seeds)
     for name in [*NOISES, *OTHERS]:
         for largest in LARGEST:
             cells = {share: courses_of(name, largest, share, seeds) for share in SHARES}
