@@ -1,0 +1,193 @@
+"""How far estimates of peak memory are from what probes measure, on the workloads of finders.py.
+
+python benchmarks/estimator.py [--device cpu] [--sizes 4 16 64] [--output benchmarks/results/estimator.json]
+
+On the CPU: the curve that leads a search (two traces on fake tensors) against the peak of a fresh process, without any
+limit; the rise between the smallest and the largest size is compared too, since that is what the search goes by. On a
+card: the estimate for a card of this name against `max_memory_allocated`, `max_memory_reserved`, and the latter with
+what NVML says the context took. An error is the estimate's, relative to the measurement: above zero it is too high.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from finders_workloads import Case, cases
+
+from tuner.errors import WorkloadError
+from tuner.estimates import EstimateRequest
+from tuner.fingerprint import installed_versions
+from tuner.memory.inventory import find_device
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.results import DeviceInfo, Outcome, ProbeResult
+from tuner.tuning import Tuning
+
+HERE = Path(__file__).resolve().parent
+Figures = dict[str, int]
+"""Bytes by what they are called."""
+Row = dict[str, Any]
+
+
+class Bench:
+    """Measured and estimated peaks on one device."""
+
+    def __init__(self, device: DeviceInfo, runner: ProbeSupervisor) -> None:
+        self.device = device
+        self._runner = runner
+
+    def _tuning(self, case: Case) -> Tuning:
+        return Tuning(case.request, self.device, environment=self._runner.environment(), versions=installed_versions())
+
+    def measured(self, case: Case, size: int) -> Figures | None:
+        """What a fresh process without a limit took; none where the device is too small.
+
+        Raises:
+            WorkloadError: when it fails for another reason than memory.
+        """
+        first = self._tuning(case).next_probe()
+        assert first is not None
+        result = self._runner.run(first.model_copy(update={"micro_batch_size": size, "limit_bytes": None}))
+        if result.outcome is Outcome.OOM:
+            return None
+        if result.outcome is not Outcome.FIT:
+            raise WorkloadError(f"{case.name} at micro-batch {size}: {result.outcome}: {result.message}")
+        return self._figures(result)
+
+    def _figures(self, result: ProbeResult) -> Figures:
+        if self.device.kind == "cpu":
+            return {"process": result.process_peak_bytes or 0}
+        return {
+            "allocated": result.peak_allocated_bytes or 0,
+            "reserved": result.peak_reserved_bytes or 0,
+            "device": result.held_bytes or 0,
+        }
+
+    def estimated(self, case: Case, sizes: list[int]) -> tuple[dict[int, Figures], float]:
+        """What an estimate says of each size, and the seconds it took."""
+        return self._expected(case, sizes) if self.device.kind == "cpu" else self._for_card(case, sizes)
+
+    def _expected(self, case: Case, sizes: list[int]) -> tuple[dict[int, Figures], float]:
+        question = self._tuning(case).to_expect()
+        assert question is not None
+        expected = self._runner.expect(question)
+        if expected is None:
+            return {}, 0.0
+        return {size: {"process": round(expected.used_bytes(size))} for size in sizes}, expected.seconds
+
+    def _for_card(self, case: Case, sizes: list[int]) -> tuple[dict[int, Figures], float]:
+        from tuner.estimation.launch import estimate  # noqa: PLC0415 - a card's alone
+
+        found: dict[int, Figures] = {}
+        seconds = 0.0
+        for size in sizes:
+            request = EstimateRequest(
+                spec=case.request.spec,
+                gpus=(self.device.name,),
+                micro_batch_size=size,
+                effective_batch_size=case.request.effective_batch_size,
+            )
+            answer = estimate(request)
+            peak = answer.gpus[0].peak
+            assert peak is not None
+            found[size] = {
+                "allocated": peak.allocated_bytes,
+                "reserved": peak.reserved_bytes,
+                "device": peak.reserved_bytes + peak.breakdown.outside_allocator_bytes,
+            }
+            seconds = answer.seconds
+        return found, seconds
+
+
+def rows(bench: Bench, sizes: list[int]) -> Iterator[Row]:
+    """A workload at a time."""
+    for case in cases(bench.device):
+        estimated, seconds = bench.estimated(case, sizes)
+        measured = {size: figures for size in sizes if (figures := bench.measured(case, size)) is not None}
+        row = {"name": case.name, "seconds": round(seconds, 2), "measured": measured, "estimated": estimated}
+        row["errors"] = {
+            str(size): {name: round(estimated[size][name] / it - 1, 4) for name, it in figures.items()}
+            for size, figures in measured.items()
+            if size in estimated
+        }
+        row["rise"] = rise_errors(measured, estimated)
+        show(row)
+        yield row
+
+
+def rise_errors(measured: Mapping[int, Figures], estimated: Mapping[int, Figures]) -> dict[str, float]:
+    """The error of what the largest size takes above the smallest."""
+    both = sorted(set(measured) & set(estimated))
+    if len(both) < 2:
+        return {}
+    low, high = both[0], both[-1]
+    return {
+        name: round(
+            (estimated[high][name] - estimated[low][name]) / (measured[high][name] - measured[low][name]) - 1, 4
+        )
+        for name in measured[low]
+    }
+
+
+def show(row: Row) -> None:
+    """Print a workload's lines of a markdown table."""
+    if not row["estimated"]:
+        print(f"| {row['name']} | no estimate | | | |", flush=True)
+    for size, errors in row["errors"].items():
+        for name, error in errors.items():
+            took, said = row["measured"][int(size)][name] / 1024**2, row["estimated"][int(size)][name] / 1024**2
+            print(f"| {row['name']} | {size} | {name} | {took:.1f} | {said:.1f} | {error:+.1%} |", flush=True)
+    for name, error in row["rise"].items():
+        print(f"| {row['name']} | rise | {name} | | | {error:+.1%} |", flush=True)
+
+
+def summary(found: list[Row]) -> dict[str, float]:
+    """Median and largest size of the errors, by figure."""
+    errors: dict[str, list[float]] = {}
+    for row in found:
+        for by_name in row["errors"].values():
+            for name, error in by_name.items():
+                errors.setdefault(name, []).append(abs(error))
+        for name, error in row["rise"].items():
+            errors.setdefault(f"rise of {name}", []).append(abs(error))
+    medians = {f"{name}, median": round(median(column), 4) for name, column in errors.items()}
+    return {**medians, **{f"{name}, largest": max(column) for name, column in errors.items()}}
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", help="cpu or cuda:N; the first GPU, else the CPU, when left out")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[4, 16, 64], help="micro-batches")
+    parser.add_argument("--output", type=Path, help="benchmarks/results/estimator.json; estimator_cuda.json on a card")
+    options = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])  # for our own targets
+    device = find_device(options.device)
+    output = options.output or HERE / "results" / ("estimator.json" if device.kind == "cpu" else "estimator_cuda.json")
+    print("| workload | micro-batch | figure | measured, MiB | estimated, MiB | error |\n|---|---|---|---|---|---|")
+    with ProbeSupervisor(device) as runner:
+        found = list(rows(Bench(device, runner), options.sizes))
+    document = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["python", "benchmarks/estimator.py", *sys.argv[1:]]),
+        "device": device.name,
+        "python": platform.python_version(),
+        "versions": installed_versions(),
+        "summary": summary(found),
+        "workloads": found,
+    }
+    print("\n" + "\n".join(f"{name}: {figure:.1%}" for name, figure in summary(found).items()))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
