@@ -55,7 +55,7 @@ def _names_of_gpus(gpus: Sequence[str], *, all_gpus: bool) -> tuple[str, ...]:
         raise wrong_argument("--gpu", message, ", ".join(gpus))
     try:
         return tuple(gpu.name for gpu in GPUS) if all_gpus else tuple(find_gpu(name).name for name in gpus)
-    except EstimateError as error:
+    except (EstimateError, ValueError) as error:  # the latter for a memory beyond all numbers
         raise wrong_argument("--gpu", str(error), "") from None
 
 
