@@ -14,6 +14,7 @@
        |- TargetNotAllowedError, DataPathNotAllowedError
        |- UnknownDeviceError, DeviceMismatchError, InfeasibleRecommendationError, UnsupportedJobError
        |- HostNotAllowedError, ForeignOriginError, BodyTooLargeError, UnsupportedMediaTypeError
+       |- NotAuthenticatedError, ScopeMissingError, NotOwnerError, QuotaExceededError
 """
 
 from __future__ import annotations
@@ -218,6 +219,46 @@ class UnsupportedMediaTypeError(RequestError):
     status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
     code = "unsupported-media-type"
     title = "Send JSON"
+
+
+class NotAuthenticatedError(RequestError):
+    """The request carries no API key that is good. ``challenge`` is what `WWW-Authenticate` says."""
+
+    status = HTTPStatus.UNAUTHORIZED
+    code = "not-authenticated"
+    title = "A good API key is needed"
+
+    def __init__(self, message: str, *, key_given: bool) -> None:
+        self.challenge = 'Bearer realm="batchwright"' + (', error="invalid_token"' if key_given else "")
+        super().__init__(message)
+
+
+class ScopeMissingError(RequestError):
+    """The API key was not given the scope that this needs."""
+
+    status = HTTPStatus.FORBIDDEN
+    code = "scope-missing"
+    title = "The API key may not do that"
+
+
+class NotOwnerError(RequestError):
+    """Another API key made it."""
+
+    status = HTTPStatus.FORBIDDEN
+    code = "not-owner"
+    title = "It belongs to another API key"
+
+
+class QuotaExceededError(RequestError):
+    """The API key has used what it may. ``retry_after_seconds`` is when to ask again."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+    code = "quota-exceeded"
+    title = "The API key has used its quota"
+
+    def __init__(self, message: str, retry_after_seconds: int) -> None:
+        self.retry_after_seconds = retry_after_seconds
+        super().__init__(message)
 
 
 # --- problem documents -----------------------------------------------------------------------------------------------

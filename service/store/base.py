@@ -20,6 +20,7 @@ from service.domain import (
     State,
     WorkKind,
 )
+from service.keys import ApiKey, NewKey
 from tuner.results import ProbeResult, Recommendation
 from tuner.training.runs import TrainingProgress, TrainingResult
 
@@ -37,6 +38,7 @@ class NewWork:
     payload: str
     recommendation_id: str | None = None
     priority: int = 0
+    key_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class WorkRow:
     effective_batch_size: int
     fingerprint: str
     recommendation_id: str | None
+    key_id: str | None
     attempts: int
     probes: int
     events: int
@@ -118,17 +121,83 @@ class SeenDevice:
     queued: int
 
 
+@dataclass(frozen=True)
+class Quota:
+    """What one key may take. ``None`` does not limit."""
+
+    queued: int | None = None
+    """Tunings and jobs that wait."""
+    device_seconds: float | None = None
+    """Seconds on devices, of everything that runs now or ended within the window."""
+    window_seconds: float = 86_400.0
+    """How far back ended work counts."""
+
+
+UNLIMITED = Quota()
+
+
+@dataclass(frozen=True)
+class StoredKey:
+    """A key with what verifying it takes. ``seconds_left`` is until it expires, by the database's clock."""
+
+    key: ApiKey
+    digest: str
+    seconds_left: float | None
+
+
+class KeyStore(ABC):
+    """API keys. Every method raises StoreUnavailableError when the database cannot be used. Rows are never deleted."""
+
+    @abstractmethod
+    def add(self, new: NewKey) -> ApiKey:
+        """Store a key.
+
+        Raises:
+            ConflictError: when its id is taken.
+        """
+
+    @abstractmethod
+    def find(self, key_id: str) -> StoredKey | None:
+        """The key with this id, whatever has become of it."""
+
+    @abstractmethod
+    def list(self) -> list[ApiKey]:
+        """Every key there ever was, oldest first."""
+
+    @abstractmethod
+    def revoke(self, key_id: str) -> ApiKey:
+        """End a key for good. One that is revoked already stays as it is.
+
+        Raises:
+            NotFoundError: when there is none with this id.
+        """
+
+    @abstractmethod
+    def touch(self, key_id: str, at_most_every_seconds: float) -> None:
+        """Note that a key is used now, unless that was noted that lately; nothing happens to an unknown one."""
+
+    @abstractmethod
+    def exist(self) -> bool:
+        """Whether there ever was a key: revoking the last one opens nothing."""
+
+
 class Store(ABC):
     """Durable work with leases. Every method raises StoreUnavailableError when the database cannot be used."""
+
+    @property
+    @abstractmethod
+    def keys(self) -> KeyStore:
+        """The API keys, in the same database."""
 
     # --- anyone ---
 
     @abstractmethod
-    def add(self, work: NewWork) -> WorkItem:
-        """Queue a piece of work.
+    def add(self, work: NewWork, quota: Quota = UNLIMITED) -> WorkItem:
+        """Queue a piece of work, if its key may have more of it.
 
         Raises:
             ConflictError: when its id is taken.
+            QuotaExceededError: when its key has used its quota; work without a key has none.
         """
 
     @abstractmethod

@@ -40,13 +40,14 @@ def moment(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, tz=UTC)
 
 
-def _moment_or_none(milliseconds: int | None) -> datetime | None:
+def moment_or_none(milliseconds: int | None) -> datetime | None:
+    """A stored time, or that there is none."""
     return None if milliseconds is None else moment(milliseconds)
 
 
 def work_fields(row: RowMapping) -> dict[str, Any]:
     """What every view of a tuning or job holds."""
-    same = ("id", "device", "place", "model", "effective_batch_size", "fingerprint", "recommendation_id")
+    same = ("id", "device", "place", "model", "effective_batch_size", "fingerprint", "recommendation_id", "key_id")
     return {name: row[name] for name in same} | {
         "kind": WorkKind(row["kind"]),
         "state": State(row["state"]),
@@ -54,8 +55,8 @@ def work_fields(row: RowMapping) -> dict[str, Any]:
         "probes": row["probe_count"],
         "events": row["event_count"],
         "created_at": moment(row["created_at"]),
-        "started_at": _moment_or_none(row["started_at"]),
-        "ended_at": _moment_or_none(row["ended_at"]),
+        "started_at": moment_or_none(row["started_at"]),
+        "ended_at": moment_or_none(row["ended_at"]),
         "updated_at": moment(row["updated_at"]),
     }
 

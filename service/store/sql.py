@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, func, insert, select, true, update
+from sqlalchemy import ColumnElement, Connection, Engine, and_, case, delete, func, insert, select, true, update
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
@@ -22,10 +22,13 @@ from service.domain import (
 from service.errors import ConflictError, NotFoundError, StaleLeaseError
 from service.store import rows
 from service.store.base import (
+    UNLIMITED,
     Claim,
     Ending,
+    KeyStore,
     Lease,
     NewWork,
+    Quota,
     RecommendationFilter,
     SeenDevice,
     Store,
@@ -33,6 +36,7 @@ from service.store.base import (
     WorkRow,
 )
 from service.store.engine import open_engine, reading, writing
+from service.store.keys import SqlKeyStore, check_quota
 from service.store.migrate import upgrade
 from service.store.statements import change, held_by, next_candidate, running_at, state_event
 from service.store.tables import (
@@ -68,12 +72,18 @@ class SqlStore(Store):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._keys = SqlKeyStore(engine)
+
+    @property
+    @override
+    def keys(self) -> KeyStore:
+        return self._keys
 
     # --- anyone ---
 
     @override
-    def add(self, work: NewWork) -> WorkItem:
-        return self._insert(work, {"state": State.QUEUED})
+    def add(self, work: NewWork, quota: Quota = UNLIMITED) -> WorkItem:
+        return self._insert(work, {"state": State.QUEUED}, quota=quota)
 
     @override
     def add_answered(self, work: NewWork, recommendation: Recommendation) -> WorkItem:
@@ -154,11 +164,18 @@ class SqlStore(Store):
         with reading(self._engine) as connection:
             return [rows.recommendation_summary(row) for row in connection.execute(statement).mappings()]
 
-    def _insert(self, work: NewWork, values: dict[str, Any], answer: Recommendation | None = None) -> WorkItem:
+    def _insert(
+        self,
+        work: NewWork,
+        values: dict[str, Any],
+        answer: Recommendation | None = None,
+        quota: Quota = UNLIMITED,
+    ) -> WorkItem:
         given = {name: getattr(work, name) for name in NewWork.__dataclass_fields__}
         times = {"created_at": now_ms(), "updated_at": now_ms()}
         try:
             with writing(self._engine) as connection:
+                check_quota(connection, work.key_id, quota)
                 connection.execute(insert(work_items).values(**(given | times | values)))
                 change(connection, _work.id == work.id, {}, [state_event(values["state"])])
                 if answer is not None:
@@ -308,7 +325,8 @@ def _stale(lease: Lease) -> StaleLeaseError:
 
 def _given_up() -> dict[str, Any]:
     """What an owner leaves behind when it gives up its lease."""
-    return {"owner": None, "lease_expires_at": None}
+    used = now_ms() - func.coalesce(_work.claimed_at, now_ms())
+    return {"owner": None, "lease_expires_at": None, "claimed_at": None, "device_ms": _work.device_ms + used}
 
 
 def _read_item(connection: Connection, work_id: str) -> WorkItem:
@@ -359,6 +377,8 @@ def _claim(connection: Connection, served: ServedDevice, lease_seconds: float) -
         "owner": served.owner,
         "place": served.place,
         "token": found.token + 1,
+        "claimed_at": now_ms(),
+        "device_ms": _work.device_ms + _used_by_the_lost(),
         "lease_expires_at": now_ms() + _milliseconds(lease_seconds),
         "lost_leases": found.lost_leases + int(abandoned),
         "started_at": func.coalesce(_work.started_at, now_ms()),
@@ -368,6 +388,11 @@ def _claim(connection: Connection, served: ServedDevice, lease_seconds: float) -
         return None
     lease = Lease(work_id=found.id, owner=served.owner, token=found.token + 1)
     return Claim(lease, _read_item(connection, found.id), found.lost_leases + int(abandoned))
+
+
+def _used_by_the_lost() -> ColumnElement[int]:
+    """Milliseconds that an owner who vanished held its device: to its lease's end, or none when that was cut short."""
+    return case((_work.lease_expires_at > _work.claimed_at, _work.lease_expires_at - _work.claimed_at), else_=0)
 
 
 def _conditions(wanted: RecommendationFilter) -> list[ColumnElement[bool]]:

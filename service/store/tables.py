@@ -38,12 +38,15 @@ work_items = Table(
     Column("effective_batch_size", BigInteger, nullable=False),
     Column("fingerprint", String(64), nullable=False),
     Column("recommendation_id", String(64)),
+    Column("key_id", String(16)),
     Column("owner", String(300)),
     Column("token", Integer, nullable=False, server_default="0"),
+    Column("claimed_at", BigInteger),
     Column("lease_expires_at", BigInteger),
     Column("lost_leases", Integer, nullable=False, server_default="0"),
     Column("probe_count", Integer, nullable=False, server_default="0"),
     Column("event_count", Integer, nullable=False, server_default="0"),
+    Column("device_ms", BigInteger, nullable=False, server_default="0"),
     Column("created_at", BigInteger, nullable=False),
     Column("started_at", BigInteger),
     Column("ended_at", BigInteger),
@@ -53,9 +56,12 @@ work_items = Table(
     Column("result", Text),
     Column("problem", Text),
 )
-"""Tunings and jobs. The fencing token rises with every claim, so it counts attempts too."""
+"""Tunings and jobs. The fencing token rises with every claim, so it counts attempts too; ``device_ms`` is the time on
+devices of every claim but one that holds, and ``key_id`` the API key that asked for it (not a foreign key: it names an
+owner, and must never keep work from being stored)."""
 
 Index("work_items_by_kind", work_items.c.kind, work_items.c.id)
+Index("work_items_by_key", work_items.c.key_id, work_items.c.ended_at)
 Index(
     "work_items_open",
     work_items.c.device,
@@ -123,6 +129,21 @@ workers = Table(
     Column("document", Text, nullable=False),
 )
 """Devices that are served, and when their workers were last heard of."""
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("prefix", String(32), nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("name", String(100), nullable=False),
+    Column("scopes", String(200), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
+    Column("revoked_at", BigInteger),
+    Column("last_used_at", BigInteger),
+)
+"""API keys: SHA-256 of their text, never the text. Rows are never deleted: they name the owners of work."""
 
 health = Table(
     "health",

@@ -1,0 +1,144 @@
+"""Where API keys are kept, and what the work of each has used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Engine, RowMapping, Select, case, func, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
+from typing_extensions import override
+
+from service.domain import State
+from service.errors import ConflictError, NotFoundError, QuotaExceededError
+from service.keys import ApiKey, NewKey, Scope
+from service.store.base import UNLIMITED, KeyStore, Quota, StoredKey
+from service.store.engine import reading, writing
+from service.store.rows import moment, moment_or_none
+from service.store.tables import api_keys, now_ms, work_items
+
+_key = api_keys.c
+_work = work_items.c
+
+_QUEUE_RETRY_SECONDS = 10
+"""When to ask again for a place in the queue: what runs may end at any time."""
+_RUNNING_RETRY_SECONDS = 60
+"""When to ask again while nothing that counts has ended yet."""
+
+
+class SqlKeyStore(KeyStore):
+    """Keys on SQLite and PostgreSQL; safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @override
+    def add(self, new: NewKey) -> ApiKey:
+        left = new.expires_in_seconds
+        values = {
+            "id": new.id,
+            "prefix": new.prefix,
+            "digest": new.digest,
+            "name": new.name,
+            "scopes": " ".join(new.scopes),
+            "created_at": now_ms(),
+            "expires_at": None if left is None else now_ms() + int(left * 1000),
+        }
+        try:
+            with writing(self._engine) as connection:
+                row = connection.execute(insert(api_keys).values(**values).returning(api_keys)).mappings().one()
+        except IntegrityError:
+            raise ConflictError(f"there is an API key {new.id!r} already") from None
+        return _api_key(row)
+
+    @override
+    def find(self, key_id: str) -> StoredKey | None:
+        with reading(self._engine) as connection:
+            found = select(api_keys, now_ms().label("now")).where(_key.id == key_id)
+            row = connection.execute(found).mappings().first()
+        if row is None:
+            return None
+        expires = row["expires_at"]
+        left = None if expires is None else (expires - row["now"]) / 1000
+        return StoredKey(_api_key(row), row["digest"], left)
+
+    @override
+    def list(self) -> list[ApiKey]:
+        with reading(self._engine) as connection:
+            found = connection.execute(select(api_keys).order_by(_key.created_at, _key.id))
+            return [_api_key(row) for row in found.mappings()]
+
+    @override
+    def revoke(self, key_id: str) -> ApiKey:
+        values = {"revoked_at": func.coalesce(_key.revoked_at, now_ms())}
+        with writing(self._engine) as connection:
+            ended = update(api_keys).where(_key.id == key_id).values(**values).returning(api_keys)
+            row = connection.execute(ended).mappings().first()
+        if row is None:
+            raise NotFoundError(f"there is no API key {key_id!r}; `batchwright keys list` shows those there are")
+        return _api_key(row)
+
+    @override
+    def touch(self, key_id: str, at_most_every_seconds: float) -> None:
+        before = now_ms() - int(at_most_every_seconds * 1000)
+        stale = or_(_key.last_used_at.is_(None), _key.last_used_at <= before)
+        with writing(self._engine) as connection:
+            connection.execute(update(api_keys).where(_key.id == key_id, stale).values(last_used_at=now_ms()))
+
+    @override
+    def exist(self) -> bool:
+        with reading(self._engine) as connection:
+            return connection.execute(select(_key.id).limit(1)).first() is not None
+
+
+def check_quota(connection: Connection, key_id: str | None, quota: Quota) -> None:
+    """Refuse more work of a key, within the transaction that would add it; work without a key is not limited.
+
+    Raises:
+        QuotaExceededError: naming what is used, the limit, and when to ask again.
+    """
+    if key_id is None or quota == UNLIMITED:
+        return
+    connection.execute(select(_key.id).where(_key.id == key_id).with_for_update())  # one at a time for each key
+    used = connection.execute(_used(key_id, quota)).mappings().one()
+    if quota.queued is not None and used["queued"] >= quota.queued:
+        message = f"this key has {used['queued']} tunings and jobs queued, of {quota.queued} it may have"
+        raise QuotaExceededError(f"{message}: wait until some have started", _QUEUE_RETRY_SECONDS)
+    seconds = (used["device_ms"] or 0) / 1000
+    if quota.device_seconds is not None and seconds >= quota.device_seconds:
+        message = f"this key used {seconds:.0f} s on devices, of {quota.device_seconds:g} s"
+        window = f"in {quota.window_seconds:g} s"
+        raise QuotaExceededError(f"{message} it may use {window}: ask again later", _seconds_until_less(used, quota))
+
+
+def _used(key_id: str, quota: Quota) -> Select[Any]:
+    """What waits, the milliseconds on devices that count, when the first that counts ended, and the time."""
+    running = case((_work.claimed_at.is_not(None), now_ms() - _work.claimed_at), else_=0)
+    since = now_ms() - int(quota.window_seconds * 1000)
+    counts = or_(_work.ended_at.is_(None), _work.ended_at > since)
+    return select(
+        func.coalesce(func.sum(case((_work.state == State.QUEUED, 1), else_=0)), 0).label("queued"),
+        func.sum(_work.device_ms + running).label("device_ms"),
+        func.min(case((_work.device_ms > 0, _work.ended_at))).label("first_ended"),
+        now_ms().label("now"),
+    ).where(_work.key_id == key_id, counts)
+
+
+def _seconds_until_less(used: RowMapping, quota: Quota) -> int:
+    """When the first of what counts leaves the window."""
+    if used["first_ended"] is None:
+        return _RUNNING_RETRY_SECONDS
+    age = (used["now"] - used["first_ended"]) / 1000
+    return max(1, int(quota.window_seconds - age) + 1)
+
+
+def _api_key(row: RowMapping) -> ApiKey:
+    return ApiKey(
+        id=row["id"],
+        prefix=row["prefix"],
+        name=row["name"],
+        scopes=tuple(Scope(scope) for scope in row["scopes"].split()),
+        created_at=moment(row["created_at"]),
+        expires_at=moment_or_none(row["expires_at"]),
+        revoked_at=moment_or_none(row["revoked_at"]),
+        last_used_at=moment_or_none(row["last_used_at"]),
+    )
