@@ -48,19 +48,37 @@ def fingerprint(
     That is: the spec without what does not change memory (data, schedule, rates), the batch, objective and bounds asked
     for, the kind of device (not which one of several alike) and its limit, the allocator's settings, and versions.
     """
-    return hashlib.sha256(
-        canonical_json(
-            {
-                "layout": _LAYOUT,
-                "spec": memory_part(request.spec),
-                "request": question(request),
-                "device": {"kind": device.kind, "name": device.name, "total_bytes": device.total_bytes},
-                "limit_bytes": limit_bytes,
-                "environment": environment,
-                "versions": {name: versions[name] for name in versions if name not in ("batchwright", "python")},
-            }
-        ).encode()
-    ).hexdigest()
+    content = asked(request, device, environment)
+    content["device"]["total_bytes"] = device.total_bytes
+    return _digest(content | {"limit_bytes": limit_bytes, "versions": counted(versions)})
+
+
+def question_fingerprint(request: TuningRequest, device: DeviceInfo, environment: dict[str, str]) -> str:
+    """SHA-256, in hexadecimal, of what is asked, whatever versions and whatever exact limit answer it.
+
+    Equal fingerprints have equal ones of these.
+    """
+    return _digest(asked(request, device, environment))
+
+
+def asked(request: TuningRequest, device: DeviceInfo, environment: dict[str, str]) -> dict[str, Any]:
+    """What is asked: all of the fingerprint but versions, the limit, and the memory of the device."""
+    return {
+        "layout": _LAYOUT,
+        "spec": memory_part(request.spec),
+        "request": question(request),
+        "device": {"kind": device.kind, "name": device.name},
+        "environment": environment,
+    }
+
+
+def counted(versions: dict[str, str]) -> dict[str, str]:
+    """The versions that are part of a fingerprint."""
+    return {name: versions[name] for name in versions if name not in ("batchwright", "python")}
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
 def question(request: TuningRequest) -> dict[str, Any]:

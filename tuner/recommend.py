@@ -12,6 +12,7 @@ from tuner.results import (
     Advice,
     Alternative,
     DeviceInfo,
+    EarlierAnswer,
     EffectiveBatchSize,
     Evidence,
     ExpectedPeaks,
@@ -43,6 +44,7 @@ class Answered:
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
     expected: ExpectedPeaks | None = None
+    earlier: EarlierAnswer | None = None
 
     @property
     def share(self) -> int:
@@ -86,7 +88,9 @@ def recommend(answered: Answered, *, identifier: str, created_at: datetime, tota
             exact=plan is not None,
         ),
         uniform=uniform,
-        evidence=Evidence(probes=answered.probes, proof=answered.proof, expected=answered.expected),
+        evidence=Evidence(
+            probes=answered.probes, proof=answered.proof, expected=answered.expected, earlier=answered.earlier
+        ),
         headroom=_headroom(answered),
         device=answered.device,
         fingerprint=answered.fingerprint,
@@ -174,6 +178,12 @@ def _warnings(answered: Answered) -> list[Advice]:
     if answered.proof.stopped_by == "invalid-size":
         message = f"Size {answered.proof.next_size} failed for another reason than memory; see its probe's message."
         found.append(Advice(code="stopped-by-kernel-limit", message=message))
+    if answered.proof.stopped_by == "earlier-answer":
+        message = (
+            f"Only {answered.proof.fits} was run, to confirm an earlier answer; that {answered.proof.next_size} fails "
+            "was measured then. Tune afresh, without the earlier answer, to measure it now."
+        )
+        found.append(Advice(code="rests-on-earlier-answer", message=message))
     found += _warnings_of_parallelism(answered.request)
     return found
 

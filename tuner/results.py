@@ -195,12 +195,31 @@ class Proof(Document):
 
     fits: NonNegativeInt
     """The largest size that fits; 0 when none does."""
-    stopped_by: Literal["oom", "invalid-size", "bound"]
-    """What stops the next size: a measured OOM, a kernel's own limit, or a bound set beforehand."""
+    stopped_by: Literal["oom", "invalid-size", "bound", "earlier-answer"]
+    """What stops the next size: a measured OOM, a kernel's own limit, a bound set beforehand, or what an earlier tuning
+    measured under other versions or another limit."""
     next_size: PositiveInt | None = None
-    """The next size on the grid, which was probed and failed; none when a bound stops the search."""
+    """The next size on the grid, which was probed and failed, by the earlier tuning where it rests on one; none when a
+    bound stops the search."""
     statement: str
     """The same in a sentence."""
+
+
+class EarlierAnswer(Document):
+    """An earlier answer to the same question, under other versions or another limit."""
+
+    recommendation_id: str
+    """Its identifier."""
+    created_at: datetime
+    """When it was made (UTC)."""
+    fingerprint: str
+    """Its fingerprint: another than this answer's."""
+    versions: dict[str, str]
+    """The versions it was measured with."""
+    memory_limit_bytes: PositiveInt | None = None
+    """The limit it was measured under, before the margin; none where nothing fitted."""
+    proof: Proof
+    """What it had proven, then."""
 
 
 class Evidence(Document):
@@ -211,7 +230,10 @@ class Evidence(Document):
     proof: Proof
     """Why the answer is the largest."""
     expected: ExpectedPeaks | None = None
-    """The memory curve that an estimate expected, where one led the search."""
+    """The memory curve that led the search: an estimate's, or the one that an earlier answer had measured."""
+    earlier: EarlierAnswer | None = None
+    """The earlier answer to the same question that led the tuning. This one rests on it where `proof.stopped_by` is
+    `earlier-answer`; else it has a proof of its own."""
 
 
 class EffectiveBatchSize(Document):

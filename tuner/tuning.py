@@ -15,8 +15,9 @@ from datetime import datetime
 from typing import Protocol
 
 from tuner.accumulation import share_per_rank
+from tuner.earlier import Lead, Question, confirmed, lead
 from tuner.errors import DeviceError, FieldProblem, SearchError, SpecError, TuningFailedError
-from tuner.fingerprint import fingerprint, relevant_versions
+from tuner.fingerprint import fingerprint, question_fingerprint, relevant_versions
 from tuner.objectives import next_to_time, plan_size, sizes_for_steps, steps_of
 from tuner.recommend import Answered, recommend
 from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
@@ -92,11 +93,17 @@ class Tuning:
         self._search = MicroBatchSearch(self._space)
         self._probes: list[ProbeResult] = []
         self.expected: ExpectedPeaks | None = None
+        self._lead: Lead | None = None
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of everything the answer depends on."""
         return fingerprint(self.request, self.device, self.memory_limit_bytes, self.environment, self.versions)
+
+    @property
+    def question(self) -> str:
+        """SHA-256 of what is asked, whatever versions and whatever exact limit answer it."""
+        return question_fingerprint(self.request, self.device, self.environment)
 
     @property
     def probes(self) -> tuple[ProbeResult, ...]:
@@ -105,7 +112,7 @@ class Tuning:
 
     def to_expect(self) -> ExpectationRequest | None:
         """What to ask an estimate, so that it leads the search; none where the first probe is certain anyway."""
-        if self._space.count == 1:
+        if self._space.count == 1 or self._lead is not None:
             return None
         return ExpectationRequest(
             spec=self.request.spec,
@@ -125,9 +132,43 @@ class Tuning:
         self.expected = peaks
         self._search = MicroBatchSearch(replace(self._space, expected=peaks))
 
+    def led_by(self, earlier: Recommendation) -> Lead:
+        """How an earlier answer to the same question would lead this tuning.
+
+        Raises:
+            SpecError: when it answers another question, or has no full proof of its own.
+        """
+        return lead(earlier, self._as_asked)
+
+    def recall(self, earlier: Recommendation) -> None:
+        """Let an earlier answer to the same question lead this tuning; it may stand after a single probe.
+
+        Raises:
+            SpecError: as ``led_by``.
+            SearchError: when results were recorded already.
+        """
+        led = self.led_by(earlier)
+        if led.is_of_use:
+            self.expect(led.peaks)
+            self._lead = led
+
+    @property
+    def _as_asked(self) -> Question:
+        return Question(
+            request=self.request,
+            device=self.device,
+            environment=self.environment,
+            versions=self.versions,
+            memory_limit_bytes=self.memory_limit_bytes,
+            probe_limit_bytes=self.probe_limit_bytes,
+            space=self._space,
+        )
+
     def next_probe(self) -> ProbeRequest | None:
         """The next probe to run, or none when the search is over."""
-        size = self._search.ask() or self._whole_share()
+        if self._confirmed() is not None:
+            return None
+        size = self._to_confirm() or self._search.ask() or self._whole_share()
         if size is not None:
             return self._request(size)
         plan = self._to_time()
@@ -156,6 +197,17 @@ class Tuning:
         elif self._search.verdict is None or result.micro_batch_size != self._whole_share():
             self._search.tell(result)
         self._probes.append(result)
+
+    def _to_confirm(self) -> int | None:
+        """The size of an earlier answer, until a probe has told whether it still fits."""
+        lost_only = all(it.outcome is Outcome.LOST for it in self._probes)
+        return self._lead.size if self._lead and lost_only and self._search.verdict is None else None
+
+    def _confirmed(self) -> Proof | None:
+        """The proof that rests on an earlier one, where a probe has confirmed it and did not prove it by itself."""
+        if self._lead is None or self._search.verdict is not None:
+            return None
+        return confirmed(self._lead, self._probes, self._as_asked)
 
     def _require_plan(self, size: int) -> None:
         if self.request.objective != "fastest" or size != plan_size(self._share, steps_of(self._share, size)):
@@ -192,8 +244,8 @@ class Tuning:
         return self._share if expected is not None and expected <= self.probe_limit_bytes else None
 
     def _proof(self) -> Proof | Failure | None:
-        """The search's verdict; the whole share where that fitted after all."""
-        verdict = self._search.verdict
+        """The search's verdict, or an earlier one that was confirmed; the whole share where that fitted after all."""
+        verdict = self._search.verdict or self._confirmed()
         whole = next((it for it in self._searched if it.micro_batch_size == self._share), None)
         fits_whole = whole is not None and whole.outcome is Outcome.FIT
         if isinstance(verdict, Proof) and verdict.fits < self._share and fits_whole:
@@ -227,6 +279,7 @@ class Tuning:
                 versions=self.versions,
                 notes=self._search.warnings,
                 expected=self.expected,
+                earlier=self._lead.answer if self._lead else None,
             ),
             identifier=identifier,
             created_at=created_at,
