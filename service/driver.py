@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from service.domain import JobRequest, ServedDevice, State, WorkKind
+from service.earlier import recall_earlier
 from service.errors import ServiceError, stored_problem
 from service.executor.base import Executor, TrainingRun
 from service.hold import Hold
@@ -17,7 +18,7 @@ from tuner.errors import BatchwrightError, ProbeCancelledError
 from tuner.requests import TuningRequest
 from tuner.results import Recommendation
 from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
-from tuner.tuning import Tuning
+from tuner.tuning import Tuning, ask_what_ifs
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class Driver:
             ordinal = len(tuning.probes) + 1
             hold.persist(lambda: self._store.record_probe(hold.lease, ordinal, result))  # noqa: B023 - called at once
             tuning.record(result)
+        ask_what_ifs(tuning, lambda question: self._executor.expect(question, hold.stop_within))
         return Ending(State.SUCCEEDED, recommendation=self._recommendation(item, tuning))
 
     def _rebuild(self, item: WorkItem, request: TuningRequest) -> Tuning:
@@ -116,6 +118,7 @@ class Driver:
                 f"{len(recorded)} probes ran before the device, its memory or a version changed "
                 f"(fingerprint {item.fingerprint}, now {tuning.fingerprint}): submit it again"
             )
+        recall_earlier(self._store, item, tuning)
         for probe in recorded:
             tuning.record(probe.result)
         return tuning

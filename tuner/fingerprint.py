@@ -82,10 +82,12 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def question(request: TuningRequest) -> dict[str, Any]:
-    """What is asked besides the spec and the device. The default objective is left out: it was once the only one."""
+    """What is asked besides the spec and the device. Later additions are left out where they ask for nothing new."""
     left_out = {"spec", "device", "memory_limit_bytes", "probe_timeout_seconds"}
     if request.objective == "largest":
         left_out.add("objective")
+    if not request.what_if:
+        left_out.add("what_if")
     return request.model_dump(mode="json", exclude=left_out)
 
 

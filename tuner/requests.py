@@ -48,6 +48,9 @@ class TuningRequest(Document):
     """Never go above this size, whatever fits."""
     uniform: bool = False
     """Also plan with one micro-batch size repeated, for frameworks that know no other way."""
+    what_if: bool = False
+    """Also estimate, without probes, with which changes of precision, activation checkpointing or the optimizer's
+    implementation a larger micro-batch would fit."""
     probe_timeout_seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 300.0
     """Time after which one probe is given up as hanging."""
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.requests import DeviceId, TuningRequest
@@ -327,6 +327,30 @@ class Alternative(Document):
     """CUDA: whether the allocator had to give back its cache and try again, so that it fits, but slowly."""
 
 
+class WhatIf(Document):
+    """The same training with some choices changed that take less memory: estimated, no probe has run it."""
+
+    changes: Annotated[dict[str, JsonValue], Field(min_length=1, examples=[{"precision": "bf16-mixed"}])]
+    """Fields of the spec by dotted path, and what they would say instead."""
+    measured: Literal[False] = False
+    """It is no proof: a tuning of the changed spec measures."""
+    source: Literal["estimated"] = "estimated"
+    """Where the figures come from: an estimate's memory curve, bent as the probes of the spec as asked bend theirs."""
+    largest_micro_batch: NonNegativeInt
+    """The largest size that is expected to fit; 0 when none is."""
+    surely_fits: NonNegativeInt
+    """The largest size that fits also if memory is as much above the estimate as `error` allows."""
+    may_fit: NonNegativeInt
+    """The largest size that fits if memory is as much below the estimate as `error` allows."""
+    error: Annotated[float, Field(ge=0.0, lt=1.0)]
+    """How far the memory may be from the estimate, as a share of it."""
+    gradient_accumulation_steps: PositiveInt | None = None
+    """Micro-batches per rank and update at the largest size; none when none is expected to fit."""
+    peak_bytes: NonNegativeInt
+    """Most memory expected at the largest size, or at the smallest when none is expected to fit: held by tensors on
+    CUDA, by the process on the CPU."""
+
+
 class Advice(Document):
     """Something the reader should know before using a recommendation."""
 
@@ -371,6 +395,9 @@ class Recommendation(Document):
     """Why this plan and no other, in a sentence."""
     alternatives: tuple[Alternative, ...] = ()
     """Plans that fit, from the fewest steps upward, and what they take; the recommended one is among them."""
+    what_ifs: tuple[WhatIf, ...] = ()
+    """When asked for: changes of the spec with which a larger micro-batch is expected to fit, the largest first. They
+    are estimated, not run."""
     world_size: PositiveInt
     """Data-parallel ranks."""
     micro_batch_sizes: tuple[tuple[PositiveInt, ...], ...] = ()

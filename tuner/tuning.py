@@ -4,6 +4,7 @@ Whoever drives it (the command line, the service's coordinator, a test) runs the
 
     while (probe := tuning.next_probe()) is not None:
         tuning.record(runner.run(probe))
+    ask_what_ifs(tuning, runner.expect)
     recommendation = tuning.recommendation(...)
 """
 
@@ -16,13 +17,15 @@ from typing import Protocol
 
 from tuner.accumulation import share_per_rank
 from tuner.earlier import Lead, Question, confirmed, lead
-from tuner.errors import DeviceError, FieldProblem, SearchError, SpecError, TuningFailedError
+from tuner.errors import DeviceError, FieldProblem, ProbeError, SearchError, SpecError, TuningFailedError
 from tuner.fingerprint import fingerprint, question_fingerprint, relevant_versions
 from tuner.objectives import next_to_time, plan_size, sizes_for_steps, steps_of
 from tuner.recommend import Answered, recommend
 from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, Proof, Recommendation
 from tuner.search import Failure, MicroBatchSearch, SearchSpace
+from tuner.specs import WorkloadSpec
+from tuner.what_if import WhatIfs
 
 
 class ProbeRunner(Protocol):
@@ -94,6 +97,7 @@ class Tuning:
         self._probes: list[ProbeResult] = []
         self.expected: ExpectedPeaks | None = None
         self._lead: Lead | None = None
+        self._what_ifs: WhatIfs | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -114,8 +118,11 @@ class Tuning:
         """What to ask an estimate, so that it leads the search; none where the first probe is certain anyway."""
         if self._space.count == 1 or self._lead is not None:
             return None
+        return self._expectation(self.request.spec)
+
+    def _expectation(self, spec: WorkloadSpec) -> ExpectationRequest:
         return ExpectationRequest(
-            spec=self.request.spec,
+            spec=spec,
             samples_per_window=self._share,
             largest_micro_batch=self._space.bound,
             limit_bytes=self.probe_limit_bytes,
@@ -252,6 +259,34 @@ class Tuning:
             return whole_share_proof(self._share, verdict)
         return verdict
 
+    def next_what_if(self) -> ExpectationRequest | None:
+        """What to ask an estimate next, once the search is over, if what-ifs were asked for; none when all is told."""
+        what_ifs = self._asked_what_ifs()
+        spec = None if what_ifs is None else what_ifs.ask()
+        return None if spec is None else self._expectation(spec)
+
+    def record_what_if(self, peaks: ExpectedPeaks | None) -> None:
+        """Take in the answer to ``next_what_if``; none where the estimate cannot tell."""
+        what_ifs = self._asked_what_ifs()
+        if what_ifs is not None:
+            what_ifs.tell(peaks)
+
+    def _asked_what_ifs(self) -> WhatIfs | None:
+        proof = self._proof()
+        if not self.request.what_if or not isinstance(proof, Proof) or self.next_probe() is not None:
+            return None
+        if self._what_ifs is None:
+            self._what_ifs = WhatIfs(
+                self.request.spec,
+                self.device,
+                space=self._space,
+                share=self._share,
+                proof=proof,
+                probes=self._searched,
+                expected=None if self._lead else self.expected,  # what an earlier answer measured is no estimate
+            )
+        return self._what_ifs
+
     def recommendation(self, *, identifier: str, created_at: datetime, total_seconds: float) -> Recommendation:
         """The answer.
 
@@ -280,11 +315,27 @@ class Tuning:
                 notes=self._search.warnings,
                 expected=self.expected,
                 earlier=self._lead.answer if self._lead else None,
+                what_ifs=self._what_ifs.answer() if self._what_ifs else (),
+                not_estimated=self._what_ifs.unanswered if self._what_ifs else (),
             ),
             identifier=identifier,
             created_at=created_at,
             total_seconds=total_seconds,
         )
+
+
+def ask_what_ifs(tuning: Tuning, expect: Callable[[ExpectationRequest], ExpectedPeaks | None]) -> None:
+    """Have an estimate tell what would fit if the spec chose otherwise. What it cannot tell becomes a warning.
+
+    Raises:
+        ProbeCancelledError: as ``expect``.
+    """
+    while (question := tuning.next_what_if()) is not None:
+        try:
+            peaks = expect(question)
+        except ProbeError:
+            peaks = None
+        tuning.record_what_if(peaks)
 
 
 def peak_without_gradients(probes: Sequence[ProbeResult], size: int) -> float | None:

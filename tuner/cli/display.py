@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.objectives import rate_in_words
-from tuner.results import Alternative, BalancedPlan, Outcome, ProbeResult, Recommendation, UniformPlan
+from tuner.results import Alternative, BalancedPlan, Outcome, ProbeResult, Recommendation, UniformPlan, WhatIf
 from tuner.training.runs import MicroBatchSplit, TrainingProgress
 from tuner.units import format_bytes
 
@@ -115,6 +115,15 @@ def sizes_in_words(sizes: Sequence[int]) -> str:
     return " + ".join(f"{count} x {size}" for size, count in Counter(sizes).items())
 
 
+_CHANGES = {
+    "precision": "{}",
+    "activation_checkpointing": "activation checkpointing",
+    "optimizer.implementation": "{} optimizer",
+    "gradient_gathering": "gradients gathered {}",
+}
+"""Changes of the spec in the words of a table."""
+_NO_WHAT_IF = "no change is expected to fit a larger micro-batch, or the plan has no use for one"
+
 _TITLES = {
     "largest": "largest micro-batch that fits",
     "fewest_steps": "fewest accumulation steps that fit",
@@ -142,6 +151,8 @@ def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
         facts.append(("choice", found.choice))
     if len(found.alternatives) > 1:
         facts.append(("alternatives", alternatives_table(found.alternatives)))
+    if found.request.what_if:
+        facts.append(("what if", what_if_table(found.what_ifs) if found.what_ifs else _NO_WHAT_IF))
     times = found.timings
     facts.append(("took", f"{times.probes} probes, {times.out_of_memory_probes} OOM, {times.total_seconds:.1f} s"))
     if found.environment:
@@ -166,6 +177,23 @@ def alternatives_table(alternatives: Sequence[Alternative]) -> Table:
             "" if plan.samples_per_second is None else about + rate_in_words(plan.samples_per_second),
             _remark_on_plan(plan),
             style="" if plan.chosen else "dim",
+        )
+    return table
+
+
+def what_if_table(what_ifs: Sequence[WhatIf]) -> Table:
+    """Changes of the spec with what is expected of them; the interval of a size is below it."""
+    table = Table(box=None, pad_edge=False, title="estimated, not run", title_justify="left", title_style="italic")
+    table.add_column("change", no_wrap=True)
+    for name in ("micro-batch", "steps", "peak"):
+        table.add_column(name, justify="right")
+    for it in what_ifs:
+        low, size, high, steps = it.surely_fits, it.largest_micro_batch, it.may_fit, it.gradient_accumulation_steps
+        table.add_row(
+            "\n+ ".join(_CHANGES.get(path, path + " {}").format(value) for path, value in it.changes.items()),
+            f"~{size:,}" + (f"\n{low:,} to {high:,}" if low < high else ""),
+            "" if steps is None else f"{steps:,}",
+            f"~{format_bytes(it.peak_bytes)}",
         )
     return table
 

@@ -75,6 +75,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     granularity: options.Granularity = 1,
     max_micro_batch_size: options.MaxMicroBatchSize = None,
     uniform: options.Uniform = False,
+    what_if: options.WhatIf = False,
     probe_timeout: options.ProbeTimeout = 300.0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the answer to this file.")] = None,
     json: options.Json = False,
@@ -96,6 +97,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
         granularity=granularity,
         max_micro_batch_size=max_micro_batch_size,
         uniform=uniform,
+        what_if=what_if,
         probe_timeout_seconds=probe_timeout,
     )
     found = _tune(request)

@@ -50,6 +50,14 @@ Objective = Annotated[
 Granularity = Annotated[int, typer.Option(min=1, help="Try only multiples of this size, for example 8.")]
 MaxMicroBatchSize = Annotated[int | None, typer.Option(min=1, help="Never go above this size, whatever fits.")]
 Uniform = Annotated[bool, typer.Option("--uniform", help="Also plan with one micro-batch size repeated.")]
+WhatIf = Annotated[
+    bool,
+    typer.Option(
+        "--what-if",
+        help="Also estimate, without probes, what would fit with a mixed precision, activation checkpointing or an "
+        "optimizer without temporaries.",
+    ),
+]
 ProbeTimeout = Annotated[float, typer.Option(min=1.0, help="Seconds after which one probe is given up as hanging.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON on standard output, errors too.")]
 Updates = Annotated[int, typer.Option(min=1, help="Optimizer updates to make.")]

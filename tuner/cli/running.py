@@ -23,7 +23,7 @@ from tuner.specs import WorkloadSpec
 from tuner.training.launch import TrainingProcess
 from tuner.training.progress import require_tensorboard
 from tuner.training.runs import TrainingResult
-from tuner.tuning import Tuning
+from tuner.tuning import Tuning, ask_what_ifs
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 60.0
@@ -52,6 +52,8 @@ def tune(request: TuningRequest, console: Console) -> Recommendation:
             result = runner.run(probe)
             tuning.record(result)
             board.add(result)
+        board.doing("estimating what would fit if the spec chose otherwise" if request.what_if else "")
+        ask_what_ifs(tuning, runner.expect)
     return tuning.recommendation(
         identifier=f"rec_{uuid.uuid4().hex}", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
     )
