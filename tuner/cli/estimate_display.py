@@ -129,7 +129,7 @@ def _plan_in_words(plan: BalancedPlan) -> str:
     if plan.world_size == 1:
         return sizes_in_words(plan.micro_batch_sizes[0])
     shapes = Counter(plan.micro_batch_sizes)
-    return "; ".join(f"{ranks} ranks: {sizes_in_words(sizes)}" for sizes, ranks in shapes.items())
+    return "; ".join(f"{ranks} x ({sizes_in_words(sizes)})" for sizes, ranks in shapes.items())
 
 
 def _remarks(found: Estimate) -> list[str]:
