@@ -184,6 +184,9 @@ class TuningSummary(WorkSummary):
     """Probes recorded so far."""
     recommendation_id: str | None = None
     """Identifier of the answer, once there is one."""
+    earlier_recommendation_id: str | None = None
+    """Identifier of an earlier answer to the same question, under other versions or another limit, that leads this
+    tuning: one probe may confirm it."""
 
 
 class Tuning(TuningSummary):

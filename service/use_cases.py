@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic_core import PydanticSerializationError
@@ -27,6 +28,7 @@ from service.domain import (
     TuningSubmission,
     WorkKind,
 )
+from service.earlier import find_earlier
 from service.errors import (
     InfeasibleRecommendationError,
     InvalidInputError,
@@ -76,7 +78,9 @@ class UseCases:
     # --- tunings ---
 
     def submit_tuning(self, submission: TuningSubmission) -> tuple[Tuning, bool]:
-        """Queue a tuning, or find the one that answered the same question; and whether it was queued.
+        """Queue a tuning, or find the one with the same fingerprint that has its answer; and whether it was queued.
+
+        An answer to the same question under other versions or another limit is never served: it leads the new tuning.
 
         Raises:
             TargetNotAllowedError: when its code is not allow-listed.
@@ -85,9 +89,12 @@ class UseCases:
         self._policy.check_model(submission.spec)
         seen = self._serving(submission.device)
         request = submission.to_request().model_copy(update={"device": seen.served.device.id})
-        work = self._new_tuning(request, seen.served)
-        if not submission.fresh and (known := self._store.tuning_with_answer(work.fingerprint)) is not None:
-            return self._answer_from(self.tuning(known), work, request, seen.served), False
+        course = _course(request, seen.served)
+        work = self._new_tuning(course)
+        if not submission.fresh:
+            if (known := self._store.tuning_with_answer(work.fingerprint)) is not None:
+                return self._answer_from(self.tuning(known), work, request, seen.served), False
+            work = replace(work, earlier_recommendation_id=find_earlier(self._store, course))
         item = self._store.add(work)
         self._notify()
         return views.tuning(item, None), True
@@ -263,16 +270,16 @@ class UseCases:
         self._notify()
         return item
 
-    def _new_tuning(self, request: TuningRequest, served: ServedDevice) -> NewWork:
-        course = TuningCourse(request, served.device, environment=served.environment, versions=served.versions)
+    def _new_tuning(self, course: TuningCourse) -> NewWork:
         return NewWork(
             id=self._identifiers.new("tun"),
             kind=WorkKind.TUNING,
-            device=served.device.id,
-            model=model_name(request.spec),
-            effective_batch_size=request.effective_batch_size,
+            device=course.device.id,
+            model=model_name(course.request.spec),
+            effective_batch_size=course.request.effective_batch_size,
             fingerprint=course.fingerprint,
-            payload=_payload(request),
+            question=course.question,
+            payload=_payload(course.request),
         )
 
     def _answer_from(self, known: Tuning, work: NewWork, request: TuningRequest, served: ServedDevice) -> Tuning:
@@ -344,6 +351,10 @@ class UseCases:
             )
         self._policy.check_model(spec)
         self._policy.check_data(spec)
+
+
+def _course(request: TuningRequest, served: ServedDevice) -> TuningCourse:
+    return TuningCourse(request, served.device, environment=served.environment, versions=served.versions)
 
 
 def model_name(spec: WorkloadSpec) -> str:

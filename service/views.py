@@ -30,6 +30,7 @@ _COMMON = (
     "events",
     "recommendation_id",
 )
+_OF_TUNINGS = ("fingerprint", "probes", "earlier_recommendation_id")
 
 
 def is_identifier(text: str) -> bool:
@@ -43,13 +44,13 @@ def _fields(row: WorkRow, *more: str) -> dict[str, Any]:
 
 def tuning_summary(row: WorkRow) -> TuningSummary:
     """A tuning in a list."""
-    return TuningSummary(**_fields(row, "fingerprint", "probes"))
+    return TuningSummary(**_fields(row, *_OF_TUNINGS))
 
 
 def tuning(item: WorkItem, recommendation: Recommendation | None) -> Tuning:
     """A tuning in full."""
     return Tuning(
-        **_fields(item, "fingerprint", "probes", "place", "problem"),
+        **_fields(item, *_OF_TUNINGS, "place", "problem"),
         request=TuningRequest.model_validate_json(item.payload),
         recommendation=recommendation,
     )

@@ -27,7 +27,11 @@ from tuner.training.runs import TrainingProgress, TrainingResult
 
 @dataclass(frozen=True)
 class NewWork:
-    """A tuning or job to queue. ``payload`` is its request as JSON, opaque to the store."""
+    """A tuning or job to queue. ``payload`` is its request as JSON, opaque to the store.
+
+    ``question`` is what a tuning's answer is found by, whatever the versions; ``earlier_recommendation_id`` what leads
+    it.
+    """
 
     id: str
     kind: WorkKind
@@ -38,6 +42,8 @@ class NewWork:
     payload: str
     recommendation_id: str | None = None
     priority: int = 0
+    question: str | None = None
+    earlier_recommendation_id: str | None = None
     key_id: str | None = None
 
 
@@ -54,6 +60,7 @@ class WorkRow:
     effective_batch_size: int
     fingerprint: str
     recommendation_id: str | None
+    earlier_recommendation_id: str | None
     key_id: str | None
     attempts: int
     probes: int
@@ -251,6 +258,10 @@ class Store(ABC):
     @abstractmethod
     def tuning_with_answer(self, fingerprint: str) -> str | None:
         """Id of the tuning that made the newest recommendation with this fingerprint."""
+
+    @abstractmethod
+    def answers_to(self, question: str, limit: int) -> list[Recommendation]:
+        """At most ``limit`` feasible recommendations of tunings with this question, newest first."""
 
     @abstractmethod
     def recommendations(

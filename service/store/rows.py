@@ -23,6 +23,18 @@ from tuner.documents import Document
 from tuner.results import ProbeResult, Recommendation
 from tuner.training.runs import TrainingProgress, TrainingResult
 
+_SAME = (
+    "id",
+    "device",
+    "place",
+    "model",
+    "effective_batch_size",
+    "fingerprint",
+    "recommendation_id",
+    "earlier_recommendation_id",
+    "key_id",
+)
+"""Columns that every view of a tuning or job holds as they are."""
 _LARGE = {"payload", "progress", "result", "problem", "document"}
 
 
@@ -47,8 +59,7 @@ def moment_or_none(milliseconds: int | None) -> datetime | None:
 
 def work_fields(row: RowMapping) -> dict[str, Any]:
     """What every view of a tuning or job holds."""
-    same = ("id", "device", "place", "model", "effective_batch_size", "fingerprint", "recommendation_id", "key_id")
-    return {name: row[name] for name in same} | {
+    return {name: row[name] for name in _SAME} | {
         "kind": WorkKind(row["kind"]),
         "state": State(row["state"]),
         "attempts": row["token"],

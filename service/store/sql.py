@@ -38,7 +38,7 @@ from service.store.base import (
 from service.store.engine import open_engine, reading, writing
 from service.store.keys import SqlKeyStore, check_quota
 from service.store.migrate import upgrade
-from service.store.statements import change, held_by, next_candidate, running_at, state_event
+from service.store.statements import change, held_by, newest_answers, next_candidate, running_at, state_event
 from service.store.tables import (
     events,
     health,
@@ -140,15 +140,16 @@ class SqlStore(Store):
 
     @override
     def tuning_with_answer(self, fingerprint: str) -> str | None:
-        statement = (
-            select(recommendations.c.tuning_id)
-            .join(work_items, _work.id == recommendations.c.tuning_id)
-            .where(recommendations.c.fingerprint == fingerprint)
-            .order_by(recommendations.c.id.desc())
-            .limit(1)
-        )
+        statement = newest_answers(recommendations.c.tuning_id, recommendations.c.fingerprint == fingerprint, 1)
         with reading(self._engine) as connection:
             return connection.execute(statement).scalar_one_or_none()
+
+    @override
+    def answers_to(self, question: str, limit: int) -> list[Recommendation]:
+        asked = and_(_work.question == question, recommendations.c.feasible)
+        statement = newest_answers(recommendations.c.document, asked, limit)
+        with reading(self._engine) as connection:
+            return [Recommendation.model_validate_json(it) for it in connection.execute(statement).scalars()]
 
     @override
     def recommendations(

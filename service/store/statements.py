@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, case
 from service.domain import EventKind, ServedDevice, State
 from service.store.base import Lease
 from service.store.rows import SLIM_WORK
-from service.store.tables import events, held_states, now_ms, work_items
+from service.store.tables import events, held_states, now_ms, recommendations, work_items
 
 _work = work_items.c
 
@@ -55,6 +55,17 @@ def next_candidate(served: ServedDevice) -> Select[Any]:
         .order_by(turn, _work.priority.desc(), _work.created_at, _work.id)
         .limit(1)
         .with_for_update(skip_locked=True)
+    )
+
+
+def newest_answers(column: ColumnElement[Any], condition: ColumnElement[bool], limit: int) -> Select[Any]:
+    """One column of recommendations whose tunings are still there, newest first."""
+    return (
+        select(column)
+        .join(work_items, _work.id == recommendations.c.tuning_id)
+        .where(condition)
+        .order_by(recommendations.c.id.desc())
+        .limit(limit)
     )
 
 

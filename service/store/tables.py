@@ -37,7 +37,9 @@ work_items = Table(
     Column("model", String(300), nullable=False),
     Column("effective_batch_size", BigInteger, nullable=False),
     Column("fingerprint", String(64), nullable=False),
+    Column("question", String(64)),
     Column("recommendation_id", String(64)),
+    Column("earlier_recommendation_id", String(64)),
     Column("key_id", String(16)),
     Column("owner", String(300)),
     Column("token", Integer, nullable=False, server_default="0"),
@@ -61,6 +63,7 @@ devices of every claim but one that holds, and ``key_id`` the API key that asked
 owner, and must never keep work from being stored)."""
 
 Index("work_items_by_kind", work_items.c.kind, work_items.c.id)
+Index("work_items_by_question", work_items.c.question, work_items.c.id)
 Index("work_items_by_key", work_items.c.key_id, work_items.c.ended_at)
 Index(
     "work_items_open",

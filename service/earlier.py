@@ -1,0 +1,54 @@
+"""Which stored answer leads a tuning: one to the same question, under other versions or another limit."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+
+from service.errors import NotFoundError
+from service.store.base import Store, WorkItem
+from tuner.earlier import Lead
+from tuner.errors import SpecError
+from tuner.results import Recommendation
+from tuner.tuning import Tuning
+
+_log = logging.getLogger(__name__)
+
+_LOOKED_AT = 8
+"""Answers, from the newest on, among which one is looked for that a single probe may confirm."""
+
+
+def find_earlier(store: Store, tuning: Tuning) -> str | None:
+    """Id of the answer that leads ``tuning`` best: one that a probe may confirm, else the newest of any use."""
+    leads = [led for it in store.answers_to(tuning.question, _LOOKED_AT) if (led := _lead(store, tuning, it))]
+    confirmable = [it for it in leads if it.size is not None]
+    return next((it.earlier.id for it in [*confirmable, *leads]), None)
+
+
+def recall_earlier(store: Store, item: WorkItem, tuning: Tuning) -> None:
+    """Let the answer that a queued tuning refers to lead it; where that is no more, or asks another question, none."""
+    if item.earlier_recommendation_id is None:
+        return
+    try:
+        tuning.recall(store.recommendation(item.earlier_recommendation_id))
+    except (NotFoundError, SpecError) as error:
+        _log.info("%s is not led by %s: %s", item.id, item.earlier_recommendation_id, error)
+
+
+def _lead(store: Store, tuning: Tuning, answer: Recommendation) -> Lead | None:
+    with suppress(NotFoundError, SpecError):
+        led = tuning.led_by(_fully_proven(store, answer))
+        return led if led.is_of_use else None
+    return None
+
+
+def _fully_proven(store: Store, answer: Recommendation) -> Recommendation:
+    """The answer that has measured what ``answer`` rests on: chains are cut, so it is at most one step away.
+
+    Raises:
+        NotFoundError: when it is not stored any more.
+    """
+    rests_on = answer.evidence.earlier
+    if answer.evidence.proof.stopped_by != "earlier-answer" or rests_on is None:
+        return answer
+    return store.recommendation(rests_on.recommendation_id)
