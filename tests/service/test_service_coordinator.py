@@ -18,8 +18,8 @@ from service.executor.inline import InlineExecutor, TrainFunction
 from service.identifiers import IdentifierSource
 from service.store.base import Store, WorkItem
 from tuner.errors import ProbeError, SpecError
-from tuner.requests import TrainingRequest, TuningRequest
-from tuner.results import Outcome, ProbeResult
+from tuner.requests import ExpectationRequest, TrainingRequest, TuningRequest
+from tuner.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
 from tuner.training.runs import RunOutcome, TrainingResult
 from tuner.tuning import Tuning
 
@@ -114,6 +114,29 @@ def test_a_tuning_ends_with_its_recommendation(store: Store, start: StartWorker)
     assert [probe.result for probe in store.probes(work_id)] == list(answer.evidence.probes)
     assert runner.sizes == [probe.micro_batch_size for probe in answer.evidence.probes]
     assert runner.checked == 1
+
+
+class EstimatingRunner(ScriptedRunner):
+    """A scripted runner with an estimate: checkpointing leaves half of what a sample takes."""
+
+    def expect(self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False) -> ExpectedPeaks:
+        """Half as much per sample, with checkpointing."""
+        assert not should_stop()
+        whole = request.limit_bytes // (self.largest + 2)
+        sample = whole // 2 if request.spec.activation_checkpointing else whole
+        points = (ExpectedPeak(micro_batch_size=it, used_bytes=whole + it * sample) for it in (1, 2))
+        return ExpectedPeaks(points=tuple(points))
+
+
+def test_what_ifs_are_estimated_after_the_last_probe(store: Store, start: StartWorker) -> None:
+    """They are part of the stored answer; no probe runs them, and an estimate of the spec as asked comes first."""
+    work_id = queue_tuning(store, tuning_request(what_if=True))
+    runner = EstimatingRunner(largest=30)
+    start(runner)
+    answer = store.recommendation(str(ended(store, work_id).recommendation_id))
+    assert [it.changes for it in answer.what_ifs] == [{"activation_checkpointing": True}]
+    assert 60 <= answer.what_ifs[0].largest_micro_batch <= 62
+    assert len(runner.sizes) == len(answer.evidence.probes)
 
 
 def test_nothing_fits_is_an_answer(store: Store, start: StartWorker) -> None:
