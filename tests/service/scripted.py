@@ -12,7 +12,7 @@ from service.executor.base import OnProgress, StopWithin, TrainingRun
 from service.store.base import NewWork
 from tuner.errors import ProbeCancelledError
 from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.results import Outcome, Phase, ProbeResult
+from tuner.results import ExpectedPeaks, Outcome, Phase, ProbeResult
 from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
 
 SERVED = ServedDevice(place="host/cpu", owner="host:scope:1", device=CPU, environment={}, versions={"torch": "2.8"})
@@ -41,9 +41,12 @@ class ScriptedRunner:
         if self.spec_error is not None:
             raise self.spec_error
 
-    def expect(self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
+    def expect(
+        self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
+    ) -> ExpectedPeaks | None:
         """No estimate: the search has to do without."""
         del request, should_stop
+        return None
 
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
         """Answer from the formula."""
