@@ -1,8 +1,9 @@
 """What an earlier answer to the same question can do for a tuning. Pure, no torch.
 
 The same was asked under other versions or another limit. Where nothing speaks against it, one probe of the earlier size
-confirms the answer: it fits and takes what it took, so the next size, which failed under a limit that was not lower, is
-held to fail again. In any other case the tuning searches as ever, led by the memory curve that was measured then.
+confirms the answer: it fits and takes what it took, within 1 %, so the next size, which failed under a limit that was
+not lower, is held to fail again. In any other case the tuning searches as ever, led by the memory curve that was
+measured then.
 
 A larger limit may fit more, so it is always searched, unless the answer was the bound: a fit there proves itself. An
 answer that was itself only confirmed confirms no other: what counts is the one with the full proof.
@@ -129,7 +130,9 @@ def confirmed(led: Lead, probes: Sequence[ProbeResult], now: Question) -> Proof 
     then = _fit(led.earlier)
     if led.size is None or first is None or then is None or first.micro_batch_size != led.size:
         return None
-    if first.outcome is not Outcome.FIT or not _is_same(first, then) or _has_more_room(first, led.earlier):
+    if first.outcome is not Outcome.FIT or not _is_same(first, then):
+        return None
+    if _has_more_room(first, led.earlier) or _lets_next_in(led, first, then):
         return None
     return _proof(led.earlier, then, first, now)
 
@@ -216,6 +219,16 @@ def _has_more_room(now: ProbeResult, earlier: Recommendation) -> bool:
     if failure is None or failure.limit_bytes is None or now.limit_bytes is None:
         return False
     return failure.outcome is Outcome.OOM and now.limit_bytes > failure.limit_bytes * (1 + _TOLERANCE)
+
+
+def _lets_next_in(led: Lead, first: ProbeResult, then: ProbeResult) -> bool:
+    """Whether the little that is taken less than then is enough for the next size, by the measured curve."""
+    next_size = led.earlier.evidence.proof.next_size
+    if led.peaks is None or next_size is None or first.limit_bytes is None:
+        return False
+    before = led.peaks.used_bytes(next_size)
+    today = before + (first.used_bytes or 0) - (then.used_bytes or 0)
+    return today <= first.limit_bytes < before
 
 
 def _searched(earlier: Recommendation) -> list[ProbeResult]:
