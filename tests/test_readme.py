@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from factories import python_spec
+from tuner.catalogue import find_gpu
 from tuner.memory.devices import open_device
 from tuner.specs import parse_spec
 from tuner.training.engine import UpdateEngine
@@ -51,6 +52,16 @@ def test_the_spec_is_one() -> None:
     """The YAML block is a valid spec."""
     (text,) = blocks("yaml")
     assert parse_spec(yaml.safe_load(text)).batch.sequence_length == 64
+
+
+def test_the_estimate_can_be_asked_for() -> None:
+    """Its spec is one, and every GPU that a command names is known."""
+    (spec,) = re.findall(r"^\$ cat gpt2\.yaml\n(.*?)^\$", README, flags=re.MULTILINE | re.DOTALL)
+    assert parse_spec(yaml.safe_load(spec)).precision == "bf16-mixed"
+    words = [shlex.split(line) for line in re.findall(r"^\$ (batchwright estimate .*)$", README, flags=re.MULTILINE)]
+    names = [line[index + 1] for line in words for index, word in enumerate(line) if word == "--gpu"]
+    assert len(names) > 3
+    assert all(find_gpu(name).total_bytes for name in names)
 
 
 def test_the_curl_call_is_accepted(service: str) -> None:
