@@ -93,6 +93,8 @@ class ExpectationRequest(Document):
     """The largest size that is searched."""
     limit_bytes: Annotated[int, Field(ge=1)]
     """Memory a probe may take, margin already taken off."""
+    compute_capability: tuple[int, int] | None = None
+    """Of the card, as torch reports it; none for the CPU."""
 
 
 class TrainingRequest(Document):

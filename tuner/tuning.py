@@ -126,6 +126,7 @@ class Tuning:
             samples_per_window=self._share,
             largest_micro_batch=self._space.bound,
             limit_bytes=self.probe_limit_bytes,
+            compute_capability=_capability(self.device),
         )
 
     def expect(self, peaks: ExpectedPeaks | None) -> None:
@@ -336,6 +337,13 @@ def ask_what_ifs(tuning: Tuning, expect: Callable[[ExpectationRequest], Expected
         except ProbeError:
             peaks = None
         tuning.record_what_if(peaks)
+
+
+def _capability(device: DeviceInfo) -> tuple[int, int] | None:
+    if device.compute_capability is None:
+        return None
+    major, minor = device.compute_capability.split(".")
+    return int(major), int(minor)
 
 
 def peak_without_gradients(probes: Sequence[ProbeResult], size: int) -> float | None:

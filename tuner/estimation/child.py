@@ -1,6 +1,6 @@
-"""The process in which workloads are traced: an ``EstimateRequest`` in, an ``Estimate`` or what stands in its way out.
+"""The process in which workloads are traced: a request in, an answer or what stands in its way out.
 
-Started by ``tuner.estimation.launch`` as ``python -P -m tuner.estimation.child DIRECTORY PARENT``.
+Started by ``tuner.estimation.launch`` as ``python -P -m tuner.estimation.child QUESTION DIRECTORY PARENT BYTES``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 from tuner.catalogue import KernelProfile
+from tuner.documents import Document
 from tuner.errors import BatchwrightError, EstimateError, SpecError
 from tuner.estimates import Estimate, EstimateRequest
 from tuner.estimation.answer import TracedWorkload, answer, profiles
@@ -23,21 +25,30 @@ from tuner.files import write_atomically
 from tuner.fingerprint import installed_versions
 from tuner.memory.failures import FailureKind, classify_exception
 from tuner.processes import die_with_parent
+from tuner.requests import ExpectationRequest
+from tuner.results import ExpectedPeaks
 
 _NO_SHIM = "CUDA's decisions cannot be followed here, the CPU's are instead"
 
 
-def run(paths: EstimatePaths) -> None:
+def run(question: str, paths: EstimatePaths) -> None:
     """Answer the request in ``paths``, and leave the answer or the failure there."""
     try:
-        request = EstimateRequest.model_validate_json(paths.request.read_bytes())
-        write_atomically(paths.result, _estimate(request).model_dump_json())
+        write_atomically(paths.result, _ANSWERS[question](paths.request.read_bytes()).model_dump_json())
     except BaseException as error:  # noqa: BLE001 - user code runs here and may raise anything
         write_atomically(paths.failure, _failure(error).model_dump_json())
 
 
-def _estimate(request: EstimateRequest) -> Estimate:
+def _expectation(asked: bytes) -> ExpectedPeaks:
+    shim, _ = _shim()
+    from tuner.estimation.expectation import expected_peaks  # noqa: PLC0415 - torch comes with it, after the shim
+
+    return expected_peaks(ExpectationRequest.model_validate_json(asked), shim)
+
+
+def _estimate(asked: bytes) -> Estimate:
     began = time.monotonic()
+    request = EstimateRequest.model_validate_json(asked)
     wanted = profiles(request)
     shim, notes = _shim()
     traced = _traced(request, wanted, shim)
@@ -46,6 +57,9 @@ def _estimate(request: EstimateRequest) -> Estimate:
     return estimate.model_copy(
         update={"seconds": time.monotonic() - began, "notes": tuple(dict.fromkeys((*estimate.notes, *notes)))}
     )
+
+
+_ANSWERS: dict[str, Callable[[bytes], Document]] = {"estimate": _estimate, "expectation": _expectation}
 
 
 def _shim() -> tuple[Shim | None, tuple[str, ...]]:
@@ -87,12 +101,12 @@ def _failure(error: BaseException) -> Failure:
 
 def main(arguments: list[str]) -> None:
     """Answer, within the memory given."""
-    directory, parent, memory_bytes = arguments
+    question, directory, parent, memory_bytes = arguments
     die_with_parent(int(parent))
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a card of this host is never touched
     resource.setrlimit(resource.RLIMIT_DATA, (int(memory_bytes), resource.getrlimit(resource.RLIMIT_DATA)[1]))
     warnings.simplefilter("ignore")  # of torch and the workload: nobody reads them here
-    run(EstimatePaths(Path(directory)))
+    run(question, EstimatePaths(Path(directory)))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # without the clean-up of thousands of modules

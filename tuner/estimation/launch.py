@@ -12,9 +12,11 @@ from pathlib import Path
 
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError
 from tuner.estimates import Estimate, EstimateRequest
-from tuner.estimation.messages import EstimatePaths, Failure
+from tuner.estimation.messages import EstimatePaths, Failure, Question
 from tuner.files import tail, write_atomically
 from tuner.processes import kill_group
+from tuner.requests import ExpectationRequest
+from tuner.results import ExpectedPeaks
 
 MEMORY_BYTES = 8 * 1024**3
 """Private host memory that tracing may take: torch, the workload's code and a few samples. Tensors take none."""
@@ -40,23 +42,47 @@ def estimate(
         EstimateCancelledError: when ``should_stop`` said so.
         EstimateError: when a GPU is not known, the workload cannot be traced, or the memory does not suffice.
     """
+    answer = _ask("estimate", request, request.timeout_seconds, should_stop, memory_bytes)
+    return Estimate.model_validate_json(answer)
+
+
+def expect(
+    request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False, *, timeout_seconds: float = 60.0
+) -> ExpectedPeaks:
+    """The memory curve that probes on a card are expected to measure. Does not touch the card.
+
+    Raises:
+        BatchwrightError: as ``estimate``.
+    """
+    answer = _ask("expectation", request, timeout_seconds, should_stop, MEMORY_BYTES)
+    return ExpectedPeaks.model_validate_json(answer)
+
+
+def _ask(
+    question: Question,
+    request: EstimateRequest | ExpectationRequest,
+    timeout_seconds: float,
+    should_stop: Callable[[], bool],
+    memory_bytes: int,
+) -> bytes:
+    """What a process of its own answers, as JSON."""
     with tempfile.TemporaryDirectory(prefix="batchwright-estimate-") as directory:
         paths = EstimatePaths(Path(directory))
         write_atomically(paths.request, request.model_dump_json())
-        process = _start(paths, memory_bytes)
+        process = _start(question, paths, memory_bytes)
         try:
-            _wait(process, request.timeout_seconds, should_stop)
+            _wait(process, timeout_seconds, should_stop)
         finally:
             kill_group(process.pid)
             process.wait()
         return _answer(paths, process.returncode)
 
 
-def _start(paths: EstimatePaths, memory_bytes: int) -> subprocess.Popen[bytes]:
+def _start(question: Question, paths: EstimatePaths, memory_bytes: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "tuner.estimation.child"]
     with paths.output.open("wb") as output:
         return subprocess.Popen(  # noqa: S603 - our own module, in the interpreter that runs this
-            [*command, str(paths.directory), str(os.getpid()), str(memory_bytes)],
+            [*command, question, str(paths.directory), str(os.getpid()), str(memory_bytes)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -83,14 +109,14 @@ def _wait(process: subprocess.Popen[bytes], timeout_seconds: float, should_stop:
         time.sleep(_POLL_SECONDS)
 
 
-def _answer(paths: EstimatePaths, status: int) -> Estimate:
+def _answer(paths: EstimatePaths, status: int) -> bytes:
     """What the process has left.
 
     Raises:
         BatchwrightError: what it failed with.
     """
     if paths.result.exists():
-        return Estimate.model_validate_json(paths.result.read_bytes())
+        return paths.result.read_bytes()
     if paths.failure.exists():
         raise Failure.model_validate_json(paths.failure.read_bytes()).to_error()
     said = tail(paths.output, _OUTPUT_BYTES).strip()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from tuner.documents import Document
 from tuner.errors import BatchwrightError, EstimateError, FieldProblem, PlanError, SpecError, WorkloadError
+
+Question: TypeAlias = Literal["estimate", "expectation"]
+"""What a process is asked."""
 
 _KINDS: dict[str, type[BatchwrightError]] = {it.__name__: it for it in (EstimateError, PlanError, WorkloadError)}
 
@@ -56,12 +60,12 @@ class EstimatePaths:
 
     @property
     def request(self) -> Path:
-        """The ``EstimateRequest`` (JSON)."""
+        """The ``EstimateRequest`` or ``ExpectationRequest`` (JSON)."""
         return self.directory / "request.json"
 
     @property
     def result(self) -> Path:
-        """The ``Estimate``; absent when there is none."""
+        """The ``Estimate`` or ``ExpectedPeaks``; absent when there is none."""
         return self.directory / "result.json"
 
     @property

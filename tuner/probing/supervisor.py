@@ -18,7 +18,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tuner.errors import ProbeCancelledError, ProbeError
+from tuner.errors import BatchwrightError, EstimateCancelledError, ProbeCancelledError, ProbeError
+from tuner.estimation.launch import expect
 from tuner.memory.environment import allocator_environment
 from tuner.memory.failures import ExitKind, ProcessExit, classify_exit
 from tuner.probing.channel import Channel
@@ -106,8 +107,8 @@ class ProbeSupervisor:
             ProbeCancelledError: when ``should_stop`` answered true; the estimate's process is gone by then.
             ProbeError: when the machinery failed.
         """
-        if self.device.kind != "cpu":
-            return None
+        if request.compute_capability is not None:
+            return self._expect_of_card(request, should_stop)
         with self._lock:
             ended = self._run_task("expect", request, _EXPECT_TIMEOUT_SECONDS, should_stop)
         try:
@@ -117,6 +118,17 @@ class ProbeSupervisor:
             return None
         finally:
             shutil.rmtree(ended.paths.directory, ignore_errors=True)
+
+    @staticmethod
+    def _expect_of_card(request: ExpectationRequest, should_stop: Callable[[], bool]) -> ExpectedPeaks | None:
+        """In a process that sees no card and loads what stands in for one before torch: not a child of the server."""
+        try:
+            return expect(request, should_stop, timeout_seconds=_EXPECT_TIMEOUT_SECONDS)
+        except EstimateCancelledError as error:
+            raise ProbeCancelledError(str(error)) from None
+        except BatchwrightError as error:
+            _log.info("no estimate leads the search: %s", error)
+            return None
 
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
         """Run one probe to its end.
