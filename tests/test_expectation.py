@@ -90,5 +90,5 @@ def test_an_expectation_is_given_up_on_request() -> None:
 def test_a_workload_that_a_card_cannot_run_is_an_error() -> None:
     """The field at fault is named, as where the workload is built."""
     spec = mlp_spec(model={"kind": "python", "target": "no_such_package:factory"})
-    with pytest.raises(SpecError, match="model.target: no module `no_such_package`"):
+    with pytest.raises(SpecError, match=r"model\.target: no module `no_such_package`"):
         expect(asked(spec, compute_capability=(8, 0)))
