@@ -8,7 +8,8 @@ from importlib import metadata
 
 from fastapi import FastAPI
 
-from service.api.app import AppOptions, make_app
+from service.access import Access
+from service.api.app import AppOptions, Parts, make_app
 from service.coordinator import Coordinator, WorkerSettings
 from service.errors import ConfigurationError
 from service.estimating import EstimateLimits, Estimates
@@ -16,7 +17,7 @@ from service.executor.base import Executor
 from service.executor.local import LocalExecutor
 from service.policy import Policy
 from service.settings import Settings
-from service.store.base import Store
+from service.store.base import Quota, Store
 from service.store.sql import open_store
 from service.use_cases import UseCases
 from tuner.estimation import launch
@@ -34,6 +35,7 @@ class System:
 
     cases: UseCases
     estimates: Estimates
+    access: Access
     store: Store
     coordinator: Coordinator
 
@@ -68,7 +70,8 @@ def app_of(system: System, settings: Settings) -> FastAPI:
         allowed_hosts=settings.allowed_hosts,
         max_body_bytes=settings.max_body_bytes,
     )
-    return make_app(system.cases, system.estimates, options, on_start=system.start, on_stop=system.stop)
+    parts = Parts(system.cases, system.estimates, system.access)
+    return make_app(parts, options, on_start=system.start, on_stop=system.stop)
 
 
 def build(
@@ -88,10 +91,11 @@ def build(
     executors = [(new_executor or local_executor)(device) for device in chosen]
     here = installed_versions() if versions is None else versions
     coordinator = Coordinator(store, executors, here, _worker_settings(settings))
-    policy = Policy(settings.python_targets, settings.data_roots)
+    policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
     cases = UseCases(store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify)
     estimates = Estimates(launch.estimate, policy, here, EstimateLimits(slots=settings.estimate_slots))
-    return System(cases, estimates, store, coordinator)
+    access = Access(store.keys, keyless_here=settings.listens_on_loopback)
+    return System(cases, estimates, access, store, coordinator)
 
 
 def local_executor(device: DeviceInfo) -> Executor:
@@ -112,6 +116,14 @@ def served_devices(settings: Settings, available: Sequence[DeviceInfo]) -> list[
             f"BATCHWRIGHT_DEVICES names {', '.join(unknown)}; this host has {', '.join(by_id) or 'none'}"
         )
     return [by_id[name] for name in dict.fromkeys(settings.devices)] if settings.devices else list(available)
+
+
+def _quota(settings: Settings) -> Quota:
+    return Quota(
+        queued=settings.max_queued_per_key,
+        device_seconds=settings.max_device_seconds_per_key,
+        window_seconds=settings.quota_window_seconds,
+    )
 
 
 def _worker_settings(settings: Settings) -> WorkerSettings:

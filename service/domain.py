@@ -171,6 +171,8 @@ class WorkSummary(Document):
     """When it ended."""
     updated_at: datetime
     """When anything about it last changed."""
+    key_id: str | None = None
+    """The API key that submitted it; none on a service without keys."""
     events: NonNegativeInt
     """Events so far: the id of the newest."""
 

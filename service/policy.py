@@ -1,4 +1,4 @@
-"""What the operator allows: which code runs, and which files are read."""
+"""What the operator allows: which code runs, which files are read, and how much each API key may take."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from service.errors import DataPathNotAllowedError, InvalidInputError, TargetNotAllowedError
+from service.store.base import UNLIMITED, Quota
 from tuner.memory.environment import CUDA_ALLOCATOR_VARIABLES
 from tuner.results import Recommendation
 from tuner.specs import PythonModel, WorkloadSpec
@@ -18,9 +19,10 @@ _PATTERN_START = re.compile(r"[*?\[]")
 
 
 class Policy:
-    """Checks specs against the operator's settings."""
+    """Checks specs against the operator's settings. ``quota`` is what each API key may take; the store applies it."""
 
-    def __init__(self, python_targets: Sequence[str], data_roots: Sequence[str]) -> None:
+    def __init__(self, python_targets: Sequence[str], data_roots: Sequence[str], quota: Quota = UNLIMITED) -> None:
+        self.quota = quota
         self._targets = frozenset(python_targets)
         self._roots = tuple(Path(os.path.realpath(Path(root).expanduser())) for root in data_roots)
 

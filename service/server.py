@@ -12,8 +12,9 @@ from contextlib import contextmanager
 import uvicorn
 
 from service.bootstrap import System, app_of, build
-from service.errors import ConfigurationError
+from service.errors import ConfigurationError, ServiceError
 from service.settings import Settings
+from service.store.base import KeyStore
 
 _CLOSE_SECONDS = 5
 """What open connections get to end when the service stops; event streams end at once."""
@@ -36,22 +37,27 @@ def check_and_build(settings: Settings) -> System:
     """The service, if these settings may be served.
 
     Raises:
-        ConfigurationError: when it would be reachable from other machines.
+        ConfigurationError: when they cannot, or when other machines would reach it and there is no API key.
     """
-    require_loopback(settings)
-    return build(settings)
+    system = build(settings)
+    try:
+        require_keys_beyond_loopback(settings, system.store.keys)
+    except ServiceError:
+        system.stop()
+        raise
+    return system
 
 
-def require_loopback(settings: Settings) -> None:
-    """Refuse to be reachable from elsewhere.
+def require_keys_beyond_loopback(settings: Settings, keys: KeyStore) -> None:
+    """Refuse to be reachable from elsewhere while nobody could be told from anybody.
 
     Raises:
-        ConfigurationError: naming the address, and why.
+        ConfigurationError: naming the address, and the remedy.
     """
-    if not settings.listens_on_loopback:
+    if not settings.listens_on_loopback and not keys.exist():
         raise ConfigurationError(
-            f"refusing to listen on {settings.host}: this version has no API keys yet, so whoever reaches the service "
-            "could run jobs on this machine. Listen on 127.0.0.1, and let others in through a proxy that checks them"
+            f"refusing to listen on {settings.host}: there is no API key yet. Make one with `batchwright keys create` "
+            "on the same database, or listen on 127.0.0.1"
         )
 
 

@@ -29,7 +29,7 @@ class Settings(BaseSettings):
     database_url: str | None = None
     """SQLAlchemy URL; the embedded SQLite file `batchwright.db` in the data folder when absent."""
     host: str = "127.0.0.1"
-    """Address to listen on. Only loopback: this version has no API keys."""
+    """Address to listen on. Beyond loopback only once there are API keys (`batchwright keys create`)."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8000
     """Port to listen on; 0 takes a free one."""
     allowed_hosts: _Names = ("localhost", "127.0.0.1", "::1")
@@ -50,6 +50,12 @@ class Settings(BaseSettings):
     """Time a running job gets to write a checkpoint when the service stops."""
     estimate_slots: Annotated[int, Field(ge=1, le=64)] = 1
     """Estimates made at once; each keeps a processor busy for seconds, and may take gigabytes of host memory."""
+    max_queued_per_key: Annotated[int, Field(ge=1)] | None = 100
+    """Tunings and jobs that one API key may have waiting; more are refused with 429."""
+    max_device_seconds_per_key: Annotated[float, Field(gt=0.0)] | None = None
+    """Device seconds within `quota_window_seconds` after which an API key can submit no more; what runs goes on."""
+    quota_window_seconds: Annotated[float, Field(ge=1.0, le=366 * 86_400.0)] = 86_400.0
+    """How long a tuning or job counts to its key's device seconds after it has ended."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024**2
     """Larger request bodies are refused unread."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

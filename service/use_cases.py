@@ -33,10 +33,12 @@ from service.errors import (
     InfeasibleRecommendationError,
     InvalidInputError,
     NotFoundError,
+    NotOwnerError,
     NotReadyError,
     UnknownDeviceError,
 )
 from service.identifiers import IdentifierSource
+from service.keys import Caller
 from service.placement import (
     check_every_process_has_samples,
     check_goes_with_one_device,
@@ -77,7 +79,7 @@ class UseCases:
 
     # --- tunings ---
 
-    def submit_tuning(self, submission: TuningSubmission) -> tuple[Tuning, bool]:
+    def submit_tuning(self, submission: TuningSubmission, caller: Caller) -> tuple[Tuning, bool]:
         """Queue a tuning, or find the one with the same fingerprint that has its answer; and whether it was queued.
 
         An answer to the same question under other versions or another limit is never served: it leads the new tuning.
@@ -85,17 +87,18 @@ class UseCases:
         Raises:
             TargetNotAllowedError: when its code is not allow-listed.
             UnknownDeviceError: when no live worker serves its device.
+            QuotaExceededError: when the caller's key has used its quota.
         """
         self._policy.check_model(submission.spec)
         seen = self._serving(submission.device)
         request = submission.to_request().model_copy(update={"device": seen.served.device.id})
         course = _course(request, seen.served)
-        work = self._new_tuning(course)
+        work = replace(self._new_tuning(course), key_id=caller.key_id)
         if not submission.fresh:
             if (known := self._store.tuning_with_answer(work.fingerprint)) is not None:
                 return self._answer_from(self.tuning(known), work, request, seen.served), False
             work = replace(work, earlier_recommendation_id=find_earlier(self._store, course))
-        item = self._store.add(work)
+        item = self._store.add(work, self._policy.quota)
         self._notify()
         return views.tuning(item, None), True
 
@@ -125,13 +128,14 @@ class UseCases:
         self._get(tuning_id, WorkKind.TUNING)
         return ProbeList(items=tuple(self._store.probes(tuning_id)))
 
-    def cancel_tuning(self, tuning_id: str) -> Tuning:
+    def cancel_tuning(self, tuning_id: str, caller: Caller) -> Tuning:
         """Cancel a tuning; one that has ended stays as it is.
 
         Raises:
             NotFoundError: when there is no such tuning.
+            NotOwnerError: when another key made it.
         """
-        return self._tuning_view(self._cancel(tuning_id, WorkKind.TUNING))
+        return self._tuning_view(self._cancel(tuning_id, WorkKind.TUNING, caller))
 
     # --- recommendations ---
 
@@ -157,11 +161,12 @@ class UseCases:
 
     # --- jobs ---
 
-    def submit_job(self, submission: JobSubmission) -> Job:
+    def submit_job(self, submission: JobSubmission, caller: Caller) -> Job:
         """Queue a training run.
 
         Raises:
             RequestError: when the recommendation cannot be trained here; the message says why.
+            QuotaExceededError: when the caller's key has used its quota.
         """
         recommendation = self._trainable(submission)
         check_goes_with_one_device(recommendation, submission.training)
@@ -175,8 +180,9 @@ class UseCases:
             fingerprint=recommendation.fingerprint,
             payload=_payload(request),
             recommendation_id=recommendation.id,
+            key_id=caller.key_id,
         )
-        item = self._store.add(work)
+        item = self._store.add(work, self._policy.quota)
         self._notify()
         return views.job(item, self._runs_dir)
 
@@ -218,13 +224,14 @@ class UseCases:
         rows, next_cursor = self._page(WorkKind.JOB, limit, cursor)
         return JobPage(items=tuple(views.job_summary(row) for row in rows), next_cursor=next_cursor)
 
-    def cancel_job(self, job_id: str) -> Job:
+    def cancel_job(self, job_id: str, caller: Caller) -> Job:
         """Cancel a job; one that has ended stays as it is.
 
         Raises:
             NotFoundError: when there is no such job.
+            NotOwnerError: when another key made it.
         """
-        return views.job(self._cancel(job_id, WorkKind.JOB), self._runs_dir)
+        return views.job(self._cancel(job_id, WorkKind.JOB, caller), self._runs_dir)
 
     # --- following ---
 
@@ -264,8 +271,11 @@ class UseCases:
             raise NotFoundError(f"there is no {kind} {work_id!r}")
         return item
 
-    def _cancel(self, work_id: str, kind: WorkKind) -> WorkItem:
-        self._get(work_id, kind)
+    def _cancel(self, work_id: str, kind: WorkKind, caller: Caller) -> WorkItem:
+        if not caller.may_change(self._get(work_id, kind).key_id):
+            raise NotOwnerError(
+                f"{work_id!r} was not made with this API key: only that key, or one with the scope admin, can cancel it"
+            )
         item = self._store.cancel(work_id)
         self._notify()
         return item

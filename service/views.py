@@ -29,6 +29,7 @@ _COMMON = (
     "updated_at",
     "events",
     "recommendation_id",
+    "key_id",
 )
 _OF_TUNINGS = ("fingerprint", "probes", "earlier_recommendation_id")
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
+from service.access import Access
 from service.api import estimates, jobs, operations, tunings
 from service.api.feed import ChangeFeed
 from service.api.guard import Guard
@@ -23,6 +25,15 @@ exactly the effective batch that was asked for. Every error is a problem documen
 
 
 @dataclass(frozen=True)
+class Parts:
+    """What the routes call."""
+
+    cases: UseCases
+    estimates: Estimates
+    access: Access
+
+
+@dataclass(frozen=True)
 class AppOptions:
     """What an operator can set about the HTTP side."""
 
@@ -31,15 +42,9 @@ class AppOptions:
     max_body_bytes: int
 
 
-def make_app(
-    cases: UseCases,
-    estimating: Estimates,
-    options: AppOptions,
-    on_start: Callable[[], None],
-    on_stop: Callable[[], None],
-) -> FastAPI:
+def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on_stop: Callable[[], None]) -> FastAPI:
     """The application. ``on_start`` and ``on_stop`` may block; they run around its life."""
-    feed = ChangeFeed(cases.event_counts)
+    feed = ChangeFeed(parts.cases.event_counts)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -58,11 +63,18 @@ def make_app(
         lifespan=lifespan,
         responses=declared(*COMMON_STATUSES),
     )
-    app.state.use_cases = cases
-    app.state.estimates = estimating
+    app.state.use_cases = parts.cases
+    app.state.estimates = parts.estimates
+    app.state.access = parts.access
     app.state.feed = feed
-    for module in (tunings, estimates, jobs, operations):
-        app.include_router(module.router)
+    for module in (tunings, estimates, jobs):
+        app.include_router(module.router, responses=declared(HTTPStatus.UNAUTHORIZED))
+    app.include_router(operations.router)
     install_handlers(app)
-    app.add_middleware(Guard, allowed_hosts=options.allowed_hosts, max_body_bytes=options.max_body_bytes)
+    app.add_middleware(
+        Guard,
+        access=parts.access,
+        allowed_hosts=options.allowed_hosts,
+        max_body_bytes=options.max_body_bytes,
+    )
     return app

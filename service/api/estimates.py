@@ -12,10 +12,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request
 from starlette.concurrency import run_in_threadpool
 
+from service.api.authentication import needs
 from service.api.dependencies import Estimating, Feed
 from service.api.feed import ChangeFeed
 from service.api.problems import declared
 from service.domain import GpuList
+from service.keys import Scope
 from tuner.estimates import Estimate, EstimateRequest
 
 router = APIRouter(prefix="/v1", tags=["estimates"])
@@ -35,6 +37,7 @@ EXAMPLE: dict[str, Any] = {
     "/estimates",
     operation_id="createEstimate",
     summary="Estimate what fits on GPUs",
+    dependencies=[needs(Scope.TUNINGS_WRITE)],
     responses=declared(
         HTTPStatus.BAD_REQUEST,
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -58,7 +61,9 @@ async def create_estimate(
         return await run_in_threadpool(estimates.estimate, submission, should_stop)
 
 
-@router.get("/gpus", operation_id="listGpus", summary="List the GPUs of the catalogue")
+@router.get(
+    "/gpus", operation_id="listGpus", summary="List the GPUs of the catalogue", dependencies=[needs(Scope.TUNINGS_READ)]
+)
 async def list_gpus(estimates: Estimating) -> GpuList:
     """The GPUs that an estimate can name, with their memory and the source of every figure."""
     return estimates.gpus()

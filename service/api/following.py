@@ -10,8 +10,10 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from service.api.authentication import Standing
 from service.api.feed import ChangeFeed
 from service.domain import Event, EventKind, Job, Tuning
+from service.errors import NotAuthenticatedError
 from service.use_cases import UseCases
 
 _KEEP_ALIVE_SECONDS = 15.0
@@ -20,8 +22,12 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 FollowedT = TypeVar("FollowedT", Tuning, Job)
 
 
-async def until_ended(read: Callable[[], FollowedT], feed: ChangeFeed, wait: float) -> FollowedT:
-    """The tuning or job once it has ended, or as it is after ``wait`` seconds. Holds no thread meanwhile."""
+async def until_ended(read: Callable[[], FollowedT], feed: ChangeFeed, wait: float, standing: Standing) -> FollowedT:
+    """The tuning or job once it has ended, or as it is after ``wait`` seconds. Holds no thread meanwhile.
+
+    Raises:
+        NotAuthenticatedError: when the caller's key ends meanwhile.
+    """
     deadline = time.monotonic() + wait
     while True:
         current = await run_in_threadpool(read)
@@ -29,19 +35,20 @@ async def until_ended(read: Callable[[], FollowedT], feed: ChangeFeed, wait: flo
         if current.state.terminal or left <= 0 or feed.closed:
             return current
         await feed.wait(current.id, current.events, left)
+        await standing()
 
 
-def event_stream(followed: Tuning | Job, cases: UseCases, feed: ChangeFeed, after: int) -> Response:
+def event_stream(followed: Tuning | Job, cases: UseCases, feed: ChangeFeed, standing: Standing, after: int) -> Response:
     """The events after the id ``after`` as they come; 204 when there will be none, which ends an `EventSource`."""
     if followed.state.terminal and after >= followed.events:
         return Response(status_code=204)
-    stream = _lines(followed.id, cases, feed, after)
+    stream = _lines(followed.id, cases, feed, standing, after)
     return StreamingResponse(stream, media_type="text/event-stream", headers=_HEADERS)
 
 
-async def _lines(work_id: str, cases: UseCases, feed: ChangeFeed, after: int) -> AsyncIterator[str]:
+async def _lines(work_id: str, cases: UseCases, feed: ChangeFeed, standing: Standing, after: int) -> AsyncIterator[str]:
     yield ": following\n\n"
-    while not feed.closed:
+    while not feed.closed and await _stands(standing):
         events = await run_in_threadpool(cases.events, work_id, after)
         if events:
             after = events[-1].id
@@ -50,6 +57,15 @@ async def _lines(work_id: str, cases: UseCases, feed: ChangeFeed, after: int) ->
                 return
         elif not await feed.wait(work_id, after, _KEEP_ALIVE_SECONDS):
             yield ": keep-alive\n\n"
+
+
+async def _stands(standing: Standing) -> bool:
+    """Whether the follower's key is still good; else the stream ends, and a new one is refused."""
+    try:
+        await standing()
+    except NotAuthenticatedError:
+        return False
+    return True
 
 
 def _line(event: Event) -> str:

@@ -1,4 +1,4 @@
-"""What is refused before a route sees it: foreign names and origins, bodies too large or not JSON."""
+"""What is refused before a route sees it: foreign names and origins, strangers, bodies too large or not JSON."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.access import Access
+from service.api.authentication import PUBLIC_PATHS, caller_of
 from service.api.problems import problem_response
 from service.errors import (
     BodyTooLargeError,
     ForeignOriginError,
     HostNotAllowedError,
-    RequestError,
+    ServiceError,
     UnsupportedMediaTypeError,
 )
 
@@ -26,12 +28,14 @@ class Guard:
 
     Args:
         app: what it guards.
+        access: what tells who calls.
         allowed_hosts: names the service answers to, without port.
         max_body_bytes: cap on request bodies, applied before anything is parsed.
     """
 
-    def __init__(self, app: ASGIApp, allowed_hosts: Sequence[str], max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, access: Access, allowed_hosts: Sequence[str], max_body_bytes: int) -> None:
         self._app = app
+        self._access = access
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self._max_body_bytes = max_body_bytes
 
@@ -43,10 +47,14 @@ class Guard:
         try:
             headers = Headers(scope=scope)
             self._check_host(headers)
-            if scope["method"] not in _SAFE_METHODS:
+            safe = scope["method"] in _SAFE_METHODS
+            if not safe:
                 _check_origin(headers)
+            if scope["path"] not in PUBLIC_PATHS:
+                scope.setdefault("state", {})["caller"] = await caller_of(self._access, scope)
+            if not safe:
                 receive = await self._checked_body(headers, receive)
-        except RequestError as error:
+        except ServiceError as error:
             await problem_response(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -91,9 +99,10 @@ def _host_name(host: str) -> str:
 
 def _check_origin(headers: Headers) -> None:
     """A browser says where a request comes from; programs say nothing."""
-    origin = headers.get("origin")
-    if origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower():
-        raise ForeignOriginError(f"a page of {origin} may not make changes here")
+    here = headers.get("host", "").lower()
+    for origin in headers.getlist("origin"):
+        if origin.lower() not in {f"http://{here}", f"https://{here}"}:
+            raise ForeignOriginError(f"a page of {origin} may not make changes here")
     if headers.get("sec-fetch-site") in _FOREIGN_SITES:
         raise ForeignOriginError("a page of another site may not make changes here")
 

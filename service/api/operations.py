@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from fastapi import APIRouter
 
+from service.api.authentication import needs
 from service.api.dependencies import Cases
+from service.api.problems import declared
 from service.domain import DeviceList, Health
+from service.keys import Scope
 
 router = APIRouter(tags=["operations"])
 
 
-@router.get("/v1/devices", operation_id="listDevices", summary="List devices")
+@router.get(
+    "/v1/devices",
+    operation_id="listDevices",
+    summary="List devices",
+    dependencies=[needs(Scope.TUNINGS_READ)],
+    responses=declared(HTTPStatus.UNAUTHORIZED),
+)
 def list_devices(cases: Cases) -> DeviceList:
     """The devices that are served, what holds each, and how much waits for it."""
     return cases.devices()

@@ -14,6 +14,8 @@ from service.domain import FieldFault, Problem
 from service.errors import (
     InvalidInputError,
     MalformedJsonError,
+    NotAuthenticatedError,
+    QuotaExceededError,
     ServiceError,
     make_problem,
     problem_of,
@@ -27,30 +29,50 @@ _RETRY_AFTER_SECONDS = "2"
 
 _DESCRIPTIONS = {
     HTTPStatus.BAD_REQUEST: "The cursor or the JSON is malformed.",
-    HTTPStatus.FORBIDDEN: "The operator does not allow it, or the request comes from another site.",
+    HTTPStatus.UNAUTHORIZED: "There is no API key, or it is unknown, revoked or expired.",
+    HTTPStatus.FORBIDDEN: "The API key may not, the operator does not allow it, or another site asks for it.",
     HTTPStatus.NOT_FOUND: "There is no such thing.",
     HTTPStatus.CONFLICT: "The current state does not allow it.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is above the cap.",
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The body is not declared as JSON.",
     HTTPStatus.UNPROCESSABLE_ENTITY: "The request is invalid; `errors` lists every field at fault.",
+    HTTPStatus.TOO_MANY_REQUESTS: "The API key has used its quota; try again later.",
     HTTPStatus.INTERNAL_SERVER_ERROR: "The service failed.",
     HTTPStatus.SERVICE_UNAVAILABLE: "The database, a worker or a slot is not to be had now; try again later.",
     HTTPStatus.GATEWAY_TIMEOUT: "It took longer than the time it was given.",
 }
 """In our words: those of Python's `HTTPStatus` differ between its versions."""
 
+_RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait first.", "schema": {"type": "integer"}}}
+_CHALLENGE = {"WWW-Authenticate": {"description": "How to authenticate.", "schema": {"type": "string"}}}
+_HEADERS: dict[HTTPStatus, dict[str, Any]] = {
+    HTTPStatus.UNAUTHORIZED: {"headers": _CHALLENGE},
+    HTTPStatus.TOO_MANY_REQUESTS: {"headers": _RETRY_AFTER},
+    HTTPStatus.SERVICE_UNAVAILABLE: {"headers": _RETRY_AFTER},
+}
+
 
 def problem_response(error: Exception) -> Response:
     """The response for an error of ours or of anyone's."""
     problem = problem_of(error)
-    headers = {"Retry-After": _RETRY_AFTER_SECONDS} if problem.status == HTTPStatus.SERVICE_UNAVAILABLE else None
-    return _response(problem, headers)
+    return _response(problem, _headers(error, problem))
+
+
+def _headers(error: Exception, problem: Problem) -> dict[str, str] | None:
+    if isinstance(error, NotAuthenticatedError):
+        return {"WWW-Authenticate": error.challenge}
+    if isinstance(error, QuotaExceededError):
+        return {"Retry-After": str(error.retry_after_seconds)}
+    return {"Retry-After": _RETRY_AFTER_SECONDS} if problem.status == HTTPStatus.SERVICE_UNAVAILABLE else None
 
 
 def declared(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     """The ``responses`` of a route: these problems, by `content` alone so that no other media type is advertised."""
     content = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {int(status): {"description": _DESCRIPTIONS[status], "content": content} for status in statuses}
+    return {
+        int(status): {"description": _DESCRIPTIONS[status], "content": content, **_HEADERS.get(status, {})}
+        for status in statuses
+    }
 
 
 def install_handlers(app: FastAPI) -> None:

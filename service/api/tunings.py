@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Response
 from starlette.concurrency import run_in_threadpool
 
+from service.api.authentication import Calling, Lasting, needs
 from service.api.dependencies import (
     Cases,
     Cursor,
@@ -25,6 +26,7 @@ from service.api.dependencies import (
 from service.api.following import event_stream, until_ended
 from service.api.problems import declared
 from service.domain import ProbeList, RecommendationPage, Tuning, TuningPage, TuningSubmission
+from service.keys import Scope
 from service.store.base import RecommendationFilter
 from tuner.results import Recommendation
 
@@ -62,6 +64,7 @@ _SUBMITTED: dict[int | str, dict[str, Any]] = {
     "/tunings",
     operation_id="submitTuning",
     summary="Submit a tuning",
+    dependencies=[needs(Scope.TUNINGS_WRITE)],
     status_code=HTTPStatus.ACCEPTED,
     responses=_SUBMITTED
     | declared(
@@ -69,10 +72,12 @@ _SUBMITTED: dict[int | str, dict[str, Any]] = {
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
         HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.TOO_MANY_REQUESTS,
     ),
 )
 def submit_tuning(
     submission: Annotated[TuningSubmission, Body(openapi_examples={"gpt": {"value": EXAMPLE}})],
+    caller: Calling,
     cases: Cases,
     response: Response,
 ) -> Tuning:
@@ -80,7 +85,7 @@ def submit_tuning(
 
     Answers 202 and queues it, or 200 with the tuning that answered the same question before, unless `fresh` is set.
     """
-    tuning, queued = cases.submit_tuning(submission)
+    tuning, queued = cases.submit_tuning(submission, caller)
     response.status_code = HTTPStatus.ACCEPTED if queued else HTTPStatus.OK
     response.headers["Location"] = f"/v1/tunings/{tuning.id}"
     return tuning
@@ -90,6 +95,7 @@ def submit_tuning(
     "/tunings",
     operation_id="listTunings",
     summary="List tunings",
+    dependencies=[needs(Scope.TUNINGS_READ)],
     responses=declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 def list_tunings(cases: Cases, limit: Limit = 50, cursor: Cursor = None) -> TuningPage:
@@ -101,17 +107,19 @@ def list_tunings(cases: Cases, limit: Limit = 50, cursor: Cursor = None) -> Tuni
     "/tunings/{tuning_id}",
     operation_id="getTuning",
     summary="Read a tuning",
+    dependencies=[needs(Scope.TUNINGS_READ)],
     responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-async def get_tuning(tuning_id: TuningId, cases: Cases, feed: Feed, wait: Wait = 0.0) -> Tuning:
+async def get_tuning(tuning_id: TuningId, cases: Cases, feed: Feed, standing: Lasting, wait: Wait = 0.0) -> Tuning:
     """One tuning. With `wait`, the answer comes when it has ended, or after that many seconds."""
-    return await until_ended(partial(cases.tuning, tuning_id), feed, wait)
+    return await until_ended(partial(cases.tuning, tuning_id), feed, wait, standing)
 
 
 @router.get(
     "/tunings/{tuning_id}/probes",
     operation_id="listProbes",
     summary="Read the evidence of a tuning",
+    dependencies=[needs(Scope.TUNINGS_READ)],
     responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 def list_probes(tuning_id: TuningId, cases: Cases) -> ProbeList:
@@ -123,30 +131,35 @@ def list_probes(tuning_id: TuningId, cases: Cases) -> ProbeList:
     "/tunings/{tuning_id}/events",
     operation_id="followTuning",
     summary="Follow a tuning",
+    dependencies=[needs(Scope.TUNINGS_READ)],
     response_class=Response,
     responses=EVENT_STREAM | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-async def follow_tuning(tuning_id: TuningId, cases: Cases, feed: Feed, last_event_id: LastEventId = 0) -> Response:
+async def follow_tuning(
+    tuning_id: TuningId, cases: Cases, feed: Feed, standing: Lasting, last_event_id: LastEventId = 0
+) -> Response:
     """State changes and probes as they happen, as server-sent events."""
     followed = await run_in_threadpool(cases.tuning, tuning_id)
-    return event_stream(followed, cases, feed, last_event_id)
+    return event_stream(followed, cases, feed, standing, last_event_id)
 
 
 @router.post(
     "/tunings/{tuning_id}/cancel",
     operation_id="cancelTuning",
     summary="Cancel a tuning",
+    dependencies=[needs(Scope.TUNINGS_WRITE)],
     responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-def cancel_tuning(tuning_id: TuningId, cases: Cases) -> Tuning:
+def cancel_tuning(tuning_id: TuningId, caller: Calling, cases: Cases) -> Tuning:
     """End a tuning. One that has ended already stays as it is, so repeating this is harmless."""
-    return cases.cancel_tuning(tuning_id)
+    return cases.cancel_tuning(tuning_id, caller)
 
 
 @router.get(
     "/recommendations",
     operation_id="listRecommendations",
     summary="Search recommendations",
+    dependencies=[needs(Scope.TUNINGS_READ)],
     tags=["recommendations"],
     responses=declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
@@ -167,6 +180,7 @@ def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per filter
     "/recommendations/{recommendation_id}",
     operation_id="getRecommendation",
     summary="Read a recommendation",
+    dependencies=[needs(Scope.TUNINGS_READ)],
     tags=["recommendations"],
     responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Self
 
 import httpx
 
-from service.client.errors import ConnectionFailedError
+from service.client.errors import ClientError, ConnectionFailedError
 from service.client.resources import Devices, Estimates, Gpus, Jobs, Recommendations, Tunings
 from service.client.wire import Call, DocumentT, parsed
 from service.domain import Health
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+API_KEY_VARIABLE = "BATCHWRIGHT_API_KEY"
+
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]+")
 
 
 class Client:
@@ -21,13 +27,24 @@ class Client:
 
     Args:
         base_url: where the service listens.
+        api_key: what the service knows the caller by; that of the environment variable BATCHWRIGHT_API_KEY when left
+            out, and none when there is none.
         timeout_seconds: how long one answer may take, the time asked to wait for aside.
         http: an `httpx.Client` to use instead, for example with a proxy; its owner closes it.
+
+    Raises:
+        ClientError: when the key cannot be one.
     """
 
     def __init__(
-        self, base_url: str = DEFAULT_URL, *, timeout_seconds: float = 30.0, http: httpx.Client | None = None
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout_seconds: float = 30.0,
+        http: httpx.Client | None = None,
     ) -> None:
+        self._headers = _authorization(os.environ.get(API_KEY_VARIABLE) if api_key is None else api_key)
         self._owns_http = http is None
         self._http = httpx.Client(base_url=base_url, timeout=timeout_seconds) if http is None else http
         self._timeout_seconds = timeout_seconds
@@ -70,7 +87,7 @@ class Client:
             ConnectionFailedError: when the service cannot be reached.
         """
         with translated():
-            return self._http.request(**call.arguments(), timeout=self._timeout_seconds + extra_seconds)
+            return self._http.request(**self._arguments(call), timeout=self._timeout_seconds + extra_seconds)
 
     @contextmanager
     def stream(self, call: Call, headers: dict[str, str]) -> Iterator[httpx.Response]:
@@ -79,8 +96,12 @@ class Client:
         Raises:
             ConnectionFailedError: when the service cannot be reached, or the connection breaks.
         """
-        with translated(), self._http.stream(**call.arguments(), headers=headers, timeout=60.0) as response:
+        with translated(), self._http.stream(**self._arguments(call, headers), timeout=60.0) as response:
             yield response
+
+    def _arguments(self, call: Call, headers: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+        given = call.arguments()
+        return {**given, "headers": {**given.get("headers", {}), **self._headers, **headers}}
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
@@ -94,6 +115,20 @@ class Client:
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
+
+
+def _authorization(api_key: str | None) -> dict[str, str]:
+    """The header that carries a key. An error never shows the key.
+
+    Raises:
+        ClientError: when it holds what no header can carry: then it is not a key.
+    """
+    key = (api_key or "").strip()
+    if not key:
+        return {}
+    if not _HEADER_VALUE.fullmatch(key):
+        raise ClientError(f"the API key ({API_KEY_VARIABLE} or `api_key`) holds spaces or characters beyond ASCII")
+    return {"Authorization": f"Bearer {key}"}
 
 
 @contextmanager

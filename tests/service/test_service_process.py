@@ -181,8 +181,8 @@ def test_a_running_probe_is_cancelled_within_two_seconds(start_served: StartServ
 
 
 def test_the_service_is_not_opened_to_other_machines(tmp_path: Path) -> None:
-    """Listening elsewhere than on loopback is refused, saying that there are no API keys yet."""
-    with pytest.raises(ConfigurationError, match=r"0\.0\.0\.0.*no API keys yet"):
+    """Listening elsewhere than on loopback is refused while there is no API key."""
+    with pytest.raises(ConfigurationError, match=r"0\.0\.0\.0.*no API key yet"):
         serve(Settings(data_dir=tmp_path, host="0.0.0.0"))  # noqa: S104 - refused
 
 

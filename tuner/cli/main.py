@@ -10,6 +10,7 @@ import typer
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
+from service.commands import keys
 from tuner.accumulation import balanced_plan, uniform_plan
 from tuner.catalogue import GPUS
 from tuner.cli import options
@@ -52,6 +53,7 @@ _EXTRAS = {
 app = typer.Typer(
     help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
+app.add_typer(keys, name="keys")
 
 
 def _print_answer(document: BaseModel, *, as_document: bool, text: object) -> None:

@@ -1,0 +1,124 @@
+"""Who may call: API keys verified against the store, and trusted for a moment."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from service.errors import NotAuthenticatedError, StoreUnavailableError
+from service.keys import KEYLESS, Caller, digest_of, id_in
+from service.store.base import KeyStore, StoredKey
+
+_log = logging.getLogger(__name__)
+
+TRUST_SECONDS = 3.0
+"""How long what the store said is trusted: a revoked key works no longer than this."""
+_NOTED_EVERY_SECONDS = 60.0
+"""How often the use of a key is written down, at most."""
+_REMEMBERED = 1024
+"""Keys that are trusted at a time; more are verified each time."""
+_NO_DIGEST = "0" * 64
+
+
+class Access:
+    """Verifies keys. Safe to share between threads; several services may share the store.
+
+    A key costs one read when it was not seen for ``TRUST_SECONDS``, and one write a minute.
+
+    Args:
+        keys: where the keys are.
+        keyless_here: whether callers of this machine need no key while the store has none.
+        clock: seconds that only rise.
+    """
+
+    def __init__(self, keys: KeyStore, *, keyless_here: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._keys = keys
+        self._keyless_here = keyless_here
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._trusted: OrderedDict[str, tuple[Caller, float]] = OrderedDict()
+        self._keys_exist = False
+        self._keys_looked_up = -TRUST_SECONDS
+
+    def remembered(self, key: str | None, *, local: bool) -> Caller | None:
+        """The caller, where no look into the store is needed. Never blocks."""
+        if key is None:
+            return KEYLESS if self._keyless_here and local and self._keys_known_absent() else None
+        with self._lock:
+            caller, until = self._trusted.get(digest_of(key), (None, 0.0))
+            return caller if self._clock() < until else None
+
+    def admit(self, key: str | None, *, local: bool) -> Caller:
+        """The caller who sends ``key``, or none at all. May read, and seldom write, the store.
+
+        Args:
+            key: the text of the key.
+            local: whether the request comes from this machine.
+
+        Raises:
+            NotAuthenticatedError: when there is no key, or it is unknown, revoked or expired.
+            StoreUnavailableError: when the store cannot be read.
+        """
+        if key is not None:
+            return self.remembered(key, local=local) or self._verify(key)
+        if self._keyless_here and local and not self._look_for_keys():
+            return KEYLESS
+        raise NotAuthenticatedError("send an API key: `Authorization: Bearer bw_...`", key_given=False)
+
+    def _verify(self, key: str) -> Caller:
+        began = self._clock()
+        key_id, digest = id_in(key), digest_of(key)
+        stored = None if key_id is None else self._keys.find(key_id)
+        same = hmac.compare_digest(_NO_DIGEST if stored is None else stored.digest, digest)
+        if stored is None or not same:
+            raise NotAuthenticatedError("this API key is not one of this service's", key_given=True)
+        _check_standing(stored)
+        self._note_use(stored.key.id)
+        caller = Caller(stored.key.id, frozenset(stored.key.scopes))
+        left = TRUST_SECONDS if stored.seconds_left is None else min(TRUST_SECONDS, stored.seconds_left)
+        self._trust(digest, caller, began + left)
+        return caller
+
+    def _trust(self, digest: str, caller: Caller, until: float) -> None:
+        with self._lock:
+            self._trusted[digest] = caller, until
+            self._trusted.move_to_end(digest)
+            while len(self._trusted) > _REMEMBERED:
+                self._trusted.popitem(last=False)
+
+    def _note_use(self, key_id: str) -> None:
+        """A note for the operator, which no request may fail for."""
+        try:
+            self._keys.touch(key_id, _NOTED_EVERY_SECONDS)
+        except StoreUnavailableError as error:
+            _log.warning("the use of key %s is not noted: %s", key_id, error)
+
+    def _keys_known_absent(self) -> bool:
+        return not self._keys_exist and self._clock() - self._keys_looked_up < TRUST_SECONDS
+
+    def _look_for_keys(self) -> bool:
+        """Whether there are keys. Once there are, that stays so: rows of keys are never deleted."""
+        if not self._keys_exist and not self._keys_known_absent():
+            began = self._clock()
+            self._keys_exist = self._keys.exist()
+            self._keys_looked_up = began
+        return self._keys_exist
+
+
+def _check_standing(stored: StoredKey) -> None:
+    """Refuse a key that was good once. Only who has it is told so.
+
+    Raises:
+        NotAuthenticatedError: saying since when.
+    """
+    key = stored.key
+    if key.revoked_at is not None:
+        raise NotAuthenticatedError(
+            f"API key {key.id} was revoked at {key.revoked_at:%Y-%m-%d %H:%M} UTC", key_given=True
+        )
+    if stored.seconds_left is not None and stored.seconds_left <= 0:
+        raise NotAuthenticatedError(f"API key {key.id} expired at {key.expires_at:%Y-%m-%d %H:%M} UTC", key_given=True)

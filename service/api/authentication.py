@@ -1,0 +1,100 @@
+"""Who a request comes from, and what its route asks of them."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import Scope as AsgiScope
+
+from service.access import Access
+from service.errors import NotAuthenticatedError, ScopeMissingError
+from service.keys import Caller, Scope
+
+PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/openapi.json"})
+"""What anyone may read: whether the service works, and its description. Everything else needs a caller."""
+
+_SCHEME = HTTPBearer(
+    scheme_name="apiKey",
+    bearerFormat="bw_<id>_<secret>",
+    description="An API key, made by `batchwright keys create`. Each operation names the scope it needs; `admin` has "
+    "all. A service that listens on loopback needs none while no key was ever made.",
+    auto_error=False,
+)
+
+_Described = Annotated[HTTPAuthorizationCredentials | None, Depends(_SCHEME)]
+"""Only there for the document: the guard has verified the key before any route sees the request."""
+
+Standing = Callable[[], Awaitable[Caller]]
+"""Who the caller of a request that lasts is by now; raises NotAuthenticatedError once the key is no longer good."""
+
+
+async def caller_of(access: Access, scope: AsgiScope) -> Caller:
+    """Who sent this request.
+
+    Raises:
+        NotAuthenticatedError: when that needs a key, and there is no good one.
+        StoreUnavailableError: when the key cannot be looked up.
+    """
+    key, local = _key_in(Headers(scope=scope)), _is_local(scope)
+    if (known := access.remembered(key, local=local)) is not None:
+        return known
+    return await run_in_threadpool(access.admit, key, local=local)
+
+
+def _key_in(headers: Headers) -> str | None:
+    """The key that a request carries.
+
+    Raises:
+        NotAuthenticatedError: when it authenticates in another way than with one key.
+    """
+    given = headers.getlist("authorization")
+    if not given:
+        return None
+    scheme, _, key = given[0].strip().partition(" ")
+    if len(given) > 1 or scheme.lower() != "bearer" or not key.strip():
+        raise NotAuthenticatedError("send one API key: `Authorization: Bearer bw_...`", key_given=True)
+    return key.strip()
+
+
+def _is_local(scope: AsgiScope) -> bool:
+    """Whether it comes from this machine: over loopback, not handed on by a proxy that says so, or a Unix socket."""
+    client = scope.get("client")
+    if client is None:
+        return True
+    try:
+        return ipaddress.ip_address(client[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _caller(request: Request) -> Caller:
+    """Put there by the guard; its absence is a fault, and fails."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+def _standing(request: Request) -> Standing:
+    return partial(caller_of, request.app.state.access, request.scope)
+
+
+Calling = Annotated[Caller, Depends(_caller)]
+Lasting = Annotated[Standing, Depends(_standing)]
+
+
+def _check(caller: Calling, needed: SecurityScopes, _described: _Described) -> None:
+    for scope in needed.scopes:
+        if not caller.may(Scope(scope)):
+            held = ", ".join(sorted(caller.scopes)) or "none"
+            raise ScopeMissingError(f"this needs the scope {scope}; API key {caller.key_id} has: {held}")
+
+
+def needs(scope: Scope) -> Any:  # noqa: ANN401 - what FastAPI's `Security` gives
+    """A route's dependency: the caller must have ``scope``. The document tells of it."""
+    return Security(_check, scopes=[scope.value])

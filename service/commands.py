@@ -1,0 +1,145 @@
+"""The commands that work on the service's database: ``batchwright keys``.
+
+Part of the command line, which imports this module before it knows whether the service's packages are installed: they
+are imported where they are needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from service.keys import ApiKey, CreatedKey, Scope, make_key
+from tuner.documents import field_problems
+from tuner.errors import ServingError, SpecError
+
+if TYPE_CHECKING:
+    from service.store.base import KeyStore
+
+_SECONDS_PER_DAY = 86_400.0
+_LONGEST_DAYS = 3650.0
+
+_DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="SQLAlchemy URL of the service's store. When left out: BATCHWRIGHT_DATABASE_URL, else the SQLite file in "
+        "the data folder."
+    ),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+
+keys = typer.Typer(
+    help="Make, list and revoke the API keys of a service. Works on its database directly; no service need run.",
+    no_args_is_help=True,
+)
+
+
+@keys.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Who or what the key is for, in your words.")],
+    *,
+    scope: Annotated[list[Scope], typer.Option("--scope", help="What it may be used for. May be repeated.")],
+    expires_in_days: Annotated[
+        float | None, typer.Option(min=0.0, max=_LONGEST_DAYS, help="Days until it expires; never when left out.")
+    ] = None,
+    database_url: _DatabaseUrl = None,
+    json: _Json = False,
+) -> None:
+    """Make a key and print it: this is the only time it is shown. From the first key on, every caller needs one.
+
+    Example: batchwright keys create scheduler --scope tunings:read --scope tunings:write --expires-in-days 90
+    """
+    seconds = None if expires_in_days is None else expires_in_days * _SECONDS_PER_DAY
+    new, text = make_key(_checked_name(name), tuple(scope), seconds)
+    with _key_store(database_url) as store:
+        made = store.add(new)
+    if json:
+        sys.stdout.write(CreatedKey(**dict(made), key=text).model_dump_json(indent=2) + "\n")
+    else:
+        sys.stderr.write(f"{_in_words(made)}. Keep it safe: it is not shown again.\n")
+        sys.stdout.write(text + "\n")
+
+
+@keys.command("list")
+def list_keys(*, database_url: _DatabaseUrl = None, json: _Json = False) -> None:
+    """List every key there ever was, without what makes it a key."""
+    with _key_store(database_url) as store:
+        found = store.list()
+    if json:
+        sys.stdout.writelines(key.model_dump_json() + "\n" for key in found)
+    else:
+        Console(highlight=False, markup=False).print(_table(found))
+
+
+@keys.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="Its id, as `keys list` shows it.")],
+    *,
+    database_url: _DatabaseUrl = None,
+    json: _Json = False,
+) -> None:
+    """End a key for good. Services refuse it within five seconds; what it submitted goes on."""
+    with _key_store(database_url) as store:
+        ended = store.revoke(key_id)
+    text = ended.model_dump_json(indent=2) if json else f"{_in_words(ended)}."
+    sys.stdout.write(text + "\n")
+
+
+@contextmanager
+def _key_store(database_url: str | None) -> Iterator[KeyStore]:
+    """The keys in the database that the settings name, in its newest schema.
+
+    Raises:
+        SpecError: when the settings are wrong.
+        ServingError: when the store refuses, in its words.
+    """
+    from service.errors import ServiceError  # noqa: PLC0415 - see the module's docstring
+    from service.settings import Settings  # noqa: PLC0415 - likewise
+    from service.store.sql import open_store  # noqa: PLC0415 - likewise
+
+    given: dict[str, Any] = {"database_url": database_url} if database_url else {}
+    try:
+        store = open_store(Settings(**given).url)
+        try:
+            yield store.keys
+        finally:
+            store.close()
+    except ValidationError as error:
+        raise SpecError(field_problems(error), "settings (BATCHWRIGHT_* and options)") from None
+    except ServiceError as error:
+        raise ServingError(str(error)) from None
+
+
+def _checked_name(name: str) -> str:
+    longest = 100
+    if not name.strip() or len(name) > longest or not name.isprintable():
+        raise ServingError(f"NAME must have 1 to {longest} printable characters; it has {len(name)}")
+    return name
+
+
+def _in_words(key: ApiKey) -> str:
+    until = "" if key.expires_at is None else f", until {key.expires_at:%Y-%m-%d %H:%M} UTC"
+    return f"Key {key.id} ({key.name}) for {', '.join(key.scopes)}{until}: {_state(key)}"
+
+
+def _state(key: ApiKey) -> str:
+    if key.revoked_at is not None:
+        return f"revoked {key.revoked_at:%Y-%m-%d %H:%M}"
+    return "expired" if key.expires_at is not None and key.expires_at <= datetime.now(UTC) else "good"
+
+
+def _table(found: list[ApiKey]) -> Table:
+    table = Table("id", "name", "scopes", "created (UTC)", "expires", "last used", "state", box=None)
+    for key in found:
+        times = (key.created_at, key.expires_at, key.last_used_at)
+        shown = ("-" if moment is None else f"{moment:%Y-%m-%d %H:%M}" for moment in times)
+        table.add_row(key.id, key.name, ", ".join(key.scopes), *shown, _state(key))
+    return table
