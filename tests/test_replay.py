@@ -223,3 +223,30 @@ def test_traces_of_different_categories_are_refused() -> None:
     other = one.model_copy(update={"micro_batch_size": 2, "categories": (Category.WORKSPACE,)})
     with pytest.raises(EstimateError, match="micro-batch 1 and 2"):
         SizedTrace.of([one, other])
+
+
+def test_an_update_is_repeated_before_itself() -> None:
+    """What it keeps (block 2) and what it gives back of the build (block 1) happens once, the rest twice."""
+    once = Trace(
+        micro_batch_size=2,
+        accumulates=True,
+        sizes=(10, 20, 30, 40),
+        categories=(Category.PARAMETERS, Category.GRADIENTS, Category.WORKSPACE, Category.TEMPORARIES),
+        events=(0, 1, 2, 3, ~1, ~3),
+        marks=(
+            Mark(name="build", position=0),
+            Mark(name="measured-update", position=2),
+            Mark(name="end", position=6),
+        ),
+        decisions="cuda",
+    )
+    twice = once.warmed_up()
+    assert twice.events == (0, 1, 2, 3, ~1, ~3, 4, ~4)
+    assert twice.sizes == (10, 20, 30, 40, 40)
+    assert twice.categories[4] is Category.TEMPORARIES
+    assert [(mark.name, mark.position) for mark in twice.marks] == [
+        ("build", 0),
+        ("first-update", 2),
+        ("measured-update", 6),
+        ("end", 8),
+    ]

@@ -10,7 +10,7 @@ from tuner.catalogue import KernelProfile
 from tuner.estimation.settings import DEFAULT_SETTINGS
 from tuner.estimation.shapes import Shapes
 from tuner.estimation.shim import Shim
-from tuner.estimation.trace import SizedTrace, Trace
+from tuner.estimation.trace import SizedTrace
 from tuner.estimation.tracing import trace
 from tuner.requests import ExpectationRequest
 from tuner.results import ExpectedPeak, ExpectedPeaks
@@ -61,7 +61,7 @@ def _held_on_card(request: ExpectationRequest, shim: Shim | None) -> _Held:
     """What torch's caching allocator counts as allocated."""
     profile = KernelProfile(compute_capability=request.compute_capability or (0, 0), kind="cuda")
     sized = _sized(request, profile=profile, shim=shim, warm_up=True)
-    began = _measured_from(sized.trace)
+    began = sized.trace.position("measured-update")
 
     def held(size: int) -> tuple[int, int]:
         sizes = [DEFAULT_SETTINGS.rounded(it) for it in sized.sizes_at(size)]
@@ -74,7 +74,7 @@ def _held_on_cpu(request: ExpectationRequest) -> _Held:
     """What glibc takes from the system, with the whole window's samples, which the budget bounds too."""
     sized = _sized(request, warm_up=False)
     sample_bytes = _sample_bytes(build_workload(request.spec))
-    began = _measured_from(sized.trace)
+    began = sized.trace.position("measured-update")
 
     def held(size: int) -> tuple[int, int]:
         waiting = max(0, request.samples_per_window - 2 * size) * sample_bytes
@@ -88,10 +88,6 @@ def _held_on_cpu(request: ExpectationRequest) -> _Held:
 def _sized(request: ExpectationRequest, **options: Any) -> SizedTrace:  # noqa: ANN401 - of trace
     shapes = Shapes()
     return SizedTrace.of([trace(request.spec, it, accumulates=True, shapes=shapes, **options) for it in _TRACED_SIZES])
-
-
-def _measured_from(trace: Trace) -> int:
-    return next(mark.position for mark in trace.marks if mark.name == "measured-update")
 
 
 def _doubled(largest: int) -> list[int]:

@@ -62,6 +62,40 @@ class Trace(Document):
     notes: tuple[str, ...] = ()
     """What the trace could not follow, and what that does to it."""
 
+    def position(self, name: str) -> int:
+        """Index into ``events`` of the first event of a stretch."""
+        return next(mark.position for mark in self.marks if mark.name == name)
+
+    def warmed_up(self) -> Trace:
+        """The same with the measured update made once before it, as ``first-update``.
+
+        What the update takes and keeps (workspaces of libraries) is taken by the first alone, and what it gives back of
+        what was there before is given back by the first alone; all the rest comes and goes again.
+        """
+        began, ended = self.position("measured-update"), self.position("end")
+        update = self.events[began:ended]
+        given_back = {~event for event in update if event < 0}
+        renewed = [event for event in update if event >= 0 and event in given_back]
+        again = {block: len(self.sizes) + number for number, block in enumerate(renewed)}
+        repeated = [
+            again[event] if event >= 0 else ~again[~event]
+            for event in update
+            if (event if event >= 0 else ~event) in again
+        ]
+        return self.model_copy(
+            update={
+                "sizes": (*self.sizes, *(self.sizes[block] for block in renewed)),
+                "categories": (*self.categories, *(self.categories[block] for block in renewed)),
+                "events": (*self.events[:ended], *repeated, *self.events[ended:]),
+                "marks": (
+                    *(mark for mark in self.marks if mark.position < began or mark.name == "build"),
+                    Mark(name="first-update", position=began),
+                    Mark(name="measured-update", position=ended),
+                    Mark(name="end", position=ended + len(repeated)),
+                ),
+            }
+        )
+
 
 @dataclass(frozen=True)
 class SizedTrace:

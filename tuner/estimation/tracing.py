@@ -65,7 +65,7 @@ def trace(  # noqa: PLR0913 - what all traces of one workload share
     shapes: Shapes | None = None,
     warm_up: bool = True,
 ) -> Trace:
-    """The blocks that building the workload and two of its updates take.
+    """The blocks that building the workload and its updates take.
 
     Args:
         spec: what is trained.
@@ -75,8 +75,8 @@ def trace(  # noqa: PLR0913 - what all traces of one workload share
         shim: the device that stands in for the card; without one operators take the CPU's decisions, but gradients are
             gathered, and the optimizer is the one, as on the card.
         shapes: what operators are already known to return; for several traces in one process.
-        warm_up: whether an update goes before the measured one, as in a probe. The optimizer's state is there before
-            the first, so that only blocks that libraries keep make a difference: none on the CPU.
+        warm_up: whether an update goes before the measured one, as in a probe: the same one, as nothing but what
+            libraries keep tells them apart.
 
     Raises:
         SpecError, WorkloadError: as building the workload.
@@ -123,16 +123,14 @@ def trace_run(  # noqa: PLR0913 - as trace
         engine = UpdateEngine(spec, workload, model, FakeDevice(device), ranks=_ranks(spec), recovers=False)
         if device.type == "cpu":
             _take_batches(micro_batches, tracer)
-        if warm_up:
-            tracer.begin("first-update")
-            _update(engine, micro_batches)
         tracer.begin("measured-update")
         _update(engine, micro_batches)
         tracer.begin("end")
         tracer.recorder.stop()
         _label(tracer, engine)
     parameters = sum(it.numel() for it in model.parameters())
-    return TracedRun(_traced(tracer, micro_batch_size, spec, accumulates=accumulates), parameters)
+    found = _traced(tracer, micro_batch_size, spec, accumulates=accumulates)
+    return TracedRun(found.warmed_up() if warm_up else found, parameters)
 
 
 @contextmanager
