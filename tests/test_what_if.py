@@ -329,6 +329,17 @@ def test_where_no_change_suffices_the_reason_says_what_is_missing() -> None:
     assert wanted in (found.infeasible_reason or "")
 
 
+def test_a_remedy_that_was_found_to_be_none_is_not_offered() -> None:
+    """Without an estimate the reason offers both changes."""
+
+    def precision_is_of_no_use(request: ExpectationRequest) -> ExpectedPeaks | None:
+        return estimate(request.model_copy(update={"spec": request.spec.model_copy(update={"precision": "fp32"})}))
+
+    reasons = [tuned(asking(120), expect=it).infeasible_reason or "" for it in (precision_is_of_no_use, lambda _: None)]
+    assert ["bf16-mixed" in it for it in reasons] == [False, True]
+    assert ["activation_checkpointing: true" in it for it in reasons] == [True, True]
+
+
 # --- the request, the display ---
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from tuner.accumulation import balanced_plan, share_per_rank, uniform_plan
@@ -25,7 +25,7 @@ from tuner.results import (
     WhatIf,
 )
 from tuner.units import format_bytes
-from tuner.what_if import changes_in_words
+from tuner.what_if import WhatIfAnswer, changes_in_words
 
 _SHARED_DEVICE_BYTES = 64 * 1024**2
 """Driver and display take a little of an idle card; more than this is another process."""
@@ -47,8 +47,7 @@ class Answered:
     notes: tuple[str, ...] = ()
     expected: ExpectedPeaks | None = None
     earlier: EarlierAnswer | None = None
-    what_ifs: tuple[WhatIf, ...] = ()
-    not_estimated: tuple[str, ...] = ()
+    what_if: WhatIfAnswer = field(default_factory=WhatIfAnswer)
 
     @property
     def share(self) -> int:
@@ -84,7 +83,7 @@ def recommend(answered: Answered, *, identifier: str, created_at: datetime, tota
         gradient_accumulation_steps=plan.gradient_accumulation_steps if plan else None,
         choice=choice_in_words(request.objective, answered.share, size, answered.proof.fits, listed) if size else "",
         alternatives=listed,
-        what_ifs=answered.what_ifs,
+        what_ifs=answered.what_if.what_ifs,
         world_size=world_size,
         micro_batch_sizes=plan.micro_batch_sizes if plan else (),
         effective_batch_size=EffectiveBatchSize(
@@ -163,11 +162,10 @@ def _remedies(answered: Answered) -> list[str]:
     remedies = []
     if granularity > 1:
         remedies.append(f"a granularity of 1 instead of {granularity}")
-    estimated = {name for it in answered.what_ifs for name in it.changes}
-    remedies += _estimated_remedies(answered)
-    if not spec.activation_checkpointing and "activation_checkpointing" not in estimated:
+    remedies += _estimated_remedies(answered.what_if.what_ifs)
+    if not spec.activation_checkpointing and "activation_checkpointing" not in answered.what_if.judged:
         remedies.append("activation_checkpointing: true")
-    if spec.precision == "fp32" and "precision" not in estimated:
+    if spec.precision == "fp32" and "precision" not in answered.what_if.judged:
         remedies.append("precision: bf16-mixed")
     if spec.batch.sequence_length or spec.batch.image_size:
         remedies.append("a shorter sequence_length" if spec.batch.sequence_length else "a smaller image_size")
@@ -176,15 +174,15 @@ def _remedies(answered: Answered) -> list[str]:
     return [*remedies, "a smaller model", "a larger memory limit or device"]
 
 
-def _estimated_remedies(answered: Answered) -> list[str]:
+def _estimated_remedies(what_ifs: tuple[WhatIf, ...]) -> list[str]:
     """What the what-ifs promise: those that fit, the largest first, or the one that comes nearest."""
-    fitting = [it for it in answered.what_ifs if it.largest_micro_batch]
+    fitting = [it for it in what_ifs if it.largest_micro_batch]
     if fitting:
         return [
             f"{changes_in_words(it.changes)} (a micro-batch of {it.largest_micro_batch} is expected to fit, estimated)"
             for it in fitting
         ]
-    nearest = min(answered.what_ifs, key=lambda it: it.peak_bytes, default=None)
+    nearest = min(what_ifs, key=lambda it: it.peak_bytes, default=None)
     if nearest is None:
         return []
     peak = format_bytes(nearest.peak_bytes)
@@ -212,7 +210,7 @@ def _warnings(answered: Answered) -> list[Advice]:
             "was measured then. Tune afresh, without the earlier answer, to measure it now."
         )
         found.append(Advice(code="rests-on-earlier-answer", message=message))
-    found += [_not_estimated(it) for it in answered.not_estimated]
+    found += [_not_estimated(it) for it in answered.what_if.unanswered]
     found += _warnings_of_parallelism(answered.request)
     return found
 

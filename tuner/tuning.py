@@ -25,7 +25,7 @@ from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, Proof, Recommendation
 from tuner.search import Failure, MicroBatchSearch, SearchSpace
 from tuner.specs import WorkloadSpec
-from tuner.what_if import WhatIfs
+from tuner.what_if import WhatIfAnswer, WhatIfs
 
 
 class ProbeRunner(Protocol):
@@ -316,8 +316,7 @@ class Tuning:
                 notes=self._search.warnings,
                 expected=self.expected,
                 earlier=self._lead.answer if self._lead else None,
-                what_ifs=self._what_ifs.answer() if self._what_ifs else (),
-                not_estimated=self._what_ifs.unanswered if self._what_ifs else (),
+                what_if=self._what_ifs.answer() if self._what_ifs else WhatIfAnswer(),
             ),
             identifier=identifier,
             created_at=created_at,

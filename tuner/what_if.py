@@ -13,8 +13,8 @@ what the estimate ``e`` has above ``R``). A curve with its own ``R'`` and ``e'``
 fitted and with what ran out of memory (fragmentation takes a part of a card).
 
 Against tunings of the changed specs on the CPU (budgets of 48 to 160 MiB) the largest size was off by 0 % (two GPTs, a
-ViT), 1.3 % (a GPT-2), 1.4 % (a BERT) and 2.9 % (a Llama) with activation checkpointing, by -3.0 % (a GPT) with a mixed
-precision as well. No card has been tried.
+ViT), 1.3 % (a GPT-2), 1.4 % (a BERT) and 2.9 % (a Llama) with activation checkpointing, by -5.3 % (a GPT) with a mixed
+precision, and by -3.0 % with both. No card has been tried.
 """
 
 from __future__ import annotations
@@ -48,6 +48,21 @@ _BY_MEMORY = {"oom", "earlier-answer"}
 """Where a search was stopped by something else, less memory is of no use."""
 _BF16_CAPABILITY = (8, 0)
 """Cards below it only emulate bf16."""
+
+
+@dataclass(frozen=True)
+class WhatIfAnswer:
+    """What came out of asking an estimate about changes of a spec.
+
+    Attributes:
+        what_ifs: with which more is expected to fit, or would with more of it.
+        judged: fields of the spec of which the estimate told what a change does, if only that it does not help.
+        unanswered: the changes of which it could not tell; empty text for the spec as asked.
+    """
+
+    what_ifs: tuple[WhatIf, ...] = ()
+    judged: frozenset[str] = frozenset()
+    unanswered: tuple[str, ...] = ()
 
 
 class WhatIfs:
@@ -120,12 +135,17 @@ class WhatIfs:
             if peaks and asked and peaks.used_bytes(size) < _HELPS * asked.used_bytes(size)
         ]
 
-    @property
-    def unanswered(self) -> tuple[str, ...]:
-        """The changes of which nothing is known since the estimate could not tell; empty text for the spec as asked."""
-        return tuple(changes_in_words(dict(changes)) for changes, peaks in self._told.items() if peaks is None)
+    def answer(self) -> WhatIfAnswer:
+        """What came out of what was asked."""
+        known = [changes for changes, peaks in self._told.items() if peaks is not None]
+        unknown = [changes for changes, peaks in self._told.items() if peaks is None]
+        return WhatIfAnswer(
+            what_ifs=self._what_ifs(),
+            judged=frozenset(path for changes in known for path, _ in changes),
+            unanswered=tuple(changes_in_words(dict(changes)) for changes in unknown),
+        )
 
-    def answer(self) -> tuple[WhatIf, ...]:
+    def _what_ifs(self) -> tuple[WhatIf, ...]:
         """Changes with which more is expected to fit than was found, the largest first.
 
         Where nothing fits, also those with which nothing is expected to: they tell how much is missing.
