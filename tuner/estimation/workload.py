@@ -12,8 +12,9 @@ from tuner.estimation.trace import Category, SizedTrace, Trace
 from tuner.estimation.tracing import TracedRun, trace_run
 from tuner.specs import WorkloadSpec
 
-_SIZES = ((2, 3, 5), (8, 12, 20))
-"""Three tell a quadratic. Some code does other things with one sample, or with few: then more are tried."""
+_SIZES = ((4, 6, 10), (16, 24, 40))
+"""Three tell a quadratic. Some code does other things with one sample, or with few (GPT-2's masks with up to 3): then
+more are tried."""
 _SCALED_FROM = 16
 _DIFFER = (
     "the workload does different things at different micro-batch sizes: what it takes at one is scaled to the others"
