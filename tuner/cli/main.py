@@ -79,6 +79,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     uniform: options.Uniform = False,
     what_if: options.WhatIf = False,
     probe_timeout: options.ProbeTimeout = 300.0,
+    earlier: options.Earlier = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the answer to this file.")] = None,
     json: options.Json = False,
 ) -> None:
@@ -102,7 +103,8 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
         what_if=what_if,
         probe_timeout_seconds=probe_timeout,
     )
-    found = _tune(request)
+    known = load_document(Recommendation, earlier, "earlier recommendation") if earlier is not None else None
+    found = _tune(request, known)
     _print_answer(found, as_document=json, text=recommendation_panel(found))
     if output is not None:
         _write(output, found)
@@ -116,12 +118,12 @@ def _write(path: Path, found: Recommendation) -> None:
         raise wrong_argument("--output", f"cannot be written: {error.strerror}", path) from None
 
 
-def _tune(request: TuningRequest) -> Recommendation:
+def _tune(request: TuningRequest, earlier: Recommendation | None = None) -> Recommendation:
     from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - `plan` and `--help` need no NVML
     from tuner.cli.running import tune as run_tuning  # noqa: PLC0415 - likewise
 
     interrupt_on_sigterm()
-    return run_tuning(request, progress_console())
+    return run_tuning(request, progress_console(), earlier)
 
 
 @app.command()

@@ -58,6 +58,14 @@ WhatIf = Annotated[
         "optimizer without temporaries.",
     ),
 ]
+Earlier = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="An earlier answer of `tune` to the same question, as JSON, under other versions or another limit: one "
+        "probe confirms it where that is enough, else what it measured leads the search.",
+    ),
+]
 ProbeTimeout = Annotated[float, typer.Option(min=1.0, help="Seconds after which one probe is given up as hanging.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON on standard output, errors too.")]
 Updates = Annotated[int, typer.Option(min=1, help="Optimizer updates to make.")]

@@ -30,17 +30,19 @@ _STOP_SECONDS = 60.0
 """How long a run that is asked to stop may take to finish its update and write a checkpoint."""
 
 
-def tune(request: TuningRequest, console: Console) -> Recommendation:
-    """Run a tuning to its end, each probe shown as it ends.
+def tune(request: TuningRequest, console: Console, earlier: Recommendation | None = None) -> Recommendation:
+    """Run a tuning to its end, each probe shown as it ends; led by an earlier answer to the same question, if given.
 
     Raises:
-        SpecError, DeviceError, PlanError: before any probe.
+        SpecError, DeviceError, PlanError: before any probe; also where the earlier answer is one to another question.
         TuningFailedError: when a probe failed for a reason that is no matter of size.
     """
     began = time.monotonic()
     device = find_device(request.device)
     with ProbeSupervisor(device) as runner, ProbeBoard(console) as board:
         tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
+        if earlier is not None:
+            tuning.recall(earlier)
         board.doing("checking the spec")
         runner.check(request)
         if (question := tuning.to_expect()) is not None:
