@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from service.keys import ApiKey, CreatedKey, Scope, make_key
 from tuner.documents import field_problems
@@ -137,7 +137,9 @@ def _state(key: ApiKey) -> str:
 
 
 def _table(found: list[ApiKey]) -> Table:
-    table = Table("id", "name", "scopes", "created (UTC)", "expires", "last used", "state", box=None)
+    table = Table(
+        Column("id", no_wrap=True), "name", "scopes", "created (UTC)", "expires", "last used", "state", box=None
+    )
     for key in found:
         times = (key.created_at, key.expires_at, key.last_used_at)
         shown = ("-" if moment is None else f"{moment:%Y-%m-%d %H:%M}" for moment in times)
