@@ -18,6 +18,7 @@ _aten = torch.ops.aten
 _MIB = 1024**2
 _INDEX = 8
 _FLOAT = 4
+_RECURRENT_BYTES = 62
 
 _MATRIX_PRODUCTS = frozenset(
     {
@@ -67,6 +68,16 @@ class CudaKernels:
         """What ``func`` holds while it runs."""
         workspace = _WORKSPACES.get(func)
         return () if workspace is None else workspace(args, outputs, self._profile)
+
+
+def onednn_recurrent_workspace_bytes(args: Sequence[Any]) -> int:
+    """What ``mkldnn_rnn_layer`` leaves for its backward pass, by the operator's arguments.
+
+    oneDNN tells its size only when it runs: 61 to 66 bytes for each hidden unit, step and sample, measured with LSTMs
+    of 64 and 128 units over 64 to 128 steps of samples.
+    """
+    steps, samples, _ = args[0].shape
+    return int(steps * samples * args[10] * _RECURRENT_BYTES)
 
 
 class NoKernels:

@@ -13,12 +13,14 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.errors import EstimateError
+from tuner.estimation.kernels import onednn_recurrent_workspace_bytes
 from tuner.estimation.recorder import Recorder
 from tuner.estimation.shapes import Shapes
 from tuner.estimation.trace import Category
 from tuner.estimation.values import KnownValues, mapped, tensors_in
 
 _aten = torch.ops.aten
+_ONEDNN_RECURRENT = _aten.mkldnn_rnn_layer.default
 _ITEM = _aten._local_scalar_dense.default  # noqa: SLF001 - the operator's name
 _DEVICE = torch.ops.prim.device.default
 _LIFTED = _aten.lift_fresh.default
@@ -110,6 +112,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             outputs = self._shapes.run(self.fakes, func, args, kwargs)
         except DynamicOutputShapeException:
             outputs = self._of_known_shape(func, args, kwargs)
+        if func is _ONEDNN_RECURRENT:  # its fake has an empty workspace, which the backward pass keeps
+            workspace = torch.empty(onednn_recurrent_workspace_bytes(args), dtype=torch.uint8)
+            outputs = (*outputs[:3], self._like(workspace, outputs[0].device))
         if not self._sees:
             return outputs
         here = [it for it in tensors_in((outputs,)) if it.device.type == self.device_type]
