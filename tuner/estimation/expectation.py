@@ -87,7 +87,9 @@ def _held_on_cpu(request: ExpectationRequest) -> _Held:
 
 def _sized(request: ExpectationRequest, **options: Any) -> SizedTrace:  # noqa: ANN401 - of trace
     shapes = Shapes()
-    return SizedTrace.of([trace(request.spec, it, accumulates=True, shapes=shapes, **options) for it in _TRACED_SIZES])
+    return SizedTrace.of(
+        [trace(request.spec, it, accumulates=True, shapes=shapes, shards=False, **options) for it in _TRACED_SIZES]
+    )
 
 
 def _doubled(largest: int) -> list[int]:

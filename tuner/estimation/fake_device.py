@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -63,6 +63,31 @@ class FakeDevice(MemoryDevice):
         return None
 
 
+class _Order:
+    """A stream or an event: everything is in order here, and nobody waits."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.device = torch.device("cuda", 0)
+
+    def record(self, *_: object) -> None: ...
+
+    def record_event(self, event: object = None) -> object:
+        """An event that has happened."""
+        return event or _Order()
+
+    def wait(self, *_: object) -> None: ...
+
+    def wait_event(self, *_: object) -> None: ...
+
+    def wait_stream(self, *_: object) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        """It has happened."""
+        return True
+
+
 @contextmanager
 def answering_for_cuda(compute_capability: tuple[int, int]) -> Iterator[None]:
     """While the block runs ``torch.cuda`` answers as if a card of this compute capability were there, and idle.
@@ -78,6 +103,10 @@ def answering_for_cuda(compute_capability: tuple[int, int]) -> Iterator[None]:
         "is_bf16_supported": lambda *_, **__: True,  # torch says so of every card: older ones emulate it
         "set_rng_state": lambda *_: None,
         "synchronize": lambda *_: None,
+        "Stream": _Order,
+        "Event": _Order,
+        "current_stream": lambda *_: _Order(),
+        "stream": lambda *_: nullcontext(),
         "empty_cache": lambda: None,
         "is_current_stream_capturing": lambda: False,
     }

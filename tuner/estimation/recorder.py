@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from tuner.estimation.trace import Category, Mark
 
@@ -80,8 +81,27 @@ class Recorder:
         if storage._cdata not in self._known:  # noqa: SLF001 - see above
             self._watch(storage, storage._cdata, None)  # noqa: SLF001 - see above
 
+    def fill(self, tensor: Tensor) -> None:
+        """The storage of a tensor gets the bytes that its shape needs, where it has not."""
+        storage = tensor.untyped_storage()
+        nbytes = tensor.numel() * tensor.itemsize
+        if storage.size() != nbytes:
+            storage.resize_(nbytes)
+            self._watch(storage, storage._cdata, self.take(nbytes))  # noqa: SLF001 - see above
+
+    def empty(self, tensor: Tensor) -> None:
+        """The storage of a tensor gives its bytes back; the tensor stays."""
+        storage = tensor.untyped_storage()
+        block = self.live.pop(storage._cdata, None)  # noqa: SLF001 - see above
+        if storage.size():
+            storage.resize_(0)
+        if block is not None:
+            self.give_back(block)
+
     def block_of(self, tensor: Tensor) -> int | None:
         """The block that holds ``tensor``; none when it is not recorded."""
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
         return self.live.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 - see above
 
     def label(self, tensors: Iterable[Tensor], category: Category) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.errors import EstimateError
@@ -91,7 +92,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - an operator's results
         """Run ``func`` on fakes; record what it takes and what is known of its results."""
-        del types
+        if DTensor in types:
+            return NotImplemented  # its own dispatch comes back with what this rank holds
         kwargs = kwargs or {}
         if func is _DEVICE:  # asked by C++ code of every other operator: most calls are these
             return args[0].device

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -17,7 +18,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tuner.catalogue import KernelProfile
 from tuner.errors import EstimateError
@@ -31,6 +35,7 @@ from tuner.specs import TransformersModel, WorkloadSpec
 from tuner.training.engine import UpdateEngine
 from tuner.training.micro_batches import MicroBatch, sliced, tensors_of
 from tuner.training.ranks import ProcessGroup, Ranks
+from tuner.training.sharding import shard
 from tuner.workloads.base import Workload
 from tuner.workloads.build import build_model, build_workload
 
@@ -64,6 +69,7 @@ def trace(  # noqa: PLR0913 - what all traces of one workload share
     shim: Shim | None = None,
     shapes: Shapes | None = None,
     warm_up: bool = True,
+    shards: bool = True,
 ) -> Trace:
     """The blocks that building the workload and its updates take.
 
@@ -77,13 +83,21 @@ def trace(  # noqa: PLR0913 - what all traces of one workload share
         shapes: what operators are already known to return; for several traces in one process.
         warm_up: whether an update goes before the measured one, as in a probe: the same one, as nothing but what
             libraries keep tells them apart.
+        shards: whether each rank of an ``fsdp`` workload holds its shard, or the whole model, as in a probe.
 
     Raises:
         SpecError, WorkloadError: as building the workload.
         EstimateError: when the workload cannot be traced.
     """
     return trace_run(
-        spec, micro_batch_size, accumulates=accumulates, profile=profile, shim=shim, shapes=shapes, warm_up=warm_up
+        spec,
+        micro_batch_size,
+        accumulates=accumulates,
+        profile=profile,
+        shim=shim,
+        shapes=shapes,
+        warm_up=warm_up,
+        shards=shards,
     ).trace
 
 
@@ -105,6 +119,7 @@ def trace_run(  # noqa: PLR0913 - as trace
     shim: Shim | None = None,
     shapes: Shapes | None = None,
     warm_up: bool = True,
+    shards: bool = True,
 ) -> TracedRun:
     """As ``trace``, with the number of parameters."""
     spec = _on_card(spec) if profile is not None else _on_cpu(spec)
@@ -116,11 +131,18 @@ def trace_run(  # noqa: PLR0913 - as trace
     if profile is not None and shim is not None:
         shim.install(profile)
     answers = nullcontext() if profile is None or shim is None else _answers(profile, tracer)
-    with _translated(), _collecting_nothing(), answers, tracer.fakes, tracer, _labelling_gradients(tracer):
+    ranks = spec.parallelism.world_size
+    sharded = shards and ranks > 1 and spec.parallelism.strategy == "fsdp"
+    group = _group_of_nobody(ranks, tracer) if sharded else nullcontext()
+    with _translated(), _collecting_nothing(), answers, group, tracer.fakes, tracer, _labelling_gradients(tracer):
         tracer.begin("build")
         model = _built(spec, workload, device, tracer)
+        if sharded:
+            shard(model, device, ranks)
         _watch_gradients(model, tracer)
-        engine = UpdateEngine(spec, workload, model, FakeDevice(device), ranks=_ranks(spec), recovers=False)
+        engine = UpdateEngine(
+            spec, workload, model, FakeDevice(device), ranks=_ranks(spec), recovers=False, sharded=sharded
+        )
         if device.type == "cpu":
             _take_batches(micro_batches, tracer)
         tracer.begin("measured-update")
@@ -142,6 +164,28 @@ def _answers(profile: KernelProfile, tracer: Tracer) -> Iterator[None]:
 
     with answering_for_cuda(profile.compute_capability), without_cudnn_in_recurrent_layers(told):
         yield
+
+
+@contextmanager
+def _group_of_nobody(ranks: int, tracer: Tracer) -> Iterator[None]:
+    """Collectives of as many ranks take their memory, and wait for nobody (torch's own fake process group)."""
+    tracer.notes.add("the memory of FSDP's streams is taken for that of one: blocks are kept apart by stream in a run")
+    found = ShardingPropagator._propagate_tensor_meta_non_cached  # noqa: SLF001 - DTensor tries operators on fakes of its own
+
+    def unseen(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as it is
+        with tracer.unseen():
+            return found(*args, **kwargs)
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(ShardingPropagator, found.__name__, unseen))
+            for module in (_fsdp_param, _fsdp_param_group):  # FSDP empties and fills storages without an operator
+                stack.enter_context(patch.object(module, "alloc_storage", tracer.recorder.fill))
+            stack.enter_context(patch.object(_fsdp_param, "free_storage", tracer.recorder.empty))
+            yield
+    finally:
+        dist.destroy_process_group()
 
 
 def _built(spec: WorkloadSpec, workload: Workload, device: torch.device, tracer: Tracer) -> nn.Module:
@@ -319,5 +363,3 @@ def _notes(tracer: Tracer, spec: WorkloadSpec) -> Iterator[str]:
     yield from sorted(tracer.notes)
     if spec.compile:
         yield "torch.compile is not followed: this is what the model takes without it"
-    if spec.parallelism.strategy == "fsdp" and spec.parallelism.world_size > 1:
-        yield "shards (fsdp) are not followed: this is what a whole copy on each rank takes"
