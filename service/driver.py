@@ -18,7 +18,7 @@ from tuner.errors import BatchwrightError, ProbeCancelledError
 from tuner.requests import TuningRequest
 from tuner.results import Recommendation
 from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
-from tuner.tuning import Tuning, ask_what_ifs
+from tuner.tuning import Tuning, ask_what_ifs, look_ahead
 
 _log = logging.getLogger(__name__)
 
@@ -91,9 +91,11 @@ class Driver:
         request = TuningRequest.model_validate_json(item.payload)
         tuning = self._rebuild(item, request)
         if not tuning.probes:
-            self._executor.check(request, hold.stop_within)
-            if (question := tuning.to_expect()) is not None:
-                tuning.expect(self._executor.expect(question, hold.stop_within))
+            look_ahead(
+                tuning,
+                lambda request: self._executor.check(request, hold.stop_within),
+                lambda question: self._executor.expect(question, hold.stop_within),
+            )
         while (probe := tuning.next_probe()) is not None:
             if hold.reason() is not None:
                 raise StoppedError

@@ -338,6 +338,26 @@ def ask_what_ifs(tuning: Tuning, expect: Callable[[ExpectationRequest], Expected
         tuning.record_what_if(peaks)
 
 
+def look_ahead(
+    tuning: Tuning,
+    check: Callable[[TuningRequest], None],
+    expect: Callable[[ExpectationRequest], ExpectedPeaks | None],
+) -> None:
+    """Before the first probe: let an estimate lead the search, or at least find a wrong spec.
+
+    An estimate builds the workload, so that one which succeeds needs no check.
+
+    Raises:
+        SpecError: naming the field at fault.
+    """
+    question = tuning.to_expect()
+    peaks = None if question is None else expect(question)
+    if peaks is None:
+        check(tuning.request)
+    else:
+        tuning.expect(peaks)
+
+
 def _capability(device: DeviceInfo) -> tuple[int, int] | None:
     if device.compute_capability is None:
         return None

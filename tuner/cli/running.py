@@ -23,7 +23,7 @@ from tuner.specs import WorkloadSpec
 from tuner.training.launch import TrainingProcess
 from tuner.training.progress import require_tensorboard
 from tuner.training.runs import TrainingResult
-from tuner.tuning import Tuning, ask_what_ifs
+from tuner.tuning import Tuning, ask_what_ifs, look_ahead
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 60.0
@@ -43,11 +43,8 @@ def tune(request: TuningRequest, console: Console, earlier: Recommendation | Non
         tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
         if earlier is not None:
             tuning.recall(earlier)
-        board.doing("checking the spec")
-        runner.check(request)
-        if (question := tuning.to_expect()) is not None:
-            board.doing("estimating the memory curve")
-            tuning.expect(runner.expect(question))
+        board.doing("checking the spec and estimating its memory")
+        look_ahead(tuning, runner.check, runner.expect)
         while (probe := tuning.next_probe()) is not None:
             doing = "timing updates" if probe.measures_time else "running two updates"
             board.doing(f"{doing} at micro-batch {probe.micro_batch_size:,}")

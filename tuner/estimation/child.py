@@ -40,10 +40,11 @@ def run(question: str, paths: EstimatePaths) -> None:
 
 
 def _expectation(asked: bytes) -> ExpectedPeaks:
-    shim, _ = _shim()
+    request = ExpectationRequest.model_validate_json(asked)
+    shim = _shim()[0] if request.compute_capability else None
     from tuner.estimation.expectation import expected_peaks  # noqa: PLC0415 - torch comes with it, after the shim
 
-    return expected_peaks(ExpectationRequest.model_validate_json(asked), shim)
+    return expected_peaks(request, shim)
 
 
 def _estimate(asked: bytes) -> Estimate:

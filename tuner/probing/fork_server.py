@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,6 +50,9 @@ class ForkServer:
     def _obey(self, message: dict[str, Any]) -> None:
         if message["do"] == "run":
             self._run(message)
+        elif message["do"] == "prepare":
+            with suppress(Exception):  # a package that is missing or broken is told when a task needs it
+                import_early(tuple(message["preload"]))
         elif self.child is not None and message["do"] == "dump":
             os.kill(self.child, signal.SIGUSR1)
         elif self.child is not None:

@@ -107,9 +107,10 @@ class ProbeSupervisor:
             ProbeCancelledError: when ``should_stop`` answered true; the estimate's process is gone by then.
             ProbeError: when the machinery failed.
         """
-        if request.compute_capability is not None:
-            return self._expect_of_card(request, should_stop)
         with self._lock:
+            if request.compute_capability is not None or not self._ready:
+                self._prepare(request.spec)
+                return self._expect_apart(request, should_stop)
             ended = self._run_task("expect", request, _EXPECT_TIMEOUT_SECONDS, should_stop)
         try:
             return ExpectedPeaks.model_validate_json(ended.paths.result.read_bytes())
@@ -119,9 +120,14 @@ class ProbeSupervisor:
         finally:
             shutil.rmtree(ended.paths.directory, ignore_errors=True)
 
+    def _prepare(self, spec: WorkloadSpec) -> None:
+        """Have the fork server import what probes of ``spec`` need, without waiting for it."""
+        channel = self._channel or self._start()
+        self._send(channel, {"do": "prepare", "preload": late_imports(spec)})
+
     @staticmethod
-    def _expect_of_card(request: ExpectationRequest, should_stop: Callable[[], bool]) -> ExpectedPeaks | None:
-        """In a process that sees no card and loads what stands in for one before torch: not a child of the server."""
+    def _expect_apart(request: ExpectationRequest, should_stop: Callable[[], bool]) -> ExpectedPeaks | None:
+        """In a process beside the fork server: that one may still be importing torch, and a card's has to see none."""
         try:
             return expect(request, should_stop, timeout_seconds=_EXPECT_TIMEOUT_SECONDS)
         except EstimateCancelledError as error:
