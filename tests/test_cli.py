@@ -327,12 +327,17 @@ def test_an_interrupt_while_tuning_leaves_no_process(spec_file: Path, tmp_path: 
         "100000",
         "--device",
         "cpu",
+        "--memory-limit",
+        "200MiB",
     ]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stderr is not None
-    assert process.stderr.readline().startswith("probe 1 ")
-    process.send_signal(number)
-    process.communicate(timeout=30)
+    with subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        process.send_signal(number)
+        process.communicate(timeout=30)
+    assert first.startswith("probe ")
     assert process.returncode == 130
     time.sleep(0.2)
     left = [it.parent.name for it in Path("/proc").glob("[0-9]*/environ") if _has(it, marker)]

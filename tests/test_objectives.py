@@ -326,7 +326,8 @@ def test_the_fastest_plan_is_near_the_best_where_time_is_affine(  # noqa: PLR091
     assert found.micro_batch_size is not None
     assert len(timed(found)) <= MOST_TIMING_PROBES
     best = min(device.update_seconds(share, size) for size in sizes_for_steps(share, min(share, largest)))
-    allowed = 1.02 if deviation == 0.0 else 1.02 + 8 * deviation
+    rounding = 1 / found.micro_batch_size  # a plan is timed by two micro-batches: their mean is within half a sample
+    allowed = 1.02 + rounding + 8 * deviation
     assert device.update_seconds(share, found.micro_batch_size) <= allowed * best * (1 + 1e-9)
     assert (
         found.gradient_accumulation_steps == balanced_plan(share, 1, found.micro_batch_size).gradient_accumulation_steps

@@ -20,9 +20,6 @@ FIT_CHANCE = 0.6823
 FIRST_CHANCE = 0.85
 """The same for the first size that an estimate leads to. It is worth more when it fits: what it measures then bends the
 curve, and a few percent below the answer do that as well as the answer itself."""
-FIRST_CHANCE = 0.85
-"""The same for the first size that an estimate leads to. It is worth more when it fits: what it measures then bends the
-curve, and a few percent below the answer do that as well as the answer itself."""
 _NOISE_LEVELS = ((3e-5, 0.5), (3e-4, 0.2), (3e-3, 0.2), (3e-2, 0.1))
 """Noise of a measured peak as a share of the limit, and how likely each level is beforehand. CUDA peaks lie within
 0.05 % (typically) to 0.34 % of a line and the peak of a CPU process within 0.9 %; many are exact."""

@@ -207,10 +207,9 @@ def _is_monotone(earlier: Recommendation) -> bool:
 
 
 def _is_same(now: ProbeResult, then: ProbeResult) -> bool:
-    """Whether two fits of one size took the same memory."""
-    if not now.used_bytes or not then.used_bytes:
-        return False
-    return abs(now.used_bytes - then.used_bytes) <= _TOLERANCE * then.used_bytes
+    """Whether two fits of one size took the same memory: in tensors, and held of the device."""
+    pairs = ((now.used_bytes, then.used_bytes), (now.held_bytes, then.held_bytes))
+    return all(one and other and abs(one - other) <= _TOLERANCE * other for one, other in pairs)
 
 
 def _has_more_room(now: ProbeResult, earlier: Recommendation) -> bool:

@@ -12,7 +12,7 @@ from tuner.requests import TuningRequest
 from tuner.results import DeviceInfo
 from tuner.specs import WorkloadSpec
 
-_LAYOUT = 2
+_LAYOUT = 3
 """Raised when probing or searching changes so much that earlier answers no longer stand."""
 
 

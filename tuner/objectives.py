@@ -100,9 +100,20 @@ def fastest(share: int, probes: Sequence[ProbeResult]) -> ProbeResult | None:
 
 def _considered(share: int, largest: int, probes: Sequence[ProbeResult], *, thrashing: bool) -> list[int]:
     """The plans with few steps, from the fewest upward; those known to thrash last, or not at all."""
-    sizes = list(reversed(sizes_for_steps(share, largest)[-_CONSIDERED:]))
+    sizes = list(reversed(_possible(share, largest, probes)[-_CONSIDERED:]))
     slow = {it.micro_batch_size for it in probes if it.allocator_retries}
     return [size for size in sizes if size not in slow] + [size for size in sizes if size in slow and thrashing]
+
+
+def _possible(share: int, largest: int, probes: Iterable[ProbeResult]) -> list[int]:
+    """The plans that nothing measured speaks against.
+
+    A whole share may fit where smaller micro-batches, of which there are several in an update, do not.
+    """
+    searched = [it for it in probes if it.accumulates and not it.measures_time]
+    failed = {it.micro_batch_size for it in searched if it.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}}
+    least = min(failed, default=share)
+    return [size for size in sizes_for_steps(share, largest) if size == largest or size < least]
 
 
 def _best(share: int, probes: Iterable[ProbeResult]) -> ProbeResult | None:
@@ -140,7 +151,7 @@ def alternatives(share: int, chosen_size: int, largest: int, probes: Sequence[Pr
     chosen = plan_size(share, steps_of(share, chosen_size))
     fits = _fits(probes)
     timed = [size for size, probe in fits.items() if probe.measures_time]
-    listed = {*sizes_for_steps(share, largest)[-_LISTED:], *timed, chosen}
+    listed = {*_possible(share, largest, probes)[-_LISTED:], *timed, chosen}
     seconds, memory = _expected_seconds(share, probes), _expected_bytes(share, probes)
     return tuple(
         _measured(share, fits[size], chosen=size == chosen)
@@ -250,7 +261,9 @@ def _on_lines(points: Sequence[_Point], place: float) -> float:
 # --- why ---
 
 
-def choice_in_words(objective: Objective, share: int, size: int, proven: int, listed: Sequence[Alternative]) -> str:
+def choice_in_words(  # noqa: PLR0913 - everything a choice may rest on
+    objective: Objective, share: int, size: int, proven: int, listed: Sequence[Alternative], *, of_a_grid: bool = False
+) -> str:
     """Why the plan of ``size`` and no other.
 
     Args:
@@ -259,13 +272,16 @@ def choice_in_words(objective: Objective, share: int, size: int, proven: int, li
         size: the recommended micro-batch size.
         proven: the largest size that was proven to fit.
         listed: the alternatives.
+        of_a_grid: whether sizes between those searched, or above them, were left out by request.
     """
     steps = steps_of(share, size)
     if objective == "largest":
-        return f"{size} is the largest micro-batch that fits."
+        return f"{size} is the largest micro-batch that fits{' of those searched' if of_a_grid else ''}."
     if objective == "fewest_steps":
         return f"{steps} accumulation steps are the fewest that fit, and micro-batches of {size} are enough for them."
-    rates = {it.micro_batch_size: it.samples_per_second or 0.0 for it in listed if it.timed_updates > 1}
+    timed = [it for it in listed if it.timed_updates > 1]
+    calm = [it for it in timed if not it.thrashing] or timed
+    rates = {it.micro_batch_size: it.samples_per_second or 0.0 for it in calm}
     rate = rates.get(size)
     if rate is None:
         return f"No plan could be timed: {proven} is the largest micro-batch that fits of those that change the steps."

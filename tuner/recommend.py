@@ -81,7 +81,7 @@ def recommend(answered: Answered, *, identifier: str, created_at: datetime, tota
         infeasible_reason=None if plan else infeasible_reason(answered),
         micro_batch_size=size or None,
         gradient_accumulation_steps=plan.gradient_accumulation_steps if plan else None,
-        choice=choice_in_words(request.objective, answered.share, size, answered.proof.fits, listed) if size else "",
+        choice=_choice(answered, listed) if size else "",
         alternatives=listed,
         what_ifs=answered.what_if.what_ifs,
         world_size=world_size,
@@ -103,6 +103,19 @@ def recommend(answered: Answered, *, identifier: str, created_at: datetime, tota
         versions=answered.versions,
         timings=_timings(answered.probes, total_seconds),
         request=request,
+    )
+
+
+def _choice(answered: Answered, listed: tuple[Alternative, ...]) -> str:
+    request = answered.request
+    bounded = request.max_micro_batch_size is not None and request.max_micro_batch_size < answered.share
+    return choice_in_words(
+        request.objective,
+        answered.share,
+        answered.size,
+        answered.proof.fits,
+        listed,
+        of_a_grid=request.granularity > 1 or bounded,
     )
 
 
@@ -133,7 +146,8 @@ def _timings(probes: tuple[ProbeResult, ...], total_seconds: float) -> Timings:
 
 def infeasible_reason(answered: Answered) -> str:
     """Why not even the smallest micro-batch fits: the numbers, and what to change."""
-    failed = next(probe for probe in answered.probes if probe.micro_batch_size == answered.proof.next_size)
+    stopped = [it for it in answered.probes if it.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}]
+    failed = next(probe for probe in stopped if probe.micro_batch_size == answered.proof.next_size)
     limit, probed = format_bytes(answered.memory_limit_bytes), format_bytes(answered.probe_limit_bytes)
     headline = (
         f"A micro-batch of {failed.micro_batch_size} does not fit into {limit} on {answered.device.id} "

@@ -166,8 +166,14 @@ class MicroBatchSearch:
         if not self._bracket.closed:
             return None
         if self._failed_at_one is not None and not self._fits:
-            return _failure(self._failed_at_one)
+            return self._nothing_runs(self._failed_at_one)
         return self._proof()
+
+    def _nothing_runs(self, at_one: ProbeResult) -> Failure:
+        """A size of one raises, and no larger one fits."""
+        failure = _failure(at_one)
+        also = f" Nothing larger can stand in for it: {self.space.size(self._bracket.high)} does not fit."
+        return Failure(failure.reason, failure.message + also) if self._failures else failure
 
     @property
     def warnings(self) -> tuple[str, ...]:

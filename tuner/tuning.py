@@ -10,20 +10,21 @@ Whoever drives it (the command line, the service's coordinator, a test) runs the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
 from tuner.accumulation import share_per_rank
+from tuner.bounds import memory_limit, peak_without_gradients, search_space, whole_share_proof
 from tuner.earlier import Lead, Question, confirmed, lead
 from tuner.errors import DeviceError, FieldProblem, ProbeError, SearchError, SpecError, TuningFailedError
 from tuner.fingerprint import fingerprint, question_fingerprint, relevant_versions
-from tuner.objectives import next_to_time, plan_size, sizes_for_steps, steps_of
+from tuner.objectives import next_to_time, plan_size, steps_of
 from tuner.recommend import Answered, recommend
 from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, Proof, Recommendation
-from tuner.search import Failure, MicroBatchSearch, SearchSpace
+from tuner.search import Failure, MicroBatchSearch
 from tuner.specs import WorkloadSpec
 from tuner.what_if import WhatIfAnswer, WhatIfs
 
@@ -363,74 +364,3 @@ def _capability(device: DeviceInfo) -> tuple[int, int] | None:
         return None
     major, minor = device.compute_capability.split(".")
     return int(major), int(minor)
-
-
-def peak_without_gradients(probes: Sequence[ProbeResult], size: int) -> float | None:
-    """The peak in bytes to expect at ``size`` in an update of one micro-batch; none where measurements do not tell.
-
-    It is the line through the two largest fits of accumulating updates, less the gradients. Where there is one such
-    fit, the line begins at what is resident with the gradients.
-    """
-    fits = {it.micro_batch_size: it for it in probes if it.outcome is Outcome.FIT and it.used_bytes and it.accumulates}
-    if not fits:
-        return None
-    high = fits[max(fits)]
-    if high.model is None:
-        return None
-    gradients = high.model.parameter_bytes * high.model.trainable_parameters / max(1, high.model.parameters)
-    points: list[tuple[int, float]] = [(it, fits[it].used_bytes or 0) for it in sorted(fits)[-2:]]
-    if len(points) == 1:
-        if high.resident_bytes is None:
-            return None
-        points.insert(0, (0, high.resident_bytes + gradients))
-    (low_size, low_used), (high_size, high_used) = points
-    return high_used + (high_used - low_used) / (high_size - low_size) * (size - high_size) - gradients
-
-
-def whole_share_proof(share: int, below: Proof) -> Proof:
-    """Why the whole share is the answer although the search closed below it."""
-    statement = (
-        f"{share}, the whole share of a rank, fits: an update of one micro-batch holds no gradients while it runs. "
-        f"With several micro-batches in an update the largest is {below.fits}: {below.statement}"
-    )
-    return Proof(fits=share, stopped_by="bound", statement=statement)
-
-
-_CPU_SHARE = 0.5
-"""Of the host's memory, when no limit is given for the CPU: the rest is for the system and for reading data."""
-
-
-def memory_limit(request: TuningRequest, device: DeviceInfo) -> int:
-    """The memory a run may take, before the margin: as asked, else the whole card, or half of the host.
-
-    Raises:
-        DeviceError: when more is asked for than the device has.
-    """
-    if request.memory_limit_bytes is None:
-        return int(device.total_bytes * _CPU_SHARE) if device.kind == "cpu" else device.total_bytes
-    if request.memory_limit_bytes > device.total_bytes:
-        raise DeviceError(
-            f"memory_limit_bytes is {request.memory_limit_bytes}, above the {device.total_bytes} bytes of {device.id} "
-            f"({device.name}): lower the limit, or leave it out to use the whole device"
-        )
-    return request.memory_limit_bytes
-
-
-def search_space(request: TuningRequest, share: int, limit_bytes: int) -> SearchSpace:
-    """The sizes worth probing: no plan can use a micro-batch above a rank's share.
-
-    Unless the largest is asked for, those at which the number of accumulation steps changes: plans depend on nothing
-    else.
-    """
-    bound, reason = share, f"the {share} samples of a rank in one update"
-    if request.max_micro_batch_size is not None and request.max_micro_batch_size < share:
-        bound, reason = (
-            request.max_micro_batch_size,
-            f"the maximum of {request.max_micro_batch_size} that was asked for",
-        )
-    if request.objective == "largest":
-        return SearchSpace(bound=bound, bound_reason=reason, granularity=request.granularity, limit_bytes=limit_bytes)
-    sizes = sizes_for_steps(share, bound, request.granularity)
-    if sizes[-1] < bound:
-        reason = f"{bound} would take as many accumulation steps; {reason}"
-    return SearchSpace(bound=sizes[-1], bound_reason=reason, sizes=sizes, limit_bytes=limit_bytes)

@@ -138,7 +138,8 @@ def _sizes(request: ProbeRequest) -> list[int]:
     size, window = request.micro_batch_size, request.samples_per_window
     if request.measures_time:
         return _typical(sorted(balanced_split(window, -(-window // size))))
-    return [min(size, window - size), size] if request.accumulates else [size]
+    first = max(window - size, min(2, size))  # never a lone sample, which BatchNorm may refuse: no plan has one here
+    return [min(size, first), size] if request.accumulates else [size]
 
 
 def _typical(sizes: list[int]) -> list[int]:
