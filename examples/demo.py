@@ -22,7 +22,8 @@ from pathlib import Path
 from rich.console import Console
 
 from service.client import Client
-from service.domain import EventKind, Job, State
+from service.domain import EventKind, Job
+from service.states import State
 from tuner.cli.display import ProbeBoard, TrainingBar, recommendation_panel
 from tuner.files import write_atomically
 from tuner.plots import plot_loss, plot_memory

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.domain import ServedDevice, State
 from service.driver import Driver, StoppedError
 from service.errors import ConflictError, ServiceError, StaleLeaseError, StoreUnavailableError, stored_problem
 from service.executor.base import Executor
+from service.fleet import ServedDevice
 from service.hold import Hold, LeaseTerms, Stop
 from service.identifiers import IdentifierSource
 from service.locks import DeviceLock
+from service.states import State
 from service.store.base import Claim, Ending, Store
 
 _log = logging.getLogger(__name__)

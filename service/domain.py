@@ -1,4 +1,4 @@
-"""The service's words: states and their transitions, and the documents the API returns. Pure data.
+"""The documents the API takes and returns. Pure data.
 
 The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torch.
 """
@@ -11,64 +11,12 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from service.states import State
 from tuner.catalogue import Gpu
-from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
+from tuner.documents import Document, NonNegativeInt, PositiveInt
 from tuner.requests import DeviceId, TrainingRequest, TuningRequest
-from tuner.results import DeviceInfo, ProbeResult, Recommendation
+from tuner.results import ProbeResult, Recommendation
 from tuner.training.runs import TrainingProgress, TrainingResult
-
-# --- states ----------------------------------------------------------------------------------------------------------
-
-
-class State(StrEnum):
-    """Where a tuning or a job stands."""
-
-    QUEUED = "QUEUED"
-    """Waits for its device; what was recorded of an earlier attempt is kept."""
-    RUNNING = "RUNNING"
-    """A worker holds its lease and its device."""
-    CANCELLING = "CANCELLING"
-    """Cancelled while running: its worker is ending it."""
-    SUCCEEDED = "SUCCEEDED"
-    """Ended with its answer, "nothing fits" included."""
-    FAILED = "FAILED"
-    """Ended without an answer; `problem` says why."""
-    CANCELLED = "CANCELLED"
-    """Ended because it was asked to."""
-
-    @property
-    def terminal(self) -> bool:
-        """Whether nothing follows."""
-        return not TRANSITIONS[self]
-
-
-TRANSITIONS: dict[State, frozenset[State]] = {
-    State.QUEUED: frozenset({State.RUNNING, State.CANCELLED}),
-    State.RUNNING: frozenset({State.QUEUED, State.CANCELLING, State.SUCCEEDED, State.FAILED}),
-    # It may have ended before the cancellation reached it: then what it found is kept.
-    State.CANCELLING: frozenset({State.CANCELLED, State.SUCCEEDED, State.FAILED}),
-    State.SUCCEEDED: frozenset(),
-    State.FAILED: frozenset(),
-    State.CANCELLED: frozenset(),
-}
-"""The one table of transitions. The store turns each into an update that requires the old state."""
-
-TERMINAL_STATES = frozenset(state for state in State if state.terminal)
-HELD_STATES = frozenset({State.RUNNING, State.CANCELLING})
-"""States in which a worker holds a device."""
-
-
-def sources_of(target: State) -> frozenset[State]:
-    """The states from which ``target`` may be entered."""
-    return frozenset(state for state, targets in TRANSITIONS.items() if target in targets)
-
-
-class WorkKind(StrEnum):
-    """What a piece of work is."""
-
-    TUNING = "tuning"
-    JOB = "job"
-
 
 # --- problems --------------------------------------------------------------------------------------------------------
 
@@ -358,52 +306,8 @@ class RecommendationPage(Document):
     """Pass it as `cursor` to get the next part; none on the last."""
 
 
-class ServedDevice(Document):
-    """A device that a worker serves, with what its probes run under."""
-
-    place: str
-    """Host and device, unique over all workers."""
-    owner: str
-    """The worker process."""
-    device: DeviceInfo
-    """The device, as its worker sees it."""
-    environment: dict[str, str]
-    """Variables that probes and jobs run with there."""
-    versions: dict[str, str]
-    """Versions there of what changes memory."""
-
-
-class DeviceStatus(ServedDevice):
-    """A device, and who holds it."""
-
-    alive: bool
-    """Whether its worker was heard of lately."""
-    heartbeat_age_seconds: NonNegativeFloat
-    """Seconds since its worker was last heard of."""
-    held_by: str | None = None
-    """The tuning or job that runs on it."""
-    queued: NonNegativeInt = 0
-    """Tunings and jobs that wait for this device."""
-
-
-class DeviceList(Document):
-    """The devices this service serves."""
-
-    items: tuple[DeviceStatus, ...]
-    """One per worker."""
-
-
 class GpuList(Document):
     """The catalogue of GPUs that estimates know."""
 
     items: tuple[Gpu, ...]
     """By generation."""
-
-
-class Health(Document):
-    """Whether the service can do its work."""
-
-    status: Annotated[str, Field(examples=["ok"])]
-    """`ok`; anything else comes as a problem with status 503."""
-    checks: dict[str, str] = Field(default_factory=dict)
-    """What was looked at, and what was seen."""

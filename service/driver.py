@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from service.domain import JobRequest, ServedDevice, State, WorkKind
+from service.domain import JobRequest
 from service.earlier import recall_earlier
 from service.errors import ServiceError, stored_problem
 from service.executor.base import Executor, TrainingRun
+from service.fleet import ServedDevice
 from service.hold import Hold
 from service.identifiers import IdentifierSource
+from service.states import State, WorkKind
 from service.store.base import Claim, Ending, Store, WorkItem
 from tuner.errors import BatchwrightError, ProbeCancelledError
 from tuner.requests import TuningRequest

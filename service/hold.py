@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeVar
 
-from service.domain import State
 from service.errors import StaleLeaseError, StoreUnavailableError
+from service.states import State
 from service.store.base import Lease, Store
 
 _log = logging.getLogger(__name__)

@@ -11,10 +11,7 @@ from pydantic_core import PydanticSerializationError
 from service import views
 from service.domain import (
     ConfiguredJob,
-    DeviceList,
-    DeviceStatus,
     Event,
-    Health,
     Job,
     JobFile,
     JobPage,
@@ -22,11 +19,9 @@ from service.domain import (
     JobSubmission,
     ProbeList,
     RecommendationPage,
-    ServedDevice,
     Tuning,
     TuningPage,
     TuningSubmission,
-    WorkKind,
 )
 from service.earlier import find_earlier
 from service.errors import (
@@ -37,6 +32,7 @@ from service.errors import (
     NotReadyError,
     UnknownDeviceError,
 )
+from service.fleet import DeviceList, DeviceStatus, Health, ServedDevice
 from service.identifiers import IdentifierSource
 from service.keys import Caller
 from service.placement import (
@@ -46,6 +42,7 @@ from service.placement import (
     processes_of,
 )
 from service.policy import Policy
+from service.states import WorkKind
 from service.store.base import NewWork, RecommendationFilter, SeenDevice, Store, WorkItem, WorkRow
 from tuner.documents import Document
 from tuner.requests import TuningRequest

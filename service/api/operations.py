@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from service.api.authentication import needs
 from service.api.dependencies import Cases
 from service.api.problems import declared
-from service.domain import DeviceList, Health
+from service.fleet import DeviceList, Health
 from service.keys import Scope
 
 router = APIRouter(tags=["operations"])

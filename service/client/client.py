@@ -14,7 +14,7 @@ import httpx
 from service.client.errors import ClientError, ConnectionFailedError
 from service.client.resources import Devices, Estimates, Gpus, Jobs, Recommendations, Tunings
 from service.client.wire import Call, DocumentT, parsed
-from service.domain import Health
+from service.fleet import Health
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 API_KEY_VARIABLE = "BATCHWRIGHT_API_KEY"

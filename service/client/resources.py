@@ -14,8 +14,6 @@ from service.client.errors import ConnectionFailedError, NotWaitedLongEnoughErro
 from service.client.wire import Call, DocumentT, events_of, raise_for_problem
 from service.domain import (
     ConfiguredJob,
-    DeviceList,
-    DeviceStatus,
     Event,
     GpuList,
     Job,
@@ -31,6 +29,7 @@ from service.domain import (
     TuningSubmission,
     TuningSummary,
 )
+from service.fleet import DeviceList, DeviceStatus
 from tuner.catalogue import Gpu
 from tuner.estimates import Estimate, EstimateRequest
 from tuner.requests import TrainingRequest, TuningRequest

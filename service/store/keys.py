@@ -8,9 +8,9 @@ from sqlalchemy import Connection, Engine, RowMapping, Select, case, func, inser
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
-from service.domain import State
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
 from service.keys import ApiKey, NewKey, Scope
+from service.states import State
 from service.store.base import UNLIMITED, KeyStore, Quota, StoredKey
 from service.store.engine import reading, writing
 from service.store.rows import moment, moment_or_none

@@ -8,15 +8,8 @@ from typing import Any
 
 from sqlalchemy import RowMapping, Table
 
-from service.domain import (
-    Event,
-    EventKind,
-    Problem,
-    RecommendationSummary,
-    RecordedProbe,
-    State,
-    WorkKind,
-)
+from service.domain import Event, EventKind, Problem, RecommendationSummary, RecordedProbe
+from service.states import State, WorkKind
 from service.store.base import WorkItem, WorkRow
 from service.store.tables import recommendations, work_items
 from tuner.documents import Document

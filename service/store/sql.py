@@ -9,17 +9,10 @@ from sqlalchemy import ColumnElement, Connection, Engine, and_, case, delete, fu
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
-from service.domain import (
-    Event,
-    EventKind,
-    RecommendationSummary,
-    RecordedProbe,
-    ServedDevice,
-    State,
-    WorkKind,
-    sources_of,
-)
+from service.domain import Event, EventKind, RecommendationSummary, RecordedProbe
 from service.errors import ConflictError, NotFoundError, StaleLeaseError
+from service.fleet import ServedDevice
+from service.states import State, WorkKind, sources_of
 from service.store import rows
 from service.store.base import (
     UNLIMITED,

@@ -7,7 +7,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, case, insert, or_, select, update
 
-from service.domain import EventKind, ServedDevice, State
+from service.domain import EventKind
+from service.fleet import ServedDevice
+from service.states import State
 from service.store.base import Lease
 from service.store.rows import SLIM_WORK
 from service.store.tables import events, held_states, now_ms, recommendations, work_items

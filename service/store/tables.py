@@ -19,7 +19,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 
-from service.domain import HELD_STATES
+from service.states import HELD_STATES
 
 metadata = MetaData()
 

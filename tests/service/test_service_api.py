@@ -15,8 +15,9 @@ from running import Running, StartService
 from factories import gpt_spec, mlp_spec, python_spec, recommendation, tuning_request
 from scripted import ScriptedRunner, Trainer, until_stopped
 from service.client import ApiError, Client
-from service.domain import Problem, State
+from service.domain import Problem
 from service.openapi import export_openapi
+from service.states import State
 from tuner.requests import TrainingRequest
 
 UNKNOWN = "tun_" + "0" * 32

@@ -31,10 +31,10 @@ def test_the_sdk_needs_neither_torch_nor_the_services_packages() -> None:
 
 
 def test_the_sdk_imports_no_more_of_the_service_than_its_documents() -> None:
-    """Of the service it loads the client and the domain alone."""
+    """Of the service it loads the client and the documents alone."""
     code = "import sys, service.client; print(sorted(n for n in sys.modules if n.startswith('service.')))"
     loaded = set(eval(run(code)))  # noqa: S307 - printed by the line above
-    assert {name.split(".")[1] for name in loaded} == {"client", "domain"}
+    assert {name.split(".")[1] for name in loaded} == {"client", "domain", "fleet", "states"}
 
 
 def test_the_service_never_imports_torch() -> None:

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import text, update
 
 from scripted import SERVED, new_work
-from service.domain import State
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
 from service.keys import NewKey, Scope, make_key
+from service.states import State
 from service.store.base import UNLIMITED, Ending, KeyStore, Lease, Quota, Store
 from service.store.engine import open_engine, writing
 from service.store.migrate import upgrade

@@ -15,7 +15,7 @@ from scripted import SERVED, new_work
 from service.bootstrap import served_devices
 from service.client import ApiError, Client, ConnectionFailedError, NotWaitedLongEnoughError
 from service.client.wire import events_of
-from service.domain import TERMINAL_STATES, TRANSITIONS, JobSubmission, State, sources_of
+from service.domain import JobSubmission
 from service.errors import (
     ConfigurationError,
     DataPathNotAllowedError,
@@ -29,6 +29,7 @@ from service.identifiers import IdentifierSource
 from service.locks import DeviceLock
 from service.policy import Policy
 from service.settings import Settings
+from service.states import TERMINAL_STATES, TRANSITIONS, State, sources_of
 from service.store.base import Store
 from service.views import decode_cursor, encode_cursor
 from tuner.errors import TuningFailedError

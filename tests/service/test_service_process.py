@@ -18,10 +18,11 @@ import pytest
 from factories import CPU, tuning_request
 from scripted import ScriptedRunner
 from service.client import Client
-from service.domain import Event, State
+from service.domain import Event
 from service.errors import ConfigurationError, DeviceTakenError
 from service.server import serve
 from service.settings import Settings
+from service.states import State
 from tuner.tuning import Tuning
 
 HERE = Path(__file__).parent

@@ -13,11 +13,11 @@ import pytest
 from factories import CPU, CUDA, recommendation
 from scripted import ScriptedRunner
 from service.client import Client
-from service.domain import State
 from service.errors import UnsupportedJobError
 from service.executor.base import TrainingRun
 from service.executor.local import LocalExecutor
 from service.placement import check_goes_with_one_device
+from service.states import State
 from tuner.requests import TrainingRequest
 from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingProgress, TrainingResult
 

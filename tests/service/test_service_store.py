@@ -14,7 +14,7 @@ from alembic.migration import MigrationContext
 
 from factories import probe_result, recommendation
 from scripted import SERVED, new_work, progress
-from service.domain import EventKind, ServedDevice, State, WorkKind, sources_of
+from service.domain import EventKind
 from service.errors import (
     ConfigurationError,
     ConflictError,
@@ -23,6 +23,8 @@ from service.errors import (
     StoreUnavailableError,
     make_problem,
 )
+from service.fleet import ServedDevice
+from service.states import State, WorkKind, sources_of
 from service.store.base import Claim, Ending, Lease, RecommendationFilter, Store
 from service.store.engine import open_engine, reading
 from service.store.migrate import upgrade

@@ -1,0 +1,57 @@
+"""Devices, the workers that serve them, and how well the service is. Pure data.
+
+The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from tuner.documents import Document, NonNegativeFloat, NonNegativeInt
+from tuner.results import DeviceInfo
+
+
+class ServedDevice(Document):
+    """A device that a worker serves, with what its probes run under."""
+
+    place: str
+    """Host and device, unique over all workers."""
+    owner: str
+    """The worker process."""
+    device: DeviceInfo
+    """The device, as its worker sees it."""
+    environment: dict[str, str]
+    """Variables that probes and jobs run with there."""
+    versions: dict[str, str]
+    """Versions there of what changes memory."""
+
+
+class DeviceStatus(ServedDevice):
+    """A device, and who holds it."""
+
+    alive: bool
+    """Whether its worker was heard of lately."""
+    heartbeat_age_seconds: NonNegativeFloat
+    """Seconds since its worker was last heard of."""
+    held_by: str | None = None
+    """The tuning or job that runs on it."""
+    queued: NonNegativeInt = 0
+    """Tunings and jobs that wait for this device."""
+
+
+class DeviceList(Document):
+    """The devices this service serves."""
+
+    items: tuple[DeviceStatus, ...]
+    """One per worker."""
+
+
+class Health(Document):
+    """Whether the service can do its work."""
+
+    status: Annotated[str, Field(examples=["ok"])]
+    """`ok`; anything else comes as a problem with status 503."""
+    checks: dict[str, str] = Field(default_factory=dict)
+    """What was looked at, and what was seen."""

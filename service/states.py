@@ -1,0 +1,58 @@
+"""The states of tunings and jobs, and the transitions between them. Pure data.
+
+The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torch.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """Where a tuning or a job stands."""
+
+    QUEUED = "QUEUED"
+    """Waits for its device; what was recorded of an earlier attempt is kept."""
+    RUNNING = "RUNNING"
+    """A worker holds its lease and its device."""
+    CANCELLING = "CANCELLING"
+    """Cancelled while running: its worker is ending it."""
+    SUCCEEDED = "SUCCEEDED"
+    """Ended with its answer, "nothing fits" included."""
+    FAILED = "FAILED"
+    """Ended without an answer; `problem` says why."""
+    CANCELLED = "CANCELLED"
+    """Ended because it was asked to."""
+
+    @property
+    def terminal(self) -> bool:
+        """Whether nothing follows."""
+        return not TRANSITIONS[self]
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.QUEUED: frozenset({State.RUNNING, State.CANCELLED}),
+    State.RUNNING: frozenset({State.QUEUED, State.CANCELLING, State.SUCCEEDED, State.FAILED}),
+    # It may have ended before the cancellation reached it: then what it found is kept.
+    State.CANCELLING: frozenset({State.CANCELLED, State.SUCCEEDED, State.FAILED}),
+    State.SUCCEEDED: frozenset(),
+    State.FAILED: frozenset(),
+    State.CANCELLED: frozenset(),
+}
+"""The one table of transitions. The store turns each into an update that requires the old state."""
+
+TERMINAL_STATES = frozenset(state for state in State if state.terminal)
+HELD_STATES = frozenset({State.RUNNING, State.CANCELLING})
+"""States in which a worker holds a device."""
+
+
+def sources_of(target: State) -> frozenset[State]:
+    """The states from which ``target`` may be entered."""
+    return frozenset(state for state, targets in TRANSITIONS.items() if target in targets)
+
+
+class WorkKind(StrEnum):
+    """What a piece of work is."""
+
+    TUNING = "tuning"
+    JOB = "job"
