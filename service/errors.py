@@ -10,7 +10,8 @@
     |- NotReadyError           a part of the service does not work
     |- EstimatesBusyError      every slot for estimates is taken
     |- RequestError            the caller can mend it; each has a status and a code
-       |- NotFoundError, ConflictError, InvalidCursorError, InvalidInputError
+       |- NotFoundError, ConflictError, NotEndedError, InvalidCursorError, InvalidInputError
+       |- IdempotencyKeyInFlightError, IdempotencyKeyReusedError
        |- TargetNotAllowedError, DataPathNotAllowedError
        |- UnknownDeviceError, DeviceMismatchError, InfeasibleRecommendationError, UnsupportedJobError
        |- HostNotAllowedError, ForeignOriginError, BodyTooLargeError, UnsupportedMediaTypeError
@@ -112,6 +113,30 @@ class ConflictError(RequestError):
     status = HTTPStatus.CONFLICT
     code = "conflict"
     title = "The current state does not allow it"
+
+
+class NotEndedError(RequestError):
+    """Only what has ended can be deleted."""
+
+    status = HTTPStatus.CONFLICT
+    code = "not-ended"
+    title = "It has not ended"
+
+
+class IdempotencyKeyInFlightError(RequestError):
+    """A request with the same idempotency key is being answered right now."""
+
+    status = HTTPStatus.CONFLICT
+    code = "idempotency-key-in-flight"
+    title = "A request with this idempotency key is in flight"
+
+
+class IdempotencyKeyReusedError(RequestError):
+    """Another request was answered under the same idempotency key."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    code = "idempotency-key-reused"
+    title = "This idempotency key belongs to another request"
 
 
 class InvalidCursorError(RequestError):
