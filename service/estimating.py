@@ -173,7 +173,7 @@ def _names_of(gpus: tuple[str, ...]) -> list[str]:
     for index, name in enumerate(gpus):
         try:
             names.append(find_gpu(name).name)
-        except (EstimateError, ValueError) as error:  # the latter for a memory beyond all numbers
+        except EstimateError as error:
             faults.append(FieldFault(field=f"gpus.{index}", message=str(error)))
     if faults:
         raise InvalidInputError("; ".join(f"{fault.field}: {fault.message}" for fault in faults), faults)

@@ -138,7 +138,7 @@ def test_the_context_of_an_unknown_card_is_less_certain_than_of_any_known_one_of
             assert unknown.high >= gpu.context_bytes.high
 
 
-@pytest.mark.parametrize("text", ["1MiB", "5TiB", "999999999999999999999GiB"])
+@pytest.mark.parametrize("text", ["1MiB", "5TiB", "999999999999999999999GiB", "9" * 400 + "GiB"])
 def test_a_memory_size_that_no_card_has_is_refused(text: str) -> None:
     """The message names the limits."""
     with pytest.raises(EstimateError, match="from 256MiB to 4TiB"):

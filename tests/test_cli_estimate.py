@@ -70,11 +70,16 @@ def test_what_fits_nowhere_ends_with_its_own_code(tmp_path: Path) -> None:
 
 
 def test_code_that_fails_is_told_in_its_own_words(tmp_path: Path) -> None:
-    """Exit code 4, the error as JSON on standard output."""
+    """Exit code 4, the error as JSON on standard output; on a terminal the place in the code comes with it."""
     spec = written(tmp_path, python_spec("misbehaving:build", way="raises"))
     done = batchwright("estimate", spec, "--gpu", "L4", "--json")
     assert done.returncode == 4
-    assert "labels must be below 10" in json.loads(done.stdout)["message"]
+    message = json.loads(done.stdout)["message"]
+    assert "labels must be below 10" in message
+    assert "Traceback" not in message
+    done = batchwright("estimate", spec, "--gpu", "L4")
+    assert done.returncode == 4
+    assert "misbehaving.py" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -84,7 +89,7 @@ def test_code_that_fails_is_told_in_its_own_words(tmp_path: Path) -> None:
         (("--gpu", "L4", "--all-gpus"), "either --gpu"),
         (("--gpu", "H1000"), "H100"),
         (("--gpu", "A100"), "A100-40GB, A100-80GB"),
-        (("--gpu", "9" * 400 + "GiB"), "no size"),
+        (("--gpu", "9" * 400 + "GiB"), "from 256MiB to 4TiB"),
         (("--gpu", "L4", "--micro-batch-size", "9", "--effective-batch-size", "8"), "`micro_batch_size` is 9"),
         (("--gpu", "L4", "--memory-margin", "0.9"), "0.5"),
         (("--gpu", "L4", "--allocator", "best"), "expandable-segments"),

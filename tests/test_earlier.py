@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -162,6 +163,28 @@ def test_a_peak_that_moved_is_searched(slope: float) -> None:
     assert sizes(found)[0] == 45
     assert found.micro_batch_size == Memory(slope=slope).largest(LIMIT)
     assert found.evidence.proof.stopped_by == "oom"
+
+
+@pytest.mark.parametrize(("context", "probes"), [(500, 1), (560, 3)])
+def test_memory_beside_the_tensors_that_moved_is_searched(context: int, probes: int) -> None:
+    """The same tensors, but a context that took more: the next size was not seen to fail beside that one."""
+
+    def on_a_card(taken: int) -> Callable[[ProbeRequest], ProbeResult]:
+        def run(probe: ProbeRequest) -> ProbeResult:
+            seen = Memory().run(probe)
+            held = {"peak_allocated_bytes": seen.process_peak_bytes, "peak_reserved_bytes": seen.process_peak_bytes}
+            return seen.model_copy(update={**held, "process_peak_bytes": None, "context_bytes": taken * MIB})
+
+        return run
+
+    then = course(asking(), THEN)
+    while (probe := then.next_probe()) is not None:
+        then.record(on_a_card(500)(probe))
+    earlier = then.recommendation(identifier="rec_then", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    now = course(asking(), NOW, earlier)
+    while (probe := now.next_probe()) is not None:
+        now.record(on_a_card(context)(probe))
+    assert (len(now.probes) == 1) == (probes == 1)
 
 
 def test_the_fastest_plan_is_searched_and_timed_again() -> None:

@@ -615,3 +615,44 @@ def test_a_real_tuning(supervisor: ProbeSupervisor, objective: Objective) -> Non
     assert chosen.samples_per_second > 0
     assert len(timed(found)) == (0 if objective == "fewest_steps" else len(set(timed(found))))
     assert (chosen.timed_updates > 1) is (objective == "fastest")
+
+
+def test_plans_that_measurements_speak_against_are_not_offered() -> None:
+    """The whole share fits alone; plans of fewer samples that failed beside their gradients are not listed."""
+    device = holding(90, gradients=600 * MIB)
+    found = answer("fastest", 85, device)
+    assert found.evidence.proof.fits == 85
+    failed = {it.micro_batch_size for it in found.evidence.probes if it.outcome is Outcome.OOM}
+    assert failed
+    sizes = [it.micro_batch_size for it in found.alternatives]
+    assert sizes[0] == 85
+    assert all(it < min(failed) for it in sizes[1:])
+    assert set(timed(found)) <= set(sizes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "37 is the largest micro-batch that fits."),
+        ({"granularity": 8}, "32 is the largest micro-batch that fits of those searched."),
+        ({"max_micro_batch_size": 20}, "20 is the largest micro-batch that fits of those searched."),
+    ],
+)
+def test_a_choice_says_when_not_all_sizes_were_searched(changes: dict[str, int], words: str) -> None:
+    """The largest of a grid, or below a maximum, is not the largest that fits."""
+    assert finish(tuning("largest", 500, **changes), holding(37)).choice == words
+
+
+def test_a_bound_on_a_grid_is_told_by_its_grid() -> None:
+    """Of the multiples of 8 the largest that changes the steps is 56, as 64 takes as many steps."""
+    found = finish(tuning("fewest_steps", 110, granularity=8, max_micro_batch_size=100), holding(1000))
+    assert found.evidence.proof.stopped_by == "bound"
+    assert "of the multiples of 8" in found.evidence.proof.statement
+    assert "96 would take as many accumulation steps" in found.evidence.proof.statement
+
+
+def test_a_share_that_is_no_multiple_gets_no_probe_of_its_own() -> None:
+    """Sizes beside the grid are never probed, the whole share included."""
+    device = holding(90, gradients=600 * MIB)
+    found = finish(tuning("largest", 85, granularity=8), device)
+    assert all(it.micro_batch_size % 8 == 0 for it in found.evidence.probes)

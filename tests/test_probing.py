@@ -205,6 +205,13 @@ def test_ways_of_failing_are_told_apart(
     assert words in result.message
 
 
+def test_no_measured_micro_batch_is_a_lone_sample(supervisor: ProbeSupervisor) -> None:
+    """BatchNorm refuses one sample, and no balanced plan has a micro-batch of one beside larger ones."""
+    result = supervisor.run(probe(mlp_spec(), size=7, window=8))
+    assert result.timing is not None
+    assert result.timing.micro_batch_sizes == (2, 7)
+
+
 def test_a_bug_comes_with_its_traceback(supervisor: ProbeSupervisor) -> None:
     """The evidence points at the user's line."""
     result = supervisor.run(probe(misbehaving("raises")))

@@ -423,6 +423,7 @@ def test_an_error_at_one_ends_the_search_when_nothing_larger_runs(second: Outcom
     course.tell(probe_result(2, second, message="KeyError: 'labels'"))
     assert isinstance(course.verdict, Failure)
     assert course.verdict.reason == "workload-error"
+    assert ("Nothing larger can stand in for it: 2 does not fit." in course.verdict.message) == (second is Outcome.OOM)
 
 
 def test_a_lost_probe_is_repeated_once() -> None:

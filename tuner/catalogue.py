@@ -60,7 +60,10 @@ def _unknown_card(name: str) -> Gpu:
     """
     if not re.fullmatch(r"\s*\d+(\.\d+)?\s*[kmgt]i?b?\s*", name.lower()):
         raise _no_such_gpu(name)
-    total = parse_bytes(name)
+    try:
+        total = parse_bytes(name)
+    except ValueError:  # beyond every number
+        total = 0
     if not _SMALLEST_CARD_BYTES <= total <= _LARGEST_CARD_BYTES:
         raise EstimateError(f"{_shown(name)} is no memory of a GPU: it has to be from 256MiB to 4TiB")
     return unknown_gpu(name.strip(), total)

@@ -230,7 +230,8 @@ class Evidence(Document):
     proof: Proof
     """Why the answer is the largest."""
     expected: ExpectedPeaks | None = None
-    """The memory curve that led the search: an estimate's, or the one that an earlier answer had measured."""
+    """The memory curve that led the search: an estimate's, or the one that an earlier answer had measured. None where
+    no estimate could be made, and where the tuning went on from its recorded probes after a restart."""
     earlier: EarlierAnswer | None = None
     """The earlier answer to the same question that led the tuning. This one rests on it where `proof.stopped_by` is
     `earlier-answer`; else it has a proof of its own."""

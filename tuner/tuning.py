@@ -249,6 +249,8 @@ class Tuning:
             return None
         if self._space.bound != self._share or any(it.micro_batch_size == self._share for it in self._searched):
             return None
+        if self._share % min(self.request.granularity, self._share):
+            return None
         expected = peak_without_gradients(self._searched, self._share)
         return self._share if expected is not None and expected <= self.probe_limit_bytes else None
 

@@ -368,7 +368,8 @@ def main() -> None:
         if wants_json:
             sys.stdout.write(as_json(error) + "\n")
         else:
-            Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error[/]: {_escape(str(error))}")
+            words = "\n".join([str(error), *getattr(error, "__notes__", [])])
+            Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error[/]: {_escape(words)}")
         sys.exit(exit_code(error))
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(error.name or "")

@@ -99,7 +99,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_seconds: float, should_stop:
         EstimateCancelledError: when it was stopped.
     """
     deadline = time.monotonic() + timeout_seconds
-    while process.poll() is None:
+    while not _has_ended(process.pid):
         if should_stop():
             raise EstimateCancelledError("the estimate was stopped")
         if time.monotonic() > deadline:
@@ -107,6 +107,11 @@ def _wait(process: subprocess.Popen[bytes], timeout_seconds: float, should_stop:
                 f"tracing took longer than {timeout_seconds:g} s: allow more by `timeout_seconds`, or measure instead"
             )
         time.sleep(_POLL_SECONDS)
+
+
+def _has_ended(child: int) -> bool:
+    """Whether a child has ended. It is left unreaped: until then no other process can get its id, or its group's."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _answer(paths: EstimatePaths, status: int) -> bytes:

@@ -36,7 +36,7 @@ class Failure(Document):
     problems: tuple[Problem, ...] = ()
     """Fields at fault, when the spec is wrong."""
     traceback: str | None = None
-    """Where user code failed."""
+    """Where user code failed. The error carries it as a note: for a terminal, not for callers of a service."""
 
     @classmethod
     def of_spec(cls, error: SpecError) -> Failure:
@@ -48,8 +48,10 @@ class Failure(Document):
         """The error to raise."""
         if self.problems:
             return SpecError([FieldProblem(it.field, it.message, it.value) for it in self.problems])
-        words = self.message if self.traceback is None else f"{self.message}\n{self.traceback}"
-        return _KINDS.get(self.kind, EstimateError)(words)
+        error = _KINDS.get(self.kind, EstimateError)(self.message)
+        if self.traceback is not None:
+            error.add_note(self.traceback)
+        return error
 
 
 @dataclass(frozen=True)

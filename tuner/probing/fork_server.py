@@ -128,6 +128,7 @@ def main(arguments: list[str]) -> None:
     import_early(("tuner.probing.worker", *late_imports()))
     channel.send({"event": "ready", "seconds": time.monotonic() - began})
     ForkServer(channel).serve()
+    os._exit(0)  # without the clean-up of thousands of modules: the supervisor waits for the end
 
 
 if __name__ == "__main__":

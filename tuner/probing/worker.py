@@ -9,6 +9,7 @@ the optimizer's state, the gradients of one micro-batch held while the next one 
 
 from __future__ import annotations
 
+import resource
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 from tuner.accumulation import balanced_split
 from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
 from tuner.estimation.expectation import expected_peaks
+from tuner.estimation.launch import MEMORY_BYTES
 from tuner.files import write_atomically
 from tuner.memory.devices import MemoryDevice, open_device, translate_certain
 from tuner.probing.clock import TimedEngine, TimedUpdate, enough, timing
@@ -226,6 +228,7 @@ def _check(spec: WorkloadSpec) -> CheckReport:
 def run_expect(paths: ProbePaths) -> None:
     """Estimate the memory curve that the request in ``paths`` asks for, and leave it there."""
     request = ExpectationRequest.model_validate_json(paths.request.read_bytes())
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     write_atomically(paths.result, expected_peaks(request).model_dump_json())
 
 
