@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from service.domain import FieldFault, GpuList
 from service.errors import EstimatesBusyError, InvalidInputError
+from service.metrics import Metrics
 from service.policy import Policy
 from tuner.catalogue import GPUS, find_gpu
 from tuner.errors import EstimateCancelledError, EstimateError
@@ -36,7 +37,9 @@ class EstimateLimits:
     wait_seconds: float = 10.0
     """How long a caller waits for a slot."""
     remembered: int = 128
-    """Answers that are kept in memory, a few kilobytes per GPU each; the one not asked for the longest goes first."""
+    """Answers that are kept in memory; the one not asked for the longest goes first."""
+    remembered_bytes: int = 8 * 1024**2
+    """Bytes of these answers as JSON, of all together: a few kilobytes per GPU each as a rule."""
 
 
 class Estimates:
@@ -50,6 +53,7 @@ class Estimates:
         policy: what the operator allows.
         versions: of what takes part.
         limits: how much of the host may be taken.
+        metrics: where they are counted.
     """
 
     def __init__(
@@ -58,14 +62,16 @@ class Estimates:
         policy: Policy,
         versions: Mapping[str, str],
         limits: EstimateLimits = EstimateLimits(),
+        metrics: Metrics | None = None,
     ) -> None:
         self._estimator = estimator
         self._policy = policy
         self._versions = dict(versions)
         self._limits = limits
+        self._metrics = metrics or Metrics()
         self._slots = threading.BoundedSemaphore(limits.slots)
         self._places = threading.BoundedSemaphore(limits.slots + limits.queue)
-        self._answers = _Answers(limits.remembered)
+        self._answers = _Answers(limits.remembered, limits.remembered_bytes)
 
     def estimate(self, request: EstimateRequest, should_stop: ShouldStop = lambda: False) -> Estimate:
         """What the workload would take; asked for again, the same answer at once.
@@ -83,12 +89,26 @@ class Estimates:
         self._policy.check_model(request.spec)
         question = self._question(request)
         if (known := self._answers.get(question)) is not None:
+            self._metrics.estimated("remembered")
             return known
-        with self._slot(should_stop):
+        with self._counted(), self._slot(should_stop):
             found = self._answers.get(question) or self._estimator(request, should_stop)
         if not isinstance(request.spec.model, PythonModel):
             self._answers.put(question, found)
         return found
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count how the block ends."""
+        try:
+            yield
+        except EstimatesBusyError:
+            self._metrics.estimated("refused")
+            raise
+        except Exception:
+            self._metrics.estimated("failed")
+            raise
+        self._metrics.estimated("made")
 
     @staticmethod
     def gpus() -> GpuList:
@@ -143,23 +163,28 @@ class Estimates:
 class _Answers:
     """The answers asked for last, by question. Safe to share between threads."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, nbytes: int) -> None:
         self._size = size
-        self._known: OrderedDict[str, Estimate] = OrderedDict()
+        self._room = nbytes
+        self._known: OrderedDict[str, tuple[Estimate, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, question: str) -> Estimate | None:
         with self._lock:
-            if question in self._known:
-                self._known.move_to_end(question)
-            return self._known.get(question)
+            if question not in self._known:
+                return None
+            self._known.move_to_end(question)
+            return self._known[question][0]
 
     def put(self, question: str, answer: Estimate) -> None:
+        nbytes = len(question) + len(answer.model_dump_json())
         with self._lock:
-            self._known[question] = answer
-            self._known.move_to_end(question)
-            while len(self._known) > self._size:
-                self._known.popitem(last=False)
+            _, before = self._known.pop(question, (answer, 0))
+            self._known[question] = (answer, nbytes)
+            self._room += before - nbytes
+            while len(self._known) > self._size or self._room < 0:
+                _, (_, freed) = self._known.popitem(last=False)
+                self._room += freed
 
 
 def _names_of(gpus: tuple[str, ...]) -> list[str]:

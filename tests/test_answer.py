@@ -19,6 +19,7 @@ from tuner.errors import EstimateError
 from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 from tuner.estimation.answer import answer, profiles
 from tuner.estimation.curve import LARGEST_SIZE, MemoryCurve
+from tuner.estimation.growth import Polynomial
 from tuner.estimation.replay import minimum_capacity
 from tuner.estimation.settings import DEFAULT_SETTINGS
 from tuner.estimation.trace import Category, SizedTrace, Trace
@@ -42,8 +43,8 @@ def sized(events: list[int], blocks: list[Block], *, accumulates: bool, **fields
         marks=(),
         **{"decisions": "cuda", **fields},
     )
-    polynomials = tuple((Fraction(fixed), Fraction(each)) for _, fixed, each in blocks)
-    return SizedTrace(trace, polynomials, tuple(range(len(blocks))))
+    growths = tuple(Polynomial((Fraction(fixed), Fraction(each))) for _, fixed, each in blocks)
+    return SizedTrace(trace, growths, tuple(range(len(blocks))))
 
 
 @dataclass
@@ -182,6 +183,32 @@ def test_a_part_of_the_share_is_judged_with_the_gradients() -> None:
     assert peak_of(part).capacity_bytes == 1560 * MIB > peak_of(whole).capacity_bytes
 
 
+def test_a_plan_of_thousands_of_micro_batches_is_told_in_a_note() -> None:
+    """4,096 are listed, one more is not: its steps are a note, and the answer stays small."""
+    spec = mlp_spec(parallelism={"world_size": 2})
+    listed, told = (
+        first(asking("3GiB", spec=spec, effective_batch_size=samples), one_at_a_time()) for samples in (4096, 4097)
+    )
+    assert (listed.largest_micro_batch, told.largest_micro_batch) == (1, 1)
+    assert listed.plan is not None
+    assert sum(map(len, listed.plan.micro_batch_sizes)) == 4096
+    assert told.plan is None
+    assert any("2,049 accumulation steps" in note and "4,097 micro-batches" in note for note in told.notes)
+    assert len(told.model_dump_json()) < 4000
+
+
+def one_at_a_time() -> Traced:
+    """A sample takes a GiB: two never fit."""
+    trace = sized([0], [(Category.ACTIVATIONS, 0, GIB)], accumulates=True)
+    return Traced(several=trace, single=trace)
+
+
+def test_a_gpu_is_named_once() -> None:
+    """An answer is not repeated."""
+    with pytest.raises(ValidationError, match="'L4' named more than once"):
+        asking("L4", "A10", "L4")
+
+
 def test_no_size_above_the_share_is_answered_or_traced() -> None:
     """Four ranks with 25 samples each: on a large card all 25 fit, and nothing larger is looked at."""
     traced = workload()
@@ -237,7 +264,7 @@ def test_cards_with_the_same_kernels_share_their_replays() -> None:
     """A second card of the same memory asks for no further trace, nor one of another profile with the same traces."""
     one, two, three = workload(), workload(), workload()
     estimate(asking("48GiB"), one)
-    estimate(asking("48GiB", "48GiB"), two)
+    estimate(asking("48GiB", "48 GiB"), two)
     estimate(asking("48GiB", "RTX A6000"), three)
     assert len(one.asked) == len(two.asked)
     assert three.asked.count(1) == one.asked.count(1)
@@ -246,10 +273,10 @@ def test_cards_with_the_same_kernels_share_their_replays() -> None:
 def test_cards_are_answered_in_order_each_with_its_kernels() -> None:
     """Another profile's workload takes other memory."""
     small, large = workload(), workload(change=lambda it: it.model_copy(update={"sizes": (GIB, *it.sizes[1:])}))
-    request = asking("L4", "A10", "L4")
+    request = asking("L4", "A10", "RTX 4090")
     traced = {find_gpu("A10").profile: small, find_gpu("L4").profile: large}
     found = answer(request, traced, versions={}, seconds=0.0)
-    assert [it.gpu for it in found.gpus] == ["L4", "A10", "L4"]
+    assert [it.gpu for it in found.gpus] == ["L4", "A10", "RTX 4090"]
     assert [peak_of(it).breakdown.parameters_bytes for it in found.gpus] == [GIB, 100 * MIB, GIB]
     assert profiles(request) == (find_gpu("L4").profile, find_gpu("A10").profile)
 
@@ -348,6 +375,21 @@ def test_a_micro_batch_above_the_share_is_refused() -> None:
     with pytest.raises(ValidationError, match="a rank has only 32 of the 64 samples"):
         asking("L4", spec=spec, effective_batch_size=64, micro_batch_size=33)
     assert asking("L4", spec=spec, effective_batch_size=63, micro_batch_size=32).micro_batch_size == 32
+
+
+def test_an_absurd_micro_batch_is_refused() -> None:
+    """Nothing above the largest effective batch is judged."""
+    assert asking("L4", micro_batch_size=LARGEST_SIZE).micro_batch_size == LARGEST_SIZE
+    with pytest.raises(ValidationError, match="less than or equal to 4194304"):
+        asking("L4", micro_batch_size=LARGEST_SIZE + 1)
+
+
+@pytest.mark.parametrize("allocator", ["default", "expandable-segments"])
+def test_a_size_that_cannot_be_addressed_does_not_fit(allocator: str) -> None:
+    """A replay that ends early has low peaks, which fit everywhere: they say nothing."""
+    endless = sized([0], [(Category.ACTIVATIONS, 0, 2**101)], accumulates=True)
+    with pytest.raises(EstimateError, match="more memory than can be addressed"):
+        estimate(asking("L4", micro_batch_size=1, allocator=allocator), Traced(several=endless, single=endless))
 
 
 def test_an_effective_batch_with_too_few_samples_is_refused() -> None:

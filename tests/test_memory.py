@@ -73,7 +73,9 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parse_bytes(text)
 
 
-@pytest.mark.parametrize(("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (2**40, "1.00 TiB")])
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (2**40, "1.00 TiB"), (10**400, "inf TiB")]
+)
 def test_sizes_are_written(number: int, text: str) -> None:
     """Two digits after the point, and binary units."""
     assert format_bytes(number) == text

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tuner.errors import EstimateError
 from tuner.estimation.replay import Replayed, breakdown, minimum_capacity, recorded_requests, replay
 from tuner.estimation.settings import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
-from tuner.estimation.trace import Category, Mark, SizedTrace, Trace
+from tuner.estimation.trace import Bound, Category, Mark, SizedTrace, Trace
 
 MIB = 1024**2
 BOTH = [DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS]
@@ -162,6 +162,22 @@ def test_more_memory_may_be_too_little() -> None:
     assert minimum_capacity(events, sizes) == 40 * MIB
 
 
+@pytest.mark.parametrize("allocator", BOTH)
+def test_an_absurd_update_is_followed_all_the_same(allocator: AllocatorSettings) -> None:
+    """A tensor of 2**70 bytes among small ones: its peak is told, and any real capacity is too small."""
+    events, sizes = [0, 1, ~1, 2], [3 * MIB, 2**70, 5 * MIB]
+    assert replay(events, sizes, allocator).fits
+    assert minimum_capacity(events, sizes, allocator) >= 2**70
+    assert not replay(events, sizes, allocator, 2**46).fits
+
+
+@pytest.mark.parametrize("allocator", BOTH)
+def test_what_cannot_be_addressed_is_refused(allocator: AllocatorSettings) -> None:
+    """No capacity is told where even a replay without a limit ends early."""
+    with pytest.raises(EstimateError, match="more memory than can be addressed"):
+        minimum_capacity([0], [2**101], allocator)
+
+
 HISTORY = [
     {"action": "segment_alloc", "addr": 0x7F00, "size": 2 * MIB, "stream": 0, "time_us": 1, "frames": []},
     {"action": "free_completed", "addr": 0x6E00, "size": 77, "stream": 0, "time_us": 2, "frames": []},
@@ -200,9 +216,33 @@ def test_two_traces_tell_every_affine_size() -> None:
 
 
 def test_three_traces_tell_a_quadratic_size() -> None:
-    """``3 b**2 + 2 b + 1`` beside an affine block."""
-    sized = SizedTrace.of(traces_at(*((b, [3 * b * b + 2 * b + 1, 4 * b]) for b in (1, 2, 5))))
-    assert sized.sizes_at(100) == [30201, 400]
+    """``(3 b + 1) (b + 2)`` beside an affine block."""
+    sized = SizedTrace.of(traces_at(*((b, [3 * b * b + 7 * b + 2, 4 * b]) for b in (1, 2, 5))))
+    assert sized.sizes_at(100) == [30702, 400]
+    assert sized.exact
+
+
+def test_a_block_that_bends_makes_a_trace_inexact_where_it_matters() -> None:
+    """A block that stops growing unseen, alone and beside one that is ten thousand times as large."""
+    at = (4, 6, 10)
+    assert not SizedTrace.of(traces_at(*((b, [100 * min(b, 7)]) for b in at))).exact
+    assert SizedTrace.of(traces_at(*((b, [100 * min(b, 7), 10**6 * b]) for b in at))).exact
+
+
+def test_a_known_bound_is_kept_at_every_size() -> None:
+    """A block of 100 bytes a sample and at most 700: exact below, at and above the bound, in both updates."""
+
+    def bounded(size: int) -> Trace:
+        bound = Bound(growing=100 * size, most=700)
+        trace = trace_of([0, 1, ~1], [5, bound.nbytes], size)
+        marks = (Mark(name="measured-update", position=1), Mark(name="end", position=3))
+        return trace.model_copy(update={"bounds": {1: bound}, "marks": marks}).warmed_up()
+
+    traces = [Trace.model_validate_json(bounded(size).model_dump_json()) for size in (4, 6, 10)]
+    sized = SizedTrace.of(traces)
+    assert sized.exact
+    assert [sized.sizes_at(size) for size in (1, 8)] == [[5, 100, 100], [5, 700, 700]]
+    assert [sized.sizes_at(size)[1] for size in (7, 100)] == [700, 700]
 
 
 def test_a_size_is_never_below_nothing() -> None:

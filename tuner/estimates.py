@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tuner.catalogue import ByteInterval
 from tuner.documents import Document, NonNegativeInt, PositiveInt
 from tuner.requests import LARGEST_EFFECTIVE_BATCH_SIZE
 from tuner.results import BalancedPlan
 from tuner.specs import WorkloadSpec
+
+_SHOWN_LENGTH = 60
 
 
 class EstimateRequest(Document):
@@ -20,8 +23,9 @@ class EstimateRequest(Document):
     spec: WorkloadSpec
     """What is trained."""
     gpus: Annotated[tuple[str, ...], Field(min_length=1, max_length=64, examples=[["H100-80GB", "A10G"]])]
-    """Names of the catalogue (`GET /v1/gpus`), or a memory size such as `48GiB` for a card that is not in it."""
-    micro_batch_size: PositiveInt | None = None
+    """Names of the catalogue (`GET /v1/gpus`), or a memory size such as `48GiB` for a card that is not in it; each
+    once."""
+    micro_batch_size: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE)] | None = None
     """Judge this micro-batch size; the largest that fits is looked for when absent, and told in any case."""
     effective_batch_size: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE)] | None = None
     """Samples per optimizer update over all ranks: plan it around the largest micro-batch."""
@@ -31,6 +35,15 @@ class EstimateRequest(Document):
     """How torch's caching allocator is set: `expandable-segments` is `PYTORCH_ALLOC_CONF=expandable_segments:True`."""
     timeout_seconds: Annotated[float, Field(gt=0.0, le=600.0)] = 120.0
     """Time after which tracing is given up."""
+
+    @field_validator("gpus")
+    @classmethod
+    def _each_once(cls, gpus: tuple[str, ...]) -> tuple[str, ...]:
+        repeated = sorted(name for name, times in Counter(gpus).items() if times > 1)
+        if repeated:
+            names = ", ".join(repr(name[:_SHOWN_LENGTH]) for name in repeated)
+            raise ValueError(f"{names} named more than once: name each GPU once, since its answer would be the same")
+        return gpus
 
     @model_validator(mode="after")
     def _micro_batch_is_in_the_share(self) -> Self:
@@ -117,7 +130,8 @@ class GpuEstimate(Document):
     peak: PeakEstimate | None = None
     """At the size asked for, else at the largest expected to fit; at size 1 when none is."""
     plan: BalancedPlan | None = None
-    """The effective batch around the largest micro-batch, when one was asked for and one fits."""
+    """The effective batch around the largest micro-batch, when one was asked for and one fits. Left out, with a note
+    of its steps, where it has more than 4,096 micro-batches over all ranks."""
     notes: tuple[str, ...] = ()
     """What the reader should know of this answer."""
 

@@ -13,7 +13,11 @@ _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def format_bytes(number: float) -> str:
-    """``1610612736`` as ``1.50 GiB``."""
+    """``1610612736`` as ``1.50 GiB``; what no float holds as ``inf TiB``."""
+    try:
+        number = float(number)
+    except OverflowError:
+        number = math.inf
     power = 0
     while abs(number) >= _STEP and power < len(_UNITS) - 1:
         number /= _STEP

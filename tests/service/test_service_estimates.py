@@ -259,6 +259,17 @@ def test_the_answer_asked_for_the_longest_ago_is_forgotten() -> None:
     assert numbers == [1, 2, 1, 3, 1, 4]
 
 
+def test_answers_are_forgotten_when_they_take_too_much_memory() -> None:
+    """Room for one and a half answers keeps one; an answer above all of it is not kept."""
+    nbytes = len(Scripted()(estimate_request(), lambda: False).model_dump_json())
+    question = len(bounded(Scripted())._question(estimate_request()))
+    one = bounded(Scripted(), remembered_bytes=(nbytes + question) * 3 // 2)
+    numbers = [one.estimate(estimate_request(micro_batch_size=size)).parameters for size in (1, 1, 2, 2, 1)]
+    assert numbers == [1, 1, 2, 2, 3]
+    none = bounded(Scripted(), remembered_bytes=nbytes)
+    assert [none.estimate(estimate_request()).parameters for _ in range(2)] == [1, 2]
+
+
 def test_code_that_may_change_is_traced_each_time() -> None:
     """Answers for `python` models are not remembered."""
     estimates = bounded(Scripted(), TARGET)

@@ -23,11 +23,12 @@ from tuner.estimation.settings import (
     rounded_up,
 )
 
-_UNLIMITED = 1 << 62
-_ADDRESS_BITS = 64
+_UNLIMITED = 1 << 100
+"""More than any update takes: tensors of 2**64 bytes, by the million."""
+_ADDRESS_BITS = 128
 _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 _FIRST_ADDRESS = 1 << 50
-_ADDRESS_SPACE = 1 << 60
+_ADDRESS_SPACE = 1 << 110
 """Of a pool; an expandable segment never comes to its end."""
 
 

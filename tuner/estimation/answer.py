@@ -37,6 +37,8 @@ _SIZES_NOT_CHECKED = (3 * _PERCENT, 3 * _PERCENT)
 _OTHER_KERNELS = (4 * _PERCENT, 4 * _PERCENT)
 _NCCL_BYTES = ByteInterval(low=500_000_000, expected=1_000_000_000, high=1_600_000_000)
 """Of one communicator: 0.5 to 1.6 GB."""
+_MOST_LISTED = 4096
+"""Micro-batches of a plan that is told whole: an answer for many cards stays a matter of kilobytes."""
 
 
 def profiles(request: EstimateRequest) -> tuple[KernelProfile, ...]:
@@ -171,6 +173,7 @@ class _Card:
         largest = workload.largest(limits.expected)
         surely, perhaps = workload.largest(limits.surely), workload.perhaps(limits.perhaps)
         ranks, batch = request.spec.parallelism.world_size, request.effective_batch_size
+        listed = _micro_batches(batch, ranks, largest) if batch is not None and largest else 0
         return GpuEstimate(
             gpu=self._gpu.name,
             usable_bytes=self._usable,
@@ -179,8 +182,8 @@ class _Card:
             surely_fits=surely,
             may_fit=perhaps,
             peak=self._peak(request.micro_batch_size or max(1, largest), limits),
-            plan=balanced_plan(batch, ranks, largest) if batch is not None and largest else None,
-            notes=self._notes(largest),
+            plan=balanced_plan(batch, ranks, largest) if batch is not None and 0 < listed <= _MOST_LISTED else None,
+            notes=self._notes(largest, listed),
         )
 
     def _limits(self) -> _Limits:
@@ -212,7 +215,7 @@ class _Card:
             breakdown=_peak_breakdown(curve.held_at_peak(size), self._outside.expected),
         )
 
-    def _notes(self, largest: int) -> tuple[str, ...]:
+    def _notes(self, largest: int, listed: int) -> tuple[str, ...]:
         gpu, workload = self._gpu, self._workload
         notes = [*gpu.notes, *workload.notes]
         if gpu.evidence == "derived":
@@ -223,9 +226,22 @@ class _Card:
             notes.append("NCCL's buffers are counted with 0.5 to 1.6 GB.")
         if workload.share is not None and largest == workload.share > 1:
             notes.append(f"{largest} is the whole share of a rank: an update takes one micro-batch.")
+        if workload.share is not None and listed > _MOST_LISTED:
+            steps = -(-workload.share // largest)
+            notes.append(
+                f"The plan has {steps:,} accumulation steps of at most {largest:,} samples; its {listed:,} "
+                f"micro-batches are not listed, being more than {_MOST_LISTED:,}."
+            )
         if workload.share is None and largest == LARGEST_SIZE:
             notes.append(f"Sizes above {LARGEST_SIZE} were not looked at.")
         return tuple(notes)
+
+
+def _micro_batches(batch: int, ranks: int, largest: int) -> int:
+    """How many micro-batches a balanced plan lists over all ranks."""
+    shares = share_per_rank(batch, ranks)
+    steps = -(-shares[0] // largest)
+    return sum(min(steps, share) for share in shares)
 
 
 def _without_margin(total_bytes: int, request: EstimateRequest) -> int:

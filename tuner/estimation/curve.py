@@ -83,8 +83,10 @@ class MemoryCurve:
 
     def fits(self, size: int, limit_bytes: int) -> bool:
         """Whether the allocator gets through with this much; one replay tells it where nothing has to be given back."""
-        if size not in self._capacities and self.replayed(size).peak_reserved_bytes <= limit_bytes:
-            return True
+        if size not in self._capacities:
+            free = self.replayed(size)
+            if free.fits and free.peak_reserved_bytes <= limit_bytes:
+                return True
         return self.capacity(size) <= limit_bytes
 
     def largest(self, limit_bytes: int, bound: int = LARGEST_SIZE) -> int:

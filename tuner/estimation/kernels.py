@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from tuner.catalogue import KernelProfile
+from tuner.estimation.trace import Bound
 
 _aten = torch.ops.aten
 _MIB = 1024**2
@@ -34,7 +35,7 @@ _MATRIX_PRODUCTS = frozenset(
     }
 )
 
-Workspace: TypeAlias = "Callable[[Sequence[Any], Sequence[Tensor], KernelProfile], Sequence[int]]"
+Workspace: TypeAlias = "Callable[[Sequence[Any], Sequence[Tensor], KernelProfile], Sequence[int | Bound]]"
 """From an operator's arguments and results: bytes of what it holds while it runs."""
 
 
@@ -64,7 +65,7 @@ class CudaKernels:
         backward = torch._C._current_graph_task_id() >= 0  # noqa: SLF001 - tells a backward pass from everything else
         return (("cublas of the backward pass" if backward else "cublas", self._blas_bytes),)
 
-    def passing(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int]:
+    def passing(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int | Bound]:
         """What ``func`` holds while it runs."""
         workspace = _WORKSPACES.get(func)
         return () if workspace is None else workspace(args, outputs, self._profile)
@@ -88,7 +89,7 @@ class NoKernels:
         del func, args
         return ()
 
-    def passing(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int]:
+    def passing(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int | Bound]:
         """Nothing."""
         del func, args, outputs
         return ()
@@ -98,7 +99,7 @@ def _rounded(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _flash_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+def _flash_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
     """FlashAttention-2's ``mha_bwd``: the query's gradient in fp32, row sums, and gradients per query head."""
     del outputs, profile
     query, key = args[1], args[2]
@@ -110,7 +111,9 @@ def _flash_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: Ker
     return taken
 
 
-def _efficient_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+def _efficient_backward(
+    args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile
+) -> Sequence[int | Bound]:
     """``_efficient_attention_backward``: ``delta`` per row, and fp32 accumulators of the query's half gradient."""
     del outputs, profile
     query = args[1]
@@ -119,7 +122,9 @@ def _efficient_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile:
     return [delta] if query.dtype is torch.float32 else [delta, batch * heads * length * width * _FLOAT]
 
 
-def _cudnn_attention_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+def _cudnn_attention_backward(
+    args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile
+) -> Sequence[int | Bound]:
     """An estimate: the query's gradient in fp32 and sums of two kinds per row."""
     del outputs, profile
     batch, heads, length, width = args[1].shape
@@ -127,27 +132,37 @@ def _cudnn_attention_backward(args: Sequence[Any], outputs: Sequence[Tensor], pr
     return [rows * width * _FLOAT + 2 * rows * _FLOAT]
 
 
-_ROWS_PER_THREAD = 10
-_FEW_INDICES = 3072
+_INDICES_PER_SUM = 10
 
 
-def _embedding_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+def _embedding_backward(
+    args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile
+) -> Sequence[int | Bound]:
     """``EmbeddingBackwardKernel.cu``: indices sorted with their places, then a partial sum per segment, in fp32.
 
-    Few indices, without a padding index, are added up without sorting (``Embedding.cu``).
+    A segment is a row that occurs: as many as there are indices, or rows. There is a partial sum for every ten indices
+    and every segment; here these are two blocks, with a tenth of a sum for each index, so that they grow evenly. Up to
+    3,072 indices without a padding index are added up without sorting (``Embedding.cu``): that little is counted here
+    all the same, since which blocks there are must not depend on the micro-batch.
     """
     del outputs, profile
-    gradient, indices, rows, padding = args[:4]
+    gradient, indices, rows = args[:3]
     count, width = indices.numel(), gradient.shape[-1]
-    if count <= _FEW_INDICES and padding < 0:
-        return []
-    segments = min(count, rows)
-    partial = count // _ROWS_PER_THREAD + segments
-    element = max(_FLOAT, gradient.element_size())
-    return [*[count * _INDEX] * 4, *[segments * _INDEX] * 2, partial * _INDEX, partial * width * element]
+    sum_bytes = width * max(_FLOAT, gradient.element_size())
+
+    def per_segment(nbytes: int) -> Bound:
+        return Bound(growing=count * nbytes, most=rows * nbytes)
+
+    return [
+        *[count * _INDEX] * 4,
+        *[per_segment(_INDEX)] * 3,
+        count * -(-_INDEX // _INDICES_PER_SUM),
+        per_segment(sum_bytes),
+        count * -(-sum_bytes // _INDICES_PER_SUM),
+    ]
 
 
-def _sorted_index_put(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+def _sorted_index_put(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
     """``Indexing.cu``, with ``accumulate``: linear indices, the same sorted, and their places twice."""
     del outputs, profile
     accumulates = len(args) > 3 and bool(args[3])  # noqa: PLR2004 - (self, indices, values, accumulate)
@@ -158,25 +173,27 @@ def _sorted_index_put(args: Sequence[Any], outputs: Sequence[Tensor], profile: K
 _CHUNK = 65536
 
 
-def _many_norms(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+def _many_norms(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
     """``ForeachReduceOp.cu``: a value for each chunk of each tensor, as many as the largest has."""
     del outputs, profile
     tensors = args[0]
     return [len(tensors) * max(-(-it.numel() // _CHUNK) for it in tensors) * _FLOAT]
 
 
-def _convolution(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+def _convolution(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
     return _transposed([args[0], args[1], *outputs], groups=args[8], profile=profile)
 
 
-def _convolution_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+def _convolution_backward(
+    args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile
+) -> Sequence[int | Bound]:
     """The larger of the two kernels, for the input's and the weight's gradient, which run one after the other."""
     gradient, inputs, weight = args[:3]
     del outputs
     return _transposed([gradient, inputs, weight], groups=args[9], profile=profile)
 
 
-def _transposed(tensors: Sequence[Tensor], *, groups: int, profile: KernelProfile) -> Sequence[int]:
+def _transposed(tensors: Sequence[Tensor], *, groups: int, profile: KernelProfile) -> Sequence[int | Bound]:
     """An estimate: kernels on tensor cores want channels last, and copy what is not (half types; fp32 by TF32)."""
     images = tensors[0]
     needed = (8, 0) if images.dtype in {torch.float32, torch.bfloat16} else (7, 0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from tuner.estimation.trace import Category, Mark
+from tuner.estimation.trace import Bound, Category, Mark
 
 
 class Recorder:
@@ -20,6 +20,7 @@ class Recorder:
         events: as in ``Trace``.
         sizes: bytes asked for, by block.
         categories: by block, where it is known already.
+        bounds: by block, of those that stop growing.
         live: the blocks that are held now, by the address of their storage.
     """
 
@@ -27,6 +28,7 @@ class Recorder:
         self.events: list[int] = []
         self.sizes: list[int] = []
         self.categories: dict[int, Category] = {}
+        self.bounds: dict[int, Bound] = {}
         self.live: dict[int, int] = {}
         self.marks: list[Mark] = []
         self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -37,9 +39,12 @@ class Recorder:
         """A stretch begins."""
         self.marks.append(Mark(name=name, position=len(self.events)))
 
-    def take(self, nbytes: int, category: Category | None = None) -> int:
+    def take(self, nbytes: int | Bound, category: Category | None = None) -> int:
         """A block is taken; returns its number."""
         block = len(self.sizes)
+        if isinstance(nbytes, Bound):
+            self.bounds[block] = nbytes
+            nbytes = nbytes.nbytes
         self.sizes.append(nbytes)
         self.events.append(block)
         if category is not None:

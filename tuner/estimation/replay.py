@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.errors import EstimateError
 from tuner.estimation.allocator import CachingAllocator
 from tuner.estimation.settings import DEFAULT_SETTINGS, ROUND_LARGE_BYTES, AllocatorSettings, rounded_up
 from tuner.estimation.trace import Category, Trace
@@ -63,9 +64,15 @@ def minimum_capacity(
     What fits is not monotone: with more memory the cache is given back at other moments, and blocks may come to lie
     worse. The search halves an interval as if it were: a smaller capacity than the answer may pass too, and a larger
     one may not. The answer itself was seen to pass. No capacity below the peak of the rounded requests can.
+
+    Raises:
+        EstimateError: when it does not get through with any.
     """
+    free = replay(events, sizes, settings)
+    if not free.fits:
+        raise EstimateError("an update takes more memory than can be addressed: lower the micro-batch size")
     least = rounded_up(_peak_rounded(events, sizes, settings), ROUND_LARGE_BYTES)
-    most = rounded_up(replay(events, sizes, settings).peak_reserved_bytes, ROUND_LARGE_BYTES)
+    most = rounded_up(free.peak_reserved_bytes, ROUND_LARGE_BYTES)
     tried = least
     while least < most:
         allocator = CachingAllocator(tried, settings)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from fractions import Fraction
 from typing import Literal
+
+from pydantic import Field
 
 from tuner.documents import Document, NonNegativeInt, PositiveInt
 from tuner.errors import EstimateError
+from tuner.estimation.growth import Growth, growth_through
 
 
 class Category(StrEnum):
@@ -31,6 +33,20 @@ class Category(StrEnum):
     """Everything else: alive within one pass or step only."""
     WORKSPACE = "workspace"
     """What kernels and libraries take by themselves from the allocator."""
+
+
+class Bound(Document):
+    """The bytes of a block that stops growing, such as a sum for each row of an embedding that occurs in a batch."""
+
+    growing: NonNegativeInt
+    """Bytes that it would have if it did not stop."""
+    most: NonNegativeInt
+    """Bytes that it has at most, whatever the micro-batch."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it has."""
+        return min(self.growing, self.most)
 
 
 class Mark(Document):
@@ -61,6 +77,8 @@ class Trace(Document):
     """Whose decisions (kernels, autocast, attention) the traced operations took."""
     notes: tuple[str, ...] = ()
     """What the trace could not follow, and what that does to it."""
+    bounds: dict[int, Bound] = Field(default_factory=dict)
+    """By block, what bounds its size; of most blocks nothing is known."""
 
     def position(self, name: str) -> int:
         """Index into ``events`` of the first event of a stretch."""
@@ -86,6 +104,7 @@ class Trace(Document):
             update={
                 "sizes": (*self.sizes, *(self.sizes[block] for block in renewed)),
                 "categories": (*self.categories, *(self.categories[block] for block in renewed)),
+                "bounds": self.bounds | {again[it]: bound for it, bound in self.bounds.items() if it in again},
                 "events": (*self.events[:ended], *repeated, *self.events[ended:]),
                 "marks": (
                     *(mark for mark in self.marks if mark.position < began or mark.name == "build"),
@@ -97,23 +116,30 @@ class Trace(Document):
         )
 
 
+_MATTERS = 200
+"""Bends that are one in so many bytes of all blocks, or less, make no trace inexact."""
+
+
 @dataclass(frozen=True)
 class SizedTrace:
     """One workload's trace at every micro-batch size, from traces at a few.
 
     Attributes:
         trace: the trace at the first size; its events are those of every size.
-        polynomials: bytes in powers of the size, ``c0 + c1*b + c2*b**2``: those that occur.
-        kinds: for each block the index of its polynomial.
+        growths: how bytes grow with the size: those that occur.
+        kinds: for each block the index of its growth.
+        exact: whether all that matters grows as tensors do. What does not (rounded up or down, bounded, made in steps)
+            is told by lines between the traces, and the outer ones go on.
     """
 
     trace: Trace
-    polynomials: tuple[tuple[Fraction, ...], ...]
+    growths: tuple[Growth, ...]
     kinds: tuple[int, ...]
+    exact: bool = True
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> SizedTrace:
-        """The trace through ``traces`` of different sizes: three tell a quadratic (a loss over pairs of samples).
+        """The trace through ``traces`` of rising sizes: three tell a quadratic (a loss over pairs of samples).
 
         Raises:
             EstimateError: when they differ in more than sizes: the workload does different things at these sizes.
@@ -125,11 +151,13 @@ class SizedTrace:
                     f"the updates at micro-batch {first.micro_batch_size} and {other.micro_batch_size} differ in more "
                     f"than the sizes of their tensors ({len(first.events)} and {len(other.events)} events)"
                 )
-        places = [Fraction(it.micro_batch_size) for it in traces]
-        values = list(zip(*(it.sizes for it in traces), strict=True))
+        places = tuple(it.micro_batch_size for it in traces)
+        values = [_points(traces, block) for block in range(len(first.sizes))]
         numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
-        polynomials = tuple(_interpolated(places, value) for value in numbers)
-        return cls(first, polynomials, tuple(numbers[value] for value in values))
+        growths = tuple(growth_through(places, *value) for value in numbers)
+        kinds = tuple(numbers[value] for value in values)
+        bends = sum(growths[kind].bend for kind in kinds)
+        return cls(first, growths, kinds, exact=bends * _MATTERS <= sum(traces[-1].sizes))
 
     def at(self, micro_batch_size: int) -> Trace:
         """The trace at ``micro_batch_size``."""
@@ -139,32 +167,13 @@ class SizedTrace:
 
     def sizes_at(self, micro_batch_size: int) -> list[int]:
         """Bytes of every block at ``micro_batch_size``."""
-        values = [_value(it, micro_batch_size) for it in self.polynomials]
+        values = [it.at(micro_batch_size) for it in self.growths]
         return [values[kind] for kind in self.kinds]
 
 
-def _interpolated(places: list[Fraction], values: tuple[int, ...]) -> tuple[Fraction, ...]:
-    """Coefficients of the polynomial of the lowest degree through the points, by Newton's divided differences."""
-    if len(set(values)) == 1:
-        return (Fraction(values[0]),)
-    differences = [Fraction(value) for value in values]
-    count = len(places)
-    for order in range(1, count):
-        for index in range(count - 1, order - 1, -1):
-            step = places[index] - places[index - order]
-            differences[index] = (differences[index] - differences[index - 1]) / step
-    coefficients = [Fraction(0)] * count
-    for order in range(count - 1, -1, -1):  # Horner, in (b - place)
-        shifted = [Fraction(0), *coefficients[:-1]]
-        coefficients = [high - places[order] * low for high, low in zip(shifted, coefficients, strict=True)]
-        coefficients[0] += differences[order]
-    while len(coefficients) > 1 and coefficients[-1] == 0:
-        coefficients.pop()
-    return tuple(coefficients)
-
-
-def _value(coefficients: tuple[Fraction, ...], size: int) -> int:
-    total = Fraction(0)
-    for coefficient in reversed(coefficients):
-        total = total * size + coefficient
-    return max(0, round(total))
+def _points(traces: Sequence[Trace], block: int) -> tuple[tuple[int, ...], int | None]:
+    """A block's bytes in each trace, as if nothing bounded them, and the bound."""
+    bounds = [it.bounds[block] for it in traces if block in it.bounds]
+    if not bounds:
+        return tuple(it.sizes[block] for it in traces), None
+    return tuple(it.growing for it in bounds), bounds[0].most

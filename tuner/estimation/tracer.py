@@ -17,7 +17,7 @@ from tuner.errors import EstimateError
 from tuner.estimation.kernels import onednn_recurrent_workspace_bytes
 from tuner.estimation.recorder import Recorder
 from tuner.estimation.shapes import Shapes
-from tuner.estimation.trace import Category
+from tuner.estimation.trace import Bound, Category
 from tuner.estimation.values import KnownValues, mapped, tensors_in
 
 _aten = torch.ops.aten
@@ -35,7 +35,7 @@ class Kernels(Protocol):
     def lasting(self, func: OpOverload, args: Sequence[Any]) -> Sequence[tuple[str, int]]:
         """What ``func`` makes once and for all, by name, in bytes: handles' workspaces."""
 
-    def passing(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int]:
+    def passing(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int | Bound]:
         """What ``func`` holds while it runs, in bytes."""
 
 

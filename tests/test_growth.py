@@ -1,0 +1,88 @@
+"""How bytes grow with the micro-batch: what tensors can be is continued as such, all else along lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tuner.estimation.growth import Chords, Polynomial, growth_through
+
+PLACES = (4, 6, 10)
+SIZES = (1, 2, 3, 5, 7, 8, 9, 17, 32, 128, 2048)
+MIB = 1024**2
+
+
+def through(nbytes: Callable[[int], int], most: int | None = None) -> Polynomial | Chords:
+    """The growth through a function's values at the traced sizes."""
+    return growth_through(PLACES, tuple(map(nbytes, PLACES)), most)
+
+
+@pytest.mark.parametrize(
+    "nbytes",
+    [
+        lambda _: 3072,
+        lambda size: 3072 * size + 512,
+        lambda size: 4 * size * size,
+        lambda size: 4 * (2 * size) * (2 * size - 1),
+        lambda size: 2 * size * (size - 1),
+        lambda size: 4 * size * (size + 65536),
+        lambda size: 4 * (size + 3) * (size + 3),
+        lambda size: 2 * (2 * size + 1) * (3 * size + 5),
+    ],
+    ids=["fixed", "affine", "pairs", "two views", "half", "queue", "prototypes", "both affine"],
+)
+def test_products_of_dimensions_are_exact_at_every_size(nbytes: Callable[[int], int]) -> None:
+    """Fixed, affine, and what compares samples with one another."""
+    found = through(nbytes)
+    assert isinstance(found, Polynomial)
+    assert [found.at(size) for size in SIZES] == [nbytes(size) for size in SIZES]
+    assert found.bend == 0
+
+
+@pytest.mark.parametrize("rows", range(1, 2000, 37))
+@pytest.mark.parametrize("width", [768, 1000, 4096])
+def test_rounded_bytes_stay_near_at_every_size(rows: int, width: int) -> None:
+    """Rounded down to whole rows, they are told within a row for every four samples, never along a parabola."""
+
+    def nbytes(size: int) -> int:
+        return rows * size // 10 * width * 4
+
+    found = through(nbytes)
+    for size in SIZES:
+        assert abs(found.at(size) - nbytes(size)) <= width * 4 * (2 + size // 2)
+
+
+@pytest.mark.parametrize("stops", [5, 7, 9])
+def test_what_stops_growing_is_never_told_to_shrink(stops: int) -> None:
+    """Between the traces and beyond it rises, however a parabola through the points would bend."""
+    found = through(lambda size: 3072 * min(size, stops))
+    told = [found.at(size) for size in SIZES]
+    assert isinstance(found, Chords)
+    assert told == sorted(told)
+    assert found.at(1) > 0
+    assert found.bend > 0
+
+
+@pytest.mark.parametrize("begins", [5, 7, 9])
+def test_what_begins_late_is_continued_along_a_line(begins: int) -> None:
+    """Points that a parabola with whole values passes through, but no tensor's."""
+    found = through(lambda size: 24 * 128 * max(0, size - begins))
+    assert isinstance(found, Chords)
+    assert found.at(2048) <= 24 * 128 * 2048
+    assert found.at(1) == 0
+
+
+def embedding_bytes(length: int, vocabulary: int, width: int, size: int) -> int:
+    """A sum in fp32 for every row that occurs, by hand."""
+    return min(length * size, vocabulary) * width * 4
+
+
+@pytest.mark.parametrize(
+    ("length", "vocabulary", "width"), [(4096, 32000, 4096), (2048, 32000, 4096), (1023, 50257, 768)]
+)
+def test_a_known_bound_makes_an_embedding_exact(length: int, vocabulary: int, width: int) -> None:
+    """Below, at and above the size at which every row may occur, wherever the traces lie."""
+    most = vocabulary * width * 4
+    found = through(lambda size: length * size * width * 4, most)
+    assert [found.at(size) for size in SIZES] == [embedding_bytes(length, vocabulary, width, size) for size in SIZES]
