@@ -7,12 +7,12 @@ Eight workloads (finders_workloads.py) under a memory budget each: a real limit 
 the card on CUDA. The truth is found by doubling and halving with a fresh process per size, and then by a scan of every
 size from ``--around`` below to as many above, ``--repeats`` times each: the largest that always fits, and the largest
 that ever did, where the two differ. It is taken from an earlier run, ``--truth``, while nothing has changed that it
-depends on. Then every finder runs in a process of its own, in an order drawn anew per workload: ours as one
-command runs it (finders_ours.py), the peers as their users run them (finders_peers.py), under the same budget and with
-the same allocator's settings.
+depends on. Then every finder runs in a process of its own, in an order drawn anew per workload: ours as one command
+and as a running service runs it (finders_ours.py), the peers as their users run them (finders_peers.py), under the same
+budget and with the same allocator's settings.
 
-Seconds are of the whole process, imports included (with ours, the start of its fork server). An answer "fits" when a
-probe of ours in a fresh process, two updates of two micro-batches, runs at that size; where it does not, the same in
+Seconds are of the whole process, imports included (with ours as a command, the start of its fork server). An answer
+"fits" when a probe of ours in a fresh process, two updates of two micro-batches, runs at that size; where it does not, the same in
 plain torch is tried, without our engine.
 """
 
@@ -49,7 +49,8 @@ from tuner.results import DeviceInfo, Outcome
 from tuner.tuning import Tuning
 
 HERE = Path(__file__).resolve().parent
-OURS = "Batchwright"
+OURS, SERVED = "Batchwright", "Batchwright, served"
+WAYS = {OURS: "command", SERVED: "served"}
 QUICK = ("LSTM", "ResNet-50")
 NEAR = 0.9
 """Share of the maximum from which on a peer's answer counts as near to it."""
@@ -180,14 +181,14 @@ class Finders:
     def run(self, name: str) -> Found:
         """One run of one finder."""
         self._runs += 1
-        script = ["finders_ours.py"] if name == OURS else ["finders_peers.py", name]
+        script = ["finders_ours.py", WAYS[name]] if name in WAYS else ["finders_peers.py", name]
         diary = Diary(self._folder / f"{self._runs}.jsonl")
         command = [sys.executable, str(HERE / script[0]), *script[1:], str(self._request), str(diary.path)]
         return run_finder(command, diary, self._environment, TIMEOUT_SECONDS)
 
     def run_all(self, rounds: int, order: random.Random) -> dict[str, list[Found]]:
         """Every finder, ``rounds`` times, in an order of its own each time."""
-        found: dict[str, list[Found]] = {name: [] for name in (OURS, *PEERS)}
+        found: dict[str, list[Found]] = {name: [] for name in (*WAYS, *PEERS)}
         for _ in range(rounds):
             for name in order.sample(list(found), len(found)):
                 found[name].append(self.run(name))
@@ -273,7 +274,7 @@ def summary(workloads: Iterable[Row]) -> Row:
     """Our target, and what became of it."""
     rows = [workload["finders"] for workload in workloads]
     ours = [finders[OURS] for finders in rows]
-    near = [(finders[OURS], it) for finders in rows for name, it in finders.items() if name != OURS and _is_near(it)]
+    near = [(finders, it) for finders in rows for name, it in finders.items() if name not in WAYS and _is_near(it)]
     return {
         "workloads": len(rows),
         "exact": sum(it["exact"] for it in ours),
@@ -281,7 +282,10 @@ def summary(workloads: Iterable[Row]) -> Row:
         "median_ooms": median(it["ooms"] for it in ours),
         "near_peers": len(near),
         "near_peers_that_fit": sum(peer["fits"] == "yes" for _, peer in near),
-        "faster_than_near_peers": sum(mine["seconds"] < peer["seconds"] for mine, peer in near),
+        "faster_than_near_peers": {
+            way: sum(finders[way]["seconds"] < peer["seconds"] for finders, peer in near) for way in WAYS
+        },
+        "seconds": {name: round(sum(finders[name]["seconds"] for finders in rows), 1) for name in (*WAYS, *PEERS)},
         "peers": {name: _peer_summary([finders[name] for finders in rows]) for name in PEERS},
     }
 
@@ -305,9 +309,14 @@ def _peer_summary(rows: list[Row]) -> Row:
 def show_summary(found: Row) -> None:
     """Print it."""
     medians = f"median {found['median_probes']:g} probes and {found['median_ooms']:g} OOMs"
-    print(f"\n{OURS}: exact on {found['exact']} of {found['workloads']}; {medians}; faster than")
-    print(f"{found['faster_than_near_peers']} of {found['near_peers']} answers of peers within {1 - NEAR:.0%} of the")
-    print(f"maximum, of which {found['near_peers_that_fit']} fit.\n")
+    faster = found["faster_than_near_peers"]
+    print(
+        f"\n{OURS}: exact on {found['exact']} of {found['workloads']}; {medians}. Of the {found['near_peers']} answers of"
+    )
+    print(
+        f"peers within {1 - NEAR:.0%} of the maximum, of which {found['near_peers_that_fit']} fit, one command of ours is"
+    )
+    print(f"faster than {faster[OURS]}, and a running service than {faster[SERVED]}.\n")
     print("| finder | answers | exact | median share | too large | median probes | median OOMs |")
     print("|---|---|---|---|---|---|---|")
     for name, it in found["peers"].items():

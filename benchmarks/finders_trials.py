@@ -32,7 +32,8 @@ class Found:
     """Why there is no answer."""
     trials: tuple[Trial, ...]
     seconds: float
-    """Wall time of the whole process, the interpreter's start and every import included."""
+    """Wall time of the whole process, the interpreter's start and every import included; where it wrote down that it
+    was ready, from then on."""
 
 
 class Diary:
@@ -40,6 +41,10 @@ class Diary:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def ready(self) -> None:
+        """What a service has done before it is asked is done."""
+        self._write({"ready": time.monotonic()})
 
     def tried(self, size: int, outcome: Outcome, seconds: float) -> None:
         """A trial has ended."""
@@ -75,10 +80,11 @@ def run_finder(command: Sequence[str], diary: Diary, environment: Mapping[str, s
             ).returncode
         except subprocess.TimeoutExpired:
             status = f"no end within {timeout_seconds:g} s"
-    seconds = time.monotonic() - began
+    ended = time.monotonic()
     lines = diary.lines()
+    began = next((line["ready"] for line in lines if "ready" in line), began)
     answer = next((line["answer"] for line in lines if "answer" in line), None)
     error = next((line["error"] for line in lines if "error" in line), None)
     if answer is None and error is None:
         error = f"ended with {status}: {output.read_text(errors='replace')[-500:].strip()}"
-    return Found(answer, error, tuple(Trial(**line) for line in lines if "size" in line), seconds)
+    return Found(answer, error, tuple(Trial(**line) for line in lines if "size" in line), ended - began)

@@ -1,0 +1,312 @@
+"""What the service's reads take with many rows stored, beside a bare FastAPI route that returns the same bytes.
+
+python benchmarks/api_load.py [--rounds 5] [--seconds 2] [--output benchmarks/results/api_load.json]
+
+Reading a recommendation, and listing 50 tunings, with 1,000, 10,000 and 100,000 tunings and recommendations stored;
+then, with all of them, while 1,000 followers hold an event stream each of as many tunings that wait, and with an API
+key. Both servers are one process of uvicorn with the same settings. They are read in turns, a slice of some seconds
+each, by one process with 16 connections, `wrk` where it is installed: a ratio compares neighbouring slices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "service"))
+
+from api_load_rows import Rows, in_turn
+
+from service.keys import Scope, make_key
+from service.store.sql import open_store
+from tuner.memory.inventory import cpu
+
+HERE = Path(__file__).resolve().parent
+SIZES = (1_000, 10_000, 100_000)
+CONNECTIONS = 16
+FOLLOWERS = 1_000
+LEAST_RATIO = {"recommendation": 0.5, "list": 0.25}
+"""Of the bare route's requests per second."""
+LARGEST_SPREAD = 20.0
+"""Of the 99th percentile over the median."""
+LEAST_FLATNESS = 0.8
+"""Of requests per second with the most rows over those with the fewest."""
+_DIFFERENT_PATHS = 1_000
+_PACKAGES = ("fastapi", "starlette", "uvicorn", "pydantic", "sqlalchemy")
+_START_SECONDS = 60.0
+_WRK = """
+local paths, next = {}, 0
+for line in io.lines(os.getenv("PATHS")) do paths[#paths + 1] = line end
+local key = os.getenv("BATCHWRIGHT_API_KEY")
+if key then wrk.headers["Authorization"] = "Bearer " .. key end
+request = function() next = next % #paths + 1; return wrk.format("GET", paths[next]) end
+done = function(summary, latency)
+  local errors = summary.errors
+  io.write(string.format('{"requests": %d, "requests_per_second": %.1f, "p50_ms": %.3f, "p99_ms": %.3f, "refused": %d}',
+    summary.requests, summary.requests / summary.duration * 1e6, latency:percentile(50) / 1000,
+    latency:percentile(99) / 1000, errors.status + errors.connect + errors.read + errors.write + errors.timeout))
+end
+"""
+
+
+@dataclass
+class Load:
+    """Reads one server at a time."""
+
+    folder: Path
+    seconds: float
+    generator: str
+    key: str | None = None
+
+    def read(self, port: int, paths: list[str]) -> dict[str, float]:
+        """One slice.
+
+        Raises:
+            RuntimeError: when a request was not answered with 200.
+        """
+        listed = self.folder / "paths.txt"
+        listed.write_text("\n".join(paths) + "\n")
+        key = {"BATCHWRIGHT_API_KEY": self.key} if self.key else {}
+        environment = {**_without_settings(), "PATHS": str(listed), **key}
+        done = subprocess.run(  # noqa: S603 - our own command lines
+            self._command(port, listed), env=environment, capture_output=True, text=True, check=True
+        )
+        found: dict[str, float] = json.loads(re.findall(r"\{.*\}", done.stdout)[-1])
+        if found["refused"]:
+            raise RuntimeError(f"{found['refused']} of {found['requests']} requests for {paths[0]} were refused")
+        return found
+
+    def _command(self, port: int, listed: Path) -> list[str]:
+        if self.generator != "wrk":
+            client = [sys.executable, str(HERE / "api_load_client.py"), "read"]
+            return [*client, str(port), str(CONNECTIONS), str(self.seconds), str(listed)]
+        script = self.folder / "wrk.lua"
+        script.write_text(_WRK)
+        timing = [f"-c{CONNECTIONS}", f"-d{self.seconds:g}s", "-s", str(script)]
+        return ["wrk", "-t1", *timing, f"http://127.0.0.1:{port}"]
+
+
+def _without_settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("BATCHWRIGHT_")}
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def serving(command: list[str], port: int, path: str, environment: dict[str, str]) -> Iterator[None]:
+    """A server that answers reads of ``path``; ended with the block."""
+    process = subprocess.Popen([sys.executable, *command], env={**_without_settings(), **environment})  # noqa: S603
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        while not _answers(port, path):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{' '.join(command)} does not answer")
+            time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _answers(port: int, path: str) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}{path}").is_success
+    except httpx.HTTPError:
+        return False
+
+
+@contextmanager
+def followed(folder: Path, port: int, tunings: list[str]) -> Iterator[dict[str, int]]:
+    """A follower on each tuning's event stream; what they say at the end is in the mapping afterwards."""
+    listed = folder / "followed.txt"
+    listed.write_text("\n".join(f"/v1/tunings/{it}/events" for it in tunings) + "\n")
+    command = [sys.executable, str(HERE / "api_load_client.py"), "follow", str(port), str(listed)]
+    said: dict[str, int] = {}
+    with subprocess.Popen(  # noqa: S603 - our own client
+        command, env=_without_settings(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != "following\n":
+            raise RuntimeError("the followers cannot follow")
+        yield said
+        said.update(json.loads(process.communicate("")[0]))
+
+
+@dataclass
+class Pair:
+    """The two servers, and what is read of them."""
+
+    load: Load
+    ours: int
+    bare: int
+    rounds: int
+
+    def compare(self, what: str, paths: list[str]) -> dict[str, Any]:
+        """Slices in turns, and the figures over them."""
+        slices: dict[str, list[dict[str, float]]] = {"ours": [], "bare": []}
+        for number in range(self.rounds):
+            turn = [("ours", self.ours), ("bare", self.bare)]
+            for name, port in turn if number % 2 else reversed(turn):
+                slices[name].append(self.load.read(port, paths))
+        ratios = [
+            one["requests_per_second"] / other["requests_per_second"]
+            for one, other in zip(slices["ours"], slices["bare"], strict=True)
+        ]
+        figures = {name: _medians(found) for name, found in slices.items()}
+        return {"what": what, **figures, "ratio": round(statistics.median(ratios), 3), "ratios": ratios}
+
+
+def _medians(slices: list[dict[str, float]]) -> dict[str, float]:
+    names = ("requests_per_second", "p50_ms", "p99_ms")
+    medians = {name: round(statistics.median(it[name] for it in slices), 3) for name in names}
+    return medians | {"p99_over_p50": round(max(it["p99_ms"] / it["p50_ms"] for it in slices), 2)}
+
+
+def measured(pair: Pair, rows: Rows, folder: Path, url: str) -> Iterator[dict[str, Any]]:
+    """A row of the table for every situation and each of the two reads."""
+    for size in SIZES:
+        rows.grow_to(size)
+        paths = reads(rows)
+        for what, asked in paths.items():
+            yield {"rows": size, **pair.compare(what, asked)}
+    waiting = rows.add_waiting(FOLLOWERS)
+    with followed(folder, pair.ours, waiting) as said:
+        beside = [{"rows": SIZES[-1], "followers": FOLLOWERS, **pair.compare(*it)} for it in paths.items()]
+    yield from (row | said for row in beside)
+    pair.load.key = new_key(url)
+    for what, asked in paths.items():
+        yield {"rows": SIZES[-1], "key": True, **pair.compare(what, asked)}
+
+
+def reads(rows: Rows) -> dict[str, list[str]]:
+    """The paths of each kind of read."""
+    chosen = in_turn(rows.recommendation_ids, _DIFFERENT_PATHS)
+    return {"recommendation": [f"/v1/recommendations/{it}" for it in chosen], "list": ["/v1/tunings?limit=50"]}
+
+
+def new_key(url: str) -> str:
+    """A key that may read; from now on the service wants one."""
+    store = open_store(url)
+    made, text = make_key("load", (Scope.TUNINGS_READ,))
+    store.keys.add(made)
+    store.close()
+    return text
+
+
+def verdicts(rows: list[dict[str, Any]]) -> dict[str, bool]:
+    """Which of the targets are met."""
+    few, many = (
+        {row["what"]: row for row in rows if row["rows"] == size and not row.keys() & {"followers", "key"}}
+        for size in (SIZES[0], SIZES[-1])
+    )
+    found = {
+        f"{what}: at least {least:g} of the bare route": many[what]["ratio"] >= least
+        for what, least in LEAST_RATIO.items()
+    }
+    flat = [many[what]["ratio"] / few[what]["ratio"] for what in many]  # against the bare route: so the machine cancels
+    followers = [row for row in rows if "followers" in row]
+    return found | {
+        f"p99 below {LARGEST_SPREAD:g} x p50": all(row["ours"]["p99_over_p50"] < LARGEST_SPREAD for row in rows),
+        f"flat from {SIZES[0]} to {SIZES[-1]} rows": min(flat) >= LEAST_FLATNESS,
+        f"{FOLLOWERS} followers held": all(row["still_open"] == FOLLOWERS for row in followers),
+    }
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print a row of the table."""
+    beside = "followers" * ("followers" in row) + "key" * ("key" in row)
+    ours, bare = row["ours"], row["bare"]
+    cells = [row["rows"], beside or "-", row["what"], ours["requests_per_second"], bare["requests_per_second"]]
+    spread = [ours["p50_ms"], ours["p99_ms"], bare["p50_ms"], bare["p99_ms"]]
+    print(f"| {' | '.join(map(str, [*cells, row['ratio'], *spread]))} |", flush=True)
+
+
+@contextmanager
+def prepared(folder: Path, load: Load, rounds: int) -> Iterator[tuple[Pair, Rows, str]]:
+    """Both servers running, and some rows stored."""
+    url = f"sqlite:///{folder / 'load.db'}"
+    ours, bare = free_port(), free_port()
+    settings = {"BATCHWRIGHT_DATA_DIR": str(folder / "data"), "BATCHWRIGHT_DEVICES": "cpu"}
+    open_store(url).close()
+    rows = Rows(url)
+    rows.grow_to(SIZES[0])
+    with ExitStack() as stack:
+        stack.callback(rows.close)
+        serve = ["-m", "tuner.cli", "serve", "--port", str(ours), "--database-url", url]
+        stack.enter_context(serving(serve, ours, "/livez", settings))
+        files = []
+        for what, paths in reads(rows).items():
+            files.append(folder / f"{what}.json")
+            files[-1].write_bytes(httpx.get(f"http://127.0.0.1:{ours}{paths[0]}").raise_for_status().content)
+        yardstick = [str(HERE / "api_load_bare.py"), str(bare), *map(str, files)]
+        stack.enter_context(serving(yardstick, bare, "/v1/recommendations/any", {}))
+        for port in (ours, bare):
+            load.read(port, ["/v1/tunings?limit=50"])  # warm
+        yield Pair(load, ours, bare, rounds), rows, url
+
+
+def main() -> None:
+    """Run, print, write; exit status 1 when a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of one slice")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "api_load.json")
+    parser.add_argument("--generator", choices=("wrk", "own"), default="wrk" if shutil.which("wrk") else "own")
+    options = parser.parse_args()
+    print("| rows | beside | read | ours /s | bare /s | ratio | ours p50 | p99, ms | bare p50 | p99, ms |")
+    print("|---" * 10 + "|")
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="api-load-") as name:
+        load = Load(Path(name), options.seconds, options.generator)
+        with prepared(Path(name), load, options.rounds) as (pair, stored, url):
+            for row in measured(pair, stored, Path(name), url):
+                show(row)
+                rows.append(row)
+            sizes = {what: (Path(name) / f"{what}.json").stat().st_size for what in LEAST_RATIO}
+    document = {
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": cpu().name,
+        "processors": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {package: metadata.version(package) for package in _PACKAGES},
+        "generator": options.generator,
+        "connections": CONNECTIONS,
+        "slice_seconds": options.seconds,
+        "rounds": options.rounds,
+        "body_bytes": sizes,
+        "targets": verdicts(rows),
+        "rows": rows,
+    }
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(verdicts(rows), indent=1))
+    sys.exit(not all(verdicts(rows).values()))
+
+
+if __name__ == "__main__":
+    main()

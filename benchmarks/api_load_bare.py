@@ -1,0 +1,37 @@
+"""The yardstick of ``api_load.py``: a FastAPI application whose routes return stored bytes, and do nothing else.
+
+python benchmarks/api_load_bare.py PORT RECOMMENDATION LIST    (files with the bytes)
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI, Response
+
+
+def bare_app(recommendation: bytes, tunings: bytes) -> FastAPI:
+    """The routes that are measured, with the same paths."""
+    app = FastAPI()
+
+    @app.get("/v1/recommendations/{recommendation_id}")
+    async def get_recommendation(recommendation_id: str) -> Response:
+        """The same one, whatever is asked for."""
+        del recommendation_id
+        return Response(recommendation, media_type="application/json")
+
+    @app.get("/v1/tunings")
+    async def list_tunings(limit: int) -> Response:
+        """The same page, whatever is asked for."""
+        del limit
+        return Response(tunings, media_type="application/json")
+
+    return app
+
+
+if __name__ == "__main__":
+    application = bare_app(*(Path(name).read_bytes() for name in sys.argv[2:4]))
+    # As the service runs its own: see service/server.py.
+    uvicorn.run(application, port=int(sys.argv[1]), log_level="warning", log_config=None, server_header=False)

@@ -1,0 +1,150 @@
+"""What happens to a deployment in a round of ``chaos.py``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chaos_deployment import LEASE_SECONDS, Deployment
+from chaos_processes import Found, tasks
+from typing_extensions import override
+
+_PATIENCE_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is random about a round: everything is decided before it begins."""
+
+    at: float
+    """When it happens, as a share of the time that the work takes undisturbed."""
+    hold_seconds: float
+    """How long a database is disturbed."""
+    again_after: float | None
+    """Seconds after the restart at which the same component is killed once more."""
+    at_once: bool
+    """Whether a component is restarted at once, or when all that it started is gone."""
+
+
+@dataclass(frozen=True)
+class Struck:
+    """What a fault did."""
+
+    what: str
+    gone_seconds: float | None = None
+    """How long the processes of a killed component took to be gone, where that was waited for."""
+    strays: tuple[str, ...] = ()
+    """Those that were not gone in the end."""
+
+
+class Fault(ABC):
+    """Something that goes wrong."""
+
+    name: str
+
+    @abstractmethod
+    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
+        """Do it, and mend what an operator or a supervisor would mend; none when the work ended before."""
+
+
+class KillComponent(Fault):
+    """SIGKILL to the service or the worker, once or twice; it is started again."""
+
+    def __init__(self, component: str) -> None:
+        self.name = component
+        self._component = component
+
+    @override
+    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
+        struck = self._kill(deployment, choices)
+        if choices.again_after is not None:
+            time.sleep(choices.again_after)
+            self._kill(deployment, choices)
+            return Struck(f"{struck.what}, and once more {choices.again_after:.1f} s later", struck.gone_seconds)
+        return struck
+
+    def _kill(self, deployment: Deployment, choices: Choices) -> Struck:
+        component = deployment.components[self._component]
+        busy = ", ".join(sorted(it.role for it in tasks(deployment.processes()))) or "nothing"
+        component.kill()
+        gone, strays = (None, ()) if choices.at_once else _gone(deployment)
+        component.start()
+        return Struck(f"with {busy} running", gone, strays)
+
+
+class Pause(Fault):
+    """SIGSTOP to the service or the worker, until its lease has ended; then SIGCONT."""
+
+    def __init__(self, component: str) -> None:
+        self.name = f"{component} paused"
+        self._component = component
+
+    @override
+    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
+        component = deployment.components[self._component]
+        seconds = LEASE_SECONDS + 1.0
+        component.send(signal.SIGSTOP)
+        time.sleep(seconds)
+        component.send(signal.SIGCONT)
+        return Struck(f"for {seconds:g} s")
+
+
+class KillTask(Fault):
+    """SIGKILL to the process that works on the device, or to the fork server that it comes from."""
+
+    def __init__(self, role: str) -> None:
+        self.name = role
+
+    @override
+    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while time.monotonic() < deadline and not ended():
+            found = self._found(deployment)
+            if found and _kill(found[0].pid):
+                gone, strays = _gone(deployment)
+                return Struck(f"process {found[0].pid}", gone, strays)
+            time.sleep(0.005)
+        return None
+
+    def _found(self, deployment: Deployment) -> list[Found]:
+        processes = deployment.processes()
+        at_work = tasks(processes)
+        if self.name == "fork server":
+            return [it for it in processes if it.role == "fork server" and it not in at_work]
+        wanted = "training" if self.name == "training" else "fork server"
+        return [it for it in at_work if it.role == wanted]
+
+
+class DisturbDatabase(Fault):
+    """The database cannot be used for a while."""
+
+    name = "database"
+
+    @override
+    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
+        return Struck(deployment.database.disturb(choices.hold_seconds))
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _gone(deployment: Deployment) -> tuple[float | None, tuple[str, ...]]:
+    seconds = deployment.gone_seconds()
+    return seconds, () if seconds is not None else tuple(f"{it.pid} {it.role}" for it in deployment.strays())
+
+
+def faults_of(deployment: Deployment, work: str) -> list[Fault]:
+    """What can happen to it while a tuning or a job runs."""
+    components = [KillComponent(name) for name in deployment.components]
+    paused = Pause(list(deployment.components)[-1])
+    tasks_of = {"tuning": [KillTask("probe"), KillTask("fork server")], "job": [KillTask("training")]}
+    return [*components, paused, *tasks_of[work], DisturbDatabase()]
