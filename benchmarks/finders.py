@@ -12,8 +12,8 @@ and as a running service runs it (finders_ours.py), the peers as their users run
 budget and with the same allocator's settings.
 
 Seconds are of the whole process, imports included (with ours as a command, the start of its fork server). An answer
-"fits" when a probe of ours in a fresh process, two updates of two micro-batches, runs at that size; where it does not, the same in
-plain torch is tried, without our engine.
+"fits" when a probe of ours in a fresh process, two updates of two micro-batches, runs at that size; where it does not,
+the same in plain torch is tried, without our engine.
 """
 
 from __future__ import annotations
@@ -310,13 +310,9 @@ def show_summary(found: Row) -> None:
     """Print it."""
     medians = f"median {found['median_probes']:g} probes and {found['median_ooms']:g} OOMs"
     faster = found["faster_than_near_peers"]
-    print(
-        f"\n{OURS}: exact on {found['exact']} of {found['workloads']}; {medians}. Of the {found['near_peers']} answers of"
-    )
-    print(
-        f"peers within {1 - NEAR:.0%} of the maximum, of which {found['near_peers_that_fit']} fit, one command of ours is"
-    )
-    print(f"faster than {faster[OURS]}, and a running service than {faster[SERVED]}.\n")
+    near = f"{found['near_peers']} answers of peers are within {1 - NEAR:.0%} of the maximum"
+    print(f"\n{OURS}: exact on {found['exact']} of {found['workloads']}; {medians}.\n{near}; {found['near_peers_that_fit']}")
+    print(f"of them fit. Our command is faster than {faster[OURS]} of them, a running service than {faster[SERVED]}.\n")
     print("| finder | answers | exact | median share | too large | median probes | median OOMs |")
     print("|---|---|---|---|---|---|---|")
     for name, it in found["peers"].items():
