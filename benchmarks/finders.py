@@ -311,7 +311,8 @@ def show_summary(found: Row) -> None:
     medians = f"median {found['median_probes']:g} probes and {found['median_ooms']:g} OOMs"
     faster = found["faster_than_near_peers"]
     near = f"{found['near_peers']} answers of peers are within {1 - NEAR:.0%} of the maximum"
-    print(f"\n{OURS}: exact on {found['exact']} of {found['workloads']}; {medians}.\n{near}; {found['near_peers_that_fit']}")
+    print(f"\n{OURS}: exact on {found['exact']} of {found['workloads']}; {medians}.")
+    print(f"{near}; {found['near_peers_that_fit']}")
     print(f"of them fit. Our command is faster than {faster[OURS]} of them, a running service than {faster[SERVED]}.\n")
     print("| finder | answers | exact | median share | too large | median probes | median OOMs |")
     print("|---|---|---|---|---|---|---|")
