@@ -304,16 +304,16 @@ def width(found: Estimate) -> tuple[float, float]:
     ("traced", "precision", "expected"),
     [
         (workload(), "bf16-mixed", (0.05, 0.07)),
-        (workload("cpu"), "fp32", (0.05, 0.07)),
+        (workload("cpu"), "fp32", (0.15, 0.09)),
         (workload("cpu"), "bf16-mixed", (0.15, 0.09)),
         (workload(notes=("something was not followed",)), "fp32", (0.09, 0.11)),
-        (workload(exact_sizes=False), "fp32", (0.08, 0.10)),
+        (workload(exact_sizes=False), "fp32", (0.25, 0.27)),
     ],
 )
 def test_the_interval_grows_with_what_is_not_known(
     traced: Traced, precision: str, expected: tuple[float, float]
 ) -> None:
-    """5 % below and 7 % above, and more for the CPU's kernels in low precision, notes, and sizes not checked."""
+    """5 % below and 7 % above, and more for the CPU's kernels, notes, and sizes not checked."""
     request = asking("H100-80GB", spec=mlp_spec(precision=precision), micro_batch_size=1)
     assert width(estimate(request, traced)) == expected
 
@@ -330,7 +330,7 @@ def test_what_only_tracing_tells_is_known_before_anything_is_judged() -> None:
     traced.change = found_out
     found = estimate(asking("H100-80GB", effective_batch_size=60, micro_batch_size=1), traced)
     assert found.gpus[0].notes[0] == "sizes differ"
-    assert width(found) == (0.12, 0.14)
+    assert width(found) == (0.29, 0.31)
 
 
 def test_the_kernels_that_were_followed_are_told() -> None:

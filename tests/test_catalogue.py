@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Literal
 
 import pytest
 
 from tuner.catalogue import GPUS, Gpu, KernelProfile, find_gpu
 from tuner.errors import EstimateError
+from tuner.gpus import blas_workspace_bytes
 
 GIB = 1024**3
 BY_NAME = {gpu.name: gpu for gpu in GPUS}
@@ -42,6 +44,28 @@ def test_a_card_has_no_more_memory_than_it_is_sold_with(gpu: Gpu) -> None:
 def test_the_interval_of_the_context_is_in_order(gpu: Gpu) -> None:
     """Low, expected and high rise."""
     assert 0 < gpu.context_bytes.low < gpu.context_bytes.expected < gpu.context_bytes.high
+
+
+@pytest.mark.parametrize(
+    ("capability", "kind", "mebibytes"),
+    [
+        ((7, 5), "cuda", 8.125),
+        ((8, 9), "cuda", 8.125),
+        ((9, 0), "cuda", 32),
+        ((10, 3), "cuda", 32),
+        ((11, 0), "cuda", 8.125),
+        ((12, 0), "cuda", 32),
+        ((9, 0), "rocm", 32),
+        ((9, 4), "rocm", 128),
+        ((9, 5), "rocm", 128),
+        ((12, 0), "rocm", 32),
+    ],
+)
+def test_the_workspace_of_matrix_products_is_torchs(
+    capability: tuple[int, int], kind: Literal["cuda", "rocm"], mebibytes: float
+) -> None:
+    """By compute capability and build."""
+    assert blas_workspace_bytes(capability, kind) == mebibytes * 1024**2
 
 
 @pytest.mark.parametrize(

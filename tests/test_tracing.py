@@ -16,11 +16,11 @@ from tuner.catalogue import KernelProfile
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
 from tuner.estimates import EstimateRequest
 from tuner.estimation.attention import Attention, Kernel, choose
-from tuner.estimation.launch import estimate
+from tuner.estimation.launch import _has_ended, estimate
 from tuner.estimation.shim import NoCompilerError, compiled
-from tuner.estimation.trace import Category, SizedTrace, Trace
+from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
 from tuner.estimation.tracing import trace
-from tuner.estimation.workload import trace_workload
+from tuner.estimation.workload import _scaled, trace_workload
 from tuner.specs import WorkloadSpec
 
 MIB = 1024**2
@@ -28,15 +28,37 @@ FLOAT = 4
 INDEX = 8
 MLP_PARAMETERS = (32 * 32 + 32 + 32 * 32 + 32 + 32 * 4 + 4) * FLOAT
 """Of ``mlp_spec``: two hidden layers of 32, four classes."""
-SIZES = (2, 3, 5)
+SIZES = (4, 6, 10)
+CHECKED_SIZE = 17
 TEXT = {"sequence_length": 16}
+TINY = {"layers": 1, "heads": 2, "width": 32}
 SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+DROPPING_OUT = transformers_spec(
+    "causal-lm",
+    {
+        "model_type": "gpt2",
+        "n_layer": 2,
+        "n_embd": 64,
+        "n_head": 4,
+        "vocab_size": 500,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    batch={"sequence_length": 512},
+    precision="bf16-mixed",
+)
+"""As GPT-2 is by default, with a tenth dropped out everywhere, attention included."""
 KINDS: dict[str, WorkloadSpec] = {
     "mlp": mlp_spec(),
     "gpt, fp16 with a scaler": gpt_spec(precision="fp16-mixed", gradient_clipping=1.0),
     "gpt, bf16, two ranks": gpt_spec(precision="bf16", parallelism={"world_size": 2}),
     "gpt, recomputed, averaged": gpt_spec(activation_checkpointing=True, ema_decay=0.99, precision="bf16-mixed"),
     "gpt, fused": gpt_spec(optimizer={"name": "adamw", "implementation": "fused"}),
+    "gpt, every row of its vocabulary": gpt_spec(
+        model={"kind": "reference", "architecture": {"name": "gpt", **TINY, "vocabulary_size": 16_000}},
+        batch={"sequence_length": 1024},
+        precision="bf16-mixed",
+    ),
     "resnet": resnet_spec(optimizer={"name": "sgd", "momentum": 0.9}),
     "gpt2": transformers_spec("causal-lm", {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2}, batch=TEXT),
     "bert": transformers_spec("masked-lm", {"model_type": "bert", **SMALL}, batch=TEXT, precision="bf16-mixed"),
@@ -64,12 +86,13 @@ KINDS: dict[str, WorkloadSpec] = {
 @pytest.fixture(scope="module")
 def on_cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Trace]]:
     """Every kind of model traced with CUDA's decisions, in one process; needs a C++ compiler."""
-    cases: list[dict[str, Any]] = [_case(name, spec, SIZES) for name, spec in KINDS.items()]
+    cases: list[dict[str, Any]] = [_case(name, spec, (*SIZES, CHECKED_SIZE)) for name, spec in KINDS.items()]
     published = python_spec("traced_models:plain").model_copy(update={"gradient_gathering": "in-place"})
     cases += [
         _case(precision, published.model_copy(update={"precision": precision}), [8], accumulates=False)
         for precision in ("fp32", "bf16-mixed")
     ]
+    cases.append(_case("gpt2, dropout", DROPPING_OUT, [4]))
     return traced_on_cuda(cases, tmp_path_factory.mktemp("cache"))
 
 
@@ -90,8 +113,9 @@ def _mlp(size: int, *, accumulates: bool = True, **changes: Any) -> Trace:
 @pytest.mark.parametrize("name", KINDS)
 def test_updates_differ_in_nothing_but_sizes(name: str, on_cuda: dict[str, list[Trace]]) -> None:
     """Traces at three sizes are one trace, and a fourth size follows from them."""
-    sized = SizedTrace.of(on_cuda[name])
-    assert sized.at(5) == on_cuda[name][2]
+    sized = SizedTrace.of(on_cuda[name][:-1])
+    assert sized.exact
+    assert sized.at(CHECKED_SIZE) == on_cuda[name][-1].model_copy(update={"bounds": {}})
     assert on_cuda[name][0].decisions == "cuda"
 
 
@@ -119,6 +143,22 @@ def test_published_peak_in_fp32(on_cuda: dict[str, list[Trace]]) -> None:
 def test_published_peak_in_bf16(on_cuda: dict[str, list[Trace]]) -> None:
     """Likewise under bf16 autocast, by FlashAttention: 8,235 MiB."""
     assert most_bytes(on_cuda["bf16-mixed"][0]) / MIB == pytest.approx(8_235 + 16, rel=0.005)
+
+
+def test_attention_with_dropout_takes_no_matrix_of_all_tokens(on_cuda: dict[str, list[Trace]]) -> None:
+    """Without the device that stands in for a card the CPU's kernel is that without dropout: as on cards, seeds apart.
+
+    What differs are the other dropouts: a card keeps a byte for each element, the CPU a number.
+    """
+    told = trace(DROPPING_OUT, 4, accumulates=True, profile=KernelProfile(compute_capability=(8, 6), kind="cuda"))
+    assert told.decisions == "cpu"
+    assert most_bytes(told) == pytest.approx(most_bytes(on_cuda["gpt2, dropout"][0]), rel=0.15)
+
+
+def test_embeddings_are_summed_by_segment(on_cuda: dict[str, list[Trace]]) -> None:
+    """A row of 32 sums in fp32 for each of the tokens, until the vocabulary of 16,000 has no more."""
+    for trace_found, rows in zip(on_cuda["gpt, every row of its vocabulary"], (4096, 6144, 10240, 16_000), strict=True):
+        assert rows * 32 * FLOAT in {trace_found.sizes[block] for block in trace_found.bounds}
 
 
 def test_cublas_is_counted_for_both_threads(on_cuda: dict[str, list[Trace]]) -> None:
@@ -179,6 +219,26 @@ def test_workloads_that_differ_between_sizes_are_scaled() -> None:
     assert most_bytes(workload.trace_at(64, accumulates=True)) > most_bytes(workload.trace_at(32, accumulates=True))
     assert not workload.exact_sizes
     assert workload.notes
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(32, (10, 200, 200, 200, 100, 120)), (4, (10, 25, 100, 100, 100, 100)), (16, (10, 100, 100, 100, 100, 100))],
+)
+def test_scaling_shrinks_nothing_but_activations(size: int, expected: tuple[int, ...]) -> None:
+    """Parameters and lasting workspaces stay; what passes grows with the micro-batch, to a bound where one is known."""
+    kinds = ("PARAMETERS", "ACTIVATIONS", "TEMPORARIES", "WORKSPACE", "WORKSPACE", "TEMPORARIES")
+    once = Trace(
+        micro_batch_size=16,
+        accumulates=True,
+        sizes=(10, 100, 100, 100, 100, 100),
+        categories=tuple(Category[it] for it in kinds),
+        events=(0, 1, 2, 3, ~3, 4, 5, ~5, ~2, ~1),
+        marks=(),
+        decisions="cuda",
+        bounds={5: Bound(growing=100, most=120)},
+    )
+    assert _scaled(once, size).sizes == expected
 
 
 def test_compiling_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +316,11 @@ def test_wrong_fields_come_back_as_fields() -> None:
     assert [it.field for it in raised.value.problems] == ["model.config.model_type"]
 
 
+def test_a_process_that_nobody_has_to_wait_for_has_ended() -> None:
+    """Where SIGCHLD is ignored, the kernel knows no ended child."""
+    assert _has_ended(os.getppid())
+
+
 def test_launching_needs_no_torch() -> None:
     """The service asks for estimates, and never imports torch."""
     code = "import sys, tuner.estimation.launch; sys.exit('torch' in sys.modules)"
@@ -267,6 +332,10 @@ def _attention(**changes: Any) -> Attention:
     widths = dict.fromkeys(("query_width", "key_width", "value_width"), 64)
     flags = {"masked": 0, "mask_trained": 0, "causal": 1, "grouped": 0, "state": 3}
     return Attention(**{"dtype": 15, "batch": 2, **shape, **widths, **flags, **changes})
+
+
+def _wide(width: int, value_width: int | None = None) -> dict[str, Any]:
+    return {"query_width": width, "key_width": width, "value_width": value_width or width}
 
 
 @pytest.mark.parametrize(
@@ -282,6 +351,16 @@ def _attention(**changes: Any) -> Attention:
         ({"dropout": 0.1}, (9, 0), Kernel.FLASH),
         ({"query_width": 200, "key_width": 200, "value_width": 200}, (8, 6), Kernel.EFFICIENT),
         ({"dtype": 7}, (8, 0), Kernel.MATH),
+        (_wide(256), (9, 0), Kernel.CUDNN),
+        (_wide(264), (9, 0), Kernel.EFFICIENT),
+        (_wide(192), (10, 0), Kernel.FLASH),
+        (_wide(256), (10, 3), Kernel.FLASH),
+        (_wide(192, 128), (10, 0), Kernel.CUDNN),
+        (_wide(192, 128), (10, 3), Kernel.CUDNN),
+        (_wide(192, 128), (9, 0), Kernel.CUDNN),
+        (_wide(192, 128), (8, 0), Kernel.EFFICIENT),
+        (_wide(136), (10, 0), Kernel.FLASH),
+        (_wide(128), (10, 0), Kernel.CUDNN),
     ],
 )
 def test_attention_is_chosen_as_torch_does(

@@ -80,6 +80,16 @@ class Gpu(Document):
         )
 
 
+def blas_workspace_bytes(capability: tuple[int, int], kind: Literal["cuda", "rocm"]) -> int:
+    """What cuBLAS (hipBLAS) keeps for each handle and stream: ``parseChosenWorkspaceSize`` in ``CublasHandlePool.cpp``.
+
+    cuBLASLt shares it (``TORCH_CUBLASLT_UNIFIED_WORKSPACE``, on by default).
+    """
+    if kind == "rocm":
+        return (128 if capability in {(9, 4), (9, 5)} else 32) * _MIB
+    return 32 * _MIB if capability[0] in {9, 10, 12} else (4096 * 2 + 16 * 8) * 1024
+
+
 def _mebibytes(low: int, expected: int, high: int) -> ByteInterval:
     return ByteInterval(low=low * _MIB, expected=expected * _MIB, high=high * _MIB)
 
@@ -125,12 +135,9 @@ _AMD_SOURCE = (
     "targets: https://rocm.docs.amd.com/en/7.13.0-preview/reference/gpu-specs.html"
 )
 _WORKSPACE_SOURCE = (
-    "torch 2.13, `aten/src/ATen/cuda/CublasHandlePool.cpp`: 32 MiB with compute capability 9, 10 and 12, before that "
-    "8.125 MiB (`:4096:2:16:8`); with ROCm 128 MiB on gfx942, else 32 MiB"
+    "torch 2.13, `aten/src/ATen/cuda/CublasHandlePool.cpp`: 32 MiB with compute capability 9, 10 and 12, else "
+    "8.125 MiB (`:4096:2:16:8`); with ROCm 128 MiB on gfx942 and gfx950, else 32 MiB"
 )
-_HOPPER_WORKSPACE_BYTES = 32 * _MIB
-_EARLIER_WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * 1024
-_GFX942_WORKSPACE_BYTES = 128 * _MIB
 
 _REPORTED_SLACK_BYTES = 256 * _MIB
 """Drivers differ by up to 212 MiB where several reports of one card were found (A100 80 GB: 81,251 and 81,039 MiB)."""
@@ -144,12 +151,6 @@ def _context_key(capability: tuple[int, int], vendor: str) -> str:
     if vendor == "amd":
         return "rocm"
     return "before 8.0" if capability < (8, 0) else "8" if capability < (9, 0) else "9 and later"
-
-
-def _workspace_bytes(capability: tuple[int, int], vendor: str) -> int:
-    if vendor == "amd" and capability == (9, 4):
-        return _GFX942_WORKSPACE_BYTES
-    return _HOPPER_WORKSPACE_BYTES if capability >= (9, 0) else _EARLIER_WORKSPACE_BYTES
 
 
 def _gpu(  # noqa: PLR0913 - one line of the table
@@ -181,7 +182,7 @@ def _gpu(  # noqa: PLR0913 - one line of the table
         least_total_bytes=with_ecc - (_DERIVED_SLACK_BYTES if derived else _REPORTED_SLACK_BYTES),
         compute_capability=capability,
         context_bytes=context,
-        workspace_bytes=_workspace_bytes(capability, vendor),
+        workspace_bytes=blas_workspace_bytes(capability, "rocm" if vendor == "amd" else "cuda"),
         evidence="derived" if derived else "reported",
         sources={
             "total": source,
@@ -371,7 +372,7 @@ def unknown_gpu(name: str, total_bytes: int) -> Gpu:
         least_total_bytes=total_bytes - total_bytes // 12,
         compute_capability=(8, 0),
         context_bytes=context,
-        workspace_bytes=_EARLIER_WORKSPACE_BYTES,
+        workspace_bytes=blas_workspace_bytes((8, 0), "cuda"),
         evidence="given",
         sources={
             "total": "the request; a card sold as 48 GB leaves torch up to a twelfth less (A40, L40)",

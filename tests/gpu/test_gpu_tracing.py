@@ -10,6 +10,8 @@ import torch
 from traced import most_bytes, traced_on_cuda
 
 from factories import gpt_spec, mlp_spec, resnet_spec
+from tuner.catalogue import KernelProfile
+from tuner.estimation.attention import Attention, choose
 from tuner.memory.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.requests import ProbeRequest
@@ -65,3 +67,43 @@ def test_traced_peaks_are_those_of_the_card(
     }
     traced = traced_on_cuda([case], tmp_path / "cache")[name][0]
     assert most_bytes(traced, stretch="measured-update") == pytest.approx(measured.peak_allocated_bytes, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "widths", [(32, 32), (64, 64), (100, 100), (136, 136), (192, 192), (192, 128), (256, 256), (264, 264)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("dropout", "masked", "causal"), [(0, 0, 0), (0, 0, 1), (0.1, 0, 1), (0.25, 0, 0), (0, 1, 0)])
+def test_attention_is_chosen_as_on_the_card(
+    widths: tuple[int, int], dtype: torch.dtype, dropout: float, masked: int, causal: int
+) -> None:
+    """Torch's own choice for tensors of the card is that of the rules that stand in for it."""
+    if torch.backends.cudnn.version() < 91400:
+        pytest.skip("the rules are those of the cuDNN that torch 2.13 brings")
+    heads, length, (width, value_width) = 4, 128, widths
+    query, key = (
+        torch.zeros(2, heads, length, width, dtype=dtype, device="cuda", requires_grad=True) for _ in range(2)
+    )
+    value = torch.zeros(2, heads, length, value_width, dtype=dtype, device="cuda", requires_grad=True)
+    mask = torch.zeros(length, length, dtype=dtype, device="cuda") if masked else None
+    own = torch._fused_sdp_choice(query, key, value, mask, dropout, bool(causal))
+    told = Attention(
+        dtype={torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}[dtype],
+        batch=2,
+        query_heads=heads,
+        key_heads=heads,
+        value_heads=heads,
+        query_length=length,
+        key_length=length,
+        query_width=width,
+        key_width=width,
+        value_width=value_width,
+        masked=masked,
+        mask_trained=0,
+        causal=causal,
+        grouped=0,
+        state=3,
+        dropout=dropout,
+    )
+    profile = KernelProfile(compute_capability=torch.cuda.get_device_capability(0), kind="cuda")
+    assert int(choose(told, profile)) == own

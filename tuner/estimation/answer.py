@@ -5,8 +5,10 @@ How far an estimate may be off (``_errors``) is put together from what is known:
 * against eight published measurements (ConvNeXt, MnasNet, MobileNet; fp32, RTX 3060, NVML) the median error of the
   method is 2.45 %, that of xMem (arXiv 2510.21048), which works alike, 3.59 %; the interval takes about twice that, and
   more upwards than downwards, since a wrong "fits" costs a run and a wrong "uncertain" a probe;
-* sizes between traced ones are exact to 0.34 %;
-* without CUDA's decisions a step with a low precision was overestimated by 0 to 11 % (GPT 124M, bf16);
+* sizes between traced ones are exact to 0.34 %; where traces tell no size exactly, the interval is widened by an
+  assumption;
+* without CUDA's decisions a step with a low precision was overestimated by 0 to 11 % (GPT 124M, bf16), one in fp32 by
+  nothing; other models may take other kernels in fp32 too;
 * nothing was measured on ROCm, on a card of which only the memory is known, or of what a trace says it could not
   follow: there the interval is widened by assumptions;
 * outside of the allocator come the context (by card, ``tuner.gpus``) and, for several ranks, NCCL's buffers.
@@ -33,7 +35,7 @@ _METHOD = (5 * _PERCENT, 7 * _PERCENT)
 _CPU_DECISIONS = (10 * _PERCENT, 2 * _PERCENT)
 """A figure 11 % too high is to be lowered by 10 %."""
 _NOT_FOLLOWED = (4 * _PERCENT, 4 * _PERCENT)
-_SIZES_NOT_CHECKED = (3 * _PERCENT, 3 * _PERCENT)
+_SIZES_NOT_CHECKED = (20 * _PERCENT, 20 * _PERCENT)
 _OTHER_KERNELS = (4 * _PERCENT, 4 * _PERCENT)
 _NCCL_BYTES = ByteInterval(low=500_000_000, expected=1_000_000_000, high=1_600_000_000)
 """Of one communicator: 0.5 to 1.6 GB."""
@@ -163,7 +165,7 @@ class _Card:
         self._workload = workload
         self._usable = max(1, _without_margin(gpu.total_bytes, request))
         self._lacking = _without_margin(gpu.total_bytes, request) - _without_margin(gpu.least_total_bytes, request)
-        self._too_high, self._too_low = _errors(request, gpu, workload)
+        self._too_high, self._too_low = _errors(gpu, workload)
         self._outside = _outside(request, gpu)
 
     def estimate(self) -> GpuEstimate:
@@ -254,10 +256,10 @@ def _verdict(*, surely: bool, perhaps: bool) -> Verdict:
     return Verdict.UNCERTAIN if perhaps else Verdict.DOES_NOT_FIT
 
 
-def _errors(request: EstimateRequest, gpu: Gpu, workload: _Workload) -> tuple[Fraction, Fraction]:
+def _errors(gpu: Gpu, workload: _Workload) -> tuple[Fraction, Fraction]:
     """By which shares what the allocator needs may be less, and more, than estimated."""
     parts = [_METHOD]
-    if workload.follows_cpu and request.spec.precision != "fp32":
+    if workload.follows_cpu:
         parts.append(_CPU_DECISIONS)
     if workload.notes:
         parts.append(_NOT_FOLLOWED)

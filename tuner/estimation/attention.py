@@ -14,7 +14,10 @@ from tuner.catalogue import KernelProfile
 _HALF, _FLOAT, _BFLOAT16 = 5, 6, 15
 """``c10::ScalarType``."""
 _MOST_CUDNN_HEADS = 65535
-_WIDEST_FLASH, _WIDEST_CUDNN = 256, 128
+_WIDEST_FLASH = 256
+_WIDEST_CUDNN, _WIDEST_CUDNN_ON_HOPPER = 128, 256
+_WIDTHS_OF_LATENT_ATTENTION = (192, 128)
+"""Of query and value: the one pair above 128 that the Blackwell of data centres takes (DeepSeek's)."""
 _AMPERE, _VOLTA = (8, 0), (7, 0)
 
 
@@ -110,11 +113,20 @@ def _cudnn_takes(attention: Attention, profile: KernelProfile) -> bool:
         and not attention.mask_trained
         and (attention.dropout * 16.0).is_integer()
         and max(attention.batch, attention.query_heads) <= _MOST_CUDNN_HEADS
-        and all(it <= _WIDEST_CUDNN and it % 8 == 0 for it in widths)
+        and all(it <= _widest_cudnn(widths, profile) and it % 8 == 0 for it in widths)
         and attention.key_length > 1
         and (attention.dropout == 0.0 or attention.query_length > 1)
         and (attention.same_heads or bool(attention.grouped))
     )
+
+
+def _widest_cudnn(widths: tuple[int, int], profile: KernelProfile) -> int:
+    """``check_cudnn_tensor_shapes`` with cuDNN 9.11 or later, which the wheels of torch 2.13 bring (9.20)."""
+    if profile.compute_capability == (9, 0):
+        return _WIDEST_CUDNN_ON_HOPPER
+    if profile.compute_capability[0] == 10 and widths == _WIDTHS_OF_LATENT_ATTENTION:  # noqa: PLR2004 - Blackwell
+        return max(widths)
+    return _WIDEST_CUDNN
 
 
 def _flash_takes(attention: Attention, profile: KernelProfile) -> bool:

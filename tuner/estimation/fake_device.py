@@ -15,6 +15,8 @@ from tuner.memory.devices import MemoryDevice, Peaks
 
 _RANDOM_STATE_BYTES = 16
 """Philox's seed and offset, as ``torch.cuda.get_rng_state`` returns them."""
+_DROPOUT_PLACE = 4
+"""Among the arguments of attention: query, key, value, mask, dropout."""
 
 
 class FakeDevice(MemoryDevice):
@@ -128,6 +130,22 @@ def without_cudnn_in_recurrent_layers(told: Callable[[], None]) -> Iterator[None
         for kind in (nn.LSTM, nn.GRU, nn.RNN):
             stack.enter_context(patch.object(kind, "forward", _without_cudnn(kind.forward, told)))
             stack.enter_context(patch.object(kind, "flatten_parameters", lambda _: None))
+        yield
+
+
+@contextmanager
+def without_dropout_in_attention() -> Iterator[None]:
+    """While the block runs attention drops nothing out; everything else that does is as it is.
+
+    With dropout the CPU has no kernel that does without the matrix of all pairs of tokens; those of cards keep a seed.
+    """
+    found = nn.functional.scaled_dot_product_attention
+
+    def attend(*args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401 - whatever it takes
+        given = args[:_DROPOUT_PLACE] + (0.0,) * (len(args) > _DROPOUT_PLACE) + args[_DROPOUT_PLACE + 1 :]
+        return found(*given, **{name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()})
+
+    with patch.object(nn.functional, "scaled_dot_product_attention", attend):
         yield
 
 

@@ -66,18 +66,22 @@ class Chords:
 
 
 Growth: TypeAlias = Polynomial | Chords
+_PARABOLA = 3
+"""Coefficients of a quadratic."""
 
 
 def growth_through(places: tuple[int, ...], values: tuple[int, ...], most: int | None = None) -> Growth:
     """What passes through the points: the polynomial of the lowest degree if a tensor's bytes can be it, else lines.
 
     Args:
-        places: one to three sizes, rising.
+        places: sizes, rising; three tell a quadratic.
         values: bytes at each, as if nothing bounded them.
         most: the bound.
     """
     coefficients = _interpolated(places, values)
-    if len(coefficients) > 2 and not _may_be_a_tensors(coefficients, places):  # noqa: PLR2004 - a line always may
+    if len(coefficients) > _PARABOLA or (
+        len(coefficients) == _PARABOLA and not _may_be_a_tensors(coefficients, places)
+    ):
         return Chords(places, values, most)
     return Polynomial(coefficients, most)
 

@@ -14,9 +14,9 @@ from torch._ops import OpOverload
 
 from tuner.catalogue import KernelProfile
 from tuner.estimation.trace import Bound
+from tuner.gpus import blas_workspace_bytes
 
 _aten = torch.ops.aten
-_MIB = 1024**2
 _INDEX = 8
 _FLOAT = 4
 _RECURRENT_BYTES = 62
@@ -39,23 +39,12 @@ Workspace: TypeAlias = "Callable[[Sequence[Any], Sequence[Tensor], KernelProfile
 """From an operator's arguments and results: bytes of what it holds while it runs."""
 
 
-def blas_workspace_bytes(profile: KernelProfile) -> int:
-    """What cuBLAS keeps for each handle and stream: ``parseChosenWorkspaceSize`` in ``CublasHandlePool.cpp``.
-
-    cuBLASLt shares it (``TORCH_CUBLASLT_UNIFIED_WORKSPACE``, on by default).
-    """
-    major = profile.compute_capability[0]
-    if profile.kind == "rocm":
-        return 128 * _MIB if profile.compute_capability == (9, 4) else 32 * _MIB
-    return 32 * _MIB if major in (9, 10, 12) else 2 * 4096 * 1024 + 8 * 16 * 1024
-
-
 class CudaKernels:
     """What the kernels of a card take by themselves."""
 
     def __init__(self, profile: KernelProfile) -> None:
         self._profile = profile
-        self._blas_bytes = blas_workspace_bytes(profile)
+        self._blas_bytes = blas_workspace_bytes(profile.compute_capability, profile.kind)
 
     def lasting(self, func: OpOverload, args: Sequence[Any]) -> Sequence[tuple[str, int]]:
         """CuBLAS's workspace: one for the thread of forward passes, one for that of backward passes."""
@@ -222,5 +211,5 @@ def representative(profile: KernelProfile) -> KernelProfile:
     major = profile.compute_capability[0]
     if profile.kind == "rocm":
         return profile
-    same = {7: (7, 0), 8: (8, 0) if profile.compute_capability == (8, 0) else (8, 6), 9: (9, 0), 10: (9, 0)}
+    same = {7: (7, 0), 8: (8, 0) if profile.compute_capability == (8, 0) else (8, 6), 9: (9, 0), 10: (10, 0)}
     return profile.model_copy(update={"compute_capability": same.get(major, profile.compute_capability)})

@@ -160,9 +160,9 @@ class SizedTrace:
         return cls(first, growths, kinds, exact=bends * _MATTERS <= sum(traces[-1].sizes))
 
     def at(self, micro_batch_size: int) -> Trace:
-        """The trace at ``micro_batch_size``."""
+        """The trace at ``micro_batch_size``; bounds are part of its sizes."""
         return self.trace.model_copy(
-            update={"micro_batch_size": micro_batch_size, "sizes": tuple(self.sizes_at(micro_batch_size))}
+            update={"micro_batch_size": micro_batch_size, "sizes": tuple(self.sizes_at(micro_batch_size)), "bounds": {}}
         )
 
     def sizes_at(self, micro_batch_size: int) -> list[int]:

@@ -25,7 +25,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tuner.catalogue import KernelProfile
 from tuner.errors import EstimateError
-from tuner.estimation.fake_device import FakeDevice, answering_for_cuda, without_cudnn_in_recurrent_layers
+from tuner.estimation.fake_device import (
+    FakeDevice,
+    answering_for_cuda,
+    without_cudnn_in_recurrent_layers,
+    without_dropout_in_attention,
+)
 from tuner.estimation.kernels import CudaKernels, NoKernels
 from tuner.estimation.shapes import Shapes
 from tuner.estimation.shim import Shim
@@ -130,7 +135,7 @@ def trace_run(  # noqa: PLR0913 - as trace
     tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), device.type, kernels, shapes or Shapes())
     if profile is not None and shim is not None:
         shim.install(profile)
-    answers = nullcontext() if profile is None or shim is None else _answers(profile, tracer)
+    answers = nullcontext() if profile is None else _answers(profile, shim, tracer)
     ranks = spec.parallelism.world_size
     sharded = shards and ranks > 1 and spec.parallelism.strategy == "fsdp"
     group = _group_of_nobody(ranks, tracer) if sharded else nullcontext()
@@ -156,8 +161,12 @@ def trace_run(  # noqa: PLR0913 - as trace
 
 
 @contextmanager
-def _answers(profile: KernelProfile, tracer: Tracer) -> Iterator[None]:
-    """What a workload asks of CUDA is answered for a card of this profile."""
+def _answers(profile: KernelProfile, shim: Shim | None, tracer: Tracer) -> Iterator[None]:
+    """What a workload asks of CUDA is answered for a card of this profile; without a shim only attention is its own."""
+    if shim is None:
+        with without_dropout_in_attention():
+            yield
+        return
 
     def told() -> None:
         tracer.notes.add("recurrent layers are followed without cuDNN, which reserves other memory than torch does")
@@ -354,6 +363,7 @@ def _traced(tracer: Tracer, micro_batch_size: int, spec: WorkloadSpec, *, accumu
         marks=tuple(recorder.marks),
         decisions="cuda" if tracer.device_type == "cuda" else "cpu",
         notes=tuple(_notes(tracer, spec)),
+        bounds=recorder.bounds,
     )
 
 

@@ -14,13 +14,15 @@ from tuner.specs import WorkloadSpec
 
 _SIZES = ((4, 6, 10), (16, 24, 40))
 """Three tell a quadratic. Some code does other things with one sample, or with few (GPT-2's masks with up to 3): then
-more are tried."""
+more are tried. Where something grows unevenly, all are."""
 _SCALED_FROM = 16
 _DIFFER = (
     "the workload does different things at different micro-batch sizes: what it takes at one is scaled to the others"
 )
-_GROWING = {Category.ACTIVATIONS, Category.TEMPORARIES}
-"""What is taken to grow with the micro-batch where traces cannot tell."""
+_UNEVEN = (
+    "some tensors grow unevenly with the micro-batch: between the sizes that were traced and beyond them they are told "
+    "by lines"
+)
 
 
 class SizedWorkload:
@@ -65,13 +67,19 @@ class SizedWorkload:
         return found.at(micro_batch_size) if isinstance(found, SizedTrace) else _scaled(found, micro_batch_size)
 
     def _traced(self, *, accumulates: bool) -> SizedTrace | Trace:
+        """The trace of every size; of one size alone where more than sizes differ."""
+        traces: list[Trace] = []
+        found: SizedTrace | None = None
         for sizes in _SIZES:
-            traces = [self._trace(it, accumulates=accumulates) for it in sizes]
+            latest = [self._trace(it, accumulates=accumulates) for it in sizes]
+            traces += latest
             with suppress(EstimateError):  # they differ in more than sizes
-                return SizedTrace.of(traces)
+                found = SizedTrace.of(traces if found else latest)
+            if found is not None and found.exact:
+                return found
         self.exact_sizes = False
-        self.notes = (_DIFFER,)
-        return self._trace(_SCALED_FROM, accumulates=accumulates)
+        self.notes = tuple(dict.fromkeys((*self.notes, _UNEVEN if found else _DIFFER)))
+        return found or next(it for it in traces if it.micro_batch_size == _SCALED_FROM)
 
     def _trace(self, size: int, *, accumulates: bool) -> Trace:
         if self._first is not None and accumulates and size == self._first.trace.micro_batch_size:
@@ -93,9 +101,19 @@ def trace_workload(
 
 
 def _scaled(trace: Trace, size: int) -> Trace:
-    """``trace`` with what may grow with the micro-batch grown in proportion."""
-    sizes = tuple(
-        nbytes * size // trace.micro_batch_size if category in _GROWING else nbytes
-        for nbytes, category in zip(trace.sizes, trace.categories, strict=True)
-    )
-    return trace.model_copy(update={"micro_batch_size": size, "sizes": sizes})
+    """``trace`` with what may grow with the micro-batch grown in proportion.
+
+    Activations shrink with it too. Of what is there for a moment, temporaries and workspaces, nobody knows how much
+    belongs to the samples and how much to the parameters (an optimizer's step): for smaller sizes it stays.
+    """
+    passing = {~event for event in trace.events if event < 0}
+    sizes = list(trace.sizes)
+    for block, (nbytes, category) in enumerate(zip(trace.sizes, trace.categories, strict=True)):
+        grown = nbytes * size // trace.micro_batch_size
+        if category is Category.ACTIVATIONS:
+            sizes[block] = grown
+        elif category is Category.TEMPORARIES or (category is Category.WORKSPACE and block in passing):
+            sizes[block] = max(nbytes, grown)
+        if block in trace.bounds:
+            sizes[block] = min(sizes[block], trace.bounds[block].most)
+    return trace.model_copy(update={"micro_batch_size": size, "sizes": tuple(sizes)})
