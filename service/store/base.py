@@ -8,148 +8,64 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
 
-from service.domain import (
-    Event,
-    Problem,
-    RecommendationSummary,
-    RecordedProbe,
-    ServedDevice,
-    State,
-    WorkKind,
-)
+from service.domain import Event, RecommendationSummary, RecordedProbe
+from service.fleet import ServedDevice
 from service.keys import ApiKey, NewKey
+from service.states import State, WorkKind
+from service.store.records import (
+    EVERYTHING,
+    KEPT_SECONDS,
+    PROVEN_SECONDS,
+    UNLIMITED,
+    AnsweredBeforeError,
+    Claim,
+    Ending,
+    FirstAnswer,
+    FirstTime,
+    Idempotency,
+    Lease,
+    NewWork,
+    Pruned,
+    QueueDepth,
+    Quota,
+    RecommendationFilter,
+    SeenDevice,
+    StoredKey,
+    Waiting,
+    WorkFilter,
+    WorkItem,
+    WorkRow,
+)
 from tuner.results import ProbeResult, Recommendation
-from tuner.training.runs import TrainingProgress, TrainingResult
+from tuner.training.runs import TrainingProgress
 
-
-@dataclass(frozen=True)
-class NewWork:
-    """A tuning or job to queue. ``payload`` is its request as JSON, opaque to the store.
-
-    ``question`` is what a tuning's answer is found by, whatever the versions; ``earlier_recommendation_id`` what leads
-    it.
-    """
-
-    id: str
-    kind: WorkKind
-    device: str
-    model: str
-    effective_batch_size: int
-    fingerprint: str
-    payload: str
-    recommendation_id: str | None = None
-    priority: int = 0
-    question: str | None = None
-    earlier_recommendation_id: str | None = None
-    key_id: str | None = None
-
-
-@dataclass(frozen=True)
-class WorkRow:
-    """A tuning or job as a list shows it; cheap to read."""
-
-    id: str
-    kind: WorkKind
-    state: State
-    device: str
-    place: str | None
-    model: str
-    effective_batch_size: int
-    fingerprint: str
-    recommendation_id: str | None
-    earlier_recommendation_id: str | None
-    key_id: str | None
-    attempts: int
-    probes: int
-    events: int
-    created_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
-    updated_at: datetime
-
-
-@dataclass(frozen=True)
-class WorkItem(WorkRow):
-    """A tuning or job in full."""
-
-    payload: str
-    progress: TrainingProgress | None
-    result: TrainingResult | None
-    problem: Problem | None
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The right to run one piece of work on one place until it expires. ``token`` fences off every earlier owner."""
-
-    work_id: str
-    owner: str
-    token: int
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Work that was claimed. ``lost_leases`` counts owners in a row that vanished without recording anything."""
-
-    lease: Lease
-    item: WorkItem
-    lost_leases: int
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a piece of work ended, with what it left."""
-
-    state: State
-    recommendation: Recommendation | None = None
-    problem: Problem | None = None
-    result: TrainingResult | None = None
-
-
-@dataclass(frozen=True)
-class RecommendationFilter:
-    """Which recommendations to list; a field that is none does not restrict. ``device`` is an id or a product name."""
-
-    fingerprint: str | None = None
-    model: str | None = None
-    device: str | None = None
-
-
-@dataclass(frozen=True)
-class SeenDevice:
-    """A served device, how long ago its worker was heard of, what holds it, and how much waits for it."""
-
-    served: ServedDevice
-    age_seconds: float
-    held_by: str | None
-    queued: int
-
-
-@dataclass(frozen=True)
-class Quota:
-    """What one key may take. ``None`` does not limit."""
-
-    queued: int | None = None
-    """Tunings and jobs that wait."""
-    device_seconds: float | None = None
-    """Seconds on devices, of everything that runs now or ended within the window."""
-    window_seconds: float = 86_400.0
-    """How far back ended work counts."""
-
-
-UNLIMITED = Quota()
-
-
-@dataclass(frozen=True)
-class StoredKey:
-    """A key with what verifying it takes. ``seconds_left`` is until it expires, by the database's clock."""
-
-    key: ApiKey
-    digest: str
-    seconds_left: float | None
+__all__ = [
+    "EVERYTHING",
+    "KEPT_SECONDS",
+    "PROVEN_SECONDS",
+    "UNLIMITED",
+    "AnsweredBeforeError",
+    "Claim",
+    "Ending",
+    "FirstAnswer",
+    "FirstTime",
+    "Idempotency",
+    "KeyStore",
+    "Lease",
+    "NewWork",
+    "Pruned",
+    "QueueDepth",
+    "Quota",
+    "RecommendationFilter",
+    "SeenDevice",
+    "Store",
+    "StoredKey",
+    "Waiting",
+    "WorkFilter",
+    "WorkItem",
+    "WorkRow",
+]
 
 
 class KeyStore(ABC):
@@ -199,21 +115,74 @@ class Store(ABC):
     # --- anyone ---
 
     @abstractmethod
-    def add(self, work: NewWork, quota: Quota = UNLIMITED) -> WorkItem:
-        """Queue a piece of work, if its key may have more of it.
+    def add(self, work: NewWork, quota: Quota = UNLIMITED, first: FirstTime | None = None) -> WorkItem:
+        """Queue a piece of work, if its key may have more of it; with ``first``, remember the answer with it.
+
+        What was answered under the idempotency key before counts first: it is found also when the quota is used.
 
         Raises:
             ConflictError: when its id is taken.
             QuotaExceededError: when its key has used its quota; work without a key has none.
+            AnsweredBeforeError: when something was answered under this idempotency key already; nothing is added.
         """
 
     @abstractmethod
-    def add_answered(self, work: NewWork, recommendation: Recommendation) -> WorkItem:
+    def add_answered(self, work: NewWork, recommendation: Recommendation, first: FirstTime | None = None) -> WorkItem:
         """Store a tuning that needs no run, since its answer is known: it begins, and ends, SUCCEEDED.
+
+        It waits for no device and uses none, so no quota limits it.
 
         Raises:
             ConflictError: when its id or the recommendation's is taken.
+            AnsweredBeforeError: as ``add``.
         """
+
+    @abstractmethod
+    def remember(self, idempotency: Idempotency, answer: FirstAnswer) -> None:
+        """Remember an answer that created nothing (a stored tuning).
+
+        Raises:
+            AnsweredBeforeError: as ``add``.
+        """
+
+    @abstractmethod
+    def first_answer(self, owner: str, key: str) -> FirstAnswer | None:
+        """What was answered under an idempotency key; none when it is new, or older than ``KEPT_SECONDS``."""
+
+    @abstractmethod
+    def delete(self, work_id: str) -> None:
+        """Delete work that has ended, with its probes and events. Its recommendation stays.
+
+        The time it took on devices still counts against the quota of its key.
+
+        Raises:
+            NotFoundError: when there is none.
+            NotEndedError: when it has not ended.
+        """
+
+    @abstractmethod
+    def prune(self, ended_before_seconds: float, *, recommendations: bool = False) -> Pruned:
+        """Delete work that ended longer ago than that, in short transactions.
+
+        With ``recommendations``, answers go too that are as old and that no remaining work names. What keys used of
+        devices that long ago is forgotten with it.
+        """
+
+    @abstractmethod
+    def prunable(self, ended_before_seconds: float, *, recommendations: bool = False) -> Pruned:
+        """What ``prune`` would delete now."""
+
+    @abstractmethod
+    def queue(self, limit: int) -> list[Waiting]:
+        """At most ``limit`` pieces of work that wait, in the order in which each device would take them.
+
+        The first of every device comes first, then the second of every device, and so on. Each device's order is as if
+        it alone took work from now on.
+        """
+
+    @abstractmethod
+    def queue_depths(self) -> list[QueueDepth]:
+        """How much waits for each device, and for how long; devices for which nothing waits are left out."""
 
     @abstractmethod
     def get(self, work_id: str) -> WorkItem:
@@ -224,7 +193,9 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def newest(self, kind: WorkKind, limit: int, before: str | None = None) -> list[WorkRow]:
+    def newest(
+        self, kind: WorkKind, limit: int, before: str | None = None, wanted: WorkFilter = EVERYTHING
+    ) -> list[WorkRow]:
         """At most ``limit`` rows of one kind, newest first, older than the id ``before``."""
 
     @abstractmethod
@@ -256,6 +227,14 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def recommendation_text(self, recommendation_id: str) -> str:
+        """The stored recommendation as the JSON that it is kept as.
+
+        Raises:
+            NotFoundError: when there is none.
+        """
+
+    @abstractmethod
     def tuning_with_answer(self, fingerprint: str) -> str | None:
         """Id of the tuning that made the newest recommendation with this fingerprint."""
 
@@ -273,10 +252,12 @@ class Store(ABC):
 
     @abstractmethod
     def claim(self, served: ServedDevice, lease_seconds: float) -> Claim | None:
-        """The next piece of work for this device: first what was left there, then what is queued longest.
+        """The next piece of work for this device: first what was left there or elsewhere, then the queue in its order.
 
-        Work whose lease has expired is taken over, in whatever state it was left. None when nothing waits, or when
-        something runs at that place.
+        The order of the queue: the highest priority first; among equals the API key whose work was started least
+        recently, on whatever device (callers without a key count as one); then the oldest. Work whose lease has
+        expired is taken over, in whatever state it was left. None when nothing waits, or when something runs at that
+        place.
         """
 
     @abstractmethod
@@ -340,7 +321,7 @@ class Store(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Write something."""
+        """Prove that the database can be written; a proof counts for ``PROVEN_SECONDS`` in its process."""
 
     @abstractmethod
     def close(self) -> None:

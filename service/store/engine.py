@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, Table, create_engine, event
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -16,10 +18,23 @@ from service.errors import ConfigurationError, InvalidInputError, StoreUnavailab
 
 _BUSY_SECONDS = 10.0
 """How long a writer waits for another before it gives up. Transactions take milliseconds."""
+_IDLE_SECONDS = 10.0
+"""After how long PostgreSQL ends a transaction whose process has stopped: it may hold what others wait for."""
+_EXAMPLES = "sqlite:////path/to/file.db or postgresql://user:password@host/database"
 _POOL_SIZE = 20
 _POOL_OVERFLOW = 40
 
-_DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+_SQLITE = {"sqlite", "sqlite+pysqlite"}
+_POSTGRESQL = {"postgresql", "postgresql+psycopg", "postgres"}
+_PATIENCE = {
+    "application_name": "batchwright",
+    "connect_timeout": "10",
+    "keepalives_idle": "15",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+"""How long a PostgreSQL host that answers no more is waited for, unless the URL says otherwise: about half a minute."""
 
 
 def open_engine(url: str) -> Engine:
@@ -28,15 +43,23 @@ def open_engine(url: str) -> Engine:
     Raises:
         ConfigurationError: when the URL names no database we can use.
     """
-    try:
-        parsed = make_url(url)
-    except ArgumentError:
-        raise ConfigurationError(f"database_url {url!r} is not a URL such as sqlite:////path/to/file.db") from None
-    if parsed.get_backend_name() == "sqlite":
+    parsed = _parsed(url)
+    if parsed.drivername in _SQLITE:
         return _open_sqlite(parsed)
-    if parsed.get_backend_name() in _DRIVERS:
+    if parsed.drivername in _POSTGRESQL:
         return _open_postgresql(parsed)
     raise ConfigurationError(f"database_url names {parsed.drivername!r}; it can be sqlite or postgresql")
+
+
+def _parsed(url: str) -> URL:
+    """The URL in its parts. It may hold a password, so that no error repeats any of it but the driver's name."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise ConfigurationError(f"database_url is not a URL such as {_EXAMPLES}") from None
+    if "@" in (parsed.host or ""):
+        raise ConfigurationError("database_url has more than one `@`: write one within the password as %40")
+    return parsed
 
 
 def _open_sqlite(url: URL) -> Engine:
@@ -55,12 +78,24 @@ def _open_sqlite(url: URL) -> Engine:
 
 
 def _open_postgresql(url: URL) -> Engine:
-    return create_engine(
-        url.set(drivername=_DRIVERS.get(url.drivername, url.drivername)),
+    engine = create_engine(
+        url.set(drivername="postgresql+psycopg"),
         pool_size=_POOL_SIZE,
         max_overflow=_POOL_OVERFLOW,
         pool_pre_ping=True,
+        connect_args={name: value for name, value in _PATIENCE.items() if name not in url.query},
     )
+    event.listen(engine, "connect", _prepare_postgresql)
+    return engine
+
+
+def _prepare_postgresql(connection: object, _record: ConnectionPoolEntry) -> None:
+    """No transaction waits, or is waited for, without end; set outside of a transaction, so that it stays."""
+    limits = {"lock_timeout": _BUSY_SECONDS, "idle_in_transaction_session_timeout": _IDLE_SECONDS}
+    connection.autocommit = True  # type: ignore[attr-defined]
+    for name, seconds in limits.items():
+        connection.execute(f"SET {name} = '{seconds:.0f}s'")  # type: ignore[attr-defined]
+    connection.autocommit = False  # type: ignore[attr-defined]
 
 
 def _prepare_sqlite(connection: object, _record: ConnectionPoolEntry) -> None:
@@ -100,6 +135,24 @@ def writing(engine: Engine) -> Iterator[Connection]:
         connection = plain.execution_options(writes=True)
         with connection.begin():
             yield connection
+
+
+def insert_or_skip(connection: Connection, table: Table, values: dict[str, Any]) -> bool:
+    """Insert a row unless one with its key is there; whether it was inserted."""
+    return connection.execute(_insert(connection, table, values).on_conflict_do_nothing()).rowcount == 1
+
+
+def insert_or_replace(connection: Connection, table: Table, values: dict[str, Any]) -> None:
+    """Insert a row, or overwrite the one with its key."""
+    statement = _insert(connection, table, values)
+    key = [column.name for column in table.primary_key]
+    connection.execute(statement.on_conflict_do_update(index_elements=key, set_=values))
+
+
+def _insert(connection: Connection, table: Table, values: dict[str, Any]) -> sqlite.Insert | postgresql.Insert:
+    if connection.dialect.name == "postgresql":
+        return postgresql.insert(table).values(**values)
+    return sqlite.insert(table).values(**values)
 
 
 @contextmanager

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, Select, case, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    RowMapping,
+    Select,
+    case,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    union_all,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
 from service.keys import ApiKey, NewKey, Scope
-from service.states import State
 from service.store.base import UNLIMITED, KeyStore, Quota, StoredKey
 from service.store.engine import reading, writing
 from service.store.rows import moment, moment_or_none
-from service.store.tables import api_keys, now_ms, work_items
+from service.store.tables import api_keys, is_queued, now_ms, used_time, work_items
 
 _key = api_keys.c
 _work = work_items.c
+_deleted = used_time.c
 
 _QUEUE_RETRY_SECONDS = 10
 """When to ask again for a place in the queue: what runs may end at any time."""
@@ -99,6 +113,8 @@ def check_quota(connection: Connection, key_id: str | None, quota: Quota) -> Non
     if key_id is None or quota == UNLIMITED:
         return
     connection.execute(select(_key.id).where(_key.id == key_id).with_for_update())  # one at a time for each key
+    before = now_ms() - int(quota.window_seconds * 1000)
+    connection.execute(delete(used_time).where(_deleted.key_id == key_id, _deleted.ended_at <= before))
     used = connection.execute(_used(key_id, quota)).mappings().one()
     if quota.queued is not None and used["queued"] >= quota.queued:
         message = f"this key has {used['queued']} tunings and jobs queued, of {quota.queued} it may have"
@@ -112,15 +128,23 @@ def check_quota(connection: Connection, key_id: str | None, quota: Quota) -> Non
 
 def _used(key_id: str, quota: Quota) -> Select[Any]:
     """What waits, the milliseconds on devices that count, when the first that counts ended, and the time."""
-    running = case((_work.claimed_at.is_not(None), now_ms() - _work.claimed_at), else_=0)
-    since = now_ms() - int(quota.window_seconds * 1000)
-    counts = or_(_work.ended_at.is_(None), _work.ended_at > since)
+    queued = select(func.count()).where(is_queued, _work.key_id == key_id).scalar_subquery()
+    counted = union_all(*_counted(key_id, now_ms() - int(quota.window_seconds * 1000))).subquery()
     return select(
-        func.coalesce(func.sum(case((_work.state == State.QUEUED, 1), else_=0)), 0).label("queued"),
-        func.sum(_work.device_ms + running).label("device_ms"),
-        func.min(case((_work.device_ms > 0, _work.ended_at))).label("first_ended"),
+        queued.label("queued"),
+        func.sum(counted.c.ms).label("device_ms"),
+        func.min(case((counted.c.ms > 0, counted.c.ended_at))).label("first_ended"),
         now_ms().label("now"),
-    ).where(_work.key_id == key_id, counts)
+    )
+
+
+def _counted(key_id: str, since: ColumnElement[int]) -> tuple[Select[Any], Select[Any]]:
+    """The time of what runs, waits or ended within the window, and of what was deleted since it did."""
+    running = case((_work.claimed_at.is_not(None), now_ms() - _work.claimed_at), else_=0)
+    counts = or_(_work.ended_at.is_(None), _work.ended_at > since)
+    there = select((_work.device_ms + running).label("ms"), _work.ended_at).where(_work.key_id == key_id, counts)
+    gone = select(_deleted.device_ms, _deleted.ended_at).where(_deleted.key_id == key_id, _deleted.ended_at > since)
+    return there, gone
 
 
 def _seconds_until_less(used: RowMapping, quota: Quota) -> int:

@@ -23,6 +23,7 @@ def upgrade(engine: Engine, revision: str = "head") -> None:
     """
     with writing(engine) as connection:
         if connection.dialect.name == "postgresql":
+            connection.execute(text("SET LOCAL lock_timeout = 0"))  # another may be migrating a large database
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
         command.upgrade(configuration(connection), revision)
 

@@ -6,28 +6,18 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, Table
+from sqlalchemy import Row, RowMapping, Table
 
 from service.domain import Event, EventKind, Problem, RecommendationSummary, RecordedProbe
 from service.states import State, WorkKind
-from service.store.base import WorkItem, WorkRow
+from service.store.records import WorkItem, WorkRow
 from service.store.tables import recommendations, work_items
 from tuner.documents import Document
 from tuner.results import ProbeResult, Recommendation
 from tuner.training.runs import TrainingProgress, TrainingResult
 
-_SAME = (
-    "id",
-    "device",
-    "place",
-    "model",
-    "effective_batch_size",
-    "fingerprint",
-    "recommendation_id",
-    "earlier_recommendation_id",
-    "key_id",
-)
-"""Columns that every view of a tuning or job holds as they are."""
+_KINDS = {kind.value: kind for kind in WorkKind}
+_STATES = {state.value: state for state in State}
 _LARGE = {"payload", "progress", "result", "problem", "document"}
 
 
@@ -37,6 +27,10 @@ def slim(table: Table) -> list[Any]:
 
 
 SLIM_WORK = slim(work_items)
+LISTED_WORK = [
+    column for column in SLIM_WORK if column.name not in {"question", "hardware", "trace_parent", "owner", "device_ms"}
+]
+"""What a row of a list is made from."""
 SLIM_RECOMMENDATION = slim(recommendations)
 
 
@@ -50,34 +44,45 @@ def moment_or_none(milliseconds: int | None) -> datetime | None:
     return None if milliseconds is None else moment(milliseconds)
 
 
-def work_fields(row: RowMapping) -> dict[str, Any]:
+def _fields(row: Row[Any]) -> dict[str, Any]:
     """What every view of a tuning or job holds."""
-    return {name: row[name] for name in _SAME} | {
-        "kind": WorkKind(row["kind"]),
-        "state": State(row["state"]),
-        "attempts": row["token"],
-        "probes": row["probe_count"],
-        "events": row["event_count"],
-        "created_at": moment(row["created_at"]),
-        "started_at": moment_or_none(row["started_at"]),
-        "ended_at": moment_or_none(row["ended_at"]),
-        "updated_at": moment(row["updated_at"]),
+    return {
+        "id": row.id,
+        "kind": _KINDS[row.kind],
+        "state": _STATES[row.state],
+        "device": row.device,
+        "place": row.place,
+        "model": row.model,
+        "effective_batch_size": row.effective_batch_size,
+        "fingerprint": row.fingerprint,
+        "recommendation_id": row.recommendation_id,
+        "earlier_recommendation_id": row.earlier_recommendation_id,
+        "key_id": row.key_id,
+        "priority": row.priority,
+        "attempts": row.token,
+        "probes": row.probe_count,
+        "events": row.event_count,
+        "created_at": moment(row.created_at),
+        "started_at": moment_or_none(row.started_at),
+        "ended_at": moment_or_none(row.ended_at),
+        "updated_at": moment(row.updated_at),
     }
 
 
-def work_row(row: RowMapping) -> WorkRow:
+def work_row(row: Row[Any]) -> WorkRow:
     """A row of a list."""
-    return WorkRow(**work_fields(row))
+    return WorkRow(**_fields(row))
 
 
-def work_item(row: RowMapping) -> WorkItem:
+def work_item(row: Row[Any]) -> WorkItem:
     """A tuning or job in full."""
     return WorkItem(
-        **work_fields(row),
-        payload=row["payload"],
-        progress=TrainingProgress.model_validate_json(row["progress"]) if row["progress"] else None,
-        result=TrainingResult.model_validate_json(row["result"]) if row["result"] else None,
-        problem=Problem.model_validate_json(row["problem"]) if row["problem"] else None,
+        **_fields(row),
+        payload=row.payload,
+        trace_parent=row.trace_parent,
+        progress=TrainingProgress.model_validate_json(row.progress) if row.progress else None,
+        result=TrainingResult.model_validate_json(row.result) if row.result else None,
+        problem=Problem.model_validate_json(row.problem) if row.problem else None,
     )
 
 

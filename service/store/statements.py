@@ -1,18 +1,19 @@
-"""The statements whose conditions carry the store's promises, apart from the code that runs them."""
+"""The conditions and changes that carry the store's promises, apart from the code that runs them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, case, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, insert, or_, select, update
 
 from service.domain import EventKind
+from service.errors import ConflictError, StaleLeaseError
 from service.fleet import ServedDevice
 from service.states import State
-from service.store.base import Lease
+from service.store.records import Lease
 from service.store.rows import SLIM_WORK
-from service.store.tables import events, held_states, now_ms, recommendations, work_items
+from service.store.tables import events, is_held, now_ms, work_items
 
 _work = work_items.c
 
@@ -31,43 +32,24 @@ def held_by(lease: Lease) -> ColumnElement[bool]:
         _work.id == lease.work_id,
         _work.owner == lease.owner,
         _work.token == lease.token,
-        _work.state.in_(held_states),
+        is_held,
         _work.lease_expires_at > now_ms(),
     )
 
 
-def _is_abandoned() -> ColumnElement[bool]:
-    return and_(_work.state.in_(held_states), _work.lease_expires_at <= now_ms())
-
-
 def running_at(place: str) -> Select[tuple[str]]:
     """What holds a place with a lease that is good."""
-    live = and_(_work.state.in_(held_states), _work.lease_expires_at > now_ms())
-    return select(_work.id).where(_work.place == place, live)
+    return select(_work.id).where(_work.place == place, is_held, _work.lease_expires_at > now_ms())
 
 
-def next_candidate(served: ServedDevice) -> Select[Any]:
-    """The work to claim, locked: what was abandoned here, what was abandoned elsewhere, then the queue in its order."""
-    turn = case(
-        (and_(_work.state != State.QUEUED, _work.place == served.place), 0), (_work.state != State.QUEUED, 1), else_=2
-    )
+def abandoned(served: ServedDevice) -> Select[Any]:
+    """The first work for this kind of device whose lease has expired: what was left here, then elsewhere."""
+    goes_here = or_(_work.hardware.is_(None), _work.hardware == served.hardware)
     return (
-        select(_work.id, _work.state, _work.token, _work.lost_leases)
-        .where(_work.device == served.device.id, or_(_work.state == State.QUEUED, _is_abandoned()))
-        .order_by(turn, _work.priority.desc(), _work.created_at, _work.id)
+        select(_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id)
+        .where(is_held, _work.device == served.device.id, goes_here, _work.lease_expires_at <= now_ms())
+        .order_by(_work.place != served.place, _work.priority.desc(), _work.created_at, _work.id)
         .limit(1)
-        .with_for_update(skip_locked=True)
-    )
-
-
-def newest_answers(column: ColumnElement[Any], condition: ColumnElement[bool], limit: int) -> Select[Any]:
-    """One column of recommendations whose tunings are still there, newest first."""
-    return (
-        select(column)
-        .join(work_items, _work.id == recommendations.c.tuning_id)
-        .where(condition)
-        .order_by(recommendations.c.id.desc())
-        .limit(limit)
     )
 
 
@@ -92,6 +74,34 @@ def change(
     if row is not None and new_events:
         _add_events(connection, row, new_events)
     return row
+
+
+def change_held(
+    connection: Connection,
+    lease: Lease,
+    values: dict[str, Any],
+    new_events: Sequence[EventToAdd],
+    also: ColumnElement[bool] | None = None,
+) -> RowMapping:
+    """A change that only the holder of a good lease may make.
+
+    Raises:
+        StaleLeaseError: when the lease has ended.
+        ConflictError: when it holds, but ``also`` is not met.
+    """
+    row = change(connection, held_by(lease) if also is None else and_(held_by(lease), also), values, new_events)
+    if row is not None:
+        return row
+    state = connection.execute(select(_work.state).where(held_by(lease))).scalar_one_or_none()
+    if state is None:
+        raise stale(lease)
+    raise ConflictError(f"{lease.work_id} is {state}, from where it cannot become {values.get('state')}")
+
+
+def stale(lease: Lease) -> StaleLeaseError:
+    """The error for a report that comes too late."""
+    name = f"lease {lease.token} of {lease.owner} on {lease.work_id}"
+    return StaleLeaseError(f"{name} has ended: it expired, was taken over, or its work ended")
 
 
 def _add_events(connection: Connection, row: RowMapping, new_events: Sequence[EventToAdd]) -> None:

@@ -14,16 +14,19 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 
-from service.states import HELD_STATES
+from service.states import HELD_STATES, State
 
 metadata = MetaData()
 
 held_states = sorted(HELD_STATES)
+_held = "state IN ({})".format(", ".join(f"'{state}'" for state in held_states))
+_queued = f"state = '{State.QUEUED}'"
 
 work_items = Table(
     "work_items",
@@ -41,6 +44,8 @@ work_items = Table(
     Column("recommendation_id", String(64)),
     Column("earlier_recommendation_id", String(64)),
     Column("key_id", String(16)),
+    Column("hardware", String(400)),
+    Column("trace_parent", String(64)),
     Column("owner", String(300)),
     Column("token", Integer, nullable=False, server_default="0"),
     Column("claimed_at", BigInteger),
@@ -62,23 +67,67 @@ work_items = Table(
 devices of every claim but one that holds, and ``key_id`` the API key that asked for it (not a foreign key: it names an
 owner, and must never keep work from being stored)."""
 
+is_queued = text(_queued)
+is_held = text(_held)
+"""Conditions as the indexes below have them: a database uses a partial index for the same words only, not for the same
+values bound to parameters."""
+
 Index("work_items_by_kind", work_items.c.kind, work_items.c.id)
-Index("work_items_by_question", work_items.c.question, work_items.c.id)
+for _column in ("state", "device", "model"):
+    Index(f"work_items_by_{_column}", work_items.c.kind, work_items.c[_column], work_items.c.id)
+for _column in ("fingerprint", "question"):
+    Index(f"work_items_by_{_column}", work_items.c[_column], work_items.c.id)
+for _column in ("recommendation_id", "earlier_recommendation_id", "ended_at"):
+    Index(f"work_items_by_{_column}", work_items.c[_column])
 Index("work_items_by_key", work_items.c.key_id, work_items.c.ended_at)
 Index(
-    "work_items_open",
+    "work_items_queued",
     work_items.c.device,
-    work_items.c.state,
-    sqlite_where=work_items.c.state.in_(["QUEUED", *held_states]),
-    postgresql_where=work_items.c.state.in_(["QUEUED", *held_states]),
+    work_items.c.hardware,
+    work_items.c.key_id,
+    work_items.c.priority.desc(),
+    work_items.c.created_at,
+    work_items.c.id,
+    sqlite_where=is_queued,
+    postgresql_where=is_queued,
 )
-Index(
-    "one_run_per_device",
-    work_items.c.place,
-    unique=True,
-    sqlite_where=work_items.c.state.in_(held_states),
-    postgresql_where=work_items.c.state.in_(held_states),
+Index("one_run_per_device", work_items.c.place, unique=True, sqlite_where=is_held, postgresql_where=is_held)
+
+submitters = Table(
+    "submitters",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("turn", BigInteger, nullable=False, server_default="0"),
 )
+"""Everyone who ever queued work: the API keys' ids, and the empty id for callers without one. Starts of work are
+numbered, whosever it is; ``turn`` is the number of the submitter's last one, or 0: the least is next."""
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("owner", String(16), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("created_at", BigInteger, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("work_id", String(64), nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("body", Text, nullable=False),
+)
+"""First answers. The work may be deleted since: the answer is what was said then."""
+
+Index("idempotency_keys_by_age", idempotency_keys.c.created_at)
+
+used_time = Table(
+    "used_time",
+    metadata,
+    Column("work_id", String(64), primary_key=True),
+    Column("key_id", String(16), nullable=False),
+    Column("ended_at", BigInteger, nullable=False),
+    Column("device_ms", BigInteger, nullable=False),
+)
+"""What deleted work used of devices: deleting it gives its key no time back."""
+
+Index("used_time_by_key", used_time.c.key_id, used_time.c.ended_at)
 
 probes = Table(
     "probes",

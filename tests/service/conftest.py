@@ -2,49 +2,56 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from postgres import Databases, databases
 from running import Running, StartService, running
-from sqlalchemy import text
 
 from scripted import ScriptedRunner, Trainer
 from service.client import Client
 from service.identifiers import IdentifierSource
 from service.store.base import Store
-from service.store.engine import open_engine, writing
-from service.store.sql import open_store
+from service.store.engine import open_engine
+from service.store.sql import SqlStore, open_store
 
-POSTGRES_URL = os.environ.get("BATCHWRIGHT_TEST_POSTGRES_URL")
-_BACKENDS = ["sqlite", *(["postgresql"] if POSTGRES_URL else [])]
-"""PostgreSQL where BATCHWRIGHT_TEST_POSTGRES_URL names a database that the tests may empty."""
+_BACKENDS = ["sqlite", "postgresql"]
 
 
-def _empty_postgresql(url: str) -> str:
-    """The given database with nothing in it."""
-    engine = open_engine(url)
-    with writing(engine) as connection:
-        connection.execute(text("DROP SCHEMA public CASCADE"))
-        connection.execute(text("CREATE SCHEMA public"))
-    engine.dispose()
-    return url
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Databases]:
+    """Databases of a PostgreSQL server; one server for each process of the tests. Where there is none, tests fail."""
+    with databases() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SQLite database with our tables, to copy."""
+    path = tmp_path_factory.mktemp("migrated") / "store.db"
+    open_store(f"sqlite:///{path}").close()
+    return path
 
 
 @pytest.fixture(params=_BACKENDS)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database of each backend."""
+    """A database of each backend: with our tables for a test that takes ``store``, else with nothing in it."""
+    for_store = "store" in request.fixturenames
     if request.param == "postgresql":
-        return _empty_postgresql(str(POSTGRES_URL))
+        made: Databases = request.getfixturevalue("postgresql")
+        return made.migrated() if for_store else made.empty()
+    if for_store:
+        shutil.copy(request.getfixturevalue("migrated_file"), tmp_path / "store.db")
     return f"sqlite:///{tmp_path / 'store.db'}"
 
 
 @pytest.fixture
 def store(database_url: str) -> Iterator[Store]:
     """An empty store of each backend."""
-    opened = open_store(database_url)
+    opened = SqlStore(open_engine(database_url))
     yield opened
     opened.close()
 

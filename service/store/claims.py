@@ -1,0 +1,183 @@
+"""What owners of leases do, each within a transaction of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, insert, select, text, update
+
+from service.domain import EventKind
+from service.fleet import ServedDevice
+from service.states import State, sources_of
+from service.store import queue, rows
+from service.store.queries import read_item
+from service.store.records import Claim, Ending, Lease
+from service.store.statements import (
+    abandoned,
+    change,
+    change_held,
+    held_by,
+    running_at,
+    stale,
+    state_event,
+)
+from service.store.tables import is_held, now_ms, probes, recommendations, work_items
+from tuner.results import ProbeResult
+from tuner.training.runs import TrainingProgress
+
+_work = work_items.c
+
+_ADVISORY_LOCK = 0x636C6169
+"""Any number that nothing else in the database locks: "clai"."""
+
+
+def candidate(connection: Connection, served: ServedDevice) -> Row[Any] | None:
+    """What the device would take now; none when nothing waits, or when something runs at its place."""
+    if connection.execute(running_at(served.place)).first() is not None:
+        return None
+    return connection.execute(abandoned(served)).first() or connection.execute(queue.next_queued(served)).first()
+
+
+def claim(connection: Connection, served: ServedDevice, lease_seconds: float) -> Claim | None:
+    """Take what is next. Claims wait for one another, or several at a time would find the same submitter's turn."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+    while (found := candidate(connection, served)) is not None:
+        if (taken := _take(connection, served, found, lease_seconds)) is not None:
+            return taken
+    return None
+
+
+def _take(connection: Connection, served: ServedDevice, found: Row[Any], lease_seconds: float) -> Claim | None:
+    """Take what was found; none when it was cancelled, or its owner renewed its lease, meanwhile."""
+    was_queued = found.state == State.QUEUED
+    state = State.RUNNING if was_queued else State(found.state)
+    lost_leases = found.lost_leases + int(not was_queued)
+    values = {
+        "state": state,
+        "owner": served.owner,
+        "place": served.place,
+        "token": found.token + 1,
+        "claimed_at": now_ms(),
+        "device_ms": _work.device_ms + _used_by_the_lost(),
+        "lease_expires_at": now_ms() + milliseconds(lease_seconds),
+        "lost_leases": lost_leases,
+        "started_at": func.coalesce(_work.started_at, now_ms()),
+    }
+    unchanged = and_(_work.id == found.id, _work.state == found.state, _work.token == found.token)
+    if not was_queued:
+        unchanged = and_(unchanged, _work.lease_expires_at <= now_ms())
+    if change(connection, unchanged, values, [state_event(state)]) is None:
+        return None
+    if was_queued:
+        queue.take_turn(connection, found.key_id)
+    lease = Lease(work_id=found.id, owner=served.owner, token=found.token + 1)
+    return Claim(lease, read_item(connection, found.id), lost_leases)
+
+
+def _used_by_the_lost() -> ColumnElement[int]:
+    """Milliseconds that an owner who vanished held its device: to its lease's end, or none when that was cut short."""
+    return case((_work.lease_expires_at > _work.claimed_at, _work.lease_expires_at - _work.claimed_at), else_=0)
+
+
+def renew(connection: Connection, lease: Lease, lease_seconds: float) -> State:
+    """Hold the lease longer.
+
+    Raises:
+        StaleLeaseError: when it has ended.
+    """
+    statement = (
+        update(work_items)
+        .where(held_by(lease))
+        .values(lease_expires_at=now_ms() + milliseconds(lease_seconds))
+        .returning(_work.state)
+    )
+    state = connection.execute(statement).scalar_one_or_none()
+    if state is None:
+        raise stale(lease)
+    return State(state)
+
+
+def record_probe(connection: Connection, lease: Lease, ordinal: int, result: ProbeResult) -> None:
+    """Add a probe, and its event. The primary key refuses an ordinal that is there.
+
+    Raises:
+        StaleLeaseError: when the lease has ended.
+    """
+    document = result.model_dump_json()
+    event = EventKind.PROBE, f'{{"ordinal":{ordinal},"result":{document}}}'
+    row = change_held(connection, lease, {"probe_count": ordinal, "lost_leases": 0}, [event])
+    values = {"work_id": lease.work_id, "ordinal": ordinal, "document": document}
+    connection.execute(insert(probes).values(**values, recorded_at=row["updated_at"]))
+
+
+def record_progress(connection: Connection, lease: Lease, progress: Sequence[TrainingProgress]) -> None:
+    """Add updates, one event each.
+
+    Raises:
+        StaleLeaseError: when the lease has ended.
+    """
+    documents = [item.model_dump_json() for item in progress]
+    values = {"progress": documents[-1], "lost_leases": 0}
+    change_held(connection, lease, values, [(EventKind.PROGRESS, document) for document in documents])
+
+
+def finish(connection: Connection, lease: Lease, ending: Ending) -> None:
+    """End the work, storing what it left.
+
+    Raises:
+        StaleLeaseError: when the lease has ended.
+        ConflictError: when its state does not lead to that end.
+    """
+    values: dict[str, Any] = {
+        "state": ending.state,
+        "problem": rows.as_json(ending.problem),
+        "result": rows.as_json(ending.result),
+        "ended_at": now_ms(),
+    }
+    if ending.recommendation is not None:
+        values["recommendation_id"] = ending.recommendation.id
+    may_end = _work.state.in_(sorted(sources_of(ending.state)))
+    row = change_held(connection, lease, values | _given_up(), [state_event(ending.state)], may_end)
+    if ending.recommendation is not None:
+        stored = rows.recommendation_values(ending.recommendation, lease.work_id, row["model"])
+        connection.execute(insert(recommendations).values(**stored))
+
+
+def hand_back(connection: Connection, lease: Lease) -> None:
+    """Back to the queue, or to CANCELLED.
+
+    Raises:
+        StaleLeaseError: when the lease has ended.
+    """
+    running = and_(held_by(lease), _work.state == State.RUNNING)
+    values = {"state": State.QUEUED} | _given_up()
+    if change(connection, running, values, [state_event(State.QUEUED)]) is None:
+        ended = {"state": State.CANCELLED, "ended_at": now_ms()} | _given_up()
+        change_held(connection, lease, ended, [state_event(State.CANCELLED)])
+
+
+def _given_up() -> dict[str, Any]:
+    """What an owner leaves behind when it gives up its lease."""
+    used = now_ms() - func.coalesce(_work.claimed_at, now_ms())
+    return {"owner": None, "lease_expires_at": None, "claimed_at": None, "device_ms": _work.device_ms + used}
+
+
+def release_place(connection: Connection, place: str, owner_prefix: str) -> None:
+    """Expire the leases of dead owners of a place."""
+    theirs = _work.owner.startswith(owner_prefix, autoescape=True)
+    held = and_(_work.place == place, is_held, theirs)
+    connection.execute(update(work_items).where(held).values(lease_expires_at=0))
+
+
+def recorded_already(connection: Connection, lease: Lease, ordinal: int, result: ProbeResult) -> bool:
+    """Whether this very result is recorded: it was, if the connection broke after it was committed."""
+    mine = and_(probes.c.work_id == lease.work_id, probes.c.ordinal == ordinal)
+    document = connection.execute(select(probes.c.document).where(mine)).scalar_one_or_none()
+    return document == result.model_dump_json()
+
+
+def milliseconds(seconds: float) -> int:
+    """As they are stored."""
+    return int(seconds * 1000)

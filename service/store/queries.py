@@ -1,0 +1,165 @@
+"""What is read, each within a transaction of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, func, select
+
+from service.domain import Event, RecommendationSummary, RecordedProbe
+from service.errors import NotFoundError
+from service.fleet import ServedDevice
+from service.states import WorkKind
+from service.store import rows
+from service.store.records import RecommendationFilter, SeenDevice, WorkFilter, WorkItem, WorkRow
+from service.store.tables import (
+    events,
+    is_held,
+    is_queued,
+    now_ms,
+    probes,
+    recommendations,
+    work_items,
+    workers,
+)
+from tuner.results import Recommendation
+
+_work = work_items.c
+_answer = recommendations.c
+
+
+def read_item(connection: Connection, work_id: str) -> WorkItem:
+    """One piece of work.
+
+    Raises:
+        NotFoundError: when there is none.
+    """
+    row = connection.execute(select(work_items).where(_work.id == work_id)).first()
+    if row is None:
+        raise no_work(work_id)
+    return rows.work_item(row)
+
+
+def no_work(work_id: str) -> NotFoundError:
+    """The error for an id that names nothing."""
+    return NotFoundError(f"there is no tuning or job {work_id!r}")
+
+
+def newest(connection: Connection, kind: WorkKind, limit: int, before: str | None, wanted: WorkFilter) -> list[WorkRow]:
+    """Rows of one kind, newest first. Each filter has an index that goes on with the id: a page costs what it shows."""
+    given = {"state": wanted.state, "device": wanted.device, "model": wanted.model, "fingerprint": wanted.fingerprint}
+    conditions = [_work.kind == kind, *(_work[name] == value for name, value in given.items() if value is not None)]
+    if before is not None:
+        conditions.append(_work.id < before)
+    statement = select(*rows.LISTED_WORK).where(*conditions).order_by(_work.id.desc()).limit(limit)
+    return [rows.work_row(row) for row in connection.execute(statement)]
+
+
+def read_probes(connection: Connection, work_id: str) -> list[RecordedProbe]:
+    """Every recorded probe, in order."""
+    statement = select(probes).where(probes.c.work_id == work_id).order_by(probes.c.ordinal)
+    return [rows.recorded_probe(row) for row in connection.execute(statement).mappings()]
+
+
+def read_events(connection: Connection, work_id: str, after: int, limit: int) -> list[Event]:
+    """Events with a larger id, in order."""
+    newer = and_(events.c.work_id == work_id, events.c.id > after)
+    found = connection.execute(select(events).where(newer).order_by(events.c.id).limit(limit))
+    return [rows.event(row) for row in found.mappings()]
+
+
+def event_counts(connection: Connection, work_ids: Sequence[str]) -> dict[str, int]:
+    """The id of the newest event of each."""
+    found = connection.execute(select(_work.id, _work.event_count).where(_work.id.in_(work_ids)))
+    return {row.id: row.event_count for row in found}
+
+
+# --- recommendations ---
+
+
+def recommendation_text(connection: Connection, recommendation_id: str) -> str:
+    """The stored JSON.
+
+    Raises:
+        NotFoundError: when there is none.
+    """
+    statement = select(_answer.document).where(_answer.id == recommendation_id)
+    document: str | None = connection.execute(statement).scalar_one_or_none()
+    if document is None:
+        raise NotFoundError(f"there is no recommendation {recommendation_id!r}")
+    return document
+
+
+def tuning_with_answer(connection: Connection, fingerprint: str) -> str | None:
+    """The tuning of the newest recommendation with this fingerprint, of those that are still there."""
+    statement = (
+        select(_answer.tuning_id)
+        .join(work_items, _work.id == _answer.tuning_id)
+        .where(_answer.fingerprint == fingerprint)
+        .order_by(_answer.id.desc())
+        .limit(1)
+    )
+    return connection.execute(statement).scalar_one_or_none()
+
+
+def answers_to(connection: Connection, question: str, limit: int) -> list[Recommendation]:
+    """Feasible recommendations, newest first, of each fingerprint the newest."""
+    asked = and_(_work.question == question, _answer.feasible)
+    latest = (
+        select(func.max(_answer.id))
+        .join(work_items, _work.recommendation_id == _answer.id)
+        .where(asked)
+        .group_by(_answer.fingerprint)
+    )
+    statement = select(_answer.document).where(_answer.id.in_(latest)).order_by(_answer.id.desc()).limit(limit)
+    return [Recommendation.model_validate_json(it) for it in connection.execute(statement).scalars()]
+
+
+def list_recommendations(
+    connection: Connection, wanted: RecommendationFilter, limit: int, before: str | None
+) -> list[RecommendationSummary]:
+    """Summaries, newest first."""
+    conditions = _conditions(wanted)
+    if before is not None:
+        conditions.append(_answer.id < before)
+    statement = select(*rows.SLIM_RECOMMENDATION).where(*conditions).order_by(_answer.id.desc()).limit(limit)
+    return [rows.recommendation_summary(row) for row in connection.execute(statement).mappings()]
+
+
+def _conditions(wanted: RecommendationFilter) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if wanted.fingerprint is not None:
+        conditions.append(_answer.fingerprint == wanted.fingerprint)
+    if wanted.model is not None:
+        conditions.append(_answer.model == wanted.model)
+    if wanted.device is not None:
+        conditions.append((_answer.device == wanted.device) | (_answer.device_name == wanted.device))
+    return conditions
+
+
+# --- devices ---
+
+
+def seen_devices(connection: Connection) -> list[SeenDevice]:
+    """Every announced device, with what holds it and what waits for it."""
+    found = connection.execute(select(workers, now_ms().label("now")).order_by(workers.c.place)).all()
+    holding = connection.execute(select(_work.place, _work.id).where(is_held))
+    holders: dict[str | None, str] = {row.place: row.id for row in holding}
+    queued = _queued(connection)
+    return [
+        SeenDevice(
+            served=served,
+            age_seconds=max(0.0, (row.now - row.heartbeat_at) / 1000),
+            held_by=holders.get(served.place),
+            queued=sum(queued.get((served.device.id, kind), 0) for kind in (None, served.hardware)),
+        )
+        for served, row in ((ServedDevice.model_validate_json(row.document), row) for row in found)
+    ]
+
+
+def _queued(connection: Connection) -> dict[tuple[str, str | None], int]:
+    """How much waits, by the device and the hardware it needs."""
+    lane: tuple[Any, ...] = (_work.device, _work.hardware)
+    found = connection.execute(select(*lane, func.count().label("queued")).where(is_queued).group_by(*lane))
+    return {(row.device, row.hardware): row.queued for row in found}

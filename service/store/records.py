@@ -1,0 +1,242 @@
+"""What the store takes and gives: work, leases, answers, filters. Plain values, no SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from service.domain import Problem
+from service.errors import ServiceError
+from service.fleet import ServedDevice
+from service.keys import ApiKey
+from service.states import State, WorkKind
+from tuner.results import Recommendation
+from tuner.training.runs import TrainingProgress, TrainingResult
+
+
+@dataclass(frozen=True)
+class NewWork:
+    """A tuning or job to queue. ``payload`` is its request as JSON, opaque to the store.
+
+    ``question`` is what a tuning's answer is found by, whatever the versions; ``earlier_recommendation_id`` what leads
+    it.
+    """
+
+    id: str
+    kind: WorkKind
+    device: str
+    model: str
+    effective_batch_size: int
+    fingerprint: str
+    payload: str
+    recommendation_id: str | None = None
+    priority: int = 0
+    question: str | None = None
+    earlier_recommendation_id: str | None = None
+    key_id: str | None = None
+    trace_parent: str | None = None
+    """W3C ``traceparent`` of the request that made it."""
+    hardware: str | None = None
+    """The kind of device it needs (``ServedDevice.hardware``); none goes to any device with the id."""
+
+
+@dataclass(frozen=True)
+class Idempotency:
+    """The key under which a request was sent, whose it is, and what it asked. The same key never creates twice."""
+
+    owner: str
+    """Id of the API key; empty for callers without one."""
+    key: str
+    digest: str
+    """SHA-256 of method, path and body: another digest under the same key is another request."""
+
+
+@dataclass(frozen=True)
+class FirstAnswer:
+    """What a request was answered that was sent under an idempotency key."""
+
+    digest: str
+    work_id: str
+    status: int
+    body: str
+    """The document as it was sent, JSON."""
+
+
+class AnsweredBeforeError(ServiceError):
+    """Something was answered under this idempotency key before: ``first`` says what. Never reaches HTTP."""
+
+    code = "answered-before"
+
+    def __init__(self, first: FirstAnswer) -> None:
+        self.first = first
+        super().__init__(f"{first.work_id} was answered under this idempotency key already")
+
+
+@dataclass(frozen=True)
+class WorkFilter:
+    """Which tunings or jobs to list; a field that is none does not restrict."""
+
+    state: State | None = None
+    device: str | None = None
+    model: str | None = None
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A tuning or job in the queue, and its place in the order of its device, from 1.
+
+    ``age_seconds`` counts from when it was queued, or handed back to the queue.
+    """
+
+    id: str
+    kind: WorkKind
+    device: str
+    model: str
+    priority: int
+    position: int
+    age_seconds: float
+
+
+@dataclass(frozen=True)
+class QueueDepth:
+    """What waits for one device. Ages count from when work was queued, or handed back to the queue."""
+
+    device: str
+    waiting: int
+    oldest_age_seconds: float
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """How much retention has deleted."""
+
+    tunings: int
+    jobs: int
+    recommendations: int
+    job_ids: tuple[str, ...]
+    """The deleted jobs: their folders can go too."""
+
+
+@dataclass(frozen=True)
+class WorkRow:
+    """A tuning or job as a list shows it; cheap to read."""
+
+    id: str
+    kind: WorkKind
+    state: State
+    device: str
+    place: str | None
+    model: str
+    effective_batch_size: int
+    fingerprint: str
+    recommendation_id: str | None
+    earlier_recommendation_id: str | None
+    key_id: str | None
+    priority: int
+    attempts: int
+    probes: int
+    events: int
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    updated_at: datetime
+
+
+@dataclass(frozen=True)
+class WorkItem(WorkRow):
+    """A tuning or job in full."""
+
+    payload: str
+    trace_parent: str | None
+    progress: TrainingProgress | None
+    result: TrainingResult | None
+    problem: Problem | None
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to run one piece of work on one place until it expires. ``token`` fences off every earlier owner."""
+
+    work_id: str
+    owner: str
+    token: int
+
+
+@dataclass(frozen=True)
+class FirstTime:
+    """Stores an answer with what it created, in one transaction.
+
+    ``answer`` makes it from the work as stored, within that transaction: it must not use the store.
+    """
+
+    idempotency: Idempotency
+    answer: Callable[[WorkItem], FirstAnswer]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Work that was claimed. ``lost_leases`` counts owners in a row that vanished without recording anything."""
+
+    lease: Lease
+    item: WorkItem
+    lost_leases: int
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a piece of work ended, with what it left."""
+
+    state: State
+    recommendation: Recommendation | None = None
+    problem: Problem | None = None
+    result: TrainingResult | None = None
+
+
+@dataclass(frozen=True)
+class RecommendationFilter:
+    """Which recommendations to list; a field that is none does not restrict. ``device`` is an id or a product name."""
+
+    fingerprint: str | None = None
+    model: str | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class SeenDevice:
+    """A served device, how long ago its worker was heard of, what holds it, and how much waits for it."""
+
+    served: ServedDevice
+    age_seconds: float
+    held_by: str | None
+    queued: int
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What one key may take. ``None`` does not limit."""
+
+    queued: int | None = None
+    """Tunings and jobs that wait."""
+    device_seconds: float | None = None
+    """Seconds on devices, of everything that runs now or ended within the window."""
+    window_seconds: float = 86_400.0
+    """How far back ended work counts."""
+
+
+UNLIMITED = Quota()
+EVERYTHING = WorkFilter()
+KEPT_SECONDS = 86_400.0
+"""How long an idempotency key is remembered."""
+PROVEN_SECONDS = 3.0
+"""How long a write that succeeded proves that the database can be written."""
+
+
+@dataclass(frozen=True)
+class StoredKey:
+    """A key with what verifying it takes. ``seconds_left`` is until it expires, by the database's clock."""
+
+    key: ApiKey
+    digest: str
+    seconds_left: float | None
