@@ -27,6 +27,11 @@ class ServedDevice(Document):
     versions: dict[str, str]
     """Versions there of what changes memory."""
 
+    @property
+    def hardware(self) -> str:
+        """The kind of device: product and memory. Work for one kind goes to no other that has the same id."""
+        return f"{self.device.name}|{self.device.total_bytes}"
+
 
 class DeviceStatus(ServedDevice):
     """A device, and who holds it."""
