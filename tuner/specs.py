@@ -25,6 +25,12 @@ TransformersTask = Literal[
     "image-classification",
 ]
 
+_HAS_MODEL_TYPE: dict[str, JsonValue] = {
+    "required": ["model_type"],
+    "properties": {"model_type": {"type": "string", "minLength": 1, "examples": ["gpt2"]}},
+}
+"""What a JSON schema says of a config, which is free apart from this."""
+
 
 class TransformersModel(Document):
     """A Hugging Face transformers architecture, built from a config with random weights; nothing is downloaded."""
@@ -33,7 +39,7 @@ class TransformersModel(Document):
     """Selects this kind of model."""
     task: TransformersTask
     """The head on the model, and so the batch and the loss: an `AutoModelFor...` class."""
-    config: dict[str, JsonValue]
+    config: Annotated[dict[str, JsonValue], Field(json_schema_extra=_HAS_MODEL_TYPE)]
     """What `AutoConfig.for_model` takes: `model_type` and any field of that configuration."""
 
     @field_validator("config")
