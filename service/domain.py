@@ -54,15 +54,22 @@ class Problem(Document):
 # --- what is sent ----------------------------------------------------------------------------------------------------
 
 
+Priority = Annotated[int, Field(ge=-100, le=100)]
+"""Work of a higher priority is taken first. Above 0 only with the scope `admin`."""
+
+
 class TuningSubmission(TuningRequest):
     """A tuning to make, or the stored answer to take."""
 
     fresh: bool = False
     """Probe again, even when a recommendation with the same fingerprint is stored."""
+    priority: Priority = 0
+    """Work of a higher priority is taken first, older work before newer of the same; above 0 needs the scope `admin`.
+    The answer does not depend on it."""
 
     def to_request(self) -> TuningRequest:
         """The request without what only concerns its submission."""
-        return TuningRequest.model_validate(self.model_dump(exclude={"fresh"}))
+        return TuningRequest.model_validate(self.model_dump(exclude={"fresh", "priority"}))
 
 
 class JobSubmission(Document):
@@ -76,6 +83,9 @@ class JobSubmission(Document):
     """How long to train, and how often to write checkpoints."""
     dry_run: bool = False
     """Only return the configured job; run nothing."""
+    priority: Priority = 0
+    """Work of a higher priority is taken first, older work before newer of the same; above 0 needs the scope
+    `admin`."""
 
     @model_validator(mode="after")
     def _names_one_recommendation(self) -> Self:
@@ -109,6 +119,8 @@ class WorkSummary(Document):
     """Short name of the model: the architecture, `model_type` or target."""
     effective_batch_size: PositiveInt
     """Samples per optimizer update over all ranks."""
+    priority: int = 0
+    """Work of a higher priority is taken first."""
     attempts: NonNegativeInt
     """How often a worker started on it: more than one after a restart or a takeover."""
     created_at: datetime
@@ -202,6 +214,24 @@ class ConfiguredJob(Document):
     """The device it needs."""
     recommendation_id: str
     """What it is made from."""
+
+
+class Checkpoint(Document):
+    """A checkpoint of a job."""
+
+    update: NonNegativeInt
+    """The optimizer update after which it was written."""
+    size_bytes: NonNegativeInt
+    """Size of its files."""
+    modified_at: datetime
+    """When it was written (UTC)."""
+
+
+class CheckpointList(Document):
+    """The checkpoints that a job has kept."""
+
+    items: tuple[Checkpoint, ...]
+    """From the oldest to the newest."""
 
 
 class RecordedProbe(Document):

@@ -11,7 +11,7 @@
     |- EstimatesBusyError      every slot for estimates is taken
     |- RequestError            the caller can mend it; each has a status and a code
        |- NotFoundError, ConflictError, NotEndedError, InvalidCursorError, InvalidInputError
-       |- IdempotencyKeyInFlightError, IdempotencyKeyReusedError
+       |- IdempotencyKeyInFlightError, IdempotencyKeyReusedError, NotOnThisHostError
        |- TargetNotAllowedError, DataPathNotAllowedError
        |- UnknownDeviceError, DeviceMismatchError, InfeasibleRecommendationError, UnsupportedJobError
        |- HostNotAllowedError, ForeignOriginError, BodyTooLargeError, UnsupportedMediaTypeError
@@ -121,6 +121,14 @@ class NotEndedError(RequestError):
     status = HTTPStatus.CONFLICT
     code = "not-ended"
     title = "It has not ended"
+
+
+class NotOnThisHostError(RequestError):
+    """The files of a job are on another host; the message names the place."""
+
+    status = HTTPStatus.CONFLICT
+    code = "not-on-this-host"
+    title = "The files are on another host"
 
 
 class IdempotencyKeyInFlightError(RequestError):
@@ -288,6 +296,8 @@ class QuotaExceededError(RequestError):
 
 # --- problem documents -----------------------------------------------------------------------------------------------
 
+_TRACEBACK = "Traceback (most recent call last)"
+
 _TUNER_ERRORS: tuple[tuple[type[BatchwrightError], int, str, str], ...] = (
     (SpecError, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-spec", "The spec is invalid"),
     (PlanError, HTTPStatus.UNPROCESSABLE_ENTITY, "no-plan", "No plan exists for these numbers"),
@@ -317,13 +327,19 @@ def problem_of(error: Exception) -> Problem:
     for kind, status, code, title in _TUNER_ERRORS:
         if isinstance(error, kind):
             faults = faults_of(error.problems) if isinstance(error, SpecError) else ()
-            return make_problem(status, code, title, str(error), faults)
+            return make_problem(status, code, title, _without_traceback(str(error)), faults)
     return make_problem(
         ServiceError.status,
         ServiceError.code,
         ServiceError.title,
         f"an unexpected {type(error).__name__}; the service's log has the details",
     )
+
+
+def _without_traceback(message: str) -> str:
+    """A message that quotes what a process printed: of a traceback only its last line, which is the error's own."""
+    said, found, traceback = message.partition(_TRACEBACK)
+    return said + traceback.strip().rpartition("\n")[2].strip() if found else message
 
 
 def make_problem(status: int, code: str, title: str, detail: str, errors: tuple[FieldFault, ...] = ()) -> Problem:

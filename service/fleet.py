@@ -9,7 +9,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tuner.documents import Document, NonNegativeFloat, NonNegativeInt
+from service.states import WorkKind
+from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.results import DeviceInfo
 
 
@@ -51,6 +52,36 @@ class DeviceList(Document):
 
     items: tuple[DeviceStatus, ...]
     """One per worker."""
+
+
+class QueueEntry(Document):
+    """A tuning or job that waits."""
+
+    id: str
+    """Identifier."""
+    kind: WorkKind
+    """What it is."""
+    device: str
+    """The device it waits for."""
+    model: str
+    """Short name of the model."""
+    priority: int
+    """Work of a higher priority is taken first."""
+    position: PositiveInt
+    """Its place in the order of its device, from 1."""
+    age_seconds: NonNegativeFloat
+    """How long it has waited."""
+    expected_wait_seconds: NonNegativeFloat | None = None
+    """How long until it is taken, if what runs and what is ahead take as long as the median of what ended on this
+    device lately, by kind; none where fewer than three of a kind ended, or no worker serves the device. Work that is
+    submitted later with a higher priority goes first."""
+
+
+class Queue(Document):
+    """What waits, in the order in which it is taken."""
+
+    items: tuple[QueueEntry, ...]
+    """At most as many as were asked for; the positions of each device count from 1."""
 
 
 class Health(Document):

@@ -1,37 +1,28 @@
-"""Stored rows as the documents that the API returns, and cursors."""
+"""Stored rows as the documents that the API returns, pages of them as JSON, and cursors."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from service.domain import Job, JobRequest, JobSummary, Tuning, TuningSummary
-from service.errors import InvalidCursorError
+from pydantic_core import to_json
+
+from service.domain import Job, JobRequest, JobSummary, RecommendationSummary, Tuning, TuningSummary
+from service.errors import InvalidCursorError, NotFoundError
+from service.states import WorkKind
 from service.store.base import WorkItem, WorkRow
+from tuner.documents import Document
 from tuner.requests import TuningRequest
 from tuner.results import Recommendation
 
-_IDENTIFIER = re.compile(r"(tun|job|rec)_[0-9a-f]{32}")
+PREFIXES = {WorkKind.TUNING: "tun", WorkKind.JOB: "job"}
+"""What identifiers begin with."""
 
-_COMMON = (
-    "id",
-    "state",
-    "device",
-    "model",
-    "effective_batch_size",
-    "attempts",
-    "created_at",
-    "started_at",
-    "ended_at",
-    "updated_at",
-    "events",
-    "recommendation_id",
-    "key_id",
-)
-_OF_TUNINGS = ("fingerprint", "probes", "earlier_recommendation_id")
+_IDENTIFIER = re.compile(r"(tun|job|rec)_[0-9a-f]{32}")
+_CURSOR = re.compile(r"[tjr][0-9a-f]{32}")
 
 
 def is_identifier(text: str) -> bool:
@@ -39,57 +30,96 @@ def is_identifier(text: str) -> bool:
     return _IDENTIFIER.fullmatch(text) is not None
 
 
-def _fields(row: WorkRow, *more: str) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in (*_COMMON, *more)}
+def check_identifier(text: str, kind: str) -> None:
+    """Refuse what this service cannot have made.
+
+    Raises:
+        NotFoundError: naming it.
+    """
+    if not is_identifier(text):
+        raise NotFoundError(f"there is no {kind} {text!r}")
 
 
-def tuning_summary(row: WorkRow) -> TuningSummary:
-    """A tuning in a list."""
-    return TuningSummary(**_fields(row, *_OF_TUNINGS))
+# --- documents -------------------------------------------------------------------------------------------------------
 
 
 def tuning(item: WorkItem, recommendation: Recommendation | None) -> Tuning:
     """A tuning in full."""
     return Tuning(
-        **_fields(item, *_OF_TUNINGS, "place", "problem"),
+        **_tuning_row(item),
+        place=item.place,
+        problem=item.problem,
         request=TuningRequest.model_validate_json(item.payload),
         recommendation=recommendation,
     )
 
 
-def job_summary(row: WorkRow) -> JobSummary:
-    """A job in a list."""
-    return JobSummary(**_fields(row))
-
-
-def job(item: WorkItem, runs_dir: Path) -> Job:
+def job(item: WorkItem, directory: Path) -> Job:
     """A job in full."""
     request = JobRequest.model_validate_json(item.payload)
     return Job(
-        **_fields(item, "place", "problem", "progress", "result"),
+        **_job_row(item),
+        place=item.place,
+        problem=item.problem,
+        progress=item.progress,
+        result=item.result,
         training=request.training,
         recommendation=request.recommendation,
-        directory=str(runs_dir / item.id),
+        directory=str(directory),
     )
+
+
+# --- pages, as JSON --------------------------------------------------------------------------------------------------
+
+
+def _row(document: type[Document]) -> Callable[[WorkRow], dict[str, Any]]:
+    """What takes the fields of a document from a row."""
+    names = tuple(document.model_fields)
+    values = attrgetter(*names)
+    return lambda row: dict(zip(names, values(row), strict=True))
+
+
+_tuning_row = _row(TuningSummary)
+_job_row = _row(JobSummary)
+
+
+def tuning_page(rows: Sequence[WorkRow], next_cursor: str | None) -> bytes:
+    """A ``TuningPage``. Rows of the store need no checking."""
+    return to_json({"items": [_tuning_row(row) for row in rows], "next_cursor": next_cursor})
+
+
+def job_page(rows: Sequence[WorkRow], next_cursor: str | None) -> bytes:
+    """A ``JobPage``."""
+    return to_json({"items": [_job_row(row) for row in rows], "next_cursor": next_cursor})
+
+
+def recommendation_page(rows: Sequence[RecommendationSummary], next_cursor: str | None) -> bytes:
+    """A ``RecommendationPage``."""
+    return to_json({"items": rows, "next_cursor": next_cursor})
+
+
+# --- cursors ---------------------------------------------------------------------------------------------------------
+
+
+def cursor_after(rows: Sequence[WorkRow] | Sequence[RecommendationSummary], limit: int) -> str | None:
+    """The cursor of what follows the first ``limit`` rows; none when nothing does."""
+    return encode_cursor(rows[limit - 1].id) if len(rows) > limit else None
 
 
 def encode_cursor(identifier: str) -> str:
     """A position in a list, opaque to callers."""
-    return base64.urlsafe_b64encode(identifier.encode()).decode().rstrip("=")
+    prefix, _, number = identifier.partition("_")
+    return prefix[0] + number
 
 
-def decode_cursor(cursor: str | None) -> str | None:
-    """The identifier that a cursor stands for.
+def decode_cursor(cursor: str | None, prefix: str) -> str | None:
+    """The identifier that a cursor stands for, in the list of what has this prefix.
 
     Raises:
-        InvalidCursorError: when it is not one of ours.
+        InvalidCursorError: when it is not one of this list.
     """
     if cursor is None:
         return None
-    try:
-        identifier = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
-    except (binascii.Error, ValueError):
-        identifier = ""
-    if not is_identifier(identifier):
+    if not _CURSOR.fullmatch(cursor) or cursor[0] != prefix[0]:
         raise InvalidCursorError("cursor: pass `next_cursor` of the page before, unchanged")
-    return identifier
+    return f"{prefix}_{cursor[1:]}"

@@ -11,17 +11,13 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from service.access import Access
-from service.api import estimates, jobs, operations, tunings
+from service.api import estimates, jobs, operations, recommendations, tunings
+from service.api.document import DESCRIPTION, TAGS, install_document
 from service.api.feed import ChangeFeed
 from service.api.guard import Guard
 from service.api.problems import COMMON_STATUSES, declared, install_handlers
 from service.estimating import Estimates
 from service.use_cases import UseCases
-
-_DESCRIPTION = """\
-Finds the largest micro-batch that really fits a device, proves it, and plans the gradient accumulation that gives
-exactly the effective batch that was asked for. Every error is a problem document (RFC 9457) with a stable `code`.
-"""
 
 
 @dataclass(frozen=True)
@@ -56,8 +52,11 @@ def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on
     app = FastAPI(
         title="Batchwright",
         version=options.version,
-        description=_DESCRIPTION,
+        description=DESCRIPTION,
+        openapi_tags=TAGS,
+        contact={"name": "Batchwright"},
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
@@ -67,9 +66,10 @@ def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on
     app.state.estimates = parts.estimates
     app.state.access = parts.access
     app.state.feed = feed
-    for module in (tunings, estimates, jobs):
+    for module in (tunings, recommendations, estimates, jobs):
         app.include_router(module.router, responses=declared(HTTPStatus.UNAUTHORIZED))
     app.include_router(operations.router)
+    install_document(app)
     install_handlers(app)
     app.add_middleware(
         Guard,

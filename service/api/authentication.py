@@ -14,10 +14,11 @@ from starlette.datastructures import Headers
 from starlette.types import Scope as AsgiScope
 
 from service.access import Access
+from service.api.docs_files import DOCS_FILES
 from service.errors import NotAuthenticatedError, ScopeMissingError
 from service.keys import Caller, Scope
 
-PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/openapi.json"})
+PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/openapi.json", "/docs", *(f"/docs/{name}" for name in DOCS_FILES)})
 """What anyone may read: whether the service works, and its description. Everything else needs a caller."""
 
 _SCHEME = HTTPBearer(
@@ -30,6 +31,8 @@ _SCHEME = HTTPBearer(
 
 _Described = Annotated[HTTPAuthorizationCredentials | None, Depends(_SCHEME)]
 """Only there for the document: the guard has verified the key before any route sees the request."""
+
+# Dependencies are coroutines: a plain function would cost a hop to a thread each.
 
 Standing = Callable[[], Awaitable[Caller]]
 """Who the caller of a request that lasts is by now; raises NotAuthenticatedError once the key is no longer good."""
@@ -74,13 +77,13 @@ def _is_local(scope: AsgiScope) -> bool:
         return False
 
 
-def _caller(request: Request) -> Caller:
+async def _caller(request: Request) -> Caller:
     """Put there by the guard; its absence is a fault, and fails."""
     caller: Caller = request.state.caller
     return caller
 
 
-def _standing(request: Request) -> Standing:
+async def _standing(request: Request) -> Standing:
     return partial(caller_of, request.app.state.access, request.scope)
 
 
@@ -88,7 +91,7 @@ Calling = Annotated[Caller, Depends(_caller)]
 Lasting = Annotated[Standing, Depends(_standing)]
 
 
-def _check(caller: Calling, needed: SecurityScopes, _described: _Described) -> None:
+async def _check(caller: Calling, needed: SecurityScopes, _described: _Described) -> None:
     for scope in needed.scopes:
         if not caller.may(Scope(scope)):
             held = ", ".join(sorted(caller.scopes)) or "none"

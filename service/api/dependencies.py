@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request
+from pydantic import WithJsonSchema, WrapValidator
 
+from service.api.authentication import Calling
 from service.api.feed import ChangeFeed
 from service.estimating import Estimates
+from service.states import State
+from service.store.base import Idempotency
 from service.use_cases import UseCases
+from tuner.documents import Document
 
 _LARGEST_EVENT_ID = 2**31 - 1
 
 
-def _use_cases(request: Request) -> UseCases:
+async def _use_cases(request: Request) -> UseCases:
     cases: UseCases = request.app.state.use_cases
     return cases
 
 
-def _estimates(request: Request) -> Estimates:
+async def _estimates(request: Request) -> Estimates:
     estimates: Estimates = request.app.state.estimates
     return estimates
 
 
-def _feed(request: Request) -> ChangeFeed:
+async def _feed(request: Request) -> ChangeFeed:
     feed: ChangeFeed = request.app.state.feed
     return feed
 
@@ -45,25 +52,59 @@ Wait = Annotated[
         ge=0.0,
         le=60.0,
         allow_inf_nan=False,
-        description="Seconds to wait for its end before answering with what there is.",
+        description="Seconds to wait for its end before answering with what there is. With `If-None-Match` the answer "
+        "comes as soon as the representation is another one than that.",
     ),
 ]
 Limit = Annotated[int, Query(ge=1, le=200, description="Most rows to return.")]
-Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before.")]
+Tail = Annotated[int, Query(ge=1, le=4 * 1024**2, description="Bytes to return, counted from the end of the log.")]
 
+
+# --- what may be left out: `null` cannot be written in a query, so that the document does not offer it ---
+
+
+def _text(**schema: object) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", **schema})
+
+
+_PAGE_BEFORE = "`next_cursor` of the page before."
+TuningCursor = Annotated[str | None, _text(pattern="^t[0-9a-f]{32}$"), Query(max_length=200, description=_PAGE_BEFORE)]
+JobCursor = Annotated[str | None, _text(pattern="^j[0-9a-f]{32}$"), Query(max_length=200, description=_PAGE_BEFORE)]
+RecommendationCursor = Annotated[
+    str | None, _text(pattern="^r[0-9a-f]{32}$"), Query(max_length=200, description=_PAGE_BEFORE)
+]
+"""What has the shape of a list's cursor is one; anything else is `invalid-cursor`."""
 
 _NO_CONTROL_CHARACTERS = r"^[^\x00-\x1f]*$"
+_NAME = _text(maxLength=300, pattern=_NO_CONTROL_CHARACTERS)
 
 FingerprintFilter = Annotated[
-    str | None, Query(max_length=64, pattern=r"^[0-9a-f]*$", description="Only answers with this fingerprint.")
+    str | None,
+    _text(maxLength=64, pattern="^[0-9a-f]*$"),
+    Query(max_length=64, pattern="^[0-9a-f]*$", description="Only what has this fingerprint."),
 ]
 DeviceFilter = Annotated[
     str | None,
+    _NAME,
+    Query(max_length=300, pattern=_NO_CONTROL_CHARACTERS, description="Only this device, by its id."),
+]
+DeviceOrNameFilter = Annotated[
+    str | None,
+    _NAME,
     Query(max_length=300, pattern=_NO_CONTROL_CHARACTERS, description="Only this device: its id or product name."),
 ]
 ModelFilter = Annotated[
     str | None,
+    _NAME,
     Query(max_length=300, pattern=_NO_CONTROL_CHARACTERS, description="Only this model, by its short name."),
+]
+StateFilter = Annotated[
+    State | None, _text(enum=[state.value for state in State]), Query(description="Only what is in this state.")
+]
+IfNoneMatch = Annotated[
+    str | None,
+    _text(maxLength=2000),
+    Header(alias="If-None-Match", max_length=2000, description="The `ETag` of what is known: then 304."),
 ]
 LastEventId = Annotated[
     int,
@@ -71,3 +112,34 @@ LastEventId = Annotated[
         alias="Last-Event-ID", ge=0, le=_LARGEST_EVENT_ID, description="Send only events after this one: how to resume."
     ),
 ]
+
+_KEY_PATTERN = "^[!-~]+$"
+_Key = Annotated[
+    str | None,
+    _text(minLength=1, maxLength=255, pattern=_KEY_PATTERN),
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        pattern=_KEY_PATTERN,
+        description="Any text of the caller's that is new for each request, such as a UUID. The same request sent "
+        "again under it within a day is given the first answer and creates nothing; another request is refused with "
+        "422. What was refused is not remembered.",
+    ),
+]
+
+
+async def _once(request: Request, caller: Calling, key: _Key = None) -> Idempotency | None:
+    if key is None:
+        return None
+    asked = f"{request.method} {request.url.path}\n".encode() + await request.body()
+    return Idempotency(caller.key_id or "", key, hashlib.sha256(asked).hexdigest())
+
+
+Once = Annotated[Idempotency | None, Depends(_once)]
+"""The request's idempotency key, if it has one, with what it asks."""
+
+
+def strictly(document: type[Document]) -> WrapValidator:
+    """A body that is JSON of exactly this shape: 0 is no `false`, and "7" no number."""
+    return WrapValidator(lambda value, _: document.model_validate_json(json.dumps(value), strict=True))

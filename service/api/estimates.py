@@ -7,13 +7,14 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
+from anyio import to_thread
 from fastapi import APIRouter, Body, Request
-from starlette.concurrency import run_in_threadpool
 
+from service.api import examples
 from service.api.authentication import needs
-from service.api.dependencies import Estimating, Feed
+from service.api.dependencies import Estimating, Feed, strictly
 from service.api.feed import ChangeFeed
 from service.api.problems import declared
 from service.domain import GpuList
@@ -21,16 +22,6 @@ from service.keys import Scope
 from tuner.estimates import Estimate, EstimateRequest
 
 router = APIRouter(prefix="/v1", tags=["estimates"])
-
-EXAMPLE: dict[str, Any] = {
-    "spec": {
-        "model": {"kind": "transformers", "task": "causal-lm", "config": {"model_type": "gpt2"}},
-        "batch": {"sequence_length": 1024},
-        "precision": "bf16-mixed",
-    },
-    "gpus": ["H100-80GB", "A10G", "48GiB"],
-    "effective_batch_size": 512,
-}
 
 
 @router.post(
@@ -47,7 +38,9 @@ EXAMPLE: dict[str, Any] = {
     ),
 )
 async def create_estimate(
-    submission: Annotated[EstimateRequest, Body(openapi_examples={"GPT-2": {"value": EXAMPLE}})],
+    submission: Annotated[
+        EstimateRequest, strictly(EstimateRequest), Body(openapi_examples=examples.REQUESTS["EstimateRequest"])
+    ],
     estimates: Estimating,
     feed: Feed,
     request: Request,
@@ -58,7 +51,7 @@ async def create_estimate(
     wait for ten seconds, then are answered with `estimates-busy` and `Retry-After`. Closing the connection ends it.
     """
     async with _while_connected(request, feed) as should_stop:
-        return await run_in_threadpool(estimates.estimate, submission, should_stop)
+        return await to_thread.run_sync(estimates.estimate, submission, should_stop, limiter=estimates.threads)
 
 
 @router.get(

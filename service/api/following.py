@@ -4,38 +4,59 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from dataclasses import dataclass
 
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from service.api.authentication import Standing
+from service.api.conditional import Tagged, conditional, tagged
 from service.api.feed import ChangeFeed
 from service.domain import Event, EventKind, Job, Tuning
 from service.errors import NotAuthenticatedError
 from service.use_cases import UseCases
 
 _KEEP_ALIVE_SECONDS = 15.0
+_RECONNECT_MILLISECONDS = 1000
+_OPENING = f": following\nretry: {_RECONNECT_MILLISECONDS}\n\n"
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_OWN = {"Cache-Control": "private, no-cache"}
+RETRY_AFTER = {"Retry-After": "1"}
+"""When to look again at what has not ended."""
 
-FollowedT = TypeVar("FollowedT", Tuning, Job)
+
+@dataclass(frozen=True)
+class Poll:
+    """How long to wait for a change, and what the caller knows: the `ETag` of a representation."""
+
+    wait_seconds: float
+    if_none_match: str | None
 
 
-async def until_ended(read: Callable[[], FollowedT], feed: ChangeFeed, wait: float, standing: Standing) -> FollowedT:
-    """The tuning or job once it has ended, or as it is after ``wait`` seconds. Holds no thread meanwhile.
+async def polled(read: Callable[[], Tuning | Job], feed: ChangeFeed, poll: Poll, standing: Standing) -> Response:
+    """The tuning or job once it has ended, or is not what the caller knows, or as it is when the time is up.
+
+    Holds no thread meanwhile.
 
     Raises:
         NotAuthenticatedError: when the caller's key ends meanwhile.
     """
-    deadline = time.monotonic() + wait
+    deadline = time.monotonic() + poll.wait_seconds
     while True:
-        current = await run_in_threadpool(read)
+        current, written = await run_in_threadpool(_written, read)
         left = deadline - time.monotonic()
-        if current.state.terminal or left <= 0 or feed.closed:
-            return current
+        news = poll.if_none_match is not None and not written.is_known(poll.if_none_match)
+        if current.state.terminal or news or left <= 0 or feed.closed:
+            headers = _OWN if current.state.terminal else _OWN | RETRY_AFTER
+            return conditional(written, poll.if_none_match, headers)
         await feed.wait(current.id, current.events, left)
         await standing()
+
+
+def _written(read: Callable[[], Tuning | Job]) -> tuple[Tuning | Job, Tagged]:
+    current = read()
+    return current, tagged(current.model_dump_json().encode())
 
 
 def event_stream(followed: Tuning | Job, cases: UseCases, feed: ChangeFeed, standing: Standing, after: int) -> Response:
@@ -47,7 +68,7 @@ def event_stream(followed: Tuning | Job, cases: UseCases, feed: ChangeFeed, stan
 
 
 async def _lines(work_id: str, cases: UseCases, feed: ChangeFeed, standing: Standing, after: int) -> AsyncIterator[str]:
-    yield ": following\n\n"
+    yield _OPENING
     while not feed.closed and await _stands(standing):
         events = await run_in_threadpool(cases.events, work_id, after)
         if events:

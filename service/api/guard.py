@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,6 +21,7 @@ from service.errors import (
 )
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_NO_BODY: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 _FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 
 
@@ -57,7 +59,23 @@ class Guard:
         except ServiceError as error:
             await problem_response(error)(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        if scope["method"] == "HEAD":
+            await self._answer_head(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _answer_head(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What GET would be answered with, without the body: of a stream that goes on, only its beginning is made."""
+        asked = {**scope, "method": "GET"}
+        with anyio.CancelScope() as answering:
+
+            async def send_head(message: Message) -> None:
+                await send(message if message["type"] != "http.response.body" else _NO_BODY)
+                if message["type"] == "http.response.body":
+                    answering.cancel()
+
+            await self._app(asked, receive, send_head)
+        scope.update((name, asked[name]) for name in asked.keys() - {"method"})  # which route it was
 
     def _check_host(self, headers: Headers) -> None:
         name = _host_name(headers.get("host", ""))

@@ -4,31 +4,71 @@ from __future__ import annotations
 
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Response
 from starlette.concurrency import run_in_threadpool
 
+from service.api import examples
+from service.api.answers import (
+    DELETED,
+    EVENT_STREAM,
+    QUEUED_HEADERS,
+    Responses,
+    json_response,
+    links,
+    on_success,
+    submitted,
+)
 from service.api.authentication import Calling, Lasting, needs
-from service.api.dependencies import Cases, Cursor, Feed, JobId, LastEventId, Limit, Wait
-from service.api.following import event_stream, until_ended
-from service.api.problems import declared
-from service.api.tunings import EVENT_STREAM
-from service.domain import ConfiguredJob, Job, JobPage, JobSubmission
+from service.api.conditional import NOT_MODIFIED, TAG_HEADERS
+from service.api.dependencies import (
+    Cases,
+    DeviceFilter,
+    Feed,
+    IfNoneMatch,
+    JobCursor,
+    JobId,
+    LastEventId,
+    Limit,
+    ModelFilter,
+    Once,
+    StateFilter,
+    Tail,
+    Wait,
+    strictly,
+)
+from service.api.following import Poll, event_stream, polled
+from service.api.problems import RETRY_AFTER_HEADER, declared
+from service.domain import CheckpointList, ConfiguredJob, Job, JobPage, JobSubmission
 from service.keys import Scope
+from service.store.base import WorkFilter
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-EXAMPLE: dict[str, Any] = {
-    "recommendation_id": "rec_0192f3a1b2c3700089abcdef01234567",
-    "training": {"updates": 200, "checkpoint_every": 50},
-    "dry_run": True,
+_OF_ONE = links("job_id", "id", "getJob", "followJob", "cancelJob", "deleteJob", "readJobLog", "listJobCheckpoints")
+_DEFAULT_TAIL_BYTES = 64 * 1024
+
+_SUBMITTED: Responses = {
+    200: {
+        "model": ConfiguredJob,
+        "description": "The configured job of a dry run: nothing was started.",
+        "content": examples.of("ConfiguredJob"),
+    },
+    202: {
+        "description": "Queued.",
+        "headers": QUEUED_HEADERS,
+        "links": _OF_ONE,
+        "content": examples.of("JobQueued"),
+    },
 }
-
-
-_SUBMITTED: dict[int | str, dict[str, Any]] = {
-    200: {"model": ConfiguredJob, "description": "The configured job of a dry run: nothing was started."},
-    202: {"description": "Queued.", "headers": {"Location": {"schema": {"type": "string"}}}},
+_LOG: Responses = {
+    200: {
+        "description": "What the run printed.",
+        "content": {
+            "text/plain": {"schema": {"type": "string"}, "example": "update 1 of 200: loss 5.5452\n"},
+        },
+    },
 }
 
 
@@ -51,18 +91,21 @@ _SUBMITTED: dict[int | str, dict[str, Any]] = {
     ),
 )
 def submit_job(
-    submission: Annotated[JobSubmission, Body(openapi_examples={"dry run": {"value": EXAMPLE}})],
+    submission: Annotated[
+        JobSubmission, strictly(JobSubmission), Body(openapi_examples=examples.REQUESTS["JobSubmission"])
+    ],
     caller: Calling,
     cases: Cases,
-    response: Response,
-) -> Job | Response:
-    """Make a training run from a recommendation: queue it, or with `dry_run` answer with what would be run."""
+    once: Once,
+) -> Response:
+    """Make a training run from a recommendation: queue it, or with `dry_run` answer with what would be run.
+
+    A dry run creates nothing, so that its `Idempotency-Key` is ignored.
+    """
     if submission.dry_run:
-        configured = cases.configure_job(submission)
-        return Response(configured.model_dump_json(), media_type="application/json")
-    job = cases.submit_job(submission, caller)
-    response.headers["Location"] = f"/v1/jobs/{job.id}"
-    return job
+        return json_response(cases.jobs.configure(submission).model_dump_json())
+    answer = cases.jobs.submit(submission, caller, once)
+    return submitted(answer, f"/v1/jobs/{answer.work_id}")
 
 
 @router.get(
@@ -70,11 +113,20 @@ def submit_job(
     operation_id="listJobs",
     summary="List jobs",
     dependencies=[needs(Scope.JOBS_READ)],
-    responses=declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
+    response_model=JobPage,
+    responses=on_success(links=links("job_id", "items/0/id", "getJob"), content=examples.of("JobPage"))
+    | declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-def list_jobs(cases: Cases, limit: Limit = 50, cursor: Cursor = None) -> JobPage:
-    """Jobs, newest first, a page at a time."""
-    return cases.jobs(limit, cursor)
+def list_jobs(  # noqa: PLR0913, PLR0917 - one parameter per filter
+    cases: Cases,
+    state: StateFilter = None,
+    device: DeviceFilter = None,
+    model: ModelFilter = None,
+    limit: Limit = 50,
+    cursor: JobCursor = None,
+) -> Response:
+    """Jobs that match every filter, newest first, a page at a time."""
+    return json_response(cases.jobs.page(limit, cursor, WorkFilter(state, device, model)))
 
 
 @router.get(
@@ -82,11 +134,29 @@ def list_jobs(cases: Cases, limit: Limit = 50, cursor: Cursor = None) -> JobPage
     operation_id="getJob",
     summary="Read a job",
     dependencies=[needs(Scope.JOBS_READ)],
-    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    response_model=Job,
+    responses=on_success(
+        headers=TAG_HEADERS | RETRY_AFTER_HEADER,
+        links=_OF_ONE | links("recommendation_id", "recommendation_id", "getRecommendation"),
+        content=examples.of("JobQueued"),
+    )
+    | NOT_MODIFIED
+    | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-async def get_job(job_id: JobId, cases: Cases, feed: Feed, standing: Lasting, wait: Wait = 0.0) -> Job:
-    """One job. With `wait`, the answer comes when it has ended, or after that many seconds."""
-    return await until_ended(partial(cases.job, job_id), feed, wait, standing)
+async def get_job(  # noqa: PLR0913, PLR0917 - what FastAPI hands over
+    job_id: JobId,
+    cases: Cases,
+    feed: Feed,
+    standing: Lasting,
+    wait: Wait = 0.0,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """One job. With `wait`, the answer comes when it has ended, or after that many seconds.
+
+    With `wait` and `If-None-Match` it comes as soon as the job is not what that names any more: a state or an update
+    is new. `Retry-After` is there while it has not ended.
+    """
+    return await polled(partial(cases.jobs.get, job_id), feed, Poll(wait, if_none_match), standing)
 
 
 @router.get(
@@ -101,8 +171,40 @@ async def follow_job(
     job_id: JobId, cases: Cases, feed: Feed, standing: Lasting, last_event_id: LastEventId = 0
 ) -> Response:
     """State changes and optimizer updates as they happen, as server-sent events."""
-    followed = await run_in_threadpool(cases.job, job_id)
+    followed = await run_in_threadpool(cases.jobs.get, job_id)
     return event_stream(followed, cases, feed, standing, last_event_id)
+
+
+@router.get(
+    "/{job_id}/logs",
+    operation_id="readJobLog",
+    summary="Read the log of a job",
+    dependencies=[needs(Scope.JOBS_READ)],
+    response_class=Response,
+    responses=_LOG | declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def read_job_log(job_id: JobId, cases: Cases, tail: Tail = _DEFAULT_TAIL_BYTES) -> Response:
+    """The end of what the run printed; nothing while it has not begun.
+
+    Its files are on the host that runs it: another one answers 409, `not-on-this-host`, naming the place.
+    """
+    text = cases.jobs.log(job_id, tail).decode(errors="replace")
+    return Response(text, media_type="text/plain", headers={"X-Content-Type-Options": "nosniff"})
+
+
+@router.get(
+    "/{job_id}/checkpoints",
+    operation_id="listJobCheckpoints",
+    summary="List the checkpoints of a job",
+    dependencies=[needs(Scope.JOBS_READ)],
+    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def list_job_checkpoints(job_id: JobId, cases: Cases) -> CheckpointList:
+    """The checkpoints that the run has kept, from the oldest to the newest.
+
+    Its files are on the host that runs it: another one answers 409, `not-on-this-host`, naming the place.
+    """
+    return cases.jobs.checkpoints(job_id)
 
 
 @router.post(
@@ -110,8 +212,24 @@ async def follow_job(
     operation_id="cancelJob",
     summary="Cancel a job",
     dependencies=[needs(Scope.JOBS_RUN)],
-    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=on_success(links=_OF_ONE) | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 def cancel_job(job_id: JobId, caller: Calling, cases: Cases) -> Job:
     """End a job. One that has ended already stays as it is, so repeating this is harmless."""
-    return cases.cancel_job(job_id, caller)
+    return cases.jobs.cancel(job_id, caller)
+
+
+@router.delete(
+    "/{job_id}",
+    operation_id="deleteJob",
+    summary="Delete a job",
+    dependencies=[needs(Scope.JOBS_RUN)],
+    status_code=HTTPStatus.NO_CONTENT,
+    responses=DELETED | declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def delete_job(job_id: JobId, caller: Calling, cases: Cases) -> None:
+    """Delete a job that has ended, with its events, and its folder with log, checkpoints and weights.
+
+    The folder stays where it is on another host. Cancel a job that has not ended first: it is refused with 409.
+    """
+    cases.jobs.delete(job_id, caller)

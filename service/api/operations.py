@@ -1,4 +1,4 @@
-"""/v1/devices and what a supervisor of the service asks."""
+"""/v1/devices, /v1/queue and what a supervisor of the service asks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from http import HTTPStatus
 from fastapi import APIRouter
 
 from service.api.authentication import needs
-from service.api.dependencies import Cases
+from service.api.dependencies import Cases, Limit
 from service.api.problems import declared
-from service.fleet import DeviceList, Health
+from service.fleet import DeviceList, Health, Queue
 from service.keys import Scope
 
 router = APIRouter(tags=["operations"])
@@ -24,16 +24,22 @@ router = APIRouter(tags=["operations"])
 )
 def list_devices(cases: Cases) -> DeviceList:
     """The devices that are served, what holds each, and how much waits for it."""
-    return cases.devices()
+    return cases.fleet.devices()
+
+
+@router.get(
+    "/v1/queue",
+    operation_id="readQueue",
+    summary="Read the queue",
+    dependencies=[needs(Scope.TUNINGS_READ)],
+    responses=declared(HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def read_queue(cases: Cases, limit: Limit = 50) -> Queue:
+    """What waits, in the order in which it is taken, and how long that may last where it can be told."""
+    return cases.fleet.queue(limit)
 
 
 @router.get("/livez", operation_id="checkLiveness", summary="Whether the process answers")
 async def livez() -> Health:
     """Answers as long as the process does. Looks at nothing else."""
     return Health(status="ok")
-
-
-@router.get("/readyz", operation_id="checkReadiness", summary="Whether work can be done")
-def readyz(cases: Cases) -> Health:
-    """Writes to the database, and looks whether every worker was heard of lately; 503 when not."""
-    return cases.readiness()

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from service.domain import FieldFault, Problem
 from service.errors import (
+    IdempotencyKeyInFlightError,
     InvalidInputError,
     MalformedJsonError,
     NotAuthenticatedError,
@@ -32,7 +33,7 @@ _DESCRIPTIONS = {
     HTTPStatus.UNAUTHORIZED: "There is no API key, or it is unknown, revoked or expired.",
     HTTPStatus.FORBIDDEN: "The API key may not, the operator does not allow it, or another site asks for it.",
     HTTPStatus.NOT_FOUND: "There is no such thing.",
-    HTTPStatus.CONFLICT: "The current state does not allow it.",
+    HTTPStatus.CONFLICT: "The current state does not allow it; `code` says what stands in the way.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is above the cap.",
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The body is not declared as JSON.",
     HTTPStatus.UNPROCESSABLE_ENTITY: "The request is invalid; `errors` lists every field at fault.",
@@ -43,12 +44,14 @@ _DESCRIPTIONS = {
 }
 """In our words: those of Python's `HTTPStatus` differ between its versions."""
 
-_RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait first.", "schema": {"type": "integer"}}}
+RETRY_AFTER_HEADER: dict[str, Any] = {
+    "Retry-After": {"description": "Seconds to wait first.", "schema": {"type": "integer"}}
+}
 _CHALLENGE = {"WWW-Authenticate": {"description": "How to authenticate.", "schema": {"type": "string"}}}
 _HEADERS: dict[HTTPStatus, dict[str, Any]] = {
     HTTPStatus.UNAUTHORIZED: {"headers": _CHALLENGE},
-    HTTPStatus.TOO_MANY_REQUESTS: {"headers": _RETRY_AFTER},
-    HTTPStatus.SERVICE_UNAVAILABLE: {"headers": _RETRY_AFTER},
+    HTTPStatus.TOO_MANY_REQUESTS: {"headers": RETRY_AFTER_HEADER},
+    HTTPStatus.SERVICE_UNAVAILABLE: {"headers": RETRY_AFTER_HEADER},
 }
 
 
@@ -63,6 +66,8 @@ def _headers(error: Exception, problem: Problem) -> dict[str, str] | None:
         return {"WWW-Authenticate": error.challenge}
     if isinstance(error, QuotaExceededError):
         return {"Retry-After": str(error.retry_after_seconds)}
+    if isinstance(error, IdempotencyKeyInFlightError):
+        return {"Retry-After": "1"}
     return {"Retry-After": _RETRY_AFTER_SECONDS} if problem.status == HTTPStatus.SERVICE_UNAVAILABLE else None
 
 
@@ -98,20 +103,24 @@ def _on_http_exception(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         return problem_response(error)
     status = HTTPStatus(error.status_code)
-    code = status.phrase.lower().replace(" ", "-")
-    detail = f"{request.method} {request.url.path}: {error.detail}"
     headers = dict(error.headers or {})
     if status is HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = ", ".join(_methods_of(request))
+        if request.method == "OPTIONS":
+            return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
+    code = status.phrase.lower().replace(" ", "-")
+    detail = f"{request.method} {request.url.path}: {error.detail}"
     return _response(make_problem(status, code, status.phrase, detail), headers)
 
 
 def _methods_of(request: Request) -> list[str]:
-    """Every method that our document names for the path: the framework names those of one route only."""
+    """Every method that the path has: the framework names those of one route only."""
+    found = {"GET"}
     for template, operations in request.app.openapi()["paths"].items():
         if re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), request.url.path):
-            return sorted(method.upper() for method in operations)
-    return ["GET"]
+            found = {method.upper() for method in operations}
+            break
+    return sorted(found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set()))
 
 
 def _on_invalid_request(_request: Request, error: Exception) -> Response:

@@ -1,74 +1,83 @@
-"""/v1/tunings and /v1/recommendations."""
+"""/v1/tunings."""
 
 from __future__ import annotations
 
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Response
 from starlette.concurrency import run_in_threadpool
 
+from service.api import examples
+from service.api.answers import (
+    DELETED,
+    EVENT_STREAM,
+    QUEUED_HEADERS,
+    SUBMITTED_HEADERS,
+    Responses,
+    json_response,
+    links,
+    on_success,
+    submitted,
+)
 from service.api.authentication import Calling, Lasting, needs
+from service.api.conditional import NOT_MODIFIED, TAG_HEADERS
 from service.api.dependencies import (
     Cases,
-    Cursor,
     DeviceFilter,
     Feed,
     FingerprintFilter,
+    IfNoneMatch,
     LastEventId,
     Limit,
     ModelFilter,
-    RecommendationId,
+    Once,
+    StateFilter,
+    TuningCursor,
     TuningId,
     Wait,
+    strictly,
 )
-from service.api.following import event_stream, until_ended
-from service.api.problems import declared
-from service.domain import ProbeList, RecommendationPage, Tuning, TuningPage, TuningSubmission
+from service.api.following import Poll, event_stream, polled
+from service.api.problems import RETRY_AFTER_HEADER, declared
+from service.domain import ProbeList, Tuning, TuningPage, TuningSubmission
 from service.keys import Scope
-from service.store.base import RecommendationFilter
-from tuner.results import Recommendation
+from service.store.base import WorkFilter
 
-router = APIRouter(prefix="/v1", tags=["tunings"])
+router = APIRouter(prefix="/v1/tunings", tags=["tunings"])
 
-EXAMPLE: dict[str, Any] = {
-    "spec": {
-        "model": {"kind": "reference", "architecture": {"name": "gpt", "layers": 4, "heads": 4, "width": 256}},
-        "batch": {"sequence_length": 256},
-        "precision": "fp32",
-        "data": {"kind": "synthetic"},
-    },
-    "effective_batch_size": 256,
-    "device": "cpu",
-    "memory_limit_bytes": 1073741824,
-}
+_OF_ONE = links("tuning_id", "id", "getTuning", "listProbes", "followTuning", "cancelTuning", "deleteTuning")
+_ITS_ANSWER = links("recommendation_id", "recommendation_id", "getRecommendation")
 
-EVENT_STREAM: dict[int | str, dict[str, Any]] = {
+_SUBMITTED: Responses = {
     200: {
-        "description": "Server-sent events. `id` is the event's number, `event` its kind, `data` an `Event` as JSON. "
-        "The stream ends after the event of the last state.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "model": Tuning,
+        "description": "The stored answer to the same question.",
+        "headers": SUBMITTED_HEADERS,
+        "links": _OF_ONE | _ITS_ANSWER,
+        "content": examples.of("TuningWithAnswer"),
     },
-    204: {"description": "It has ended, and there is nothing after `Last-Event-ID`."},
-}
-
-
-_SUBMITTED: dict[int | str, dict[str, Any]] = {
-    200: {"model": Tuning, "description": "The stored answer to the same question."},
-    202: {"description": "Queued.", "headers": {"Location": {"schema": {"type": "string"}}}},
+    202: {
+        "description": "Queued.",
+        "headers": QUEUED_HEADERS,
+        "links": _OF_ONE,
+        "content": examples.of("TuningQueued"),
+    },
 }
 
 
 @router.post(
-    "/tunings",
+    "",
     operation_id="submitTuning",
     summary="Submit a tuning",
     dependencies=[needs(Scope.TUNINGS_WRITE)],
     status_code=HTTPStatus.ACCEPTED,
+    response_model=Tuning,
     responses=_SUBMITTED
     | declared(
         HTTPStatus.BAD_REQUEST,
+        HTTPStatus.CONFLICT,
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
         HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -76,47 +85,78 @@ _SUBMITTED: dict[int | str, dict[str, Any]] = {
     ),
 )
 def submit_tuning(
-    submission: Annotated[TuningSubmission, Body(openapi_examples={"gpt": {"value": EXAMPLE}})],
+    submission: Annotated[
+        TuningSubmission, strictly(TuningSubmission), Body(openapi_examples=examples.REQUESTS["TuningSubmission"])
+    ],
     caller: Calling,
     cases: Cases,
-    response: Response,
-) -> Tuning:
+    once: Once,
+) -> Response:
     """Find the largest micro-batch that fits, and plan the effective batch around it.
 
     Answers 202 and queues it, or 200 with the tuning that answered the same question before, unless `fresh` is set.
     """
-    tuning, queued = cases.submit_tuning(submission, caller)
-    response.status_code = HTTPStatus.ACCEPTED if queued else HTTPStatus.OK
-    response.headers["Location"] = f"/v1/tunings/{tuning.id}"
-    return tuning
+    answer = cases.tunings.submit(submission, caller, once)
+    return submitted(answer, f"/v1/tunings/{answer.work_id}")
 
 
 @router.get(
-    "/tunings",
+    "",
     operation_id="listTunings",
     summary="List tunings",
     dependencies=[needs(Scope.TUNINGS_READ)],
-    responses=declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
+    response_model=TuningPage,
+    responses=on_success(
+        links=links("tuning_id", "items/0/id", "getTuning", "listProbes"),
+        content=examples.of("TuningPage"),
+    )
+    | declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-def list_tunings(cases: Cases, limit: Limit = 50, cursor: Cursor = None) -> TuningPage:
-    """Tunings, newest first, a page at a time."""
-    return cases.tunings(limit, cursor)
+def list_tunings(  # noqa: PLR0913, PLR0917 - one parameter per filter
+    cases: Cases,
+    state: StateFilter = None,
+    device: DeviceFilter = None,
+    model: ModelFilter = None,
+    fingerprint: FingerprintFilter = None,
+    limit: Limit = 50,
+    cursor: TuningCursor = None,
+) -> Response:
+    """Tunings that match every filter, newest first, a page at a time."""
+    return json_response(cases.tunings.page(limit, cursor, WorkFilter(state, device, model, fingerprint)))
 
 
 @router.get(
-    "/tunings/{tuning_id}",
+    "/{tuning_id}",
     operation_id="getTuning",
     summary="Read a tuning",
     dependencies=[needs(Scope.TUNINGS_READ)],
-    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    response_model=Tuning,
+    responses=on_success(
+        headers=TAG_HEADERS | RETRY_AFTER_HEADER,
+        links=_OF_ONE | _ITS_ANSWER,
+        content=examples.of("TuningWithAnswer"),
+    )
+    | NOT_MODIFIED
+    | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-async def get_tuning(tuning_id: TuningId, cases: Cases, feed: Feed, standing: Lasting, wait: Wait = 0.0) -> Tuning:
-    """One tuning. With `wait`, the answer comes when it has ended, or after that many seconds."""
-    return await until_ended(partial(cases.tuning, tuning_id), feed, wait, standing)
+async def get_tuning(  # noqa: PLR0913, PLR0917 - what FastAPI hands over
+    tuning_id: TuningId,
+    cases: Cases,
+    feed: Feed,
+    standing: Lasting,
+    wait: Wait = 0.0,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """One tuning. With `wait`, the answer comes when it has ended, or after that many seconds.
+
+    With `wait` and `If-None-Match` it comes as soon as the tuning is not what that names any more: a state or a probe
+    is new. `Retry-After` is there while it has not ended.
+    """
+    return await polled(partial(cases.tunings.get, tuning_id), feed, Poll(wait, if_none_match), standing)
 
 
 @router.get(
-    "/tunings/{tuning_id}/probes",
+    "/{tuning_id}/probes",
     operation_id="listProbes",
     summary="Read the evidence of a tuning",
     dependencies=[needs(Scope.TUNINGS_READ)],
@@ -124,11 +164,11 @@ async def get_tuning(tuning_id: TuningId, cases: Cases, feed: Feed, standing: La
 )
 def list_probes(tuning_id: TuningId, cases: Cases) -> ProbeList:
     """Every probe that was recorded, in order."""
-    return cases.probes(tuning_id)
+    return cases.tunings.probes(tuning_id)
 
 
 @router.get(
-    "/tunings/{tuning_id}/events",
+    "/{tuning_id}/events",
     operation_id="followTuning",
     summary="Follow a tuning",
     dependencies=[needs(Scope.TUNINGS_READ)],
@@ -139,51 +179,33 @@ async def follow_tuning(
     tuning_id: TuningId, cases: Cases, feed: Feed, standing: Lasting, last_event_id: LastEventId = 0
 ) -> Response:
     """State changes and probes as they happen, as server-sent events."""
-    followed = await run_in_threadpool(cases.tuning, tuning_id)
+    followed = await run_in_threadpool(cases.tunings.get, tuning_id)
     return event_stream(followed, cases, feed, standing, last_event_id)
 
 
 @router.post(
-    "/tunings/{tuning_id}/cancel",
+    "/{tuning_id}/cancel",
     operation_id="cancelTuning",
     summary="Cancel a tuning",
     dependencies=[needs(Scope.TUNINGS_WRITE)],
-    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=on_success(links=_OF_ONE) | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 def cancel_tuning(tuning_id: TuningId, caller: Calling, cases: Cases) -> Tuning:
     """End a tuning. One that has ended already stays as it is, so repeating this is harmless."""
-    return cases.cancel_tuning(tuning_id, caller)
+    return cases.tunings.cancel(tuning_id, caller)
 
 
-@router.get(
-    "/recommendations",
-    operation_id="listRecommendations",
-    summary="Search recommendations",
-    dependencies=[needs(Scope.TUNINGS_READ)],
-    tags=["recommendations"],
-    responses=declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
+@router.delete(
+    "/{tuning_id}",
+    operation_id="deleteTuning",
+    summary="Delete a tuning",
+    dependencies=[needs(Scope.TUNINGS_WRITE)],
+    status_code=HTTPStatus.NO_CONTENT,
+    responses=DELETED | declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per filter
-    cases: Cases,
-    fingerprint: FingerprintFilter = None,
-    device: DeviceFilter = None,
-    model: ModelFilter = None,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> RecommendationPage:
-    """Recommendations, newest first, a page at a time."""
-    wanted = RecommendationFilter(fingerprint=fingerprint, model=model, device=device)
-    return cases.recommendations(wanted, limit, cursor)
+def delete_tuning(tuning_id: TuningId, caller: Calling, cases: Cases) -> None:
+    """Delete a tuning that has ended, with its probes and events. Its recommendation stays.
 
-
-@router.get(
-    "/recommendations/{recommendation_id}",
-    operation_id="getRecommendation",
-    summary="Read a recommendation",
-    dependencies=[needs(Scope.TUNINGS_READ)],
-    tags=["recommendations"],
-    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
-)
-def get_recommendation(recommendation_id: RecommendationId, cases: Cases) -> Recommendation:
-    """One recommendation: decision, plan and evidence."""
-    return cases.recommendation(recommendation_id)
+    The same question is probed again from then on. Cancel a tuning that has not ended first: it is refused with 409.
+    """
+    cases.tunings.delete(tuning_id, caller)

@@ -10,32 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
+from asking import PATIENCE_SECONDS, UNKNOWN, body, problem_in
 from running import Running, StartService
 
 from factories import gpt_spec, mlp_spec, python_spec, recommendation, tuning_request
-from scripted import ScriptedRunner, Trainer, until_stopped
+from scripted import ScriptedRunner, until_stopped
 from service.client import ApiError, Client
-from service.domain import Problem
-from service.openapi import export_openapi
 from service.states import State
 from tuner.requests import TrainingRequest
-
-UNKNOWN = "tun_" + "0" * 32
-PATIENCE_SECONDS = 20.0
-
-
-def problem_in(response: httpx.Response, status: int, code: str) -> Problem:
-    """The problem in a response, which must be one, with this status and code."""
-    assert response.headers["content-type"] == "application/problem+json"
-    problem = Problem.model_validate_json(response.content)
-    assert (response.status_code, problem.status, problem.code) == (status, status, code)
-    assert problem.type == f"urn:batchwright:problem:{code}"
-    return problem
-
-
-def body(**changes: Any) -> dict[str, Any]:
-    """The JSON of a small tuning."""
-    return tuning_request().model_dump(mode="json") | changes
 
 
 def nested(depth: int) -> Any:
@@ -161,49 +143,6 @@ def test_a_service_without_workers_is_not_ready(service: Running) -> None:
     assert problem_in(service.http.post("/v1/tunings", json=body()), 422, "unknown-device")
 
 
-# --- events ---
-
-
-def test_events_tell_a_tuning_from_start_to_end(client: Client) -> None:
-    """The stream holds every state and probe, ends by itself, and resumes after any event."""
-    tuning = client.tunings.submit(tuning_request())
-    events = list(client.tunings.events(tuning.id))
-    assert [event.id for event in events] == list(range(1, len(events) + 1))
-    states = [event.state for event in events if event.state is not None]
-    assert states == [State.QUEUED, State.RUNNING, State.SUCCEEDED]
-    told = [event.probe for event in events if event.probe is not None]
-    assert told == list(client.tunings.probes(tuning.id))
-    assert list(client.tunings.events(tuning.id, after=3)) == events[3:]
-    assert list(client.tunings.events(tuning.id, after=len(events))) == []
-
-
-def test_the_stream_is_what_browsers_take(service: Running, client: Client) -> None:
-    """The media type, ids, kinds and data of server-sent events; 204 when nothing will come."""
-    tuning = client.tunings.wait(client.tunings.submit(tuning_request()).id)
-    url = f"/v1/tunings/{tuning.id}/events"
-    response = service.http.get(url, headers={"Last-Event-ID": str(tuning.events - 1)})
-    assert response.headers["content-type"].startswith("text/event-stream")
-    lines = response.text.splitlines()
-    assert lines[2:4] == [f"id: {tuning.events}", "event: state"]
-    assert json.loads(lines[4].removeprefix("data: "))["state"] == "SUCCEEDED"
-    assert service.http.get(url, headers={"Last-Event-ID": str(tuning.events)}).status_code == HTTPStatus.NO_CONTENT
-
-
-def test_a_job_streams_its_updates(start_service: StartService) -> None:
-    """A follower sees updates while the job runs, and its cancellation."""
-    service = start_service(trainer=Trainer(hold_at=3))
-    with service.client as client:
-        job = client.jobs.submit(recommendation(), TrainingRequest(updates=5))
-        seen = []
-        for event in client.jobs.events(job.id):
-            if event.progress is not None:
-                seen.append(event.progress.update)
-            if event.progress is not None and event.progress.update == 2:
-                client.jobs.cancel(job.id)
-            last = event.state
-        assert (seen, last) == ([1, 2], State.CANCELLED)
-
-
 # --- refusals ---
 
 
@@ -234,8 +173,11 @@ def test_what_is_wrong_is_a_problem(shared_service: Running, method: str, path: 
 
 
 def test_the_methods_of_a_path_are_named(shared_service: Running) -> None:
-    """405 names every method the path has."""
-    assert shared_service.http.delete("/v1/tunings").headers["allow"] == "GET, POST"
+    """405 names every method the path has; OPTIONS does too, and succeeds."""
+    assert shared_service.http.delete("/v1/tunings").headers["allow"] == "GET, HEAD, OPTIONS, POST"
+    told = shared_service.http.options(f"/v1/tunings/{UNKNOWN}")
+    assert (told.status_code, told.headers["allow"]) == (204, "DELETE, GET, HEAD, OPTIONS")
+    assert problem_in(shared_service.http.options("/nowhere"), 404, "not-found")
 
 
 def test_every_wrong_field_is_named(shared_service: Running) -> None:
@@ -277,7 +219,17 @@ def test_odd_values_do_not_break_the_service(shared_service: Running, config: di
     spec = {"model": {"kind": "transformers", "task": "causal-lm", "config": config}, "batch": {"sequence_length": 8}}
     content = json.dumps(body(spec=spec))
     headers = {"content-type": "application/json"}
-    assert shared_service.http.post("/v1/tunings", content=content, headers=headers).status_code in {202, 422}
+    assert shared_service.http.post("/v1/tunings", content=content, headers=headers).status_code in {202, 400, 422}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"fresh": 0}, {"effective_batch_size": "7"}, {"priority": True}, {"uniform": "no"}]
+)
+def test_values_are_not_converted(shared_service: Running, changes: dict[str, Any]) -> None:
+    """A number is no boolean and a text no number, as the document says."""
+    (field,) = changes
+    problem = problem_in(shared_service.http.post("/v1/tunings", json=body(**changes)), 422, "invalid-request")
+    assert [fault.field for fault in problem.errors] == [field]
 
 
 def test_an_undeclared_body_is_refused(shared_service: Running) -> None:
@@ -327,7 +279,7 @@ def test_an_unforeseen_error_tells_nothing(shared_service: Running, monkeypatch:
     def fail(*_: object) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(shared_service.system.cases, "devices", fail)
+    monkeypatch.setattr(shared_service.system.cases.fleet, "devices", fail)
     problem = problem_in(shared_service.http.get("/v1/devices"), 500, "internal-error")
     assert "secret" not in problem.detail
 
@@ -380,28 +332,3 @@ def test_requests_that_cannot_be_planned_are_refused(client: Client) -> None:
     refused(client, 422, "no-plan", tuning_request(ranks, effective_batch_size=100))
     refused(client, 422, "device-error", tuning_request(memory_limit_bytes=2**60))
     assert "cpu" in refused(client, 422, "unknown-device", tuning_request(device="cuda:3"))
-
-
-# --- the document ---
-
-
-def test_the_document_in_the_repository_is_the_services_own() -> None:
-    """`openapi/openapi.json` is what `python -m service.openapi` writes."""
-    path = Path(__file__).parents[2] / "openapi" / "openapi.json"
-    assert path.read_text(encoding="utf-8") == export_openapi(), "run: python -m service.openapi > openapi/openapi.json"
-
-
-def test_the_document_describes_every_call(shared_service: Running) -> None:
-    """Each operation has an id of its own and a description, and declares problems by their media type alone."""
-    document = shared_service.http.get("/openapi.json").json()
-    assert document["openapi"].startswith("3.1")
-    operations = [operation for path in document["paths"].values() for operation in path.values()]
-    ids = [operation["operationId"] for operation in operations]
-    assert len(set(ids)) == len(ids)
-    for operation in operations:
-        assert operation["description"]
-        failures = {status: it for status, it in operation["responses"].items() if int(status) >= 400}
-        assert {"403", "500", "503"} <= set(failures)
-        assert all(set(it["content"]) == {"application/problem+json"} for it in failures.values())
-    fields = document["components"]["schemas"]["Tuning"]["properties"].values()
-    assert all("description" in field or "$ref" in field for field in fields)

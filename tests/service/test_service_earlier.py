@@ -19,7 +19,7 @@ from scripted import SERVED, ScriptedRunner, Trainer, new_work
 from service.client import Client
 from service.coordinator import Coordinator, WorkerSettings
 from service.domain import Tuning as TuningView
-from service.domain import TuningSubmission
+from service.domain import TuningPage, TuningSubmission
 from service.earlier import recall_earlier
 from service.executor.inline import InlineExecutor
 from service.fleet import ServedDevice
@@ -70,7 +70,8 @@ def cases(store: Store) -> UseCases:
 
 def submit(store: Store, request: TuningRequest = REQUEST, **changes: Any) -> tuple[TuningView, bool]:
     """Submit a tuning; whether it was queued."""
-    return cases(store).submit_tuning(TuningSubmission(**dict(request), **changes), KEYLESS)
+    answer = cases(store).tunings.submit(TuningSubmission(**dict(request), **changes), KEYLESS)
+    return TuningView.model_validate_json(answer.body), answer.queued
 
 
 def course(item: WorkItem, served: ServedDevice) -> Tuning:
@@ -119,7 +120,8 @@ def test_an_upgrade_queues_a_tuning_that_refers_to_the_earlier_answer(store: Sto
     assert queued
     assert (tuning.state, tuning.recommendation) == (State.QUEUED, None)
     assert tuning.earlier_recommendation_id == answered.id
-    assert cases(store).tunings(1, None).items[0].earlier_recommendation_id == answered.id
+    listed = TuningPage.model_validate_json(cases(store).tunings.page(1))
+    assert listed.items[0].earlier_recommendation_id == answered.id
 
 
 def test_a_fresh_tuning_refers_to_nothing(store: Store, answered: Recommendation) -> None:

@@ -26,6 +26,7 @@ from service import access as access_module
 from service.access import TRUST_SECONDS, Access
 from service.api import following
 from service.api.authentication import PUBLIC_PATHS
+from service.api.docs_files import DOCS_FILES
 from service.client import ApiError, Client, ClientError
 from service.domain import Problem
 from service.errors import ConfigurationError, NotAuthenticatedError, StoreUnavailableError
@@ -136,10 +137,11 @@ def test_no_route_is_left_out_of_the_document() -> None:
 
 def test_only_health_and_the_document_are_public(guarded: Running) -> None:
     """They are answered without a key; an address that is nowhere is not."""
-    assert {"/livez", "/readyz", "/openapi.json"} == PUBLIC_PATHS
+    page = {"/docs", *(f"/docs/{name}" for name in DOCS_FILES)}
+    assert {"/livez", "/readyz", "/openapi.json", *page} == PUBLIC_PATHS
     for path in PUBLIC_PATHS:
         assert guarded.http.get(path).status_code == 200
-    for path in ("/nowhere", "/livez/", "//livez", "/LIVEZ", "/docs", "/"):
+    for path in ("/nowhere", "/livez/", "//livez", "/LIVEZ", "/docs/", "/docs/x", "/"):
         problem_in(guarded.http.get(path), 401, "not-authenticated")
 
 

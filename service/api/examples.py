@@ -1,0 +1,55 @@
+"""The examples in the document. The answers were given by a service; a test reads them all as what they stand for."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any
+
+ANSWERS: dict[str, dict[str, Any]] = json.loads(
+    resources.files("service.api").joinpath("examples.json").read_text(encoding="utf-8")
+)
+"""By name: the `document` that it is an example of, and its `value`."""
+
+_TUNING: dict[str, Any] = {
+    "spec": {
+        "model": {"kind": "reference", "architecture": {"name": "gpt", "layers": 4, "heads": 4, "width": 256}},
+        "batch": {"sequence_length": 256},
+        "precision": "fp32",
+        "data": {"kind": "synthetic"},
+    },
+    "effective_batch_size": 256,
+    "device": "cpu",
+    "memory_limit_bytes": 1073741824,
+}
+_GPT2: dict[str, Any] = {
+    "model": {"kind": "transformers", "task": "causal-lm", "config": {"model_type": "gpt2"}},
+    "batch": {"sequence_length": 1024},
+    "precision": "bf16-mixed",
+}
+_RECOMMENDATION = "rec_0192f3a1b2c3700089abcdef01234567"
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "TuningSubmission": {
+        "a small GPT": {"value": _TUNING},
+        "GPT-2, probed again": {"value": {"spec": _GPT2, "effective_batch_size": 512, "fresh": True}},
+    },
+    "JobSubmission": {
+        "a run": {
+            "value": {
+                "recommendation_id": _RECOMMENDATION,
+                "training": {"updates": 200, "checkpoint_every": 50},
+            }
+        },
+        "a dry run": {"value": {"recommendation_id": _RECOMMENDATION, "training": {"updates": 200}, "dry_run": True}},
+    },
+    "EstimateRequest": {
+        "GPT-2": {"value": {"spec": _GPT2, "gpus": ["H100-80GB", "A10G", "48GiB"], "effective_batch_size": 512}}
+    },
+}
+"""By document, then by name."""
+
+
+def of(name: str) -> dict[str, Any]:
+    """The ``content`` of a response, with the example of that name."""
+    return {"application/json": {"example": ANSWERS[name]["value"]}}

@@ -1,0 +1,80 @@
+"""/v1/recommendations."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import APIRouter, Response
+from starlette.concurrency import run_in_threadpool
+
+from service.api import examples
+from service.api.answers import json_response, links, on_success
+from service.api.authentication import needs
+from service.api.conditional import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
+from service.api.dependencies import (
+    Cases,
+    DeviceOrNameFilter,
+    FingerprintFilter,
+    IfNoneMatch,
+    Limit,
+    ModelFilter,
+    RecommendationCursor,
+    RecommendationId,
+)
+from service.api.problems import declared
+from service.domain import RecommendationPage
+from service.keys import Scope
+from service.store.base import RecommendationFilter
+from tuner.results import Recommendation
+
+router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"])
+
+_UNCHANGING = {"Cache-Control": "private, max-age=3600, immutable"}
+_ITS_JOB = {"submitJob": {"operationId": "submitJob", "description": "Takes its `id` as `recommendation_id`."}}
+
+
+@router.get(
+    "",
+    operation_id="listRecommendations",
+    summary="Search recommendations",
+    dependencies=[needs(Scope.TUNINGS_READ)],
+    response_model=RecommendationPage,
+    responses=on_success(
+        links=links("recommendation_id", "items/0/id", "getRecommendation"),
+        content=examples.of("RecommendationPage"),
+    )
+    | declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per filter
+    cases: Cases,
+    fingerprint: FingerprintFilter = None,
+    device: DeviceOrNameFilter = None,
+    model: ModelFilter = None,
+    limit: Limit = 50,
+    cursor: RecommendationCursor = None,
+) -> Response:
+    """Recommendations that match every filter, newest first, a page at a time."""
+    wanted = RecommendationFilter(fingerprint=fingerprint, model=model, device=device)
+    return json_response(cases.tunings.recommendations(wanted, limit, cursor))
+
+
+@router.get(
+    "/{recommendation_id}",
+    operation_id="getRecommendation",
+    summary="Read a recommendation",
+    dependencies=[needs(Scope.TUNINGS_READ)],
+    response_model=Recommendation,
+    responses=on_success(
+        headers=TAG_HEADERS,
+        links=_ITS_JOB,
+        content=examples.of("Recommendation"),
+    )
+    | NOT_MODIFIED
+    | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+async def get_recommendation(
+    recommendation_id: RecommendationId, cases: Cases, if_none_match: IfNoneMatch = None
+) -> Response:
+    """One recommendation: decision, plan and evidence. It never changes."""
+    text = await run_in_threadpool(cases.tunings.recommendation, recommendation_id)
+    return conditional(tagged(text.encode()), if_none_match, _UNCHANGING)

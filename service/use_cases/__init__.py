@@ -1,0 +1,43 @@
+"""What callers can do, each as one method: the rules are here, not in the routes and not in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from service.domain import Event
+from service.policy import Policy
+from service.store.base import Store
+from service.use_cases.desk import Desk
+from service.use_cases.fleet import FleetCases
+from service.use_cases.jobs import JobCases
+from service.use_cases.tunings import TuningCases
+
+
+class UseCases:
+    """Everything the API offers. Safe to share between threads.
+
+    Args:
+        store: where work is kept.
+        policy: what the operator allows.
+        runs_dir: where jobs run.
+        lease_seconds: a worker not heard of for longer is not counted as serving its device.
+        notify: called after work was queued or cancelled, so that workers of this process look at once.
+    """
+
+    def __init__(
+        self, store: Store, policy: Policy, runs_dir: Path, lease_seconds: float, notify: Callable[[], None]
+    ) -> None:
+        desk = Desk(store, policy, runs_dir, lease_seconds, notify)
+        self._store = store
+        self.tunings = TuningCases(desk)
+        self.jobs = JobCases(desk)
+        self.fleet = FleetCases(desk)
+
+    def events(self, work_id: str, after: int) -> list[Event]:
+        """Events of a tuning or job that are newer than the id ``after``; a bounded number of them."""
+        return self._store.events(work_id, after)
+
+    def event_counts(self, work_ids: Sequence[str]) -> dict[str, int]:
+        """The id of the newest event of each tuning or job."""
+        return self._store.event_counts(work_ids)

@@ -1,0 +1,55 @@
+"""Devices, and the queue."""
+
+from __future__ import annotations
+
+from service.expected_waits import RECENT, Running, expected_waits
+from service.fleet import DeviceList, DeviceStatus, Queue, QueueEntry
+from service.states import State, WorkKind
+from service.store.base import SeenDevice, WorkFilter, WorkRow
+from service.use_cases.desk import Desk
+
+
+class FleetCases:
+    """What callers can ask of devices, workers and the queue. Safe to share between threads."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._store = desk.store
+
+    def devices(self) -> DeviceList:
+        """The devices, and who holds each."""
+        return DeviceList(items=tuple(self._status(seen) for seen in self._store.devices()))
+
+    def queue(self, limit: int) -> Queue:
+        """What waits, in the order in which it is taken, with how long that may last."""
+        waiting = self._store.queue(limit)
+        seen = [it for it in self._store.devices() if self._desk.is_alive(it)]
+        waits: dict[str, float | None] = {}
+        for device in {it.device for it in waiting}:
+            lines = [it for it in waiting if it.device == device]
+            serving = [self._running(it) for it in seen if it.served.device.id == device]
+            waits |= expected_waits(lines, serving, self._recent(device))
+        return Queue(items=tuple(QueueEntry(**vars(entry), expected_wait_seconds=waits[entry.id]) for entry in waiting))
+
+    # --- helpers ---
+
+    def _status(self, seen: SeenDevice) -> DeviceStatus:
+        return DeviceStatus(
+            **dict(seen.served),
+            alive=self._desk.is_alive(seen),
+            heartbeat_age_seconds=seen.age_seconds,
+            held_by=seen.held_by,
+            queued=seen.queued,
+        )
+
+    def _recent(self, device: str) -> list[WorkRow]:
+        """What ended with success on a device lately, of both kinds."""
+        wanted = WorkFilter(state=State.SUCCEEDED, device=device)
+        return [row for kind in WorkKind for row in self._store.newest(kind, RECENT, None, wanted)]
+
+    def _running(self, seen: SeenDevice) -> Running | None:
+        """What a worker is at; none when it is free."""
+        if seen.held_by is None:
+            return None
+        item = self._store.get(seen.held_by)
+        return Running(item.kind, item.started_at)

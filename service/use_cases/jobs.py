@@ -1,0 +1,194 @@
+"""Jobs: training runs made from recommendations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from service import views
+from service.domain import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission
+from service.errors import InfeasibleRecommendationError, InvalidInputError, NotOnThisHostError
+from service.fleet import ServedDevice
+from service.idempotency import Submitted, first_time
+from service.keys import Caller
+from service.placement import (
+    check_every_process_has_samples,
+    check_goes_with_one_device,
+    check_same_device,
+    processes_of,
+)
+from service.states import WorkKind
+from service.store.base import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
+from service.tracing import current_trace_parent
+from service.use_cases.desk import Desk, check_priority, model_name, payload
+from tuner.documents import Document
+from tuner.results import Recommendation
+from tuner.specs import WorkloadSpec
+from tuner.training.rank_processes import training_command
+from tuner.training.runs import RunPaths
+
+
+class JobCases:
+    """What callers can do with jobs. Safe to share between threads."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._store = desk.store
+
+    def submit(self, submission: JobSubmission, caller: Caller, once: Idempotency | None = None) -> Submitted:
+        """Queue a training run. With ``once``, a request that was answered before is given the same answer.
+
+        Raises:
+            RequestError: when the recommendation cannot be trained here; the message says why.
+            QuotaExceededError: when the caller's key has used its quota.
+        """
+        return self._desk.once.answer(once, lambda: self._submit(submission, caller, once))
+
+    def configure(self, submission: JobSubmission) -> ConfiguredJob:
+        """What ``submit`` would run; runs nothing, so that it may need more devices than a job holds.
+
+        Raises:
+            RequestError: as ``submit``.
+        """
+        recommendation, _ = self._trainable(submission)
+        directory = self._desk.runs_dir / self._desk.identifiers.new("job")
+        paths = RunPaths(directory)
+        return ConfiguredJob(
+            command=tuple(training_command(directory, processes_of(recommendation, submission.training))),
+            environment=recommendation.environment,
+            working_directory=str(directory),
+            files=(
+                _file(paths.recommendation, directory, recommendation),
+                _file(paths.request, directory, submission.training),
+            ),
+            device=recommendation.device.id,
+            recommendation_id=recommendation.id,
+        )
+
+    def get(self, job_id: str) -> Job:
+        """One job.
+
+        Raises:
+            NotFoundError: when there is none with this id.
+        """
+        return self._view(self._desk.get(job_id, WorkKind.JOB))
+
+    def page(self, limit: int, cursor: str | None = None, wanted: WorkFilter = EVERYTHING) -> bytes:
+        """A page of jobs, newest first: a ``JobPage`` as JSON.
+
+        Raises:
+            InvalidCursorError: when the cursor is not one of this list.
+        """
+        return views.job_page(*self._desk.page(WorkKind.JOB, limit, cursor, wanted))
+
+    def cancel(self, job_id: str, caller: Caller) -> Job:
+        """Cancel a job; one that has ended stays as it is.
+
+        Raises:
+            NotFoundError: when there is no such job.
+            NotOwnerError: when another key made it.
+        """
+        return self._view(self._desk.cancel(job_id, WorkKind.JOB, caller))
+
+    def delete(self, job_id: str, caller: Caller) -> None:
+        """Delete a job that has ended, and its folder where that is on this host.
+
+        Raises:
+            NotFoundError: when there is no such job.
+            NotOwnerError: when another key made it.
+            NotEndedError: when it has not ended.
+        """
+        self._desk.delete(job_id, WorkKind.JOB, caller)
+        self._desk.runs.remove(job_id)
+
+    def log(self, job_id: str, most_bytes: int) -> bytes:
+        """The end of what the run printed; empty while it has not begun.
+
+        Raises:
+            NotFoundError: when there is no such job.
+            NotOnThisHostError: when it ran elsewhere.
+        """
+        self._check_is_here(job_id)
+        return self._desk.runs.log_tail(job_id, most_bytes)
+
+    def checkpoints(self, job_id: str) -> CheckpointList:
+        """The checkpoints that the run has kept.
+
+        Raises:
+            NotFoundError: when there is no such job.
+            NotOnThisHostError: when it ran elsewhere.
+        """
+        self._check_is_here(job_id)
+        return CheckpointList(items=self._desk.runs.checkpoints(job_id))
+
+    # --- helpers ---
+
+    def _submit(self, submission: JobSubmission, caller: Caller, once: Idempotency | None) -> Submitted:
+        check_priority(submission.priority, caller)
+        recommendation, here = self._trainable(submission)
+        check_goes_with_one_device(recommendation, submission.training)
+        request = JobRequest(recommendation=recommendation, training=submission.training)
+        work = NewWork(
+            id=self._desk.identifiers.new("job"),
+            kind=WorkKind.JOB,
+            device=recommendation.device.id,
+            model=model_name(recommendation.request.spec),
+            effective_batch_size=recommendation.effective_batch_size.requested,
+            fingerprint=recommendation.fingerprint,
+            payload=payload(request),
+            recommendation_id=recommendation.id,
+            priority=submission.priority,
+            key_id=caller.key_id,
+            hardware=here.hardware,
+            trace_parent=current_trace_parent(),
+        )
+        item = self._store.add(work, self._desk.policy.quota, first_time(once, self._submitted))
+        self._desk.notify()
+        return self._submitted(item)
+
+    def _submitted(self, item: WorkItem) -> Submitted:
+        return Submitted(item.id, self._view(item).model_dump_json())
+
+    def _view(self, item: WorkItem) -> Job:
+        return views.job(item, self._desk.runs.directory(item.id))
+
+    def _check_is_here(self, job_id: str) -> None:
+        """Refuse what has begun and left no folder here."""
+        place = self._desk.get(job_id, WorkKind.JOB).place
+        if place is not None and not self._desk.runs.are_here(job_id):
+            raise NotOnThisHostError(
+                f"the folder of {job_id} is not on the host that answers; it runs, or ran last, at {place}"
+            )
+
+    def _trainable(self, submission: JobSubmission) -> tuple[Recommendation, ServedDevice]:
+        """The recommendation of a submission, and what would run it."""
+        recommendation = submission.recommendation
+        if recommendation is None:
+            recommendation = self._stored(str(submission.recommendation_id))
+        here = self._desk.serving(recommendation.device.id).served
+        if submission.recommendation is not None:
+            self._desk.policy.check_foreign(recommendation, here.environment)
+        if not recommendation.feasible:
+            raise InfeasibleRecommendationError(
+                f"recommendation {recommendation.id!r} says that nothing fits: {recommendation.infeasible_reason}"
+            )
+        self._check_spec(recommendation.request.spec)
+        check_same_device(recommendation.device, here.device)
+        check_every_process_has_samples(recommendation, submission.training)
+        return recommendation, here
+
+    def _stored(self, recommendation_id: str) -> Recommendation:
+        views.check_identifier(recommendation_id, "recommendation")
+        return self._store.recommendation(recommendation_id)
+
+    def _check_spec(self, spec: WorkloadSpec) -> None:
+        if spec.data is None:
+            raise InvalidInputError(
+                "the recommendation's spec has no `data`: say what to train on, for example "
+                "`data: {kind: text, paths: [...]}` or `data: {kind: synthetic}`, and tune again"
+            )
+        self._desk.policy.check_model(spec)
+        self._desk.policy.check_data(spec)
+
+
+def _file(path: Path, directory: Path, document: Document) -> JobFile:
+    return JobFile(path=str(path.relative_to(directory)), content=document.model_dump_json(indent=2))

@@ -1,0 +1,132 @@
+"""The queue: priorities, positions, and how long a wait may be expected to last."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from asking import PATIENCE_SECONDS, body, problem_in
+from running import Running, StartService
+
+from scripted import ScriptedRunner, until_stopped
+from service.expected_waits import Running as AtWork
+from service.expected_waits import expected_waits
+from service.keys import Scope, make_key
+from service.states import State, WorkKind
+from service.store.base import Waiting, WorkRow
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def busy(start_service: StartService) -> Running:
+    """A service whose only device is held until what holds it is cancelled."""
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)))
+    service.http.post("/v1/tunings", json=body(effective_batch_size=3))
+    assert started.wait(PATIENCE_SECONDS)
+    return service
+
+
+def submitted(service: Running, **changes: Any) -> str:
+    """The id of a new tuning."""
+    response = service.http.post("/v1/tunings", json=body(**changes))
+    assert response.status_code == 202
+    return str(response.json()["id"])
+
+
+def test_the_queue_tells_who_is_next(busy: Running) -> None:
+    """A higher priority goes first, older work before newer; nothing is promised of how long that takes."""
+    low = submitted(busy, effective_batch_size=5, priority=-5)
+    plain = submitted(busy, effective_batch_size=6)
+    high = submitted(busy, effective_batch_size=7, priority=5)
+    items = busy.http.get("/v1/queue").json()["items"]
+    assert [(item["id"], item["position"]) for item in items] == [(high, 1), (plain, 2), (low, 3)]
+    assert [item["priority"] for item in items] == [5, 0, -5]
+    assert {(item["kind"], item["device"], item["model"]) for item in items} == {("tuning", "cpu", "mlp")}
+    assert all(item["age_seconds"] >= 0 and item["expected_wait_seconds"] is None for item in items)
+    assert len(busy.http.get("/v1/queue", params={"limit": 2}).json()["items"]) == 2
+
+
+def test_the_priority_is_told_and_leaves_the_answer_alone(busy: Running) -> None:
+    """It is in the tuning and in lists, and not in what the answer depends on."""
+    first = busy.http.post("/v1/tunings", json=body(priority=9)).json()
+    second = busy.http.post("/v1/tunings", json=body(priority=-9)).json()
+    assert (first["priority"], second["priority"]) == (9, -9)
+    assert first["fingerprint"] == second["fingerprint"]
+    assert "priority" not in first["request"]
+    assert busy.http.get("/v1/tunings").json()["items"][0]["priority"] == -9
+
+
+def test_going_first_needs_the_scope_admin(start_service: StartService) -> None:
+    """A key without it may ask for 0 and below."""
+    service = start_service()
+    new, text = make_key("test", (Scope.TUNINGS_WRITE,))
+    service.system.store.keys.add(new)
+    headers = {"Authorization": f"Bearer {text}"}
+    refused = service.http.post("/v1/tunings", json=body(priority=1), headers=headers)
+    assert "priority 1" in problem_in(refused, 403, "scope-missing").detail
+    assert service.http.post("/v1/tunings", json=body(priority=-1), headers=headers).status_code == 202
+
+
+@pytest.mark.parametrize("priority", [-101, 101, 0.5])
+def test_priorities_are_bounded(shared_service: Running, priority: float) -> None:
+    """From -100 to 100."""
+    problem_in(shared_service.http.post("/v1/tunings", json=body(priority=priority)), 422, "invalid-request")
+
+
+def waiting(name: str, kind: WorkKind = WorkKind.TUNING) -> Waiting:
+    """Something in the queue."""
+    return Waiting(name, kind, "cpu", "mlp", 0, 1, 0.0)
+
+
+def took(seconds: float, kind: WorkKind = WorkKind.TUNING, attempts: int = 1) -> WorkRow:
+    """Something that ended after that long."""
+    values: dict[str, Any] = dict.fromkeys(WorkRow.__dataclass_fields__)
+    values |= {"kind": kind, "state": State.SUCCEEDED, "attempts": attempts}
+    return WorkRow(**values | {"started_at": NOW, "ended_at": NOW + timedelta(seconds=seconds)})
+
+
+RECENT = [took(10.0), took(20.0), took(60.0)]
+
+
+def test_waits_follow_from_what_ended_lately() -> None:
+    """What runs is expected to take the median; then each after the one ahead."""
+    at_work = AtWork(WorkKind.TUNING, NOW)
+    told = expected_waits([waiting("a"), waiting("b")], [at_work], RECENT, NOW + timedelta(seconds=5))
+    assert told == {"a": 15.0, "b": 35.0}
+
+
+def test_several_workers_share_the_queue() -> None:
+    """A free worker takes the first at once; the next waits for whoever is free first."""
+    at_work = AtWork(WorkKind.TUNING, NOW)
+    told = expected_waits([waiting("a"), waiting("b"), waiting("c")], [at_work, None], RECENT, NOW)
+    assert told == {"a": 0.0, "b": 20.0, "c": 20.0}
+
+
+def test_what_takes_longer_than_usual_may_end_any_moment() -> None:
+    """No negative waits."""
+    told = expected_waits([waiting("a")], [AtWork(WorkKind.TUNING, NOW)], RECENT, NOW + timedelta(hours=1))
+    assert told == {"a": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("workers", "recent"),
+    [
+        ([], RECENT),
+        ([AtWork(WorkKind.TUNING, NOW)], RECENT[:2]),
+        ([AtWork(WorkKind.JOB, NOW)], RECENT),
+        ([AtWork(WorkKind.TUNING, NOW)], [took(0.0, attempts=0)] * 5),
+    ],
+)
+def test_nothing_is_promised_without_grounds(workers: list[AtWork | None], recent: list[WorkRow]) -> None:
+    """Without a worker, or fewer than three durations of what runs; stored answers took no device."""
+    assert expected_waits([waiting("a")], workers, recent, NOW) == {"a": None}
+
+
+def test_behind_the_unknown_everything_is_unknown() -> None:
+    """Work of a kind without durations is taken when told, and hides when the next is."""
+    told = expected_waits([waiting("a", WorkKind.JOB), waiting("b")], [None], RECENT, NOW)
+    assert told == {"a": 0.0, "b": None}
