@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from anyio import CapacityLimiter
+
 from service.domain import FieldFault, GpuList
 from service.errors import EstimatesBusyError, InvalidInputError
 from service.metrics import Metrics
@@ -24,6 +26,8 @@ Estimator = Callable[[EstimateRequest, ShouldStop], Estimate]
 """Makes an estimate, in a process that has ended when this returns; ``tuner.estimation.launch.estimate``."""
 
 _POLL_SECONDS = 0.05
+_AT_ONCE = 4
+"""Callers who need no slot: they are answered from memory, or refused."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ class Estimates:
         self._slots = threading.BoundedSemaphore(limits.slots)
         self._places = threading.BoundedSemaphore(limits.slots + limits.queue)
         self._answers = _Answers(limits.remembered, limits.remembered_bytes)
+        self.threads = CapacityLimiter(limits.slots + limits.queue + _AT_ONCE)
+        """For those who ask from a thread: other work of the API finds its own free, however many estimates wait."""
 
     def estimate(self, request: EstimateRequest, should_stop: ShouldStop = lambda: False) -> Estimate:
         """What the workload would take; asked for again, the same answer at once.

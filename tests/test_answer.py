@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from factories import mlp_spec
-from tuner.catalogue import find_gpu
+from tuner.catalogue import KernelProfile, find_gpu
 from tuner.errors import EstimateError
 from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 from tuner.estimation.answer import answer, profiles
@@ -22,7 +22,7 @@ from tuner.estimation.curve import LARGEST_SIZE, MemoryCurve
 from tuner.estimation.growth import Polynomial
 from tuner.estimation.replay import minimum_capacity
 from tuner.estimation.settings import DEFAULT_SETTINGS
-from tuner.estimation.trace import Category, SizedTrace, Trace
+from tuner.estimation.trace import Category, Mark, SizedTrace, Trace
 
 MIB = 1024**2
 GIB = 1024**3
@@ -32,15 +32,15 @@ many = settings(max_examples=60, deadline=None, derandomize=True)
 Block: TypeAlias = tuple[Category, int, int]
 
 
-def sized(events: list[int], blocks: list[Block], *, accumulates: bool, **fields: Any) -> SizedTrace:
-    """A trace from blocks: a category, bytes, and bytes for each sample."""
+def sized(events: list[int], blocks: list[Block], *, accumulates: bool, measured: int = 0, **fields: Any) -> SizedTrace:
+    """A trace from blocks: a category, bytes, and bytes for each sample; measured from an event on."""
     trace = Trace(
         micro_batch_size=1,
         accumulates=accumulates,
         sizes=tuple(fixed + each for _, fixed, each in blocks),
         categories=tuple(category for category, _, _ in blocks),
         events=tuple(events),
-        marks=(),
+        marks=(Mark(name="measured-update", position=measured),),
         **{"decisions": "cuda", **fields},
     )
     growths = tuple(Polynomial((Fraction(fixed), Fraction(each))) for _, fixed, each in blocks)
@@ -270,6 +270,59 @@ def test_cards_with_the_same_kernels_share_their_replays() -> None:
     assert three.asked.count(1) == one.asked.count(1)
 
 
+def fragmenting(measured: int) -> Traced:
+    """12 MiB that are cached where 30 are wanted next, and both again: the second time from an event on."""
+    blocks = [(Category.TEMPORARIES, size * MIB, 0) for size in (12, 30, 12, 30)]
+    trace = sized([0, ~0, 1, ~1, 2, ~2, 3, ~3], blocks, accumulates=True, measured=measured)
+    return Traced(several=trace, single=trace)
+
+
+def test_what_fits_by_giving_back_the_cache_in_every_update_is_told() -> None:
+    """536 MiB leave the allocator 36: 30 fit only where the 12 that are cached go. With 44 both stay."""
+    small, large = (first(asking(f"{size}MiB", micro_batch_size=1), fragmenting(0)) for size in (536, 544))
+    assert peak_of(small).capacity_bytes == peak_of(large).capacity_bytes == 30 * MIB
+    assert (peak_of(small).thrashes, peak_of(large).thrashes) == (True, False)
+    assert [any("gives back its cache" in note for note in found.notes) for found in (small, large)] == [True, False]
+
+
+def test_a_cache_that_only_the_first_update_gives_back_does_no_harm() -> None:
+    """After the 12 MiB have gone once, all fits into the 30 that are kept."""
+    assert not peak_of(first(asking("536MiB", micro_batch_size=1), fragmenting(4))).thrashes
+
+
+def failing(_: Trace) -> Trace:
+    """What a workload may do while it is traced."""
+    raise EstimateError("needs a card of compute capability 8.9")
+
+
+def test_a_card_without_a_trace_leaves_the_others_theirs() -> None:
+    """Whether it fails at once or at a later size: that card is uncertain, with the reason."""
+    request = asking("L4", "A10", "H100-80GB")
+    traced: dict[KernelProfile, Traced | Exception] = {
+        find_gpu("L4").profile: workload(),
+        find_gpu("A10").profile: workload(change=failing),
+        find_gpu("H100-80GB").profile: RuntimeError("no\nkernel"),
+    }
+    good, late, early = answer(request, traced, versions={}, seconds=0.0).gpus
+    assert good == first(asking("L4"))
+    assert [(it.feasible, it.peak, it.plan, it.largest_micro_batch) for it in (late, early)] == [
+        (Verdict.UNCERTAIN, None, None, 0)
+    ] * 2
+    assert any("needs a card of compute capability 8.9" in note for note in late.notes)
+    assert any("RuntimeError: no kernel" in note for note in early.notes)
+
+
+def test_no_trace_at_all_is_an_error() -> None:
+    """The first card's, as it was raised."""
+    request = asking("L4", "H100-80GB")
+    traced: dict[KernelProfile, Traced | Exception] = {
+        find_gpu("L4").profile: workload(change=failing),
+        find_gpu("H100-80GB").profile: RuntimeError("late"),
+    }
+    with pytest.raises(EstimateError, match=r"capability 8\.9"):
+        answer(request, traced, versions={}, seconds=0.0)
+
+
 def test_cards_are_answered_in_order_each_with_its_kernels() -> None:
     """Another profile's workload takes other memory."""
     small, large = workload(), workload(change=lambda it: it.model_copy(update={"sizes": (GIB, *it.sizes[1:])}))
@@ -304,8 +357,8 @@ def width(found: Estimate) -> tuple[float, float]:
     ("traced", "precision", "expected"),
     [
         (workload(), "bf16-mixed", (0.05, 0.07)),
-        (workload("cpu"), "fp32", (0.15, 0.09)),
-        (workload("cpu"), "bf16-mixed", (0.15, 0.09)),
+        (workload("cpu"), "fp32", (0.23, 0.21)),
+        (workload("cpu"), "bf16-mixed", (0.23, 0.21)),
         (workload(notes=("something was not followed",)), "fp32", (0.09, 0.11)),
         (workload(exact_sizes=False), "fp32", (0.25, 0.27)),
     ],

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,31 @@ def test_code_that_fails_is_told_in_its_own_words(tmp_path: Path) -> None:
     done = batchwright("estimate", spec, "--gpu", "L4")
     assert done.returncode == 4
     assert "misbehaving.py" in done.stderr
+
+
+def test_a_schedulers_end_leaves_no_process_and_no_files(tmp_path: Path) -> None:
+    """SIGTERM ends it as Ctrl-C does: exit code 130, and what traced code has started ends with it."""
+    journal = tmp_path / "processes.txt"
+    spec = written(tmp_path, python_spec("misbehaving:build", way="leaves-a-child-and-hangs", argument=str(journal)))
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(tmp_path / "tmp")}
+    command = [sys.executable, "-m", "tuner.cli", "estimate", str(spec), "--gpu", "L4"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        while not (journal.exists() and journal.read_text().endswith("\n")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(30) == 130
+    assert not list((tmp_path / "tmp").glob("batchwright-*"))
+    for pid in journal.read_text().split():
+        assert not _is_alive(pid)
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize(
@@ -215,6 +241,15 @@ def test_a_table_says_which_cards_can_run_it_at_which_plan() -> None:
     assert "T4 20.00 GiB 10.00 GiB does not fit - -" in text
     assert text.count("All say so.") == 1
     assert "T4: It is old." in text
+
+
+def test_a_card_of_which_nothing_is_known_says_so() -> None:
+    """Neither a number of samples nor that none fit: the note has the reason."""
+    unknown = card("L4", Verdict.UNCERTAIN, may_fit=0, peak=None, notes=("Nothing is known: it failed.",))
+    text = shown(estimate_panel(estimate(unknown), request("L4")))
+    assert "largest not known" in text
+    assert "Nothing is known: it failed." in text
+    assert "L4 20.00 GiB may fit - -" in shown(estimate_table(estimate(unknown, unknown), request("L4", "T4")))
 
 
 def test_what_was_asked_decides_whether_it_fits() -> None:

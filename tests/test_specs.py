@@ -44,6 +44,7 @@ GPT2: dict[str, Any] = {
         ({"model": GPT, "data": {"kind": "files"}}, "data", "'records', 'images', 'arrays'"),
         ({"model": GPT, "data": {"kind": "text", "paths": ["a"], "tokenizer": "gpt2"}}, "data.tokenizer", "`bytes`"),
         ({"model": GPT, "data": {"kind": "arrays", "path": "a.npy"}}, "data.path", "`.safetensors`"),
+        ({"model": GPT, "parallelism": {"world_size": 65_537}}, "parallelism.world_size", "equal to 65536"),
         ([], "(document)", "dictionary"),
     ],
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from traced import held_bytes, most_bytes, traced_on_cuda
 
 from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
@@ -17,7 +21,7 @@ from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOut
 from tuner.estimates import EstimateRequest
 from tuner.estimation.attention import Attention, Kernel, choose
 from tuner.estimation.launch import _has_ended, estimate
-from tuner.estimation.shim import NoCompilerError, compiled
+from tuner.estimation.shim import NoCompilerError, _identity, _torch_folder, compiled
 from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
 from tuner.estimation.tracing import trace
 from tuner.estimation.workload import _scaled, trace_workload
@@ -259,6 +263,66 @@ def test_broken_compilers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not list((tmp_path / "cache").glob("*.so"))
 
 
+LOADING = """
+import sys
+from pathlib import Path
+from tuner.estimation.shim import load_shim
+shim = load_shim()
+print(shim.kept, shim.reason, shim.library._name)
+"""
+
+
+def _loading(folder: Path, **environment: str) -> str:
+    """What a process says that loads what a stand-in for a compiler makes: a library that is there, and a line."""
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    script = f'echo run >> {folder}/log; while [ "$1" != -o ]; do shift; done; cp {library} "$2"'
+    command = [sys.executable, "-c", LOADING]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "CXX": str(_compiler(folder, script)), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_library_that_does_not_load_is_made_again(tmp_path: Path) -> None:
+    """Once, in its place."""
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert _loading(tmp_path, **cache).startswith("True")
+    (kept,) = (tmp_path / "cache" / "batchwright").glob("*.so")
+    kept.write_bytes(b"half of a library")
+    assert str(kept) in _loading(tmp_path, **cache)
+    assert str(kept) in _loading(tmp_path, **cache)
+    assert (tmp_path / "log").read_text().splitlines() == ["run", "run"]
+
+
+@pytest.mark.parametrize("home", ["/dev/null/cache", ""])
+def test_where_nothing_can_be_kept_the_library_is_made_for_one_process(tmp_path: Path, home: str) -> None:
+    """A folder that cannot be written to, and a user without a home: the reason is told, and nothing is left."""
+    (tmp_path / "tmp").mkdir()
+    nobody = tmp_path / "sitecustomize.py"
+    nobody.write_text("import pathlib\ndef home(): raise RuntimeError('nobody')\npathlib.Path.home = home\n")
+    said = _loading(tmp_path, XDG_CACHE_HOME=home, TMPDIR=str(tmp_path / "tmp"), PYTHONPATH=str(tmp_path))
+    assert said.startswith("False")
+    assert "set XDG_CACHE_HOME" in said
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_torch_without_a_package_has_an_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built in place it has no metadata; its own version tells it apart."""
+
+    def unknown(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    named = _identity(_torch_folder())
+    monkeypatch.setattr(importlib.metadata, "version", unknown)
+    assert _identity(_torch_folder()).startswith("unpackaged-")
+    assert named.startswith(torch.__version__)
+
+
 def _compiler(folder: Path, script: str) -> Path:
     path = folder / "compiler"
     path.write_text(f"#!/bin/sh\n{script}\n")
@@ -306,6 +370,39 @@ def test_estimates_stay_within_their_memory() -> None:
     """A workload that really takes memory fails with a word about it, not the host."""
     with pytest.raises(EstimateError, match="host memory"):
         estimate(_request(python_spec("traced_models:huge")), memory_bytes=4 * 1024**3)
+
+
+@pytest.mark.usefixtures("workloads_of_the_tests")
+def test_estimates_write_no_endless_files() -> None:
+    """A workload that fills the disk fails instead."""
+    with pytest.raises(EstimateError, match="File too large"):
+        estimate(_request(python_spec("traced_models:spilling")))
+
+
+@pytest.mark.parametrize("missing", ["executable", "folder"])
+def test_processes_that_cannot_be_started_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """Without an interpreter, or room for the request."""
+    if missing == "executable":
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    else:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(EstimateError, match="process that traces cannot be started"):
+        estimate(_request(mlp_spec()))
+
+
+def test_a_bound_of_the_host_stays() -> None:
+    """A tighter hard limit than ours is kept, and no error; a looser one is tightened."""
+    code = (
+        "import resource as r; from tuner.processes import tighten_limit as t\n"
+        "print(t(r.RLIMIT_DATA, 2**33), *r.getrlimit(r.RLIMIT_DATA))\n"
+        "r.setrlimit(r.RLIMIT_DATA, (2**32, 2**32))\n"
+        "print(t(r.RLIMIT_DATA, 2**33), *r.getrlimit(r.RLIMIT_DATA))"
+    )
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{2**33} {2**33} {hard}", f"{2**32} {2**32} {2**32}"]
 
 
 @pytest.mark.usefixtures("workloads_of_the_tests")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from typing import Any
 
@@ -86,6 +87,18 @@ class Huge(Tokens):
         return torch.ones(size, 2**32, dtype=torch.int32)
 
 
+class Spilling(Tokens):
+    """Writes a file that has no end in sight."""
+
+    def build_model(self) -> nn.Module:
+        """Two gibibytes, most of them holes."""
+        with tempfile.TemporaryFile() as stream:
+            stream.seek(2**31)
+            stream.write(b"!")
+            stream.flush()
+        return super().build_model()
+
+
 class Conditional(Tokens):
     """Another loss for more than two samples."""
 
@@ -118,6 +131,11 @@ def slow() -> Tokens:
 def huge() -> Tokens:
     """Takes too much."""
     return Huge()
+
+
+def spilling() -> Tokens:
+    """Fills the disk."""
+    return Spilling()
 
 
 def conditional() -> Tokens:

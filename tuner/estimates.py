@@ -107,6 +107,8 @@ class PeakEstimate(Document):
     """The capacity and what lies outside the allocator: what the card needs to have. What it may have less than
     expected (by its driver, its ECC setting) counts as needed in ``high``. It fits surely where ``high`` is within
     ``usable_bytes``, and does not where ``low`` is above."""
+    thrashes: bool = False
+    """Whether it is expected to fit only because the allocator gives back its cache in every update: that is slow."""
     breakdown: PeakBreakdown
     """At the moment when most is allocated; the parts sum to ``allocated_bytes`` and what is outside."""
 
@@ -119,16 +121,17 @@ class GpuEstimate(Document):
     usable_bytes: PositiveInt
     """What the card is expected to offer, the margin taken off."""
     feasible: Verdict
-    """Whether any micro-batch fits."""
+    """Whether any micro-batch fits; `uncertain` also where the workload cannot be traced for this GPU, with a note."""
     largest_micro_batch: NonNegativeInt
-    """The largest size expected to fit; 0 when none is. Above 128 only even sizes are looked at, above 256 every
-    fourth, and so on, beside the whole share of a rank."""
+    """The largest size expected to fit; 0 when none is, or nothing is known. Above 128 only even sizes are looked at,
+    above 256 every fourth, and so on, beside the whole share of a rank."""
     surely_fits: NonNegativeInt
     """The largest size whose whole interval fits."""
     may_fit: NonNegativeInt
     """The largest size whose interval begins below the limit."""
     peak: PeakEstimate | None = None
-    """At the size asked for, else at the largest expected to fit; at size 1 when none is."""
+    """At the size asked for, else at the largest expected to fit; at size 1 when none is. None where the workload
+    cannot be traced for this GPU."""
     plan: BalancedPlan | None = None
     """The effective batch around the largest micro-batch, when one was asked for and one fits. Left out, with a note
     of its steps, where it has more than 4,096 micro-batches over all ranks."""

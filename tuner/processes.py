@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -36,6 +37,22 @@ def cgroup_files(unified: str, legacy: str) -> list[Path]:
         elif "memory" in controllers.split(","):
             paths.append(_CGROUPS / "memory" / path.lstrip("/") / legacy)
     return [*paths, _CGROUPS / unified, _CGROUPS / "memory" / legacy]
+
+
+def tighten_limit(kind: int, wanted: int) -> int:
+    """Bound what this process and those that it starts may take of a resource; a tighter bound that is there stays.
+
+    Args:
+        kind: ``resource.RLIMIT_...``.
+        wanted: the bound.
+
+    Returns:
+        The bound that holds now.
+    """
+    there = resource.getrlimit(kind)
+    own = min(it for it in (wanted, *there) if it != resource.RLIM_INFINITY)
+    resource.setrlimit(kind, (own, there[1]))
+    return own
 
 
 def kernel_oom_kills() -> int:

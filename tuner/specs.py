@@ -170,10 +170,14 @@ class ScheduleSpec(Document):
     """Updates over which the rate rises linearly from zero."""
 
 
+LARGEST_WORLD_SIZE = 65_536
+"""More ranks than anybody has devices."""
+
+
 class ParallelismSpec(Document):
     """Data parallelism of the run."""
 
-    world_size: PositiveInt = 1
+    world_size: Annotated[int, Field(ge=1, le=LARGEST_WORLD_SIZE)] = 1
     """Data-parallel ranks: one per device."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """How ranks share the model: each a whole copy, or shards."""

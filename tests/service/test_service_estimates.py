@@ -196,6 +196,21 @@ def test_slots_are_bounded_and_freed_by_a_client_that_goes_away(
         assert client.estimates.create(estimate_request()).gpus[0].feasible is Verdict.FITS
 
 
+def test_estimates_leave_the_api_its_threads(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While more estimates are made than the API has threads for everything else, everything else is answered."""
+    service = start_service(estimate_slots=45)
+    estimator = Scripted()
+    estimator.go_on.clear()
+    monkeypatch.setattr(service.system.estimates, "_estimator", estimator)
+    with ExitStack() as stack:
+        for size in range(1, 46):
+            stack.enter_context(posted(service.url, estimate_request(micro_batch_size=size)))
+        for _ in range(45):
+            assert estimator.begun.acquire(timeout=PATIENCE_SECONDS)
+        assert service.http.get("/v1/tunings", timeout=10).status_code == 200
+        estimator.go_on.set()
+
+
 def test_a_service_that_ends_ends_its_estimates(start_service: StartService, hanging: Hanging) -> None:
     """Whoever waits is told, and nothing is left running."""
     service = start_service(python_targets=TARGET)

@@ -59,6 +59,8 @@ def _facts(found: Estimate, gpu: GpuEstimate, request: EstimateRequest) -> list[
 
 
 def _largest_in_words(gpu: GpuEstimate) -> str:
+    if gpu.peak is None:
+        return "not known"
     if not gpu.may_fit:
         return "no micro-batch is expected to fit, not even of 1"
     expected = f"micro-batch of {gpu.largest_micro_batch:,}" if gpu.largest_micro_batch else "none"

@@ -153,6 +153,9 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
     from tuner.cli.estimating import estimate as run_estimate  # noqa: PLC0415 - see _tune
     from tuner.cli.estimating import fits_nowhere, in_words  # noqa: PLC0415 - likewise
 
+    from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - likewise
+
+    interrupt_on_sigterm()
     request = estimate_request(
         spec=spec,
         world_size=world_size,

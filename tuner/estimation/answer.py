@@ -7,8 +7,9 @@ How far an estimate may be off (``_errors``) is put together from what is known:
   more upwards than downwards, since a wrong "fits" costs a run and a wrong "uncertain" a probe;
 * sizes between traced ones are exact to 0.34 %; where traces tell no size exactly, the interval is widened by an
   assumption;
-* without CUDA's decisions a step with a low precision was overestimated by 0 to 11 % (GPT 124M, bf16), one in fp32 by
-  nothing; other models may take other kernels in fp32 too;
+* with the CPU's decisions instead of CUDA's five models of transformers (8 samples; fp32, bf16-mixed, bf16) came out
+  between 12 % too low (GPT-2, bf16-mixed: the CPU's autocast leaves powers in bf16) and 21 % too high (T5, bf16: the
+  CPU keeps what drops out as numbers);
 * nothing was measured on ROCm, on a card of which only the memory is known, or of what a trace says it could not
   follow: there the interval is widened by assumptions;
 * outside of the allocator come the context (by card, ``tuner.gpus``) and, for several ranks, NCCL's buffers.
@@ -23,6 +24,7 @@ from math import ceil, floor
 
 from tuner.accumulation import balanced_plan, share_per_rank
 from tuner.catalogue import ByteInterval, Gpu, KernelProfile, find_gpu
+from tuner.errors import BatchwrightError
 from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
 from tuner.estimation.curve import LARGEST_SIZE, MemoryCurve, TracedWorkload
 from tuner.estimation.settings import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS
@@ -32,13 +34,14 @@ __all__ = ["TracedWorkload", "answer", "profiles"]
 
 _PERCENT = Fraction(1, 100)
 _METHOD = (5 * _PERCENT, 7 * _PERCENT)
-_CPU_DECISIONS = (10 * _PERCENT, 2 * _PERCENT)
-"""A figure 11 % too high is to be lowered by 10 %."""
+_CPU_DECISIONS = (18 * _PERCENT, 14 * _PERCENT)
+"""A figure 21 % too high is to be lowered by 18 %, one 12 % too low to be raised by 14 %."""
 _NOT_FOLLOWED = (4 * _PERCENT, 4 * _PERCENT)
 _SIZES_NOT_CHECKED = (20 * _PERCENT, 20 * _PERCENT)
 _OTHER_KERNELS = (4 * _PERCENT, 4 * _PERCENT)
 _NCCL_BYTES = ByteInterval(low=500_000_000, expected=1_000_000_000, high=1_600_000_000)
 """Of one communicator: 0.5 to 1.6 GB."""
+_SHOWN_LENGTH = 500
 _MOST_LISTED = 4096
 """Micro-batches of a plan that is told whole: an answer for many cards stays a matter of kilobytes."""
 
@@ -54,7 +57,7 @@ def profiles(request: EstimateRequest) -> tuple[KernelProfile, ...]:
 
 def answer(
     request: EstimateRequest,
-    traced: Mapping[KernelProfile, TracedWorkload],
+    traced: Mapping[KernelProfile, TracedWorkload | Exception],
     *,
     versions: dict[str, str],
     seconds: float,
@@ -63,22 +66,26 @@ def answer(
 
     Args:
         request: what is asked.
-        traced: the workload, for each of ``profiles(request)``; one object for those that run the same kernels.
+        traced: the workload, for each of ``profiles(request)``, or why there is none; one object for those that run the
+            same kernels.
         versions: of what took part in tracing.
         seconds: time that tracing took.
 
     Raises:
         EstimateError: when a GPU's name is not known, or is that of several.
         PlanError: when a rank would have no sample.
+        Exception: what tracing failed with, when there is no trace for any of the GPUs.
     """
     cards = [find_gpu(name) for name in request.gpus]
     distinct = {id(it): it for it in (traced[card.profile] for card in cards)}
-    known = {key: _Workload.of(request, it) for key, it in distinct.items()}
-    workloads = [known[id(traced[card.profile])] for card in cards]
+    known = {key: _judged(request, it) for key, it in distinct.items()}
+    found = [it for it in known.values() if isinstance(it, _Workload)]
+    if not found:
+        raise next(it for it in known.values() if isinstance(it, Exception))
     return Estimate(
-        decisions="cpu" if any(it.follows_cpu for it in workloads) else "cuda",
-        parameters=workloads[0].traced.parameters,
-        gpus=tuple(_Card(request, *it).estimate() for it in zip(cards, workloads, strict=True)),
+        decisions="cpu" if any(it.follows_cpu for it in found) else "cuda",
+        parameters=found[0].traced.parameters,
+        gpus=tuple(_estimate(request, card, known[id(traced[card.profile])]) for card in cards),
         versions=versions,
         seconds=seconds,
         notes=("Estimated, not measured: a tuning on the card proves what fits.",),
@@ -147,6 +154,33 @@ class _Workload:
         return self.several.candidate(limit_bytes, self.share - 1)
 
 
+def _judged(request: EstimateRequest, traced: TracedWorkload | Exception) -> _Workload | Exception:
+    """The workload, traced at all kinds of updates that matter, or what that failed with."""
+    if isinstance(traced, Exception):
+        return traced
+    try:
+        return _Workload.of(request, traced)
+    except Exception as error:  # noqa: BLE001 - user code runs here; other cards may do without what fails
+        return error
+
+
+def _estimate(request: EstimateRequest, gpu: Gpu, workload: _Workload | Exception) -> GpuEstimate:
+    """The answer for one card; where the workload cannot be traced for it, that nothing is known, and why."""
+    if isinstance(workload, _Workload):
+        return _Card(request, gpu, workload).estimate()
+    words = " ".join(str(workload).split())[:_SHOWN_LENGTH]
+    kind = "" if isinstance(workload, BatchwrightError) else f"{type(workload).__name__}: "
+    return GpuEstimate(
+        gpu=gpu.name,
+        usable_bytes=_usable_bytes(gpu, request),
+        feasible=Verdict.UNCERTAIN,
+        largest_micro_batch=0,
+        surely_fits=0,
+        may_fit=0,
+        notes=(*gpu.notes, f"Nothing is known: the workload cannot be traced for this GPU ({kind}{words})."),
+    )
+
+
 @dataclass(frozen=True)
 class _Limits:
     """What the allocator may need on a card, if the estimate is right, and if it is as far off as may be."""
@@ -163,7 +197,7 @@ class _Card:
         self._request = request
         self._gpu = gpu
         self._workload = workload
-        self._usable = max(1, _without_margin(gpu.total_bytes, request))
+        self._usable = _usable_bytes(gpu, request)
         self._lacking = _without_margin(gpu.total_bytes, request) - _without_margin(gpu.least_total_bytes, request)
         self._too_high, self._too_low = _errors(gpu, workload)
         self._outside = _outside(request, gpu)
@@ -176,6 +210,7 @@ class _Card:
         surely, perhaps = workload.largest(limits.surely), workload.perhaps(limits.perhaps)
         ranks, batch = request.spec.parallelism.world_size, request.effective_batch_size
         listed = _micro_batches(batch, ranks, largest) if batch is not None and largest else 0
+        peak = self._peak(request.micro_batch_size or max(1, largest), limits)
         return GpuEstimate(
             gpu=self._gpu.name,
             usable_bytes=self._usable,
@@ -183,9 +218,9 @@ class _Card:
             largest_micro_batch=largest,
             surely_fits=surely,
             may_fit=perhaps,
-            peak=self._peak(request.micro_batch_size or max(1, largest), limits),
+            peak=peak,
             plan=balanced_plan(batch, ranks, largest) if batch is not None and 0 < listed <= _MOST_LISTED else None,
-            notes=self._notes(largest, listed),
+            notes=(*self._notes(largest, listed), *_thrashing(peak)),
         )
 
     def _limits(self) -> _Limits:
@@ -214,6 +249,7 @@ class _Card:
             reserved_bytes=replayed.peak_reserved_bytes,
             capacity_bytes=capacity,
             device_bytes=self._device_bytes(capacity),
+            thrashes=curve.thrashes(size, limits.expected),
             breakdown=_peak_breakdown(curve.held_at_peak(size), self._outside.expected),
         )
 
@@ -246,8 +282,17 @@ def _micro_batches(batch: int, ranks: int, largest: int) -> int:
     return sum(min(steps, share) for share in shares)
 
 
+def _usable_bytes(gpu: Gpu, request: EstimateRequest) -> int:
+    return max(1, _without_margin(gpu.total_bytes, request))
+
+
 def _without_margin(total_bytes: int, request: EstimateRequest) -> int:
     return int(total_bytes * (1.0 - request.memory_margin))
+
+
+def _thrashing(peak: PeakEstimate) -> tuple[str, ...]:
+    size = f"At size {peak.micro_batch_size:,} the allocator"
+    return (f"{size} gives back its cache in every update: a smaller one may be faster.",) if peak.thrashes else ()
 
 
 def _verdict(*, surely: bool, perhaps: bool) -> Verdict:

@@ -24,11 +24,14 @@ from tuner.estimation.shim import NoCompilerError, Shim, load_shim
 from tuner.files import write_atomically
 from tuner.fingerprint import installed_versions
 from tuner.memory.failures import FailureKind, classify_exception
-from tuner.processes import die_with_parent
+from tuner.processes import die_with_parent, tighten_limit
 from tuner.requests import ExpectationRequest
 from tuner.results import ExpectedPeaks
 
+_FILE_BYTES = 1024**3
+"""The largest file that traced code may write."""
 _NO_SHIM = "CUDA's decisions cannot be followed here, the CPU's are instead"
+_NOT_KEPT = "the device that stands in for CUDA was compiled for this estimate alone, which takes time"
 
 
 def run(question: str, paths: EstimatePaths) -> None:
@@ -66,23 +69,33 @@ _ANSWERS: dict[str, Callable[[bytes], Document]] = {"estimate": _estimate, "expe
 def _shim() -> tuple[Shim | None, tuple[str, ...]]:
     """The device that stands in for CUDA, loaded before torch; without a compiler none, and why."""
     try:
-        return load_shim(), ()
+        shim = load_shim()
     except NoCompilerError as error:
         return None, (f"{_NO_SHIM}: {error}",)
+    return shim, () if shim.kept else (f"{_NOT_KEPT}: {shim.reason}",)
 
 
 def _traced(
     request: EstimateRequest, wanted: tuple[KernelProfile, ...], shim: Shim | None
-) -> dict[KernelProfile, TracedWorkload]:
-    """The workload for each profile; profiles that run the same kernels share a trace."""
+) -> dict[KernelProfile, TracedWorkload | Exception]:
+    """The workload for each profile, or what stands in the way; profiles that run the same kernels share a trace.
+
+    Raises:
+        SpecError: when the spec is wrong.
+    """
     from tuner.estimation.kernels import representative  # noqa: PLC0415 - torch comes with it, after the shim
     from tuner.estimation.shapes import Shapes  # noqa: PLC0415 - likewise
     from tuner.estimation.workload import trace_workload  # noqa: PLC0415 - likewise
 
     shapes = Shapes()
-    known: dict[KernelProfile, TracedWorkload] = {}
+    known: dict[KernelProfile, TracedWorkload | Exception] = {}
     for profile in dict.fromkeys(map(representative, wanted)):
-        known[profile] = trace_workload(request.spec, profile, shim=shim, shapes=shapes)
+        try:
+            known[profile] = trace_workload(request.spec, profile, shim=shim, shapes=shapes)
+        except SpecError:
+            raise
+        except Exception as error:  # noqa: BLE001 - user code runs here; other cards may do without what fails
+            known[profile] = error
     return {profile: known[representative(profile)] for profile in wanted}
 
 
@@ -105,7 +118,8 @@ def main(arguments: list[str]) -> None:
     question, directory, parent, memory_bytes = arguments
     die_with_parent(int(parent))
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a card of this host is never touched
-    resource.setrlimit(resource.RLIMIT_DATA, (int(memory_bytes), resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    tighten_limit(resource.RLIMIT_DATA, int(memory_bytes))
+    tighten_limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
     warnings.simplefilter("ignore")  # of torch and the workload: nobody reads them here
     run(question, EstimatePaths(Path(directory)))
     sys.stdout.flush()

@@ -89,6 +89,18 @@ class MemoryCurve:
                 return True
         return self.capacity(size) <= limit_bytes
 
+    def thrashes(self, size: int, limit_bytes: int) -> bool:
+        """Whether the allocator gets through with this much only by giving back its cache in every update."""
+        if not self.fits(size, limit_bytes) or self.replayed(size).peak_reserved_bytes <= limit_bytes:
+            return False
+        trace = self._trace(size)
+        began = trace.position("measured-update")
+        before, both = (
+            replay(events, trace.sizes, self._settings, limit_bytes).retries
+            for events in (trace.events[:began], trace.events)
+        )
+        return both > before
+
     def largest(self, limit_bytes: int, bound: int = LARGEST_SIZE) -> int:
         """The largest size up to ``bound`` that was found to fit; 0 when none was."""
         size = self.candidate(limit_bytes, bound)

@@ -139,7 +139,7 @@ def without_dropout_in_attention() -> Iterator[None]:
 
     With dropout the CPU has no kernel that does without the matrix of all pairs of tokens; those of cards keep a seed.
     """
-    found = nn.functional.scaled_dot_product_attention
+    found: Callable[..., Tensor] = nn.functional.scaled_dot_product_attention
 
     def attend(*args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401 - whatever it takes
         given = args[:_DROPOUT_PLACE] + (0.0,) * (len(args) > _DROPOUT_PLACE) + args[_DROPOUT_PLACE + 1 :]

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError
@@ -66,10 +67,14 @@ def _ask(
     memory_bytes: int,
 ) -> bytes:
     """What a process of its own answers, as JSON."""
-    with tempfile.TemporaryDirectory(prefix="batchwright-estimate-") as directory:
-        paths = EstimatePaths(Path(directory))
-        write_atomically(paths.request, request.model_dump_json())
-        process = _start(question, paths, memory_bytes)
+    with ExitStack() as stack:
+        try:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="batchwright-estimate-"))
+            paths = EstimatePaths(Path(directory))
+            write_atomically(paths.request, request.model_dump_json())
+            process = _start(question, paths, memory_bytes)
+        except OSError as error:
+            raise EstimateError(f"the process that traces cannot be started: {error}") from error
         try:
             _wait(process, timeout_seconds, should_stop)
         finally:

@@ -16,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,10 @@ class NoCompilerError(EstimateError):
     """The shim cannot be compiled on this host; the message says why."""
 
 
+class _NotKeptError(NoCompilerError):
+    """There is no folder for what is compiled."""
+
+
 @dataclass(frozen=True)
 class Shim:
     """The library in this process, loaded.
@@ -44,10 +49,17 @@ class Shim:
     Attributes:
         library: the loaded library.
         keeps: what C++ code calls back, which must stay as long as the process.
+        reason: why the library is compiled again by every process; empty where it is kept.
     """
 
     library: ctypes.CDLL
-    keeps: list[object]
+    keeps: list[object] = field(default_factory=list)
+    reason: str = ""
+
+    @property
+    def kept(self) -> bool:
+        """Whether the next process finds the library."""
+        return not self.reason
 
     def install(self, profile: KernelProfile) -> None:
         """Take the place of whatever torch has registered, and choose attention as a card of this profile would.
@@ -64,10 +76,11 @@ class Shim:
 
 
 def load_shim(cache: Path | None = None) -> Shim:
-    """The library, compiled if it is not there yet.
+    """The library, compiled if it is not there yet, or does not load.
 
     Args:
-        cache: where compiled libraries are kept; the user's cache folder when left out.
+        cache: where compiled libraries are kept; the user's cache folder when left out. Where nothing can be kept, it
+            is compiled into a folder of this call's own, which is gone when it is loaded.
 
     Raises:
         NoCompilerError: when there is no C++ compiler, or it fails.
@@ -75,32 +88,58 @@ def load_shim(cache: Path | None = None) -> Shim:
     """
     if "torch" in sys.modules:
         raise EstimateError("torch was imported before the device that stands in for CUDA: trace in a fresh process")
-    path = compiled(cache or cache_folder())
     try:
-        return Shim(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL), [])
+        return Shim(_loaded(cache or cache_folder()))
+    except _NotKeptError as error:
+        reason = str(error)
+    try:
+        with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
+            return Shim(_loaded(Path(folder)), reason=reason)
     except OSError as error:
-        raise NoCompilerError(f"{path} cannot be loaded ({error}): remove it to have it compiled again") from None
+        raise NoCompilerError(f"{reason}; nor is there another folder to compile in ({error})") from None
+
+
+def _loaded(cache: Path) -> ctypes.CDLL:
+    """The library in ``cache``; one that does not load, as after a broken disk or from another host, is made again."""
+    with suppress(OSError):
+        return ctypes.CDLL(str(compiled(cache)), mode=ctypes.RTLD_GLOBAL)
+    path = compiled(cache, again=True)
+    try:
+        return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise NoCompilerError(f"{path} cannot be loaded: {error}") from None
 
 
 def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/batchwright``, else ``~/.cache/batchwright``."""
+    """``$XDG_CACHE_HOME/batchwright``, else ``~/.cache/batchwright``.
+
+    Raises:
+        NoCompilerError: when there is no such folder, since the user has no home.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "batchwright"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "batchwright"
+    except RuntimeError as error:
+        raise _NotKeptError(f"there is no home folder ({error}): set XDG_CACHE_HOME") from None
 
 
-def compiled(cache: Path) -> Path:
+def compiled(cache: Path, *, again: bool = False) -> Path:
     """The library for this torch and this source in ``cache``; compiled by the first who asks, others wait.
+
+    Args:
+        cache: where libraries are kept.
+        again: compile it even if it is there, in place of the one that is.
 
     Raises:
         NoCompilerError: as ``load_shim``.
     """
     torch_folder = _torch_folder()
     path = cache / f"fake-cuda-{_identity(torch_folder)}.so"
-    if path.is_file():
+    if path.is_file() and not again:
         return path
     compiler = _compiler()
     with _alone(cache):
-        if not path.is_file():
+        if again or not path.is_file():
             with replacing(path) as beside:
                 _compile(compiler, torch_folder, beside)
     return path
@@ -115,8 +154,13 @@ def _torch_folder() -> Path:
 
 def _identity(torch_folder: Path) -> str:
     """What the library depends on: its source, how it is compiled, torch and where it lies, the processor."""
-    version = importlib.metadata.version("torch")
-    parts = (_SOURCE.read_text(), *_FLAGS, version, str(torch_folder), platform.machine())
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:  # built from its sources, in place
+        version = "unpackaged"
+    about = torch_folder / "version.py"
+    built = about.read_text() if about.is_file() else ""
+    parts = (_SOURCE.read_text(), *_FLAGS, version, built, str(torch_folder), platform.machine())
     return f"{version}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
 
@@ -163,6 +207,6 @@ def _alone(cache: Path) -> Iterator[None]:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
     except OSError as error:
-        raise NoCompilerError(
+        raise _NotKeptError(
             f"{cache} cannot be written to ({error}): set XDG_CACHE_HOME to a folder that can"
         ) from None

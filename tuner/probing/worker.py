@@ -22,6 +22,7 @@ from tuner.files import write_atomically
 from tuner.memory.devices import MemoryDevice, open_device, translate_certain
 from tuner.probing.clock import TimedEngine, TimedUpdate, enough, timing
 from tuner.probing.exchange import CheckReport, ProbePaths
+from tuner.processes import tighten_limit
 from tuner.requests import ExpectationRequest, ProbeRequest
 from tuner.results import ModelSummary, Outcome, Phase, ProbeResult, UpdateTiming
 from tuner.specs import WorkloadSpec
@@ -228,7 +229,7 @@ def _check(spec: WorkloadSpec) -> CheckReport:
 def run_expect(paths: ProbePaths) -> None:
     """Estimate the memory curve that the request in ``paths`` asks for, and leave it there."""
     request = ExpectationRequest.model_validate_json(paths.request.read_bytes())
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    tighten_limit(resource.RLIMIT_DATA, MEMORY_BYTES)
     write_atomically(paths.result, expected_peaks(request).model_dump_json())
 
 
