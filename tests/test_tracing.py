@@ -18,7 +18,7 @@ from traced import held_bytes, most_bytes, traced_on_cuda
 from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
 from tuner.catalogue import KernelProfile
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
-from tuner.estimates import EstimateRequest
+from tuner.estimates import EstimateRequest, Verdict
 from tuner.estimation.attention import Attention, Kernel, choose
 from tuner.estimation.launch import _has_ended, estimate
 from tuner.estimation.shim import NoCompilerError, _identity, _torch_folder, compiled
@@ -370,6 +370,16 @@ def test_estimates_stay_within_their_memory() -> None:
     """A workload that really takes memory fails with a word about it, not the host."""
     with pytest.raises(EstimateError, match="host memory"):
         estimate(_request(python_spec("traced_models:huge")), memory_bytes=4 * 1024**3)
+
+
+@pytest.mark.usefixtures("workloads_of_the_tests")
+def test_a_card_that_fails_leaves_the_others_their_answers() -> None:
+    """A workload that fails with the second card's kernels is estimated on the first."""
+    request = EstimateRequest(spec=python_spec("traced_models:failing_once"), gpus=("A10G", "H100-80GB"))
+    known, unknown = estimate(request).gpus
+    assert known.peak is not None
+    assert (unknown.feasible, unknown.peak) == (Verdict.UNCERTAIN, None)
+    assert any("RuntimeError: built a second time" in note for note in unknown.notes)
 
 
 @pytest.mark.usefixtures("workloads_of_the_tests")

@@ -12,6 +12,8 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
 from tuner.workloads.base import LossTerms
 
+_BUILDS: list[int] = []
+
 
 class Recurrent(nn.Module):
     """An embedding, two LSTM layers and a head."""
@@ -99,6 +101,17 @@ class Spilling(Tokens):
         return super().build_model()
 
 
+class FailingOnce(Tokens):
+    """Fails when it is built for the second time."""
+
+    def build_model(self) -> nn.Module:
+        """Counts."""
+        _BUILDS.append(1)
+        if len(_BUILDS) == 2:
+            raise RuntimeError("built a second time")
+        return super().build_model()
+
+
 class Conditional(Tokens):
     """Another loss for more than two samples."""
 
@@ -136,6 +149,11 @@ def huge() -> Tokens:
 def spilling() -> Tokens:
     """Fills the disk."""
     return Spilling()
+
+
+def failing_once() -> Tokens:
+    """Fails once."""
+    return FailingOnce()
 
 
 def conditional() -> Tokens:
