@@ -5,25 +5,56 @@
     from service.client import Client
 
     with Client("http://127.0.0.1:8000") as client:
-        tuning = client.tunings.submit(request)
-        tuning = client.tunings.wait(tuning.id)
-        print(tuning.recommendation.micro_batch_size)
+        recommendation = client.tunings.tune(request)
+        print(recommendation.micro_batch_size, recommendation.environment)
+
+``AsyncClient`` has the same calls for asyncio. The parts, from the outside in: ``client`` opens connections;
+``calls``, ``tunings`` and ``jobs`` have every call once, as coroutines; ``blocking`` runs these without an event loop;
+``core`` retries, waits, follows and pages; ``retrying`` says when; ``wire`` makes requests of documents and documents
+of answers; ``network`` alone sends.
 """
 
-from service.client.client import Client
-from service.client.errors import ApiError, ClientError, ConnectionFailedError, NotWaitedLongEnoughError
-from service.client.resources import Devices, Estimates, Gpus, Jobs, Recommendations, Tunings
+from service.client.blocking import Devices, Estimates, Gpus, Jobs, Queue, Recommendations, Tunings
+from service.client.client import AsyncClient, Client
+from service.client.errors import (
+    ApiError,
+    ClientError,
+    ConflictError,
+    ConnectionFailedError,
+    InvalidRequestError,
+    NotAllowedError,
+    NotAuthenticatedError,
+    NotFoundError,
+    NotWaitedLongEnoughError,
+    QuotaExceededError,
+    ServiceUnavailableError,
+    TuningFailedError,
+    UnexpectedAnswerError,
+)
+from service.client.wire import Call
 
 __all__ = [
     "ApiError",
+    "AsyncClient",
+    "Call",
     "Client",
     "ClientError",
+    "ConflictError",
     "ConnectionFailedError",
     "Devices",
     "Estimates",
     "Gpus",
+    "InvalidRequestError",
     "Jobs",
+    "NotAllowedError",
+    "NotAuthenticatedError",
+    "NotFoundError",
     "NotWaitedLongEnoughError",
+    "Queue",
+    "QuotaExceededError",
     "Recommendations",
+    "ServiceUnavailableError",
+    "TuningFailedError",
     "Tunings",
+    "UnexpectedAnswerError",
 ]

@@ -1,39 +1,44 @@
-"""The synchronous client."""
+"""The clients: one that blocks and one for asyncio, over the same calls."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import MappingProxyType
-from typing import Any, Self
+from typing import Self
 
 import httpx
 
-from service.client.errors import ClientError, ConnectionFailedError
-from service.client.resources import Devices, Estimates, Gpus, Jobs, Recommendations, Tunings
-from service.client.wire import Call, DocumentT, parsed
-from service.fleet import Health
+from service.client import blocking
+from service.client.blocking import Blocking
+from service.client.calls import AsyncCalls
+from service.client.core import Core
+from service.client.errors import ClientError
+from service.client.network import AsyncNetwork, BlockingNetwork
+from service.client.retrying import Retries
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 API_KEY_VARIABLE = "BATCHWRIGHT_API_KEY"
 
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+"""Each follower of events holds a connection: they must not keep calls from theirs."""
+
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]+")
 
 
-class Client:
-    """Talks to one service. Safe to share between threads; close it, or use it as a context.
+class AsyncClient(AsyncCalls):
+    """Talks to one service, on asyncio. Close it, or use it as a context.
 
     Args:
         base_url: where the service listens.
         api_key: what the service knows the caller by; that of the environment variable BATCHWRIGHT_API_KEY when left
             out, and none when there is none.
         timeout_seconds: how long one answer may take, the time asked to wait for aside.
-        http: an `httpx.Client` to use instead, for example with a proxy; its owner closes it.
+        retry_seconds: how long, from its first failure, a call is tried again after lost connections, timeouts, 429
+            and 503; 0 for never.
+        http: an `httpx.AsyncClient` to use instead, for example with a proxy; its owner closes it.
 
     Raises:
-        ClientError: when the key cannot be one.
+        ClientError: when the key or the address cannot be one.
     """
 
     def __init__(
@@ -42,66 +47,69 @@ class Client:
         *,
         api_key: str | None = None,
         timeout_seconds: float = 30.0,
+        retry_seconds: float = 60.0,
+        http: httpx.AsyncClient | None = None,
+    ) -> None:
+        headers = _authorization(api_key)
+        self._owns_http = http is None
+        self._http = httpx.AsyncClient(base_url=_address(base_url), limits=_LIMITS) if http is None else http
+        super().__init__(Core(AsyncNetwork(self._http, headers), Retries(retry_seconds), timeout_seconds))
+
+    async def aclose(self) -> None:
+        """Close the connections. Idempotent."""
+        if self._owns_http:
+            await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        """Ready to call."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        await self.aclose()
+
+
+class Client(Blocking[AsyncCalls]):
+    """Talks to one service. Safe to share between threads; close it, or use it as a context.
+
+    Args:
+        base_url: where the service listens.
+        api_key: what the service knows the caller by; that of the environment variable BATCHWRIGHT_API_KEY when left
+            out, and none when there is none.
+        timeout_seconds: how long one answer may take, the time asked to wait for aside.
+        retry_seconds: how long, from its first failure, a call is tried again after lost connections, timeouts, 429
+            and 503; 0 for never.
+        http: an `httpx.Client` to use instead, for example with a proxy; its owner closes it.
+
+    Raises:
+        ClientError: when the key or the address cannot be one.
+    """
+
+    livez = blocking.blocking(AsyncCalls.livez)
+    readyz = blocking.blocking(AsyncCalls.readyz)
+    call = blocking.blocking(AsyncCalls.call)
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout_seconds: float = 30.0,
+        retry_seconds: float = 60.0,
         http: httpx.Client | None = None,
     ) -> None:
-        self._headers = _authorization(os.environ.get(API_KEY_VARIABLE) if api_key is None else api_key)
+        headers = _authorization(api_key)
         self._owns_http = http is None
-        self._http = httpx.Client(base_url=base_url, timeout=timeout_seconds) if http is None else http
-        self._timeout_seconds = timeout_seconds
-        self.tunings = Tunings(self)
-        self.recommendations = Recommendations(self)
-        self.jobs = Jobs(self)
-        self.devices = Devices(self)
-        self.estimates = Estimates(self)
-        self.gpus = Gpus(self)
-
-    def livez(self) -> Health:
-        """Whether the service answers.
-
-        Raises:
-            ConnectionFailedError: when it does not.
-        """
-        return self.call(Health, Call("GET", "/livez"))
-
-    def readyz(self) -> Health:
-        """Whether the service can do its work.
-
-        Raises:
-            ApiError: when it cannot; the problem says why.
-        """
-        return self.call(Health, Call("GET", "/readyz"))
-
-    def call(self, kind: type[DocumentT], call: Call, extra_seconds: float = 0.0) -> DocumentT:
-        """Make a call that answers with a ``kind``; ``extra_seconds`` is what it was asked to wait.
-
-        Raises:
-            ApiError: when the service refuses.
-            ConnectionFailedError: when it cannot be reached.
-        """
-        return parsed(kind, self.send(call, extra_seconds))
-
-    def send(self, call: Call, extra_seconds: float = 0.0) -> httpx.Response:
-        """Make a call.
-
-        Raises:
-            ConnectionFailedError: when the service cannot be reached.
-        """
-        with translated():
-            return self._http.request(**self._arguments(call), timeout=self._timeout_seconds + extra_seconds)
-
-    @contextmanager
-    def stream(self, call: Call, headers: dict[str, str]) -> Iterator[httpx.Response]:
-        """An answer that is read as it comes. It may be silent for as long as the service's keep-alives allow.
-
-        Raises:
-            ConnectionFailedError: when the service cannot be reached, or the connection breaks.
-        """
-        with translated(), self._http.stream(**self._arguments(call, headers), timeout=60.0) as response:
-            yield response
-
-    def _arguments(self, call: Call, headers: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-        given = call.arguments()
-        return {**given, "headers": {**given.get("headers", {}), **self._headers, **headers}}
+        self._http = httpx.Client(base_url=_address(base_url), limits=_LIMITS) if http is None else http
+        core = Core(BlockingNetwork(self._http, headers), Retries(retry_seconds), timeout_seconds)
+        super().__init__(AsyncCalls(core))
+        self.tunings = blocking.Tunings(self.calls.tunings)
+        self.recommendations = blocking.Recommendations(self.calls.recommendations)
+        self.jobs = blocking.Jobs(self.calls.jobs)
+        self.devices = blocking.Devices(self.calls.devices)
+        self.queue = blocking.Queue(self.calls.queue)
+        self.estimates = blocking.Estimates(self.calls.estimates)
+        self.gpus = blocking.Gpus(self.calls.gpus)
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
@@ -118,12 +126,12 @@ class Client:
 
 
 def _authorization(api_key: str | None) -> dict[str, str]:
-    """The header that carries a key. An error never shows the key.
+    """The header that carries a key: the one given, else that of the environment. An error never shows the key.
 
     Raises:
         ClientError: when it holds what no header can carry: then it is not a key.
     """
-    key = (api_key or "").strip()
+    key = (os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key).strip()
     if not key:
         return {}
     if not _HEADER_VALUE.fullmatch(key):
@@ -131,10 +139,16 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-@contextmanager
-def translated() -> Iterator[None]:
-    """The one seam where httpx's errors become ours."""
+def _address(base_url: str) -> httpx.URL:
+    """Where the service listens.
+
+    Raises:
+        ClientError: when it is no address.
+    """
     try:
-        yield
-    except httpx.TransportError as error:
-        raise ConnectionFailedError(f"the service cannot be reached: {type(error).__name__}: {error}") from error
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise ClientError(f"the address {base_url!r} is none: {error}") from None
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ClientError(f"the address {base_url!r} needs a scheme and a host, as in {DEFAULT_URL}")
+    return url

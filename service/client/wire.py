@@ -1,38 +1,83 @@
-"""What the synchronous and a later asynchronous client share: requests in, documents and errors out. No sockets."""
+"""Requests in, documents, events and errors out. No sockets, no clock but to read a date."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from service.client.errors import ApiError
-from service.domain import PROBLEM_TYPE_PREFIX, Event, Problem
+from service.client.errors import NOT_A_PROBLEM, ApiError, UnexpectedAnswerError, api_error
+from service.domain import PROBLEM_TYPE_PREFIX, Event, EventKind, Problem
 
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
+
+_SHOWN_LENGTH = 500
+_REPEATABLE_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS"})
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request, apart from how it is sent."""
+    """One request, apart from how it is sent.
+
+    Args:
+        method: the HTTP verb.
+        path: with its leading slash; see ``path_of``.
+        query: what is none is left out.
+        body: sent as JSON.
+        idempotency_key: with it the service makes nothing twice, so that the call may be repeated.
+        repeatable: whether it may be sent again when its answer was lost; follows from verb and key when left out.
+        headers: further headers.
+    """
 
     method: str
     path: str
-    query: Mapping[str, Any] | None = None
+    query: Mapping[str, Any] = field(default_factory=dict)
     body: BaseModel | None = None
+    idempotency_key: str | None = None
+    repeatable: bool | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether sending it twice does what sending it once does."""
+        if self.repeatable is not None:
+            return self.repeatable
+        return self.method in _REPEATABLE_METHODS or self.idempotency_key is not None
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of ``httpx.Client.request``."""
-        given: dict[str, Any] = {"method": self.method, "url": self.path, "params": self._set_parameters()}
-        if self.body is not None:
-            given |= {"content": self.body.model_dump_json(), "headers": {"Content-Type": "application/json"}}
-        return given
+        headers = dict(self.headers)
+        if self.idempotency_key is not None:
+            headers["Idempotency-Key"] = self.idempotency_key
+        if self.body is None:
+            return {"method": self.method, "url": self.path, "params": self._parameters(), "headers": headers}
+        return {
+            "method": self.method,
+            "url": self.path,
+            "params": self._parameters(),
+            "headers": {**headers, "Content-Type": "application/json"},
+            "content": self.body.model_dump_json(),
+        }
 
-    def _set_parameters(self) -> dict[str, Any]:
-        return {name: value for name, value in (self.query or {}).items() if value is not None}
+    def _parameters(self) -> dict[str, Any]:
+        return {name: value for name, value in self.query.items() if value is not None}
+
+
+def path_of(collection: str, identifier: str, *rest: str) -> str:
+    """The path of one thing; an identifier that holds a slash stays one part of it."""
+    return "/".join((collection, quote(identifier, safe=""), *rest))
+
+
+def creating(path: str, body: BaseModel, idempotency_key: str | None) -> Call:
+    """A call that makes something once, however often it is sent: under the caller's key, or one of its own."""
+    return Call("POST", path, body=body, idempotency_key=idempotency_key or str(uuid.uuid4()))
 
 
 def parsed(kind: type[DocumentT], response: httpx.Response) -> DocumentT:
@@ -40,38 +85,88 @@ def parsed(kind: type[DocumentT], response: httpx.Response) -> DocumentT:
 
     Raises:
         ApiError: when the service answered with a problem.
+        UnexpectedAnswerError: when what came is no such document.
     """
-    raise_for_problem(response)
-    return kind.model_validate_json(response.content, extra="ignore")
+    if (error := problem_in(response)) is not None:
+        raise error
+    try:
+        return kind.model_validate_json(response.content, extra="ignore")
+    except ValidationError as error:
+        raise _unexpected(f"{response.status_code} with what is no {kind.__name__}", response.text) from error
 
 
-def raise_for_problem(response: httpx.Response) -> None:
-    """Raise what a response that is no success says.
-
-    Raises:
-        ApiError: with the problem document, or one made up for a response that has none (a proxy's).
-    """
-    if response.is_success:
-        return
+def problem_in(response: httpx.Response) -> ApiError | None:
+    """What a response that is no success says; one is made up for a response without a problem (a proxy's)."""
+    if response.is_success or response.status_code == httpx.codes.NOT_MODIFIED:
+        return None
     try:
         problem = Problem.model_validate_json(response.content, extra="ignore")
     except ValidationError:
         problem = Problem(
-            type=f"{PROBLEM_TYPE_PREFIX}not-a-problem-document",
+            type=PROBLEM_TYPE_PREFIX + NOT_A_PROBLEM,
             title=response.reason_phrase or "An answer without a problem document",
-            status=response.status_code,
-            detail=response.text[:500],
-            code="not-a-problem-document",
+            detail=response.text[:_SHOWN_LENGTH],
+            code=NOT_A_PROBLEM,
         )
-    raise ApiError(problem)
+    # What the status line says counts: a problem may leave it out.
+    problem = problem.model_copy(update={"status": response.status_code})
+    headers = response.headers
+    return api_error(problem, retry_after(headers.get("Retry-After", "")), headers.get("X-Request-ID"))
 
 
-def events_of(lines: Iterable[str]) -> Iterator[Event]:
-    """The events in the lines of a stream; comments and unknown fields are passed over."""
-    data: list[str] = []
-    for line in lines:
-        if line.startswith("data:"):
-            data.append(line[len("data:") :].removeprefix(" "))
-        elif not line and data:
-            yield Event.model_validate_json("\n".join(data), extra="ignore")
-            data = []
+def retry_after(text: str, now: datetime | None = None) -> float | None:
+    """The seconds that a `Retry-After` asks for, as a number or as a date; none when it is neither."""
+    text = text.strip()
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        date = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    date = date if date.tzinfo else date.replace(tzinfo=UTC)
+    return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())
+
+
+class EventParser:
+    """Reads server-sent events from the bytes of a stream, however they are cut.
+
+    Lines are split at line feeds alone: a message may hold other characters that Python takes for a line's end.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._fields: dict[str, str] = {}
+
+    def feed(self, chunk: bytes) -> Iterator[Event]:
+        """The events that end in ``chunk``. Comments, and kinds that a newer service added, are passed over.
+
+        Raises:
+            UnexpectedAnswerError: when the data of an event is none.
+        """
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            text = line.removesuffix(b"\r").decode(errors="replace")
+            if text:
+                self._take(text)
+            elif (event := self._finished()) is not None:
+                yield event
+
+    def _take(self, line: str) -> None:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data" and "data" in self._fields:
+            value = f"{self._fields['data']}\n{value}"
+        self._fields[name] = value
+
+    def _finished(self) -> Event | None:
+        fields, self._fields = self._fields, {}
+        if "data" not in fields or fields.get("event") not in {None, *EventKind}:
+            return None
+        try:
+            return Event.model_validate_json(fields["data"], extra="ignore")
+        except ValidationError as error:
+            raise _unexpected("an event that is none", fields["data"]) from error
+
+
+def _unexpected(what: str, text: str) -> UnexpectedAnswerError:
+    return UnexpectedAnswerError(f"the service answered {what}: {text[:_SHOWN_LENGTH]!r}")

@@ -1,4 +1,4 @@
-"""The small parts, each by itself: identifiers, settings, holds, locks, states, errors, and the SDK's wire."""
+"""The small parts, each by itself: identifiers, settings, holds, locks, states and errors."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from pydantic import ValidationError
 
 from factories import gpt_spec, recommendation
 from scripted import SERVED, new_work
 from service.bootstrap import served_devices
-from service.client import ApiError, Client, ConnectionFailedError, NotWaitedLongEnoughError
-from service.client.wire import events_of
 from service.domain import JobSubmission
 from service.errors import (
     ConfigurationError,
@@ -60,8 +57,8 @@ def test_a_clock_that_goes_back_does_not_break_the_order() -> None:
 def test_a_cursor_leads_back_to_its_identifier() -> None:
     """What was encoded is decoded."""
     identifier = IdentifierSource().new("rec")
-    assert decode_cursor(encode_cursor(identifier)) == identifier
-    assert decode_cursor(None) is None
+    assert decode_cursor(encode_cursor(identifier), "rec") == identifier
+    assert decode_cursor(None, "rec") is None
 
 
 # --- states ---
@@ -296,64 +293,3 @@ def test_a_job_names_one_recommendation() -> None:
     for wrong in ({}, {"recommendation_id": "rec_1", "recommendation": recommendation()}):
         with pytest.raises(ValidationError, match="exactly one"):
             JobSubmission.model_validate(wrong)
-
-
-# --- the SDK ---
-
-
-def answering(handler: Callable[[httpx.Request], httpx.Response]) -> Client:
-    """A client whose transport is a function."""
-    return Client(http=httpx.Client(transport=httpx.MockTransport(handler), base_url="http://127.0.0.1"))
-
-
-def test_an_answer_without_a_problem_document_is_an_error_all_the_same() -> None:
-    """A proxy's page becomes an ApiError with the status and the text."""
-    client = answering(lambda _: httpx.Response(502, text="<h1>Bad gateway</h1>"))
-    with pytest.raises(ApiError, match="Bad gateway") as caught:
-        client.livez()
-    assert caught.value.status == 502
-
-
-def test_fields_of_a_newer_service_are_left_out() -> None:
-    """A response may have more fields than this SDK knows."""
-    client = answering(lambda _: httpx.Response(200, json={"status": "ok", "checks": {}, "new": 1}))
-    assert client.livez().status == "ok"
-
-
-def test_a_service_that_is_away_is_said_to_be() -> None:
-    """A connection that fails is an error of the SDK's own."""
-
-    def refuse(_request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
-
-    with pytest.raises(ConnectionFailedError, match="refused"):
-        answering(refuse).livez()
-
-
-def test_a_wait_that_runs_out_says_so() -> None:
-    """The error names the state it is in."""
-    tuning = {
-        "id": "job_1",
-        "state": "RUNNING",
-        "device": "cpu",
-        "model": "mlp",
-        "effective_batch_size": 4,
-        "attempts": 1,
-        "created_at": "2026-01-01T00:00:00Z",
-        "updated_at": "2026-01-01T00:00:00Z",
-        "events": 2,
-        "fingerprint": "f",
-        "probes": 0,
-        "request": new_work("tun_1").payload,
-    }
-    tuning["request"] = httpx.Response(200, text=new_work("tun_1").payload).json()
-    client = answering(lambda _: httpx.Response(200, json=tuning))
-    with pytest.raises(NotWaitedLongEnoughError, match="RUNNING"):
-        client.tunings.wait("tun_1", timeout_seconds=0.0)
-
-
-def test_a_stream_of_events_is_read_line_by_line() -> None:
-    """Comments are passed over, and an event cut off by the end of the stream is not made up."""
-    event = '{"id": 1, "at": "2026-01-01T00:00:00Z", "kind": "state", "state": "QUEUED"}'
-    lines = [": keep-alive", "", "id: 1", "event: state", f"data: {event}", "", "data: {"]
-    assert [found.state for found in events_of(lines)] == [State.QUEUED]

@@ -1,0 +1,75 @@
+"""Which changes let a larger micro-batch fit? Tunes variants of one request side by side, with ``AsyncClient``.
+
+Each variant is one tuning of the same model; a service with several devices works on several at a time. Probes are
+shown as they end, whichever tuning they belong to::
+
+    batchwright serve &
+    python examples/compare_async.py --effective-batch-size 256
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from typing import Any
+
+from service.client import AsyncClient, ClientError
+from tuner.requests import TuningRequest
+from tuner.results import Recommendation
+from tuner.specs import parse_spec
+
+MODEL: dict[str, Any] = {
+    "model": {"kind": "reference", "architecture": {"name": "gpt", "layers": 2, "width": 128}},
+    "batch": {"sequence_length": 64},
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "bf16-mixed": {"precision": "bf16-mixed"},
+    "activation checkpointing": {"activation_checkpointing": True},
+    "both": {"precision": "bf16-mixed", "activation_checkpointing": True},
+}
+
+
+async def tune(client: AsyncClient, name: str, request: TuningRequest) -> tuple[str, Recommendation | None]:
+    """Submit one variant, show its probes as they end, and return its answer."""
+    tuning = await client.tunings.submit(request)
+    async for event in client.tunings.events(tuning.id):
+        if event.probe is not None:
+            print(f"{name}: {event.probe.result.micro_batch_size} {event.probe.result.outcome}")
+    return name, (await client.tunings.get(tuning.id)).recommendation
+
+
+async def compare(service: str, effective_batch_size: int, limit_bytes: int | None) -> None:
+    """Tune every variant at once, and print them from the largest micro-batch to the smallest."""
+    requests = {
+        name: TuningRequest(
+            spec=parse_spec(MODEL | changes),
+            effective_batch_size=effective_batch_size,
+            memory_limit_bytes=limit_bytes,
+        )
+        for name, changes in VARIANTS.items()
+    }
+    async with AsyncClient(service) as client:
+        found = await asyncio.gather(*(tune(client, name, request) for name, request in requests.items()))
+    sizes = {name: None if answer is None else answer.micro_batch_size or 0 for name, answer in found}
+    for name, size in sorted(sizes.items(), key=lambda item: -(item[1] or 0)):
+        print(f"{name:26} {'no answer' if size is None else size}")
+
+
+def main() -> None:
+    """Compare; an error of the service ends it with its message."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--service", default=os.environ.get("BATCHWRIGHT_URL", "http://127.0.0.1:8000"))
+    parser.add_argument("--effective-batch-size", type=int, default=256)
+    parser.add_argument("--memory-limit-bytes", type=int, default=128 * 1024**2)
+    options = parser.parse_args()
+    try:
+        asyncio.run(compare(options.service, options.effective_batch_size, options.memory_limit_bytes))
+    except ClientError as error:
+        sys.exit(f"compare_async: {error}")
+
+
+if __name__ == "__main__":
+    main()

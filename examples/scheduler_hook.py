@@ -1,0 +1,199 @@
+"""A scheduler's hook: ask how to train, wait for the answer, and start the job so. Needs neither torch nor a GPU.
+
+``REQUEST`` is a tuning request in YAML or JSON (``spec``, ``effective_batch_size``, ``device`` ...). In a batch script,
+the command after ``--`` replaces the hook and finds the plan, and the variables that the probes ran with, in its
+environment::
+
+    #SBATCH --requeue
+    python scheduler_hook.py request.yaml --fallback-micro-batch-size 4 -- srun python train.py
+    if [ $? = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+
+As Slurm's ``TaskProlog``, without a command, it prints ``export NAME=value`` lines, which Slurm gives to the task; a
+shell takes them with ``eval``. (Not as ``Prolog``: Slurm drains the node when that fails.)
+
+    BATCHWRIGHT_MICRO_BATCH_SIZE              the largest micro-batch of the plan
+    BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS   micro-batches per rank and update
+    BATCHWRIGHT_MICRO_BATCH_SIZES             each of them, as 34,33,33; ranks are separated by colons
+    BATCHWRIGHT_EFFECTIVE_BATCH_SIZE          their sum
+    BATCHWRIGHT_PLAN_SOURCE                   the recommendation's id, or `fallback`
+
+Where the service is away, busy or broken, or has no answer in time, the micro-batch size of
+``--fallback-micro-batch-size`` is taken; the effective batch stays exact. A tuning that was begun goes on, so that the
+next job finds its answer. Exit codes, where nothing was started (else it is the command's own):
+
+    0   the lines were printed
+    2   the request is wrong: the file, or what the service says of it
+    3   nothing fits: not even a micro-batch of one sample
+    4   the tuning failed
+    75  no answer now, and no fallback: try again later
+    77  not allowed: by the API key (BATCHWRIGHT_API_KEY), or by the operator
+    127 the command cannot be run
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+
+from service.client import (
+    Client,
+    ClientError,
+    InvalidRequestError,
+    NotAllowedError,
+    NotAuthenticatedError,
+    TuningFailedError,
+)
+from tuner.accumulation import balanced_plan
+from tuner.documents import load_document
+from tuner.errors import PlanError, SpecError
+from tuner.requests import TuningRequest
+from tuner.results import Recommendation
+
+
+class Exit(IntEnum):
+    """What the hook ends with when it starts nothing."""
+
+    PRINTED = 0
+    WRONG_REQUEST = 2
+    NOTHING_FITS = 3
+    TUNING_FAILED = 4
+    TRY_LATER = 75
+    NOT_ALLOWED = 77
+    NOT_STARTED = 127
+
+
+class NoPlanError(Exception):
+    """There is no plan to start with."""
+
+    def __init__(self, exit_code: Exit, message: object) -> None:
+        self.exit_code = exit_code
+        super().__init__(str(message))
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options, and the command after ``--``."""
+    given = list(arguments)
+    at = given.index("--") if "--" in given else len(given)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("request", type=Path, metavar="REQUEST", help="tuning request, YAML or JSON")
+    parser.add_argument("--service", default=os.environ.get("BATCHWRIGHT_URL", "http://127.0.0.1:8000"))
+    parser.add_argument("--wait", type=float, default=900.0, help="seconds to wait for the answer (%(default)s)")
+    parser.add_argument("--retry", type=float, default=30.0, help="seconds to try to reach the service (%(default)s)")
+    parser.add_argument("--fallback-micro-batch-size", type=int, help="what to start with when there is no answer")
+    options = parser.parse_args(given[:at])
+    options.command = given[at + 1 :]
+    return options
+
+
+def plan(options: argparse.Namespace) -> dict[str, str]:
+    """The variables to start with: the service's answer, or where there is none now, the fallback.
+
+    Raises:
+        NoPlanError: with the exit code.
+    """
+    try:
+        request = load_document(TuningRequest, options.request, "request")
+    except SpecError as error:
+        raise NoPlanError(Exit.WRONG_REQUEST, error) from None
+    try:
+        return answered(ask(options, request))
+    except NoPlanError as error:
+        if error.exit_code is not Exit.TRY_LATER or options.fallback_micro_batch_size is None:
+            raise
+        print(f"scheduler_hook: {error}; starting with the fallback", file=sys.stderr)
+        return fallback(request, options.fallback_micro_batch_size)
+
+
+def ask(options: argparse.Namespace, request: TuningRequest) -> Recommendation:
+    """The service's answer.
+
+    Raises:
+        NoPlanError: when it has none, now or at all.
+    """
+    try:
+        with Client(options.service, retry_seconds=options.retry) as client:
+            return client.tunings.tune(request, timeout_seconds=options.wait, idempotency_key=_key_of_this_start())
+    except TuningFailedError as error:
+        raise NoPlanError(Exit.TUNING_FAILED, error) from None
+    except InvalidRequestError as error:
+        served = error.code != "unknown-device"  # its worker may come back
+        raise NoPlanError(Exit.WRONG_REQUEST if served else Exit.TRY_LATER, error) from None
+    except (NotAuthenticatedError, NotAllowedError) as error:
+        raise NoPlanError(Exit.NOT_ALLOWED, error) from None
+    except ClientError as error:  # away, busy, broken, over quota, or not done in time
+        raise NoPlanError(Exit.TRY_LATER, error) from None
+
+
+def _key_of_this_start() -> str | None:
+    """All tasks of one start of a Slurm job ask for one tuning; a start anew asks anew."""
+    job = os.environ.get("SLURM_JOB_ID")
+    return f"slurm-{job}-{os.environ.get('SLURM_RESTART_COUNT', '0')}" if job else None
+
+
+def answered(answer: Recommendation) -> dict[str, str]:
+    """The variables for an answer: those that the probes ran with, and the plan.
+
+    Raises:
+        NoPlanError: when nothing fits.
+    """
+    if not answer.feasible:
+        raise NoPlanError(Exit.NOTHING_FITS, answer.infeasible_reason)
+    return answer.environment | variables(answer.micro_batch_sizes, answer.id)
+
+
+def fallback(request: TuningRequest, micro_batch_size: int) -> dict[str, str]:
+    """The variables for a size that nobody measured.
+
+    Raises:
+        NoPlanError: when no plan exists for these numbers.
+    """
+    try:
+        made = balanced_plan(request.effective_batch_size, request.spec.parallelism.world_size, micro_batch_size)
+    except PlanError as error:
+        raise NoPlanError(Exit.WRONG_REQUEST, error) from None
+    return variables(made.micro_batch_sizes, "fallback")
+
+
+def variables(micro_batch_sizes: Sequence[Sequence[int]], source: str) -> dict[str, str]:
+    """A plan as variables."""
+    return {
+        "BATCHWRIGHT_MICRO_BATCH_SIZE": str(max(max(sizes) for sizes in micro_batch_sizes)),
+        "BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS": str(max(len(sizes) for sizes in micro_batch_sizes)),
+        "BATCHWRIGHT_MICRO_BATCH_SIZES": ":".join(",".join(map(str, sizes)) for sizes in micro_batch_sizes),
+        "BATCHWRIGHT_EFFECTIVE_BATCH_SIZE": str(sum(sum(sizes) for sizes in micro_batch_sizes)),
+        "BATCHWRIGHT_PLAN_SOURCE": source,
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Ask, and start the command or print the lines; the exit code where nothing was started."""
+    options = parse_arguments(arguments)
+    try:
+        found = plan(options)
+    except NoPlanError as error:
+        print(f"scheduler_hook: {error}", file=sys.stderr)
+        return error.exit_code
+    if options.command:
+        return start(options.command, found)
+    for name, value in sorted(found.items()):
+        print(f"export {name}={shlex.quote(value)}")
+    return Exit.PRINTED
+
+
+def start(command: list[str], found: dict[str, str]) -> int:
+    """Become the command. Returns only when it cannot be run."""
+    sys.stderr.flush()
+    try:
+        os.execvpe(command[0], command, os.environ | found)  # noqa: S606 - the caller's own command
+    except OSError as error:
+        print(f"scheduler_hook: {command[0]}: {error.strerror}", file=sys.stderr)
+    return Exit.NOT_STARTED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

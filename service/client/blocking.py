@@ -1,0 +1,143 @@
+"""The calls of ``service.client.calls``, blocking: the same code, over a network that never waits.
+
+A coroutine that never waits runs to its end at the first push, so that no event loop is needed, and the blocking client
+may be used from any thread, with an event loop running there or not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from service.client.calls import AsyncDevices, AsyncEstimates, AsyncGpus, AsyncQueue
+from service.client.jobs import AsyncJobs
+from service.client.tunings import AsyncRecommendations, AsyncTunings
+
+CallsT = TypeVar("CallsT")
+ResultT = TypeVar("ResultT")
+P = ParamSpec("P")
+
+
+def run(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """What a coroutine that never waits returns, or raises."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        result: ResultT = ended.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a call of the blocking client waited for an event loop")
+
+
+def iterate(items: AsyncGenerator[ResultT, None]) -> Iterator[ResultT]:
+    """What an asynchronous iterator that never waits yields. Ends it when it is left early."""
+    try:
+        while True:
+            try:
+                item = run(_next(items))
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        run(items.aclose())
+
+
+async def _next(items: AsyncIterator[ResultT]) -> ResultT:
+    return await anext(items)
+
+
+class Blocking(Generic[CallsT]):
+    """Calls that block, made from asynchronous ones."""
+
+    def __init__(self, calls: CallsT) -> None:
+        self._calls = calls
+
+    @property
+    def calls(self) -> CallsT:
+        """The asynchronous ones; over a blocking network, none of them waits."""
+        return self._calls
+
+
+def blocking(
+    method: Callable[Concatenate[CallsT, P], Coroutine[Any, Any, ResultT]],
+) -> Callable[Concatenate[Blocking[CallsT], P], ResultT]:
+    """The same call with the same arguments, blocking."""
+
+    @functools.wraps(method)
+    def call(made: Blocking[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        return run(method(made.calls, *args, **kwargs))
+
+    return call
+
+
+def iterating(
+    method: Callable[Concatenate[CallsT, P], AsyncGenerator[ResultT, None]],
+) -> Callable[Concatenate[Blocking[CallsT], P], Iterator[ResultT]]:
+    """The same iterator with the same arguments, blocking."""
+
+    @functools.wraps(method)
+    def call(made: Blocking[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[ResultT]:
+        return iterate(method(made.calls, *args, **kwargs))
+
+    return call
+
+
+class Tunings(Blocking[AsyncTunings]):
+    """Tunings: the search for the largest micro-batch."""
+
+    submit = blocking(AsyncTunings.submit)
+    get = blocking(AsyncTunings.get)
+    wait = blocking(AsyncTunings.wait)
+    tune = blocking(AsyncTunings.tune)
+    probes = blocking(AsyncTunings.probes)
+    events = iterating(AsyncTunings.events)
+    cancel = blocking(AsyncTunings.cancel)
+    delete = blocking(AsyncTunings.delete)
+    list = iterating(AsyncTunings.list)
+
+
+class Recommendations(Blocking[AsyncRecommendations]):
+    """Recommendations: the answers of tunings."""
+
+    get = blocking(AsyncRecommendations.get)
+    list = iterating(AsyncRecommendations.list)
+
+
+class Jobs(Blocking[AsyncJobs]):
+    """Jobs: training runs made from recommendations."""
+
+    submit = blocking(AsyncJobs.submit)
+    configure = blocking(AsyncJobs.configure)
+    get = blocking(AsyncJobs.get)
+    wait = blocking(AsyncJobs.wait)
+    events = iterating(AsyncJobs.events)
+    logs = blocking(AsyncJobs.logs)
+    checkpoints = blocking(AsyncJobs.checkpoints)
+    cancel = blocking(AsyncJobs.cancel)
+    delete = blocking(AsyncJobs.delete)
+    list = iterating(AsyncJobs.list)
+
+
+class Devices(Blocking[AsyncDevices]):
+    """The devices of the service."""
+
+    list = blocking(AsyncDevices.list)
+
+
+class Queue(Blocking[AsyncQueue]):
+    """What waits."""
+
+    list = blocking(AsyncQueue.list)
+
+
+class Estimates(Blocking[AsyncEstimates]):
+    """Estimates: what would fit on GPUs that need not be there."""
+
+    create = blocking(AsyncEstimates.create)
+
+
+class Gpus(Blocking[AsyncGpus]):
+    """The GPUs that estimates know."""
+
+    list = blocking(AsyncGpus.list)

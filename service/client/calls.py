@@ -1,0 +1,98 @@
+"""Every call of the API, grouped as the API groups them: ``AsyncClient`` has them, ``Client`` makes them blocking."""
+
+from __future__ import annotations
+
+from service.client.core import Core, Resource
+from service.client.jobs import AsyncJobs
+from service.client.tunings import AsyncRecommendations, AsyncTunings
+from service.client.wire import Call, DocumentT
+from service.domain import GpuList
+from service.fleet import DeviceList, DeviceStatus, Health, Queue, QueueEntry
+from tuner.catalogue import Gpu
+from tuner.estimates import Estimate, EstimateRequest
+
+_LONGEST_QUEUE_SECONDS = 15.0
+"""What the service may let an estimate wait for its turn, and some more."""
+
+
+class AsyncDevices(Resource):
+    """The devices of the service."""
+
+    async def list(self) -> tuple[DeviceStatus, ...]:
+        """The devices, and who holds each."""
+        return (await self._core.read(DeviceList, "/v1/devices")).items
+
+
+class AsyncQueue(Resource):
+    """What waits."""
+
+    async def list(self, limit: int | None = None) -> tuple[QueueEntry, ...]:
+        """Tunings and jobs that wait, in the order in which they are taken, and for how long yet."""
+        return (await self._core.call(Queue, Call("GET", "/v1/queue", {"limit": limit}))).items
+
+
+class AsyncEstimates(Resource):
+    """Estimates: what would fit on GPUs that need not be there."""
+
+    async def create(self, request: EstimateRequest) -> Estimate:
+        """What the workload would take. Comes when it is done: the request's own time limit counts.
+
+        Raises:
+            ApiError: when the service refuses it, cannot trace it, or stays busy with others (`estimates-busy`).
+        """
+        call = Call("POST", "/v1/estimates", body=request, repeatable=True)
+        return await self._core.call(Estimate, call, request.timeout_seconds + _LONGEST_QUEUE_SECONDS)
+
+
+class AsyncGpus(Resource):
+    """The GPUs that estimates know."""
+
+    async def list(self) -> tuple[Gpu, ...]:
+        """The catalogue, with the source of every figure."""
+        return (await self._core.read(GpuList, "/v1/gpus")).items
+
+
+class AsyncCalls(Resource):
+    """The whole API."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.tunings = AsyncTunings(core)
+        self.recommendations = AsyncRecommendations(core)
+        self.jobs = AsyncJobs(core)
+        self.devices = AsyncDevices(core)
+        self.queue = AsyncQueue(core)
+        self.estimates = AsyncEstimates(core)
+        self.gpus = AsyncGpus(core)
+
+    async def livez(self) -> Health:
+        """Whether the service answers, asked once.
+
+        Raises:
+            ConnectionFailedError: when it does not.
+        """
+        return await self._core.call(Health, Call("GET", "/livez", repeatable=False))
+
+    async def readyz(self) -> Health:
+        """Whether the service can do its work, asked once.
+
+        Raises:
+            ServiceUnavailableError: when it cannot; the problem says why.
+            ConnectionFailedError: when it does not answer.
+        """
+        return await self._core.call(Health, Call("GET", "/readyz", repeatable=False))
+
+    async def call(self, kind: type[DocumentT], call: Call, extra_seconds: float = 0.0) -> DocumentT:
+        """Make a call for which there is no method here; it is tried again only if ``call.may_repeat``.
+
+        Args:
+            kind: the document it answers with.
+            call: what to send.
+            extra_seconds: what the service was asked to wait.
+
+        Raises:
+            ApiError: when the service refuses.
+            ConnectionFailedError: when it cannot be reached.
+            UnexpectedAnswerError: when it answers something else.
+        """
+        return await self._core.call(kind, call, extra_seconds)

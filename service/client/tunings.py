@@ -1,0 +1,182 @@
+"""The calls about tunings and their answers, as coroutines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from functools import partial
+
+from service.client.core import PAGE_SIZE, Resource
+from service.client.errors import TuningFailedError
+from service.client.wire import Call, creating, parsed, path_of
+from service.domain import (
+    Event,
+    ProbeList,
+    RecommendationPage,
+    RecommendationSummary,
+    RecordedProbe,
+    Tuning,
+    TuningPage,
+    TuningSubmission,
+    TuningSummary,
+)
+from service.states import State
+from tuner.requests import TuningRequest
+from tuner.results import Recommendation
+
+_TUNINGS, _RECOMMENDATIONS = "/v1/tunings", "/v1/recommendations"
+
+
+class AsyncTunings(Resource):
+    """Tunings: the search for the largest micro-batch."""
+
+    async def submit(
+        self, request: TuningRequest, *, fresh: bool = False, priority: int = 0, idempotency_key: str | None = None
+    ) -> Tuning:
+        """Submit a tuning, or get the one that answered the same question, unless ``fresh``.
+
+        Tried again where an answer is lost, under one idempotency key: it is made once.
+
+        Args:
+            request: what to find out.
+            fresh: probe again, whatever is stored.
+            priority: work of a higher one is taken first; above 0 needs the scope `admin`.
+            idempotency_key: the caller's own, for example the id of a scheduler's job: another process that submits
+                the same under it gets the same tuning. A new one when left out.
+
+        Raises:
+            ApiError: when the service refuses it.
+            ConnectionFailedError: when it cannot be reached.
+        """
+        submission = TuningSubmission.model_validate({**dict(request), "fresh": fresh, "priority": priority})
+        return await self._core.call(Tuning, creating(_TUNINGS, submission, idempotency_key))
+
+    async def get(self, tuning_id: str) -> Tuning:
+        """A tuning as it is now.
+
+        Raises:
+            NotFoundError: when there is none with this id.
+        """
+        return await self._core.read(Tuning, path_of(_TUNINGS, tuning_id))
+
+    async def wait(self, tuning_id: str, timeout_seconds: float | None = None) -> Tuning:
+        """A tuning once it has ended. Goes on over restarts of the service.
+
+        Raises:
+            NotWaitedLongEnoughError: when it has not within ``timeout_seconds``.
+            NotFoundError: when there is none with this id.
+            ConnectionFailedError: when the service stays away.
+        """
+        return await self._core.until_ended(Tuning, path_of(_TUNINGS, tuning_id), timeout_seconds)
+
+    async def tune(
+        self,
+        request: TuningRequest,
+        *,
+        timeout_seconds: float | None = None,
+        fresh: bool = False,
+        priority: int = 0,
+        idempotency_key: str | None = None,
+    ) -> Recommendation:
+        """Submit a tuning and wait for its answer, which may be that nothing fits (``feasible`` is false).
+
+        Args:
+            request: what to find out.
+            timeout_seconds: how long to wait for the end; the tuning goes on after that.
+            fresh: as for ``submit``.
+            priority: as for ``submit``.
+            idempotency_key: as for ``submit``.
+
+        Raises:
+            TuningFailedError: when it ends without an answer; it carries the problem.
+            NotWaitedLongEnoughError: when it has not ended in time.
+            ApiError: when the service refuses it.
+            ConnectionFailedError: when the service cannot be reached.
+        """
+        tuning = await self.submit(request, fresh=fresh, priority=priority, idempotency_key=idempotency_key)
+        if not tuning.state.terminal:
+            tuning = await self.wait(tuning.id, timeout_seconds)
+        if tuning.recommendation is None:
+            raise TuningFailedError(tuning)
+        return tuning.recommendation
+
+    async def probes(self, tuning_id: str) -> tuple[RecordedProbe, ...]:
+        """What was recorded so far, in order.
+
+        Raises:
+            NotFoundError: when there is no such tuning.
+        """
+        return (await self._core.read(ProbeList, path_of(_TUNINGS, tuning_id, "probes"))).items
+
+    def events(self, tuning_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
+        """State changes and probes after event ``after``, as they happen, to the last; resumes broken connections.
+
+        Raises:
+            NotFoundError: when there is no such tuning.
+            ConnectionFailedError: when the service stays away.
+        """
+        return self._core.events(path_of(_TUNINGS, tuning_id, "events"), after)
+
+    async def cancel(self, tuning_id: str) -> Tuning:
+        """End a tuning; harmless when it has ended.
+
+        Raises:
+            NotFoundError: when there is no such tuning.
+            NotAllowedError: when another API key made it.
+        """
+        call = Call("POST", path_of(_TUNINGS, tuning_id, "cancel"), repeatable=True)
+        return await self._core.call(Tuning, call)
+
+    async def delete(self, tuning_id: str) -> None:
+        """Delete a tuning that has ended, with its probes and events. Its recommendation stays.
+
+        Raises:
+            NotFoundError: when there is no such tuning.
+            ConflictError: when it has not ended.
+            NotAllowedError: when another API key made it.
+        """
+        await self._core.delete(path_of(_TUNINGS, tuning_id))
+
+    def list(
+        self,
+        *,
+        state: State | None = None,
+        device: str | None = None,
+        model: str | None = None,
+        fingerprint: str | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> AsyncGenerator[TuningSummary, None]:
+        """Tunings that match, newest first, fetched page by page.
+
+        Raises:
+            ApiError: when the service refuses.
+        """
+        filters = {"state": state, "device": device, "model": model, "fingerprint": fingerprint, "limit": page_size}
+        return self._core.rows(partial(parsed, TuningPage), Call("GET", _TUNINGS, filters))
+
+
+class AsyncRecommendations(Resource):
+    """Recommendations: the answers of tunings."""
+
+    async def get(self, recommendation_id: str) -> Recommendation:
+        """A recommendation.
+
+        Raises:
+            NotFoundError: when there is none with this id.
+        """
+        return await self._core.read(Recommendation, path_of(_RECOMMENDATIONS, recommendation_id))
+
+    def list(
+        self,
+        *,
+        fingerprint: str | None = None,
+        device: str | None = None,
+        model: str | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> AsyncGenerator[RecommendationSummary, None]:
+        """Recommendations that match, newest first, fetched page by page.
+
+        Raises:
+            ApiError: when the service refuses.
+        """
+        filters = {"fingerprint": fingerprint, "device": device, "model": model, "limit": page_size}
+        return self._core.rows(partial(parsed, RecommendationPage), Call("GET", _RECOMMENDATIONS, filters))
