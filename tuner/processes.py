@@ -6,10 +6,30 @@ import ctypes
 import os
 import resource
 import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _CGROUPS = Path("/sys/fs/cgroup")
+
+_handed_on: ContextVar[Mapping[str, str]] = ContextVar("handed_on", default={})  # noqa: B039 - never changed in place
+
+
+@contextmanager
+def handing_on(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have probes and runs that are started in the block find these in their environment, such as their trace."""
+    token = _handed_on.set(variables)
+    try:
+        yield
+    finally:
+        _handed_on.reset(token)
+
+
+def handed_on() -> dict[str, str]:
+    """The variables that a probe or run started here and now gets on top of its environment."""
+    return dict(_handed_on.get())
 
 
 def die_with_parent(parent: int) -> None:

@@ -64,15 +64,16 @@ class ForkServer:
         except Exception as error:  # noqa: BLE001 - a package that is missing or broken: the supervisor must hear which
             self.channel.send({"event": "failed", "error": f"{type(error).__name__}: {error}"})
             return
-        self.child = self._fork(message["task"], message["directory"])
+        self.child = self._fork(message)
         self.channel.send({"event": "started", "pid": self.child})
 
-    def _fork(self, task: str, directory: str) -> int:
+    def _fork(self, message: dict[str, Any]) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             self.channel.connection.close()
-            _become_task(task, directory, parent)
+            os.environ.update(message["environment"])
+            _become_task(message["task"], message["directory"], parent)
         os.setpgid(pid, pid)
         return pid
 

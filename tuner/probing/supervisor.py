@@ -24,7 +24,7 @@ from tuner.memory.environment import allocator_environment
 from tuner.memory.failures import ExitKind, ProcessExit, classify_exit
 from tuner.probing.channel import Channel
 from tuner.probing.exchange import CheckReport, ProbePaths, Task, TaskRequest, phase_seconds
-from tuner.processes import kernel_oom_kills
+from tuner.processes import handed_on, kernel_oom_kills
 from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.results import DeviceInfo, ExpectedPeaks, Outcome, Phase, ProbeResult
 from tuner.specs import WorkloadSpec
@@ -201,7 +201,8 @@ class ProbeSupervisor:
         channel = self._started(should_stop)
         killed_before = kernel_oom_kills()
         requested = time.monotonic()
-        self._send(channel, {"do": "run", "task": task, "directory": str(paths.directory), "preload": preload})
+        told = {"task": task, "directory": str(paths.directory), "preload": preload, "environment": handed_on()}
+        self._send(channel, {"do": "run", **told})
         status, timed_out = self._await_end(channel, requested + timeout, should_stop)
         ended = time.monotonic()
         exit_ = None if status is None else classify_exit(status, kernel_oom_kills() - killed_before)

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from tuner.errors import CheckpointError, PeerError, TrainingError
 from tuner.files import holding, tail, write_atomically
 from tuner.memory.environment import job_environment
-from tuner.memory.failures import classify_exit
-from tuner.processes import kernel_oom_kills
+from tuner.memory.failures import ExitKind, ProcessExit, classify_exit
+from tuner.processes import handed_on, kernel_oom_kills
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.training.rank_processes import RankProcesses
@@ -29,10 +29,18 @@ class TrainingProcess:
 
     They run with the recommendation's environment, each in a process group of its own, and die with the *thread* that
     started them (the kernel ties the two): start them from one that lives as long as the run.
+
+    Args:
+        directory: the run's folder.
+        restarts: how often in a row, without a new checkpoint in between, they are started again when one of them was
+            killed from outside, other than for memory.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, restarts: int = 0) -> None:
         self.paths = RunPaths(directory)
+        self._restarts = restarts
+        self._losses = 0
+        self._lost_after = 0
         self._ranks: RankProcesses | None = None
         self._starts: Callable[[], RankProcesses] | None = None
         self._result: TrainingResult | None = None
@@ -59,7 +67,7 @@ class TrainingProcess:
                 write_atomically(path, document.model_dump_json(indent=2))
             self.paths.lowered.unlink(missing_ok=True)
         self._oom_kills = kernel_oom_kills()
-        environment = job_environment(recommendation.environment, os.environ)
+        environment = job_environment(recommendation.environment, os.environ) | handed_on()
         count = request.processes_per_node or recommendation.world_size
         self._starts = lambda: RankProcesses(self.paths, count, environment)
         self._log.skip_to_end()
@@ -107,11 +115,17 @@ class TrainingProcess:
         """
         if self._result is None and self._ranks is not None and self._ranks.ended():
             result = self._read_result(self._ranks)
-            if result.smaller_micro_batch is not None and not self._stopping:
+            if not self._stopping and (result.smaller_micro_batch is not None or self._was_lost(result, self._ranks)):
                 self._begin()
             else:
                 self._result = result
         return self._result
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM, so that it writes a checkpoint and ends: ``poll`` tells when it has. Does not wait."""
+        self._stopping = True
+        if self._ranks is not None:
+            self._ranks.terminate()
 
     def stop(self, grace_seconds: float = 10.0) -> TrainingResult:
         """SIGTERM, so that it writes a checkpoint; SIGKILL to all of it after ``grace_seconds``. Idempotent.
@@ -145,6 +159,20 @@ class TrainingProcess:
             return (own or failures)[0]
         return self._stopped_early() if ranks.terminated() else self._crashed(*ranks.first_failed())
 
+    def _was_lost(self, result: TrainingResult, ranks: RankProcesses) -> bool:
+        """Whether someone killed a process of a run that can go on, and it may be tried again."""
+        crashed = ranks.crashed() if result.outcome is RunOutcome.FAILED else None
+        if crashed is None or self._exit_of(crashed[1]).kind is not ExitKind.KILLED:
+            return False
+        update = self.paths.checkpointed_update() or 0
+        self._losses = 1 if update > self._lost_after else self._losses + 1
+        self._lost_after = update
+        return self._losses <= self._restarts
+
+    def _exit_of(self, return_code: int) -> ProcessExit:
+        status = -return_code if return_code < 0 else return_code << 8
+        return classify_exit(status, kernel_oom_kills() - self._oom_kills)
+
     def _stopped_early(self) -> TrainingResult:
         """SIGTERM ends a process by itself only while it starts: later it answers with a checkpoint and a result."""
         update = self.paths.checkpointed_update() or 0
@@ -152,8 +180,7 @@ class TrainingProcess:
         return TrainingResult(outcome=RunOutcome.STOPPED, message=message, updates=update)
 
     def _crashed(self, rank: int, return_code: int) -> TrainingResult:
-        status = -return_code if return_code < 0 else return_code << 8
-        ended = classify_exit(status, kernel_oom_kills() - self._oom_kills)
+        ended = self._exit_of(return_code)
         progress = self._log.last_update()
         name = f"process of rank {rank}" if len(self.pids) > 1 else "process"
         return TrainingResult(

@@ -104,15 +104,19 @@ class RankProcesses:
 
     def stop(self, grace_seconds: float) -> None:
         """SIGTERM to each; SIGKILL to those that are there after ``grace_seconds``."""
-        for process in self._processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+        self.terminate()
         deadline = time.monotonic() + grace_seconds
         try:
             for process in self._processes:
                 process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.kill()
+
+    def terminate(self) -> None:
+        """SIGTERM to each."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL to each and what it has started; waits for them."""
