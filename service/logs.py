@@ -1,0 +1,71 @@
+"""What is written on standard error: lines for people, or one JSON object per line for a collector."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Literal, TextIO
+
+from typing_extensions import override
+
+from service.tracing import current_trace_id
+
+_context: ContextVar[Mapping[str, str]] = ContextVar("log_context", default={})  # noqa: B039 - never changed in place
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s%(about)s"
+
+
+@contextmanager
+def logging_about(**fields: str | None) -> Iterator[None]:
+    """Have every line that is logged in the block say what it is about: request, tuning, job, device."""
+    token = _context.set({**_context.get(), **{name: value for name, value in fields.items() if value is not None}})
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+def configure_logging(level: str, style: Literal["text", "json"], stream: TextIO | None = None) -> None:
+    """Log to standard error, in one style, whatever was configured before."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter(_TEXT))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line: `time`, `level`, `logger`, `message`, and what the line is about."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_about(record),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people; what it is about stands at its end, in brackets."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        about = " ".join(f"{name}={value}" for name, value in _about(record).items())
+        record.about = f" [{about}]" if about else ""
+        return super().format(record)
+
+
+def _about(record: logging.LogRecord) -> dict[str, object]:
+    """The context of the thread or task that logs, its trace, and the `fields` that the line itself was given."""
+    found: dict[str, object] = dict(_context.get())
+    if (trace_id := current_trace_id()) is not None:
+        found["trace_id"] = trace_id
+    return found | getattr(record, "fields", {})
