@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 
 from fastapi import FastAPI
 
 from service.access import Access
+from service.api import watching
 from service.api.app import AppOptions, Parts, make_app
 from service.coordinator import Coordinator, WorkerSettings
 from service.errors import ConfigurationError
 from service.estimating import EstimateLimits, Estimates
 from service.executor.base import Executor
 from service.executor.local import LocalExecutor
+from service.instruments import Instruments, open_spans
+from service.metrics import Metrics
 from service.policy import Policy
+from service.readiness import Readiness
 from service.settings import Settings
 from service.store.base import Quota, Store
 from service.store.sql import open_store
@@ -30,27 +34,42 @@ ExecutorFactory = Callable[[DeviceInfo], Executor]
 
 
 @dataclass(frozen=True)
-class System:
-    """A whole service: built, not started."""
+class WorkerSystem:
+    """A worker: built, not started."""
 
-    cases: UseCases
-    estimates: Estimates
-    access: Access
     store: Store
     coordinator: Coordinator
+    instruments: Instruments
+    metrics_address: tuple[str, int] | None
+    _closing: list[Callable[[], None]] = field(default_factory=list)
 
     def start(self) -> None:
-        """Start the workers. Does nothing when they run.
+        """Start the workers, and the metrics' own port where there is one. Does nothing when they run.
 
         Raises:
+            ConfigurationError: when the metrics' address cannot be listened on.
             DeviceTakenError: when another live process serves one of the devices.
         """
+        if self.metrics_address is not None and not self._closing:
+            self._closing.append(self.instruments.metrics.serve(*self.metrics_address))
         self.coordinator.start()
 
     def stop(self) -> None:
         """Stop the workers, handing back what runs, and close the store. Idempotent."""
         self.coordinator.stop()
+        while self._closing:
+            self._closing.pop()()
+        self.instruments.spans.close()
         self.store.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class System(WorkerSystem):
+    """A whole service: built, not started."""
+
+    cases: UseCases
+    estimates: Estimates
+    access: Access
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -71,7 +90,10 @@ def app_of(system: System, settings: Settings) -> FastAPI:
         max_body_bytes=settings.max_body_bytes,
     )
     parts = Parts(system.cases, system.estimates, system.access)
-    return make_app(parts, options, on_start=system.start, on_stop=system.stop)
+    app = make_app(parts, options, on_start=system.start, on_stop=system.stop)
+    readiness = Readiness(system.store, settings.lease_seconds, settings.ready_queue_seconds)
+    watching.install(app, system.instruments, readiness)
+    return app
 
 
 def build(
@@ -86,16 +108,61 @@ def build(
         ConfigurationError: when the settings cannot be served.
         StoreUnavailableError: when the database cannot be reached.
     """
-    chosen = served_devices(settings, inventory.devices() if devices is None else devices)
-    store = open_store(settings.url)
-    executors = [(new_executor or local_executor)(device) for device in chosen]
     here = installed_versions() if versions is None else versions
-    coordinator = Coordinator(store, executors, here, _worker_settings(settings))
+    worker = build_worker(settings, new_executor, devices, here) if settings.worker else _no_worker(settings)
+    store, coordinator, watch = worker.store, worker.coordinator, worker.instruments
+    watch.metrics.watch_queue(store.queue_depths)
     policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
-    cases = UseCases(store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify)
-    estimates = Estimates(launch.estimate, policy, here, EstimateLimits(slots=settings.estimate_slots))
-    access = Access(store.keys, keyless_here=settings.listens_on_loopback)
-    return System(cases, estimates, access, store, coordinator)
+    return System(
+        cases=UseCases(store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify),
+        estimates=Estimates(
+            launch.estimate, policy, here, EstimateLimits(slots=settings.estimate_slots), watch.metrics
+        ),
+        access=Access(store.keys, keyless_here=settings.listens_on_loopback),
+        store=store,
+        coordinator=coordinator,
+        instruments=watch,
+        metrics_address=worker.metrics_address,
+    )
+
+
+def build_worker(
+    settings: Settings,
+    new_executor: ExecutorFactory | None = None,
+    devices: Sequence[DeviceInfo] | None = None,
+    versions: dict[str, str] | None = None,
+) -> WorkerSystem:
+    """A worker for the devices of this host, over the store. The optional arguments are as for ``build``.
+
+    Raises:
+        ConfigurationError: when the settings cannot be served.
+        StoreUnavailableError: when the database cannot be reached.
+    """
+    chosen = served_devices(settings, inventory.devices() if devices is None else devices)
+    here = installed_versions() if versions is None else versions
+    return _worker(settings, [(new_executor or local_executor)(device) for device in chosen], here)
+
+
+def _no_worker(settings: Settings) -> WorkerSystem:
+    return _worker(settings, [], {})
+
+
+def _worker(settings: Settings, executors: Sequence[Executor], versions: dict[str, str]) -> WorkerSystem:
+    version = metadata.version("batchwright")
+    instruments = Instruments(Metrics(version), open_spans(version))
+    store = open_store(settings.url)
+    shared = WorkerSettings(
+        node_name=settings.node_name,
+        runs_dir=settings.runs_dir,
+        locks_dir=settings.locks_dir,
+        lease_seconds=settings.lease_seconds,
+        poll_seconds=settings.poll_seconds,
+        shutdown_grace_seconds=settings.shutdown_grace_seconds,
+        instruments=instruments,
+    )
+    port = settings.metrics_port
+    address = None if port is None else (settings.metrics_host, port)
+    return WorkerSystem(store, Coordinator(store, executors, versions, shared), instruments, address)
 
 
 def local_executor(device: DeviceInfo) -> Executor:
@@ -123,15 +190,4 @@ def _quota(settings: Settings) -> Quota:
         queued=settings.max_queued_per_key,
         device_seconds=settings.max_device_seconds_per_key,
         window_seconds=settings.quota_window_seconds,
-    )
-
-
-def _worker_settings(settings: Settings) -> WorkerSettings:
-    return WorkerSettings(
-        node_name=settings.node_name,
-        runs_dir=settings.runs_dir,
-        locks_dir=settings.locks_dir,
-        lease_seconds=settings.lease_seconds,
-        poll_seconds=settings.poll_seconds,
-        shutdown_grace_seconds=settings.shutdown_grace_seconds,
     )

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import secrets
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from service.driver import Driver, StoppedError
-from service.errors import ConflictError, ServiceError, StaleLeaseError, StoreUnavailableError, stored_problem
+from service.errors import (
+    ConflictError,
+    DeviceTakenError,
+    ServiceError,
+    StaleLeaseError,
+    StoreUnavailableError,
+    stored_problem,
+)
 from service.executor.base import Executor
 from service.fleet import ServedDevice
 from service.hold import Hold, LeaseTerms, Stop
-from service.identifiers import IdentifierSource
-from service.locks import DeviceLock
+from service.instruments import Instruments
+from service.locks import DeviceLock, folder_identity
+from service.logs import logging_about
 from service.states import State
-from service.store.base import Claim, Ending, Store
+from service.store.base import Claim, Ending, SeenDevice, Store
+from service.tracing import Attribute, SpanKind
 
 _log = logging.getLogger(__name__)
 
 _LOCK_WAIT_SECONDS = 5.0
 """How long a service that starts waits for the one before it to be gone."""
-_LONGEST_BEAT_SECONDS = 1.0
+_LONGEST_BEAT_SECONDS = 0.75
 """A cancellation made in another process is seen at the next beat: well within the two seconds promised."""
+_RETRY_SECONDS = 0.2
 _ERROR_PAUSE_SECONDS = 1.0
 
 
@@ -41,6 +51,7 @@ class WorkerSettings:
     lease_seconds: float
     poll_seconds: float
     shutdown_grace_seconds: float
+    instruments: Instruments = field(default_factory=Instruments)
 
     @property
     def beat_seconds(self) -> float:
@@ -49,9 +60,8 @@ class WorkerSettings:
 
     @property
     def owner_prefix(self) -> str:
-        """How the names of all owners begin that used the lock files of this folder."""
-        scope = hashlib.sha256(str(self.locks_dir.resolve()).encode()).hexdigest()[:8]
-        return f"{self.node_name}:{scope}:"
+        """How the names of all owners begin that used the lock files of this folder since the host was started."""
+        return f"{self.node_name}:{folder_identity(self.locks_dir)}:"
 
     def new_owner(self) -> str:
         """A name that no other process has or had."""
@@ -75,9 +85,11 @@ class DeviceWorker:
         self._store = store
         self._executor = executor
         self._settings = settings
+        self._watch = settings.instruments
         self._lock = DeviceLock(settings.locks_dir, device.id)
-        self._driver = Driver(store, executor, self.served, settings.runs_dir, IdentifierSource())
+        self._driver = Driver(store, executor, self.served, settings.runs_dir, settings.instruments)
         self._hold: Hold | None = None
+        self._stop = Stop.SHUTDOWN
         self._stopping = threading.Event()
         self._finished = threading.Event()
         self._wake = threading.Event()
@@ -96,19 +108,22 @@ class DeviceWorker:
         """
         self._lock.acquire(self.served.owner, _LOCK_WAIT_SECONDS)
         try:
+            self._await_silence()
             self._store.release_place(self.served.place, self._settings.owner_prefix)
             self._store.announce(self.served)
         except BaseException:
             self._lock.release()
             raise
+        self._watch.metrics.device_served(self.served.device.id)
         self._worker.start()
         self._heart.start()
 
-    def request_stop(self) -> None:
-        """Begin to stop: what runs is handed back."""
+    def request_stop(self, how: Stop = Stop.SHUTDOWN) -> None:
+        """Begin to stop: what runs is handed back. Returns at once."""
+        self._stop = max(self._stop, how)
         self._stopping.set()
         if (hold := self._hold) is not None:
-            hold.request(Stop.SHUTDOWN)
+            hold.request(self._stop)
         self._wake.set()
 
     def join(self) -> None:
@@ -127,9 +142,39 @@ class DeviceWorker:
         self._wake.set()
         self._beat_now.set()
 
+    def _await_silence(self) -> None:
+        """Wait while it looks as if a worker with another data folder served this very place: it may have just died.
+
+        Its lock file is not ours, so only its silence tells.
+
+        Raises:
+            DeviceTakenError: when it is heard of again.
+        """
+        last: SeenDevice | None = None
+        while (other := self._other_here()) is not None:
+            if last is not None and (other.age_seconds < last.age_seconds or other.served.owner != last.served.owner):
+                raise DeviceTakenError(
+                    f"{self.served.place} is served by {other.served.owner} already, out of another data folder: end "
+                    "that process, or serve other devices; another host needs a BATCHWRIGHT_NODE_NAME of its own"
+                )
+            last = other
+            time.sleep(_RETRY_SECONDS)
+
+    def _other_here(self) -> SeenDevice | None:
+        """A worker of this place, heard of lately, whose death no lock file of ours could prove."""
+        for seen in self._store.devices():
+            foreign = not seen.served.owner.startswith(self._settings.owner_prefix)
+            if seen.served.place == self.served.place and foreign and seen.age_seconds <= self._settings.lease_seconds:
+                return seen
+        return None
+
     # --- the worker's thread ---
 
     def _work(self) -> None:
+        with logging_about(device=self.served.device.id):
+            self._serve()
+
+    def _serve(self) -> None:
         while not self._stopping.is_set():
             try:
                 busy = self._run_next()
@@ -155,17 +200,34 @@ class DeviceWorker:
         self._hold = hold
         try:
             if self._stopping.is_set():
-                hold.request(Stop.SHUTDOWN)
-            _log.info("%s: %s, attempt %d", self.served.place, claim.lease.work_id, claim.lease.token)
-            self._run(claim, hold)
-        except StaleLeaseError as error:
-            _log.warning("%s: %s", self.served.place, error)
+                hold.request(self._stop)
+            self._run_watched(claim, hold)
         finally:
             self._hold = None
         return True
 
-    def _run(self, claim: Claim, hold: Hold) -> None:
-        """Drive claimed work, and record how it ended.
+    def _run_watched(self, claim: Claim, hold: Hold) -> None:
+        """Run claimed work, and have the log, the metrics and the trace of its request tell of it."""
+        item, device = claim.item, self.served.device.id
+        attributes: dict[str, Attribute] = {
+            f"{item.kind}_id": item.id,
+            "device": device,
+            "attempt": claim.lease.token,
+        }
+        with (
+            self._watch.metrics.device_busy(device),
+            self._watch.spans.span(item.kind.value, SpanKind.CONSUMER, item.trace_parent, **attributes) as span,
+            logging_about(**{f"{item.kind}_id": item.id}),
+        ):
+            _log.info("%s: %s, attempt %d", self.served.place, item.id, claim.lease.token)
+            try:
+                span.set("outcome", self._run(claim, hold))
+            except StaleLeaseError as error:
+                span.set("outcome", Stop.LOST.name)
+                _log.warning("%s: %s", self.served.place, error)
+
+    def _run(self, claim: Claim, hold: Hold) -> str:
+        """Drive claimed work, record how it ended, and tell in a word.
 
         Raises:
             StaleLeaseError: when another owner has it by now.
@@ -175,29 +237,40 @@ class DeviceWorker:
         else:
             try:
                 ending = self._driver.drive(claim, hold)
-            except (StoppedError, ConflictError) as error:
-                self._end_stopped(hold, error)
-                return
+            except (StoppedError, ConflictError, StoreUnavailableError) as error:
+                return self._end_stopped(claim, hold, error)
             except StaleLeaseError:
                 raise
             except Exception as error:  # noqa: BLE001 - the work ends as FAILED, the worker goes on
                 _log.exception("%s: %s failed for a reason we did not foresee", self.served.place, hold.lease.work_id)
                 ending = Ending(State.FAILED, problem=stored_problem(error))
-        hold.persist(lambda: self._store.finish(hold.lease, ending))
-        _log.info("%s: %s %s", self.served.place, hold.lease.work_id, ending.state)
+        return self._finish(claim, hold, ending)
 
-    def _end_stopped(self, hold: Hold, error: Exception) -> None:
+    def _finish(self, claim: Claim, hold: Hold, ending: Ending) -> str:
+        hold.persist(lambda: self._store.finish(hold.lease, ending))
+        began = claim.item.started_at or datetime.now(UTC)
+        seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
+        self._watch.metrics.ended(claim.item.kind, ending.state, seconds)
+        _log.info("%s: %s %s", self.served.place, hold.lease.work_id, ending.state)
+        return ending.state.value
+
+    def _end_stopped(self, claim: Claim, hold: Hold, error: Exception) -> str:
         """Cancelled work ends; what was interrupted otherwise goes back to the queue, unless another has it."""
         reason = hold.reason()
         _log.info("%s: %s stopped: %s", self.served.place, hold.lease.work_id, reason.name if reason else error)
         if reason is Stop.CANCELLED:
-            hold.persist(lambda: self._store.finish(hold.lease, Ending(State.CANCELLED)))
-        elif reason is not Stop.LOST:
+            return self._finish(claim, hold, Ending(State.CANCELLED))
+        if reason is not Stop.LOST:
             hold.persist(lambda: self._store.hand_back(hold.lease))
+        return reason.name if reason else "INTERRUPTED"
 
     # --- the heartbeat's thread ---
 
     def _beat(self) -> None:
+        with logging_about(device=self.served.device.id):
+            self._beat_on()
+
+    def _beat_on(self) -> None:
         while not self._finished.is_set():
             if (hold := self._hold) is not None:
                 hold.renew()
@@ -227,7 +300,7 @@ class Coordinator:
     def __init__(
         self, store: Store, executors: Sequence[Executor], versions: dict[str, str], settings: WorkerSettings
     ) -> None:
-        owner = settings.new_owner()
+        owner = settings.new_owner() if executors else ""
         self._workers = [DeviceWorker(store, executor, versions, settings, owner) for executor in executors]
         self._started = False
         self._stopped = False
@@ -253,12 +326,26 @@ class Coordinator:
         for worker in self._workers:
             worker.notify()
 
+    @property
+    def places(self) -> list[str]:
+        """Where it works: host and device of each."""
+        return [worker.served.place for worker in self._workers]
+
+    def request_stop(self) -> None:
+        """Begin to end gracefully. Returns at once."""
+        for worker in self._workers:
+            worker.request_stop()
+
+    def hurry(self) -> None:
+        """End what runs now: whatever it was given to end itself is over. Returns at once; ``stop`` ends soon then."""
+        for worker in self._workers:
+            worker.request_stop(Stop.HURRY)
+
     def stop(self) -> None:
         """End gracefully: what runs is handed back to the queue. Idempotent."""
         if self._stopped:
             return
         self._stopped = True
-        for worker in self._workers:
-            worker.request_stop()
+        self.request_stop()
         for worker in self._workers:
             worker.join()

@@ -14,11 +14,12 @@ from service.executor.base import Executor, TrainingRun
 from service.fleet import ServedDevice
 from service.hold import Hold
 from service.identifiers import IdentifierSource
+from service.instruments import Instruments
 from service.states import State, WorkKind
 from service.store.base import Claim, Ending, Store, WorkItem
 from tuner.errors import BatchwrightError, ProbeCancelledError
-from tuner.requests import TuningRequest
-from tuner.results import Recommendation
+from tuner.requests import ProbeRequest, TuningRequest
+from tuner.results import ProbeResult, Recommendation
 from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
 from tuner.tuning import Tuning, ask_what_ifs, look_ahead
 
@@ -62,13 +63,14 @@ class Driver:
         executor: Executor,
         served: ServedDevice,
         runs_dir: Path,
-        identifiers: IdentifierSource,
+        instruments: Instruments,
     ) -> None:
         self._store = store
         self._executor = executor
         self._served = served
         self._runs_dir = runs_dir
-        self._identifiers = identifiers
+        self._watch = instruments
+        self._identifiers = IdentifierSource()
 
     def drive(self, claim: Claim, hold: Hold) -> Ending:
         """Run it to its end; a failure of the work is an ending too.
@@ -91,7 +93,7 @@ class Driver:
 
     def _tune(self, item: WorkItem, hold: Hold) -> Ending:
         request = TuningRequest.model_validate_json(item.payload)
-        tuning = self._rebuild(item, request)
+        tuning = self._rebuild(item, request, hold)
         if not tuning.probes:
             look_ahead(
                 tuning,
@@ -101,14 +103,20 @@ class Driver:
         while (probe := tuning.next_probe()) is not None:
             if hold.reason() is not None:
                 raise StoppedError
-            result = self._executor.probe(probe, hold.stop_within)
-            ordinal = len(tuning.probes) + 1
-            hold.persist(lambda: self._store.record_probe(hold.lease, ordinal, result))  # noqa: B023 - called at once
-            tuning.record(result)
+            tuning.record(self._probe(probe, hold, len(tuning.probes) + 1))
         ask_what_ifs(tuning, lambda question: self._executor.expect(question, hold.stop_within))
         return Ending(State.SUCCEEDED, recommendation=self._recommendation(item, tuning))
 
-    def _rebuild(self, item: WorkItem, request: TuningRequest) -> Tuning:
+    def _probe(self, probe: ProbeRequest, hold: Hold, ordinal: int) -> ProbeResult:
+        """Run a probe and record it."""
+        with self._watch.spans.span("probe", micro_batch_size=probe.micro_batch_size, ordinal=ordinal) as span:
+            result = self._executor.probe(probe, hold.stop_within)
+            span.set("outcome", result.outcome.value)
+        hold.persist(lambda: self._store.record_probe(hold.lease, ordinal, result))
+        self._watch.metrics.probed(self._served.device.id, result.outcome.value)
+        return result
+
+    def _rebuild(self, item: WorkItem, request: TuningRequest, hold: Hold) -> Tuning:
         """The tuning as its recorded probes left it.
 
         Raises:
@@ -116,13 +124,13 @@ class Driver:
         """
         served = self._served
         tuning = Tuning(request, served.device, environment=served.environment, versions=served.versions)
-        recorded = self._store.probes(item.id)
+        recorded = hold.persist(lambda: self._store.probes(item.id))
         if recorded and tuning.fingerprint != item.fingerprint:
             raise EnvironmentChangedError(
                 f"{len(recorded)} probes ran before the device, its memory or a version changed "
                 f"(fingerprint {item.fingerprint}, now {tuning.fingerprint}): submit it again"
             )
-        recall_earlier(self._store, item, tuning)
+        hold.persist(lambda: recall_earlier(self._store, item, tuning))
         for probe in recorded:
             tuning.record(probe.result)
         return tuning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import time
 from pathlib import Path
@@ -10,6 +11,19 @@ from pathlib import Path
 from service.errors import DeviceTakenError
 
 _RETRY_SECONDS = 0.1
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def folder_identity(folder: Path) -> str:
+    """A text that only processes with the same folder of the same running host share; the folder is made.
+
+    A path would not do: two containers can have a folder of the same name each, and locks in one say nothing about the
+    other.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    status = folder.stat()
+    boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    return hashlib.sha256(f"{boot}:{status.st_dev}:{status.st_ino}".encode()).hexdigest()[:8]
 
 
 class DeviceLock:
@@ -33,7 +47,10 @@ class DeviceLock:
             if time.monotonic() >= deadline:
                 holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
                 os.close(descriptor)
-                raise DeviceTakenError(f"{self.device} is served by {holder} already (lock file {self.path})")
+                raise DeviceTakenError(
+                    f"{self.device} is served by {holder} already (lock file {self.path}): end that process, or serve "
+                    "other devices"
+                )
             time.sleep(_RETRY_SECONDS)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, owner.encode(), 0)

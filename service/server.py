@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import uvicorn
 
 from service.bootstrap import System, app_of, build
+from service.coordinator import Coordinator
 from service.errors import ConfigurationError, ServiceError
+from service.logs import configure_logging
 from service.settings import Settings
+from service.signals import handling_signals
 from service.store.base import KeyStore
 
 _CLOSE_SECONDS = 5
@@ -21,7 +23,7 @@ _CLOSE_SECONDS = 5
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then hand back what runs and return.
+    """Serve until SIGTERM or SIGINT, then hand back what runs and return; a second signal ends it at once.
 
     Prints one line on standard error: where it listens.
 
@@ -68,9 +70,7 @@ def serve_system(settings: Settings, system: System) -> None:
         ConfigurationError: when the address cannot be listened on.
         DeviceTakenError: when another live process serves one of the devices.
     """
-    logging.basicConfig(
-        level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    configure_logging(settings.log_level, settings.log_format)
     try:
         with _listening(settings) as listener:
             system.start()
@@ -101,16 +101,25 @@ def _run(settings: Settings, system: System, listener: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
-    with _signals_outlived():
-        _Server(config, app.state.feed.close).run(sockets=[listener])
+    # Uvicorn raises the signals it caught once more when it is done: the first one has been obeyed by then.
+    with handling_signals(stop=lambda: None, hurry=system.coordinator.hurry):
+        _Server(config, app.state.feed.close, system.coordinator).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens, and ends event streams before it waits for connections to close."""
+    """Says where it listens, and has event streams and workers end before it waits for connections to close."""
 
-    def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None], coordinator: Coordinator) -> None:
         super().__init__(config)
         self._end_streams = end_streams
+        self._coordinator = coordinator
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end at the first signal; at the second, wait for nothing more."""
+        if self.should_exit:
+            self._coordinator.hurry()
+            self.force_exit = True
+        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say where."""
@@ -121,18 +130,7 @@ class _Server(uvicorn.Server):
             print(f"Batchwright listens on http://{shown}:{port}", file=sys.stderr, flush=True)  # noqa: T201
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End streams, then everything."""
+        """End streams and what workers run, then everything."""
+        self._coordinator.request_stop()
         self._end_streams()
         await super().shutdown(sockets)
-
-
-@contextmanager
-def _signals_outlived() -> Iterator[None]:
-    """Uvicorn raises the signals it caught once more when it is done; by then there is nothing left to end."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

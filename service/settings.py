@@ -26,6 +26,9 @@ class Settings(BaseSettings):
 
     data_dir: Path = DEFAULT_DATA_DIR
     """Folder of everything the service writes: the embedded database, the runs, the lock files."""
+    runs_dir: Path = Field(default_factory=lambda known: known["data_dir"] / "runs")
+    """Folder of the jobs' runs, one folder per job; `runs` in the data folder when absent. Each host has its own, or
+    all share one: then a job whose host is lost goes on from its checkpoint on another, else from its beginning."""
     database_url: str | None = None
     """SQLAlchemy URL; the embedded SQLite file `batchwright.db` in the data folder when absent."""
     host: str = "127.0.0.1"
@@ -34,14 +37,16 @@ class Settings(BaseSettings):
     """Port to listen on; 0 takes a free one."""
     allowed_hosts: _Names = ("localhost", "127.0.0.1", "::1")
     """Names under which the service may be addressed (without port): others are DNS rebinding, and refused."""
+    worker: bool = True
+    """Whether the process that serves the API also serves devices. Without, workers run apart (`batchwright work`)."""
     devices: _Names = ()
     """Devices to serve, for example `cuda:0,cuda:1`; every device of the host when empty."""
     python_targets: _Names = ()
     """`python` workloads that may run, each as exactly `package.module:factory`. They run as this service's user."""
     data_roots: _Names = ()
     """Folders that jobs may read their data from."""
-    node_name: str = Field(default_factory=socket.gethostname)
-    """Name of this host in the database: together with a device it says what runs where."""
+    node_name: Annotated[str, Field(pattern=r"^[^/\s\x00-\x1f]{1,200}$")] = Field(default_factory=socket.gethostname)
+    """Name of this host in the database, unlike every other's: together with a device it says what runs where."""
     lease_seconds: Annotated[float, Field(ge=1.0, le=3600.0)] = 15.0
     """A worker not heard of for this long loses what it runs to another."""
     poll_seconds: Annotated[float, Field(gt=0.0, le=60.0)] = 0.5
@@ -60,6 +65,16 @@ class Settings(BaseSettings):
     """Larger request bodies are refused unread."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much is logged, on standard error."""
+    log_format: Literal["text", "json"] = "text"
+    """Lines for people, or one JSON object per line."""
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+    """Port on which this process serves its metrics without a key, besides `/metrics` of the API; 0 takes a free
+    one."""
+    metrics_host: str = "127.0.0.1"
+    """Address that the metrics port listens on."""
+    ready_queue_seconds: Annotated[float, Field(gt=0.0)] = 60.0
+    """`/readyz` fails when work has waited this long for a device that stands idle or that no live worker serves. Work
+    that waits behind other work, however long, is no fault."""
 
     @field_validator("allowed_hosts", "devices", "python_targets", "data_roots", mode="before")
     @classmethod
@@ -70,7 +85,7 @@ class Settings(BaseSettings):
             return json.loads(value)
         return [part.strip() for part in value.split(",") if part.strip()]
 
-    @field_validator("data_dir")
+    @field_validator("data_dir", "runs_dir")
     @classmethod
     def _absolute(cls, path: Path) -> Path:
         return path.expanduser().absolute()
@@ -79,11 +94,6 @@ class Settings(BaseSettings):
     def url(self) -> str:
         """The database's URL, the default filled in."""
         return self.database_url or f"sqlite:///{self.data_dir / 'batchwright.db'}"
-
-    @property
-    def runs_dir(self) -> Path:
-        """Folder of the jobs' runs, one folder per job."""
-        return self.data_dir / "runs"
 
     @property
     def locks_dir(self) -> Path:

@@ -16,7 +16,7 @@ from tuner.training.runs import TrainingProgress, TrainingResult
 from tuner.tuning import ProbeRunner
 
 StopWithin = Callable[[], float | None]
-"""None while the work may go on; else the seconds that are left to end it."""
+"""None while the work may go on; else the seconds it has to end, from when it is asked. May fall from call to call."""
 
 OnProgress = Callable[[Sequence[TrainingProgress]], None]
 """Takes the updates that were finished since the last call. What it raises ends the run."""

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
 
 from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
+from tuner.files import holding
 from tuner.results import DeviceInfo
 from tuner.training.launch import TrainingProcess
-from tuner.training.runs import TrainingResult
+from tuner.training.runs import RunOutcome, TrainingResult
 from tuner.tuning import ProbeRunner
 
 _POLL_SECONDS = 0.1
 """How often a running job is looked at: bounds how late its progress and its end are seen."""
+_RESTARTS = 3
+"""How often in a row, without a checkpoint in between, a job goes on whose process someone has killed."""
 
 
 class LocalExecutor(Executor):
@@ -25,13 +30,15 @@ class LocalExecutor(Executor):
         self,
         device: DeviceInfo,
         runner: ProbeRunner,
-        new_process: Callable[[Path], TrainingProcess] = TrainingProcess,
+        new_process: Callable[[Path], TrainingProcess] | None = None,
     ) -> None:
         super().__init__(device, runner)
-        self._new_process = new_process
+        self._new_process = new_process or partial(TrainingProcess, restarts=_RESTARTS)
 
     @override
     def _train(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+        if not _await_folder(run.directory, stop_within):
+            return TrainingResult(outcome=RunOutcome.STOPPED, message="stopped before it began", updates=0)
         process = self._new_process(run.directory)
         process.start(run.recommendation, run.request)
         try:
@@ -43,11 +50,34 @@ class LocalExecutor(Executor):
         return result
 
 
+def _await_folder(directory: Path, stop_within: StopWithin) -> bool:
+    """Wait until no process trains in ``directory``; false when told to stop before.
+
+    The worker before this one may be frozen while its processes go on, in a folder that both hosts share: they are
+    ended when it wakes, or end by themselves.
+    """
+    while True:
+        with holding(directory, patience_seconds=0.0) as alone:
+            if alone:
+                return True
+        if stop_within() is not None:
+            return False
+        time.sleep(_POLL_SECONDS)
+
+
 def _watch(process: TrainingProcess, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
-    """The result of the process, stopped when ``stop_within`` says so."""
+    """The result of the process, which is asked to stop, and then made to, when ``stop_within`` says so.
+
+    It is asked again while the process ends itself: a more pressing reason leaves less time.
+    """
+    deadline = math.inf
     while (result := process.poll()) is None:
         on_progress(process.new_progress())
         if (grace := stop_within()) is not None:
-            return process.stop(grace_seconds=grace)
+            if deadline == math.inf:
+                process.ask_to_stop()
+            deadline = min(deadline, time.monotonic() + grace)
+            if time.monotonic() >= deadline:
+                return process.stop(grace_seconds=0.0)
         time.sleep(_POLL_SECONDS)
     return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +17,10 @@ from service.executor.base import DeviceBusyError, Executor, OnProgress, StopWit
 from service.executor.inline import InlineExecutor
 from service.executor.local import LocalExecutor
 from tuner.errors import ProbeCancelledError, SpecError
+from tuner.files import holding
 from tuner.requests import ProbeRequest, TrainingRequest
 from tuner.results import Outcome
+from tuner.training.launch import TrainingProcess
 from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
 
 MakeExecutor = Callable[[ScriptedRunner], Executor]
@@ -168,3 +172,94 @@ def test_a_run_ends_with_its_listener(make: MakeExecutor, tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="the listener's own"):
         executor.train(training_run(tmp_path, 100_000), fail, on)
     assert executor.probe(probe_request(8), on).outcome is Outcome.FIT
+
+
+# --- jobs as processes ---
+
+
+@pytest.fixture
+def processes() -> list[TrainingProcess]:
+    """What an executor of ``local`` has made for its runs."""
+    return []
+
+
+@pytest.fixture
+def local(processes: list[TrainingProcess]) -> Iterator[LocalExecutor]:
+    """Runs jobs as processes, which go on once after they were killed."""
+
+    def new_process(directory: Path) -> TrainingProcess:
+        processes.append(TrainingProcess(directory, restarts=1))
+        return processes[-1]
+
+    executor = LocalExecutor(CPU, ScriptedRunner(8), new_process)
+    yield executor
+    executor.close()
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint(
+    local: LocalExecutor, processes: list[TrainingProcess], tmp_path: Path
+) -> None:
+    """Someone kills its process, twice, with a checkpoint in between: it ends all the same, with every update made."""
+    run = TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=30, checkpoint_every=10))
+    seen: list[int] = []
+    to_kill = [12, 22]
+
+    def on_progress(updates: Sequence[TrainingProgress]) -> None:
+        seen.extend(it.update for it in updates)
+        if to_kill and seen and seen[-1] >= to_kill[0]:
+            to_kill.pop(0)
+            os.kill(processes[0].pids[0], signal.SIGKILL)
+
+    result = local.train(run, on_progress, on)
+    assert (result.outcome, result.updates) == (RunOutcome.SUCCEEDED, 30)
+    assert not to_kill
+    assert set(seen) == set(range(1, 31))
+
+
+def test_a_run_that_is_killed_again_and_again_fails(
+    local: LocalExecutor, processes: list[TrainingProcess], tmp_path: Path
+) -> None:
+    """Without a checkpoint in between, no more often than allowed; the result says what happened."""
+    killed: set[int] = set()
+
+    def on_progress(_updates: Sequence[TrainingProgress]) -> None:
+        pid = processes[0].pids[0]
+        if pid not in killed:
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+
+    result = local.train(TrainingRun(tmp_path, recommendation(), TrainingRequest()), on_progress, on)
+    assert (result.outcome, len(killed)) == (RunOutcome.FAILED, 2)
+    assert "killed from outside (SIGKILL)" in result.message
+
+
+def test_a_run_that_is_told_to_stop_may_be_given_less_time_later(tmp_path: Path) -> None:
+    """A second signal, or a lost lease, ends at once what was given long to write its checkpoint."""
+
+    class Deaf(TrainingProcess):
+        """Does not hear SIGTERM."""
+
+        def ask_to_stop(self) -> None:
+            """Pass nothing on."""
+            asked.append(time.monotonic())
+
+    asked: list[float] = []
+    executor = LocalExecutor(CPU, ScriptedRunner(8), Deaf)
+    graces = iter([None, 600.0, 600.0])
+    began = time.monotonic()
+    result = executor.train(training_run(tmp_path, 100_000), lambda _: None, lambda: next(graces, 0.0))
+    executor.close()
+    assert len(asked) == 1
+    assert result.outcome is not RunOutcome.SUCCEEDED
+    assert time.monotonic() - began < 10
+
+
+def test_a_run_waits_for_the_process_that_still_has_its_folder(local: LocalExecutor, tmp_path: Path) -> None:
+    """A worker may be frozen while its processes go on in a shared folder. Told to stop, the one that waits does."""
+    run = training_run(tmp_path, 3)
+    told = iter([None, None, None, 0.5])
+    with holding(run.directory, 0.0) as alone:
+        assert alone
+        stopped = local.train(run, lambda _: None, lambda: next(told))
+    assert (stopped.outcome, stopped.updates) == (RunOutcome.STOPPED, 0)
+    assert local.train(run, lambda _: None, on).outcome is RunOutcome.SUCCEEDED

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from rich.console import Console
 
 from service.commands import keys
+from service.run_commands import serve, work
 from tuner.accumulation import balanced_plan, uniform_plan
 from tuner.catalogue import GPUS
 from tuner.cli import options
@@ -24,8 +25,8 @@ from tuner.cli.arguments import (
 )
 from tuner.cli.display import balanced_in_words, progress_console, recommendation_panel, uniform_in_words
 from tuner.cli.errors import ExitCode, as_json, exit_code
-from tuner.documents import field_problems, load_document
-from tuner.errors import BatchwrightError, ServingError, SpecError, TrainingError
+from tuner.documents import load_document
+from tuner.errors import BatchwrightError, TrainingError
 from tuner.files import write_atomically
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.results import Recommendation
@@ -152,10 +153,10 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
     """
     from tuner.cli.estimating import estimate as run_estimate  # noqa: PLC0415 - see _tune
     from tuner.cli.estimating import fits_nowhere, in_words  # noqa: PLC0415 - likewise
-
     from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - likewise
 
     interrupt_on_sigterm()
+
     request = estimate_request(
         spec=spec,
         world_size=world_size,
@@ -336,30 +337,8 @@ def devices(*, json: options.Json = False) -> None:
         sys.stdout.write((found.model_dump_json() if json else text) + "\n")
 
 
-@app.command()
-def serve(
-    *,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
-    database_url: Annotated[
-        str | None, typer.Option(help="SQLAlchemy URL of the store; an SQLite file in the data folder when left out.")
-    ] = None,
-) -> None:
-    """Serve the HTTP API, with a worker for each device of this host.
-
-    Settings come from BATCHWRIGHT_* environment variables; the options here override them.
-    """
-    from service.errors import ServiceError  # noqa: PLC0415 - the service is an optional part
-    from service.server import serve as run_server  # noqa: PLC0415 - likewise
-    from service.settings import Settings  # noqa: PLC0415 - likewise
-
-    given: dict[str, Any] = {"host": host, "port": port, **({"database_url": database_url} if database_url else {})}
-    try:
-        run_server(Settings(**given))
-    except ValidationError as error:
-        raise SpecError(field_problems(error), "settings (BATCHWRIGHT_* and options)") from None
-    except ServiceError as error:
-        raise ServingError(str(error)) from None
+app.command()(serve)
+app.command()(work)
 
 
 def main() -> None:

@@ -1,0 +1,96 @@
+"""The commands that serve and work: ``batchwright serve`` and ``batchwright work``.
+
+Part of the command line, which imports this module before it knows whether the service's packages are installed: they
+are imported where they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from tuner.documents import field_problems
+from tuner.errors import ServingError, SpecError
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+
+_LAST_PORT = 65_535
+
+_DatabaseUrl = Annotated[
+    str | None, typer.Option(help="SQLAlchemy URL of the store; an SQLite file in the data folder when left out.")
+]
+_MetricsPort = Annotated[
+    int | None,
+    typer.Option(min=0, max=_LAST_PORT, help="Also serve metrics, without a key, on this port of 127.0.0.1."),
+]
+
+
+def serve(
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=_LAST_PORT, help="Port to listen on; 0 picks a free one.")] = 8000,
+    database_url: _DatabaseUrl = None,
+    no_worker: Annotated[
+        bool, typer.Option("--no-worker", help="Serve the API alone: `batchwright work` serves the devices.")
+    ] = False,
+    metrics_port: _MetricsPort = None,
+) -> None:
+    """Serve the HTTP API, with a worker for each device of this host.
+
+    Settings come from BATCHWRIGHT_* environment variables; the options here override them. SIGTERM ends it gracefully:
+    what runs is handed back, jobs write a checkpoint. A second one ends it at once.
+    """
+    given = {"host": host, "port": port, "database_url": database_url, "metrics_port": metrics_port}
+    with _settings(given, worker=False if no_worker else None) as settings:
+        from service.server import serve as run_server  # noqa: PLC0415 - see the module's docstring
+
+        run_server(settings)
+
+
+def work(
+    *,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(help="A device to serve, such as `cuda:0`. May be repeated; all of this host when left out."),
+    ] = None,
+    database_url: _DatabaseUrl = None,
+    metrics_port: _MetricsPort = None,
+) -> None:
+    """Serve devices of this host without an API: run the tunings and jobs that wait for them in the store.
+
+    Settings come from BATCHWRIGHT_* environment variables, as for `serve`. Hosts that share a PostgreSQL store need a
+    BATCHWRIGHT_NODE_NAME each (their host names, by default), and may share a BATCHWRIGHT_RUNS_DIR. SIGTERM ends it
+    gracefully: what runs is handed back, jobs write a checkpoint. A second one ends it at once.
+
+    Example: batchwright work --database-url postgresql://user@host/batchwright --device cuda:0 --device cuda:1
+    """
+    given = {"devices": tuple(device) if device else None, "database_url": database_url, "metrics_port": metrics_port}
+    with _settings(given) as settings:
+        from service.working import work as run_worker  # noqa: PLC0415 - see the module's docstring
+
+        run_worker(settings)
+
+
+@contextmanager
+def _settings(given: dict[str, Any], **more: Any) -> Iterator[Settings]:  # noqa: ANN401 - values of settings
+    """The settings, with those given that are not none; what the service refuses in the block is told in its words.
+
+    Raises:
+        SpecError: when the settings are wrong.
+        ServingError: when the service cannot be started.
+    """
+    from service.errors import ServiceError  # noqa: PLC0415 - see the module's docstring
+    from service.settings import Settings  # noqa: PLC0415 - likewise
+
+    chosen = {name: value for name, value in (given | more).items() if value is not None}
+    try:
+        yield Settings(**chosen)
+    except ValidationError as error:
+        raise SpecError(field_problems(error), "settings (BATCHWRIGHT_* and options)") from None
+    except ServiceError as error:
+        raise ServingError(str(error)) from None
