@@ -42,7 +42,7 @@ def install(app: FastAPI, instruments: Instruments, readiness: Readiness) -> Non
     app.add_middleware(Observed, metrics=instruments.metrics, spans=instruments.spans)
 
 
-def _watch(request: Request) -> Watch:
+async def _watch(request: Request) -> Watch:
     watch: Watch = request.app.state.watch
     return watch
 
