@@ -78,7 +78,7 @@ def test_attention_is_chosen_as_on_the_card(
     widths: tuple[int, int], dtype: torch.dtype, dropout: float, masked: int, causal: int
 ) -> None:
     """Torch's own choice for tensors of the card is that of the rules that stand in for it."""
-    if torch.backends.cudnn.version() < 91400:
+    if torch.backends.cudnn.version() < 91400:  # type: ignore[no-untyped-call]
         pytest.skip("the rules are those of the cuDNN that torch 2.13 brings")
     heads, length, (width, value_width) = 4, 128, widths
     query, key = (
