@@ -227,12 +227,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def recommendation_text(self, recommendation_id: str) -> str:
-        """The stored recommendation as the JSON that it is kept as.
-
-        Raises:
-            NotFoundError: when there is none.
-        """
+    def recommendation_texts(self, recommendation_ids: Sequence[str]) -> dict[str, str]:
+        """Stored recommendations as the JSON that they are kept as, by their ids; unknown ones are left out."""
 
     @abstractmethod
     def tuning_with_answer(self, fingerprint: str) -> str | None:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, insert, select, text, update
+from sqlalchemy import ColumnElement, Connection, and_, case, func, insert, select, text, update
 
 from service.domain import EventKind
 from service.fleet import ServedDevice
 from service.states import State, sources_of
-from service.store import queue, rows
+from service.store import rows
 from service.store.queries import read_item
+from service.store.queue import NEXT_QUEUED, take_turn
 from service.store.records import Claim, Ending, Lease
-from service.store.statements import (
-    abandoned,
-    change,
-    change_held,
-    held_by,
-    running_at,
-    stale,
-    state_event,
-)
+from service.store.statements import ABANDONED, RUNNING_HERE, change, change_held, held_by, stale, state_event
 from service.store.tables import is_held, now_ms, probes, recommendations, work_items
 from tuner.results import ProbeResult
 from tuner.training.runs import TrainingProgress
@@ -32,11 +25,24 @@ _ADVISORY_LOCK = 0x636C6169
 """Any number that nothing else in the database locks: "clai"."""
 
 
-def candidate(connection: Connection, served: ServedDevice) -> Row[Any] | None:
+class Candidate(NamedTuple):
+    """Work that may be taken, as it was found."""
+
+    id: str
+    state: State
+    token: int
+    lost_leases: int
+    key_id: str | None
+
+
+def candidate(connection: Connection, served: ServedDevice) -> Candidate | None:
     """What the device would take now; none when nothing waits, or when something runs at its place."""
-    if connection.execute(running_at(served.place)).first() is not None:
+    place = {"place": served.place}
+    needed = {"device": served.device.id, "hardware": served.hardware}
+    if connection.execute(RUNNING_HERE, place).first() is not None:
         return None
-    return connection.execute(abandoned(served)).first() or connection.execute(queue.next_queued(served)).first()
+    row = connection.execute(ABANDONED, place | needed).first() or connection.execute(NEXT_QUEUED, needed).first()
+    return None if row is None else Candidate(row[0], State(row[1]), *row[2:])
 
 
 def claim(connection: Connection, served: ServedDevice, lease_seconds: float) -> Claim | None:
@@ -49,10 +55,10 @@ def claim(connection: Connection, served: ServedDevice, lease_seconds: float) ->
     return None
 
 
-def _take(connection: Connection, served: ServedDevice, found: Row[Any], lease_seconds: float) -> Claim | None:
+def _take(connection: Connection, served: ServedDevice, found: Candidate, lease_seconds: float) -> Claim | None:
     """Take what was found; none when it was cancelled, or its owner renewed its lease, meanwhile."""
-    was_queued = found.state == State.QUEUED
-    state = State.RUNNING if was_queued else State(found.state)
+    was_queued = found.state is State.QUEUED
+    state = State.RUNNING if was_queued else found.state
     lost_leases = found.lost_leases + int(not was_queued)
     values = {
         "state": state,
@@ -71,7 +77,7 @@ def _take(connection: Connection, served: ServedDevice, found: Row[Any], lease_s
     if change(connection, unchanged, values, [state_event(state)]) is None:
         return None
     if was_queued:
-        queue.take_turn(connection, found.key_id)
+        take_turn(connection, found.key_id)
     lease = Lease(work_id=found.id, owner=served.owner, token=found.token + 1)
     return Claim(lease, read_item(connection, found.id), lost_leases)
 

@@ -139,7 +139,8 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 def insert_or_skip(connection: Connection, table: Table, values: dict[str, Any]) -> bool:
     """Insert a row unless one with its key is there; whether it was inserted."""
-    return connection.execute(_insert(connection, table, values).on_conflict_do_nothing()).rowcount == 1
+    statement = _insert(connection, table, values).on_conflict_do_nothing().returning(*table.primary_key)
+    return connection.execute(statement).first() is not None
 
 
 def insert_or_replace(connection: Connection, table: Table, values: dict[str, Any]) -> None:

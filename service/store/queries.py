@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, func, select
 
 from service.domain import Event, RecommendationSummary, RecordedProbe
 from service.errors import NotFoundError
@@ -29,13 +30,16 @@ _work = work_items.c
 _answer = recommendations.c
 
 
+_ITEM = select(work_items).where(_work.id == bindparam("id"))
+
+
 def read_item(connection: Connection, work_id: str) -> WorkItem:
     """One piece of work.
 
     Raises:
         NotFoundError: when there is none.
     """
-    row = connection.execute(select(work_items).where(_work.id == work_id)).first()
+    row = connection.execute(_ITEM, {"id": work_id}).first()
     if row is None:
         raise no_work(work_id)
     return rows.work_item(row)
@@ -48,12 +52,19 @@ def no_work(work_id: str) -> NotFoundError:
 
 def newest(connection: Connection, kind: WorkKind, limit: int, before: str | None, wanted: WorkFilter) -> list[WorkRow]:
     """Rows of one kind, newest first. Each filter has an index that goes on with the id: a page costs what it shows."""
-    given = {"state": wanted.state, "device": wanted.device, "model": wanted.model, "fingerprint": wanted.fingerprint}
-    conditions = [_work.kind == kind, *(_work[name] == value for name, value in given.items() if value is not None)]
-    if before is not None:
-        conditions.append(_work.id < before)
-    statement = select(*rows.LISTED_WORK).where(*conditions).order_by(_work.id.desc()).limit(limit)
-    return [rows.work_row(row) for row in connection.execute(statement)]
+    given = {"kind": kind, **{name: value for name, value in vars(wanted).items() if value is not None}}
+    statement = _listing(tuple(given), later=before is not None)
+    found = connection.execute(statement, {**given, "before": before, "limit": limit})
+    return [rows.work_row(row) for row in found]
+
+
+@cache
+def _listing(given: tuple[str, ...], *, later: bool) -> Select[Any]:
+    """The list restricted by these columns. There are few, and making one costs as much as running it."""
+    conditions = [_work[name] == bindparam(name) for name in given]
+    if later:
+        conditions.append(_work.id < bindparam("before"))
+    return select(*rows.LISTED_WORK).where(*conditions).order_by(_work.id.desc()).limit(bindparam("limit"))
 
 
 def read_probes(connection: Connection, work_id: str) -> list[RecordedProbe]:
@@ -78,17 +89,13 @@ def event_counts(connection: Connection, work_ids: Sequence[str]) -> dict[str, i
 # --- recommendations ---
 
 
-def recommendation_text(connection: Connection, recommendation_id: str) -> str:
-    """The stored JSON.
+_TEXTS = select(_answer.id, _answer.document).where(_answer.id.in_(bindparam("ids", expanding=True)))
 
-    Raises:
-        NotFoundError: when there is none.
-    """
-    statement = select(_answer.document).where(_answer.id == recommendation_id)
-    document: str | None = connection.execute(statement).scalar_one_or_none()
-    if document is None:
-        raise NotFoundError(f"there is no recommendation {recommendation_id!r}")
-    return document
+
+def recommendation_texts(connection: Connection, recommendation_ids: Sequence[str]) -> dict[str, str]:
+    """The stored JSON of each; unknown ones are left out."""
+    found = connection.execute(_TEXTS, {"ids": list(recommendation_ids)})
+    return {row.id: row.document for row in found}
 
 
 def tuning_with_answer(connection: Connection, fingerprint: str) -> str | None:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, select, union_all, update
+from sqlalchemy import Connection, Select, bindparam, func, select, union_all, update
 
-from service.fleet import ServedDevice
 from service.states import WorkKind
 from service.store.records import QueueDepth, Waiting
 from service.store.tables import is_queued, now_ms, submitters, work_items
@@ -25,11 +24,9 @@ _work = work_items.c
 # --- claims ---
 
 
-def next_queued(served: ServedDevice) -> Select[Any]:
-    """What a device takes next from the queue. One look into an index for each submitter, however much waits."""
-    heads = union_all(
-        *(_heads(served.device.id, hardware, keyed=keyed) for hardware in (None, served.hardware) for keyed in (0, 1))
-    ).subquery()
+def _next_queued() -> Select[Any]:
+    """One look into an index for each submitter and kind of lane, however much waits."""
+    heads = union_all(*(_heads(any_hardware=either, keyed=keyed) for either in (0, 1) for keyed in (0, 1))).subquery()
     return (
         select(_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id)
         .join(heads, heads.c.id == _work.id)
@@ -38,7 +35,7 @@ def next_queued(served: ServedDevice) -> Select[Any]:
     )
 
 
-def _heads(device: str, hardware: str | None, *, keyed: int) -> Select[Any]:
+def _heads(*, any_hardware: int, keyed: int) -> Select[Any]:
     """What each submitter has first for one kind of device, and when it last had its turn.
 
     The order names every column of the index: PostgreSQL does not know that a column that is null is constant.
@@ -49,8 +46,8 @@ def _heads(device: str, hardware: str | None, *, keyed: int) -> Select[Any]:
         select(mine.id)
         .where(
             is_queued,
-            mine.device == device,
-            mine.hardware.is_(None) if hardware is None else mine.hardware == hardware,
+            mine.device == bindparam("device"),
+            mine.hardware.is_(None) if any_hardware else mine.hardware == bindparam("hardware"),
             mine.key_id == submitters.c.id if keyed else mine.key_id.is_(None),
         )
         .order_by(*order)
@@ -60,6 +57,11 @@ def _heads(device: str, hardware: str | None, *, keyed: int) -> Select[Any]:
     )
     who = submitters.c.id != "" if keyed else submitters.c.id == ""
     return select(submitters.c.turn, first.label("id")).where(who)
+
+
+NEXT_QUEUED = _next_queued()
+"""What a device takes next from the queue; its parameters are `device` and `hardware`. Making it costs more than
+running it, so it is made once."""
 
 
 def take_turn(connection: Connection, key_id: str | None) -> None:
@@ -85,9 +87,17 @@ def waiting(connection: Connection, limit: int) -> list[Waiting]:
     """The first of every device, then the second of every device, and so on: at most ``limit``."""
     lane = (_work.device, _work.hardware, _work.key_id, _work.priority)
     rank = func.row_number().over(partition_by=lane, order_by=(_work.created_at, _work.id)).label("rank")
-    columns = (*lane, _work.id, _work.kind, _work.model, _work.created_at)
-    ranked = select(*columns, (now_ms() - _work.updated_at).label("age_ms"), rank).where(is_queued).subquery()
-    found = connection.execute(select(ranked).where(ranked.c.rank <= limit))
+    ranked = select(_work.id, rank).where(is_queued).subquery()  # needs nothing but the index
+    columns = (
+        *lane,
+        _work.id,
+        _work.kind,
+        _work.model,
+        _work.created_at,
+        (now_ms() - _work.updated_at).label("age_ms"),
+    )
+    first_ones = select(*columns).join(ranked, ranked.c.id == _work.id).where(ranked.c.rank <= limit)
+    found = connection.execute(first_ones)
     queued = [
         Queued(
             Waiting(row.id, WorkKind(row.kind), row.device, row.model, row.priority, 0, max(0.0, row.age_ms / 1000)),

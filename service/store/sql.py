@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
 from service.domain import Event, RecommendationSummary, RecordedProbe
-from service.errors import ConflictError
+from service.errors import ConflictError, NotFoundError
 from service.fleet import ServedDevice
 from service.states import State, WorkKind
 from service.store import adding, claims, queries, queue, retention, rows
@@ -170,12 +170,15 @@ class SqlStore(Store):
 
     @override
     def recommendation(self, recommendation_id: str) -> Recommendation:
-        return Recommendation.model_validate_json(self.recommendation_text(recommendation_id))
+        found = self.recommendation_texts([recommendation_id])
+        if not found:
+            raise NotFoundError(f"there is no recommendation {recommendation_id!r}")
+        return Recommendation.model_validate_json(found[recommendation_id])
 
     @override
-    def recommendation_text(self, recommendation_id: str) -> str:
+    def recommendation_texts(self, recommendation_ids: Sequence[str]) -> dict[str, str]:
         with reading(self._engine) as connection:
-            return queries.recommendation_text(connection, recommendation_id)
+            return queries.recommendation_texts(connection, recommendation_ids)
 
     @override
     def tuning_with_answer(self, fingerprint: str) -> str | None:

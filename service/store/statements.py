@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, bindparam, insert, or_, select, update
 
 from service.domain import EventKind
 from service.errors import ConflictError, StaleLeaseError
-from service.fleet import ServedDevice
 from service.states import State
 from service.store.records import Lease
 from service.store.rows import SLIM_WORK
@@ -37,20 +36,24 @@ def held_by(lease: Lease) -> ColumnElement[bool]:
     )
 
 
-def running_at(place: str) -> Select[tuple[str]]:
-    """What holds a place with a lease that is good."""
-    return select(_work.id).where(_work.place == place, is_held, _work.lease_expires_at > now_ms())
+RUNNING_HERE = (
+    select(_work.id).where(_work.place == bindparam("place"), is_held, _work.lease_expires_at > now_ms()).limit(1)
+)
+"""What holds a place with a lease that is good; its parameter is `place`."""
 
-
-def abandoned(served: ServedDevice) -> Select[Any]:
-    """The first work for this kind of device whose lease has expired: what was left here, then elsewhere."""
-    goes_here = or_(_work.hardware.is_(None), _work.hardware == served.hardware)
-    return (
-        select(_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id)
-        .where(is_held, _work.device == served.device.id, goes_here, _work.lease_expires_at <= now_ms())
-        .order_by(_work.place != served.place, _work.priority.desc(), _work.created_at, _work.id)
-        .limit(1)
+ABANDONED = (
+    select(_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id)
+    .where(
+        is_held,
+        _work.device == bindparam("device"),
+        or_(_work.hardware.is_(None), _work.hardware == bindparam("hardware")),
+        _work.lease_expires_at <= now_ms(),
     )
+    .order_by(_work.place != bindparam("place"), _work.priority.desc(), _work.created_at, _work.id)
+    .limit(1)
+)
+"""The first work for a device whose lease has expired: what was left at its place, then elsewhere; its parameters are
+`place`, `device` and `hardware`."""
 
 
 def change(

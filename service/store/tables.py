@@ -73,8 +73,8 @@ is_held = text(_held)
 values bound to parameters."""
 
 Index("work_items_by_kind", work_items.c.kind, work_items.c.id)
-for _column in ("state", "device", "model"):
-    Index(f"work_items_by_{_column}", work_items.c.kind, work_items.c[_column], work_items.c.id)
+for _columns in (["state"], ["device"], ["model"], ["state", "device"], ["state", "model"], ["device", "model"]):
+    Index("work_items_by_" + "_".join(_columns), *(work_items.c[name] for name in ["kind", *_columns, "id"]))
 for _column in ("fingerprint", "question"):
     Index(f"work_items_by_{_column}", work_items.c[_column], work_items.c.id)
 for _column in ("recommendation_id", "earlier_recommendation_id", "ended_at"):
@@ -88,6 +88,7 @@ Index(
     work_items.c.priority.desc(),
     work_items.c.created_at,
     work_items.c.id,
+    work_items.c.updated_at,
     sqlite_where=is_queued,
     postgresql_where=is_queued,
 )

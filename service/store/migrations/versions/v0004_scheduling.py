@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -16,6 +19,9 @@ _INDEXES = {
     "work_items_by_state": ["kind", "state", "id"],
     "work_items_by_device": ["kind", "device", "id"],
     "work_items_by_model": ["kind", "model", "id"],
+    "work_items_by_state_device": ["kind", "state", "device", "id"],
+    "work_items_by_state_model": ["kind", "state", "model", "id"],
+    "work_items_by_device_model": ["kind", "device", "model", "id"],
     "work_items_by_fingerprint": ["fingerprint", "id"],
     "work_items_by_recommendation_id": ["recommendation_id"],
     "work_items_by_earlier_recommendation_id": ["earlier_recommendation_id"],
@@ -30,7 +36,15 @@ def upgrade() -> None:
     for name, columns in _INDEXES.items():
         op.create_index(name, "work_items", columns)
     op.drop_index("work_items_open", "work_items")
-    lane: list[str | sa.TextClause] = ["device", "hardware", "key_id", sa.text("priority DESC"), "created_at", "id"]
+    lane: list[str | sa.TextClause] = [
+        "device",
+        "hardware",
+        "key_id",
+        sa.text("priority DESC"),
+        "created_at",
+        "id",
+        "updated_at",
+    ]
     _create_partial_index("work_items_queued", lane, _QUEUED)
     _create_submitters()
     _create_idempotency_keys()
@@ -48,9 +62,9 @@ def downgrade() -> None:
         op.drop_column("work_items", column)
 
 
-def _create_partial_index(name: str, columns: list[str | sa.TextClause], condition: str) -> None:
+def _create_partial_index(name: str, columns: Sequence[Any], condition: str) -> None:
     where = sa.text(condition)
-    op.create_index(name, "work_items", columns, sqlite_where=where, postgresql_where=where)
+    op.create_index(name, "work_items", list(columns), sqlite_where=where, postgresql_where=where)
 
 
 def _create_submitters() -> None:

@@ -1,0 +1,119 @@
+"""Lists and answers of the store, on every backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from stores import NewId, claimed, ended, engine_at, fill
+
+from factories import recommendation
+from scripted import new_work
+from service.errors import NotFoundError
+from service.states import State, WorkKind
+from service.store.base import Store, WorkFilter
+from service.store.engine import reading
+from service.store.migrate import upgrade
+
+TUNING = WorkKind.TUNING
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ({}, [4, 3, 2, 1, 0]),
+        ({"state": State.QUEUED}, [4, 3, 2, 1]),
+        ({"state": State.RUNNING}, [0]),
+        ({"state": State.FAILED}, []),
+        ({"device": "cuda:0"}, [3]),
+        ({"model": "gpt"}, [4, 3]),
+        ({"fingerprint": "e" * 64}, [2]),
+        ({"state": State.QUEUED, "device": "cpu", "model": "gpt"}, [4]),
+        ({"model": "gpt", "fingerprint": "e" * 64}, []),
+        ({"model": "mlp' OR 1=1"}, []),
+    ],
+)
+def test_a_list_shows_what_its_filter_names(
+    store: Store, new_id: NewId, wanted: dict[str, Any], found: list[int]
+) -> None:
+    """Every field restricts, several together; jobs do not show."""
+    changes: list[dict[str, Any]] = [{}, {}, {"fingerprint": "e" * 64}, {"model": "gpt", "device": "cuda:0"}]
+    ids = [store.add(new_work(new_id("tun"), **given)).id for given in [*changes, {"model": "gpt"}]]
+    store.add(new_work(new_id("job"), WorkKind.JOB))
+    assert claimed(store).item.id == ids[0]
+    rows = store.newest(TUNING, 10, wanted=WorkFilter(**wanted))
+    assert [row.id for row in rows] == [ids[place] for place in found]
+
+
+def test_a_filtered_list_has_pages(store: Store, database_url: str) -> None:
+    """Each page goes on after the one before; together they are the whole list."""
+    with engine_at(database_url) as engine:
+        mine = fill(engine, 7, model="gpt")
+        fill(engine, 7, model="mlp")
+    wanted, seen, before = WorkFilter(model="gpt"), [], None
+    while page := store.newest(TUNING, 3, before, wanted):
+        seen += [row.id for row in page]
+        before = page[-1].id
+    assert seen == mine[::-1]
+
+
+def test_a_row_tells_its_priority_and_an_item_its_trace(store: Store, new_id: NewId) -> None:
+    """Both come back as they were given, from every read."""
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    item = store.add(new_work(new_id("tun"), priority=7, trace_parent=parent))
+    assert (item.priority, item.trace_parent) == (7, parent)
+    assert claimed(store).item.trace_parent == parent
+    assert store.newest(TUNING, 1)[0].priority == 7
+
+
+def test_the_text_of_a_recommendation_is_what_is_stored(store: Store, new_id: NewId) -> None:
+    """It reads as the document it is; unknown ones are left out, or not found when one is asked for."""
+    answers = [recommendation(id=new_id("rec")) for _ in range(2)]
+    for answer in answers:
+        ended(store, new_work(new_id("tun")), answer)
+    texts = store.recommendation_texts(["rec_none", *(it.id for it in answers)])
+    assert texts == {it.id: it.model_dump_json() for it in answers}
+    assert store.recommendation_texts([]) == {}
+    with pytest.raises(NotFoundError, match="rec_none"):
+        store.recommendation("rec_none")
+
+
+def test_of_each_fingerprint_the_newest_answer_counts(store: Store, new_id: NewId) -> None:
+    """Copies of an answer share its fingerprint: they do not keep the answers to other limits out."""
+    question = "a" * 64
+
+    def answer(fingerprint: str, **changes: Any) -> str:
+        made = recommendation(id=new_id("rec"), fingerprint=fingerprint * 64)
+        store.add_answered(new_work(new_id("tun"), fingerprint=fingerprint * 64, **changes), made)
+        return made.id
+
+    other = answer("1", question=question)
+    answer("2", question="b" * 64)
+    copies = [answer("2", question=question) for _ in range(5)]
+    assert [it.id for it in store.answers_to(question, 8)] == [copies[-1], other]
+    assert [it.id for it in store.answers_to(question, 1)] == [copies[-1]]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "kind = 'tuning' AND state = 'FAILED'",
+        "kind = 'tuning' AND device = 'cpu'",
+        "kind = 'tuning' AND model = 'gpt'",
+        "kind = 'tuning' AND model = 'gpt' AND state = 'FAILED'",
+        "kind = 'tuning' AND device = 'cpu' AND state = 'FAILED'",
+        "kind = 'tuning' AND device = 'cpu' AND model = 'gpt'",
+        "fingerprint = 'f'",
+    ],
+)
+def test_every_filter_has_an_index_in_the_order_of_the_list(tmp_path: Path, condition: str) -> None:
+    """SQLite neither scans nor sorts the table for a page, so that a page costs the same however long the list is."""
+    statement = f"EXPLAIN QUERY PLAN SELECT id FROM work_items WHERE {condition} ORDER BY id DESC LIMIT 10"  # noqa: S608
+    with engine_at(f"sqlite:///{tmp_path}/store.db") as engine:
+        upgrade(engine)
+        with reading(engine) as connection:
+            (step,) = connection.execute(text(statement)).all()
+    assert step[-1].startswith("SEARCH")
+    assert step[-1].count("=?") == condition.count("=")
