@@ -126,6 +126,18 @@ class Driver:
                 return run(_coroutine(body, Client(http=http, **given).calls))
         return asyncio.run(_over_asyncio(transport, body, given))
 
+    def against(self, url: str, body: Body[T], **given: Any) -> T:
+        """What ``body`` returns, run with a client of this kind that calls a real service."""
+        if self._kind == "blocking":
+            with Client(url, **given) as client:
+                return run(_coroutine(body, client.calls))
+        return asyncio.run(_against(url, body, given))
+
+
+async def _against(url: str, body: Body[T], given: dict[str, Any]) -> T:
+    async with AsyncClient(url, **given) as client:
+        return await body(client)
+
 
 async def _over_asyncio(transport: httpx.MockTransport, body: Body[T], given: dict[str, Any]) -> T:
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
@@ -141,6 +153,11 @@ def problem(status: int, code: str = "some-code", **headers: str) -> httpx.Respo
     document = {"type": f"urn:batchwright:problem:{code}", "title": "t", "status": status, "detail": "d", "code": code}
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     return httpx.Response(status, json=document, headers=names)
+
+
+async def all_names(calls: AsyncCalls) -> list[str]:
+    """The identifiers of every tuning."""
+    return [row.id async for row in calls.tunings.list()]
 
 
 def page(*ids: str, following: str | None = None) -> httpx.Response:

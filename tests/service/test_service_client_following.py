@@ -121,6 +121,14 @@ def test_a_stream_goes_on_where_it_broke_off(drive: Driver, clock: Clock) -> Non
     assert clock.pauses[1] == 4.0
 
 
+def test_events_make_pauses_short_again(drive: Driver, clock: Clock) -> None:
+    """A connection that breaks after news is made anew as after the first failure."""
+    failures = [RESET] * 4
+    drive(Script([*failures, stream(told(1, State.QUEUED)), *failures, stream(told(2, State.FAILED))]), followed)
+    assert max(clock.pauses[3:5]) > 2.0
+    assert clock.pauses[4] <= 0.5
+
+
 def test_a_stream_that_has_ended_is_over(drive: Driver) -> None:
     """204 says that nothing will come."""
     assert drive(Script([httpx.Response(204)]), followed) == []
@@ -128,8 +136,13 @@ def test_a_stream_that_has_ended_is_over(drive: Driver) -> None:
 
 def test_a_stream_that_is_refused_is_an_error(drive: Driver, clock: Clock) -> None:
     """Its problem is read although the answer was to be streamed."""
+
+    def refuse(_request: httpx.Request) -> httpx.Response:
+        refusal = problem(401, "not-authenticated")
+        return httpx.Response(401, stream=Chunks([refusal.content[:9], refusal.content[9:]]))
+
     with pytest.raises(NotAuthenticatedError, match="not-authenticated"):
-        drive(Script([stream(told(1, State.QUEUED)), problem(401, "not-authenticated")]), followed)
+        drive(Script([stream(told(1, State.QUEUED)), refuse]), followed)
     assert len(clock.pauses) == 1
 
 
@@ -234,15 +247,15 @@ def test_what_has_not_changed_is_not_sent_again(drive: Driver) -> None:
 
 
 def test_only_some_documents_are_kept(drive: Driver) -> None:
-    """The one read longest ago is asked for anew."""
+    """The one that was not read for the longest is asked for anew."""
     script = Script([lambda request: tuning(ETag=f'"{request.url.path}"')])
 
     async def read(calls: AsyncCalls) -> None:
-        for number in [*range(40), 39, 0]:
+        for number in [*range(32), 0, 32, 1, 0]:
             await calls.tunings.get(f"tun_{number}")
 
     drive(script, read)
-    assert [request.headers.get("If-None-Match") for request in script.seen[-2:]] == ['"/v1/tunings/tun_39"', None]
+    assert [request.headers.get("If-None-Match") for request in script.seen[-2:]] == [None, '"/v1/tunings/tun_0"']
 
 
 # --- both clients ---

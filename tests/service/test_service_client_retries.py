@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from scripted_network import RESET, Chunks, Clock, Driver, Script, page, problem, tuning
+from scripted_network import RESET, Chunks, Clock, Driver, Script, all_names, page, problem, tuning
 
-from factories import tuning_request
+from factories import mlp_spec, tuning_request
 from service.client import (
     ApiError,
     AsyncClient,
@@ -31,11 +31,7 @@ from service.client.calls import AsyncCalls
 from service.client.wire import retry_after
 from service.domain import TuningPage
 from service.fleet import Health
-
-
-async def names(calls: AsyncCalls) -> list[str]:
-    """The identifiers of every tuning."""
-    return [row.id async for row in calls.tunings.list()]
+from tuner.estimates import EstimateRequest
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
@@ -72,14 +68,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_what_may_pass_is_tried_again(drive: Driver, clock: Clock, failure: Any) -> None:
     """Lost connections, silence, 429, 503, and a proxy that misses its service."""
     script = Script([failure, failure, page("tun_1")])
-    assert drive(script, names) == ["tun_1"]
+    assert drive(script, all_names) == ["tun_1"]
     assert len(script.seen) == 3
     assert len(clock.pauses) == 2
 
 
 def test_pauses_double_up_to_a_bound_less_some_chance(drive: Driver, clock: Clock) -> None:
     """From half a second to ten, and never less than half of that."""
-    drive(Script([RESET] * 8 + [page()]), names, retry_seconds=300.0)
+    drive(Script([RESET] * 8 + [page()]), all_names, retry_seconds=300.0)
     bounds = [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
     assert all(bound / 2 <= pause <= bound for pause, bound in zip(clock.pauses, bounds, strict=True))
     assert len(set(clock.pauses)) == len(clock.pauses)
@@ -88,15 +84,21 @@ def test_pauses_double_up_to_a_bound_less_some_chance(drive: Driver, clock: Cloc
 @pytest.mark.parametrize("status", [429, 503])
 def test_the_service_says_when_to_come_back(drive: Driver, clock: Clock, status: int) -> None:
     """No try comes before `Retry-After`."""
-    drive(Script([problem(status, Retry_After="17"), page()]), names)
+    drive(Script([problem(status, Retry_After="17"), page()]), all_names)
     assert clock.pauses == [17.0]
+
+
+def test_a_service_that_says_at_once_is_not_asked_without_pause(drive: Driver, clock: Clock) -> None:
+    """`Retry-After: 0` leaves the pauses as they are without it."""
+    drive(Script([problem(503, Retry_After="0")] * 3 + [page()]), all_names)
+    assert all(pause >= bound / 2 for pause, bound in zip(clock.pauses, [0.5, 1.0, 2.0], strict=True))
 
 
 def test_coming_back_later_than_the_budget_is_left_to_the_caller(drive: Driver, clock: Clock) -> None:
     """The error comes at once, and says when."""
     script = Script([problem(429, "quota-exceeded", Retry_After="3600")])
     with pytest.raises(QuotaExceededError) as caught:
-        drive(script, names)
+        drive(script, all_names)
     assert caught.value.retry_after_seconds == 3600.0
     assert (len(script.seen), clock.pauses) == (1, [])
 
@@ -105,7 +107,7 @@ def test_the_budget_bounds_the_tries(drive: Driver, clock: Clock) -> None:
     """What fails for good fails with its last error, within the budget."""
     began = clock.now
     with pytest.raises(ConnectionFailedError, match="connection reset"):
-        drive(Script([problem(503), RESET]), names, retry_seconds=20.0)
+        drive(Script([problem(503), RESET]), all_names, retry_seconds=20.0)
     assert 5.0 < clock.now - began <= 20.0
 
 
@@ -113,8 +115,26 @@ def test_a_budget_of_nothing_means_one_try(drive: Driver, clock: Clock) -> None:
     """`retry_seconds=0` is no retries at all."""
     script = Script([problem(503, Retry_After="0")])
     with pytest.raises(ServiceUnavailableError):
-        drive(script, names, retry_seconds=0.0)
+        drive(script, all_names, retry_seconds=0.0)
     assert (len(script.seen), clock.pauses) == (1, [])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda calls: calls.tunings.cancel("x"),
+        lambda calls: calls.jobs.cancel("x"),
+        lambda calls: calls.jobs.configure("x"),
+        lambda calls: calls.estimates.create(EstimateRequest(spec=mlp_spec(), effective_batch_size=8, gpus=("T4",))),
+    ],
+)
+def test_what_is_harmless_twice_is_tried_again_without_a_key(drive: Driver, clock: Clock, body: Any) -> None:
+    """Cancelling, configuring and estimating make nothing, or nothing twice."""
+    script = Script([RESET, problem(404)])
+    with pytest.raises(NotFoundError):
+        drive(script, body)
+    assert (len(script.seen), len(clock.pauses)) == (2, 1)
+    assert not [request for request in script.seen if "Idempotency-Key" in request.headers]
 
 
 # --- what never is ---
@@ -140,7 +160,7 @@ def test_a_refusal_is_an_error_of_its_kind(drive: Driver, clock: Clock, status: 
     """It carries the problem, and is not tried again."""
     script = Script([problem(status, "the-code", X_Request_ID="r-1")])
     with pytest.raises(ApiError) as caught:
-        drive(script, names)
+        drive(script, all_names)
     assert type(caught.value) is kind
     assert (caught.value.status, caught.value.code, caught.value.problem.detail) == (status, "the-code", "d")
     assert caught.value.request_id == "r-1"
@@ -188,7 +208,7 @@ def test_what_cannot_be_sent_is_not_tried_again(drive: Driver, clock: Clock) -> 
     """A fault of the caller's own is an error at once."""
     script = Script([httpx.LocalProtocolError("Illegal header value")])
     with pytest.raises(ClientError, match="Illegal header value") as caught:
-        drive(script, names)
+        drive(script, all_names)
     assert not isinstance(caught.value, ConnectionFailedError)
     assert clock.pauses == []
 
@@ -208,7 +228,7 @@ def test_what_cannot_be_sent_is_not_tried_again(drive: Driver, clock: Clock) -> 
 def test_garbage_is_an_error_of_ours(drive: Driver, clock: Clock, answer: httpx.Response) -> None:
     """What is no document is not tried again, and never ends in an error of pydantic's or httpx's."""
     with pytest.raises(UnexpectedAnswerError, match="TuningPage"):
-        drive(Script([answer]), names)
+        drive(Script([answer]), all_names)
     assert clock.pauses == []
 
 
@@ -219,16 +239,16 @@ def test_a_body_that_cannot_be_decoded_is_an_error_of_ours(drive: Driver) -> Non
         return httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=Chunks([b"not gzip"]))
 
     with pytest.raises(UnexpectedAnswerError, match="cannot be read"):
-        drive(Script([spoilt]), names)
+        drive(Script([spoilt]), all_names)
 
 
 def test_a_refusal_without_a_problem_shows_the_text(drive: Driver) -> None:
     """A proxy's page becomes an ApiError with the status and the text, and a redirect is not followed."""
     with pytest.raises(ApiError, match="Teapot") as caught:
-        drive(Script([httpx.Response(418, text="<h1>Teapot</h1>")]), names)
+        drive(Script([httpx.Response(418, text="<h1>Teapot</h1>")]), all_names)
     assert (caught.value.status, caught.value.code) == (418, "not-a-problem-document")
     with pytest.raises(ApiError) as caught:
-        drive(Script([httpx.Response(307, headers={"Location": "http://elsewhere/"})]), names)
+        drive(Script([httpx.Response(307, headers={"Location": "http://elsewhere/"})]), all_names)
     assert caught.value.status == 307
 
 
