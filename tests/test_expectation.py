@@ -81,6 +81,18 @@ def test_a_card_is_expected_without_one(runner: ProbeSupervisor) -> None:
     assert expected.used_bytes(200) > expected.used_bytes(100) > expected.resident_bytes
 
 
+def test_a_card_is_expected_as_its_allocator_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where blocks are rounded up to half powers of two, all of them take more."""
+    request = asked(GPT, compute_capability=(8, 0))
+    plain = expect(request)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "roundup_power2_divisions:2")
+    rounded = expect(request)
+    assert plain.resident_bytes is not None
+    assert rounded.resident_bytes is not None
+    assert rounded.resident_bytes > plain.resident_bytes
+    assert rounded.used_bytes(200) > plain.used_bytes(200)
+
+
 def test_an_expectation_is_given_up_on_request() -> None:
     """The process that traces is gone when the call returns."""
     with pytest.raises(EstimateCancelledError):

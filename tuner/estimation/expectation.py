@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from tuner.catalogue import KernelProfile
-from tuner.estimation.settings import DEFAULT_SETTINGS
+from tuner.estimation.settings import AllocatorSettings
 from tuner.estimation.shapes import Shapes
 from tuner.estimation.shim import Shim
 from tuner.estimation.trace import SizedTrace
@@ -37,7 +38,7 @@ def expected_peaks(request: ExpectationRequest, shim: Shim | None = None) -> Exp
         shim: for a card the device that stands in for it; without one operators take the CPU's decisions.
 
     Raises:
-        EstimateError: when the workload cannot be traced.
+        EstimateError: when the workload cannot be traced, or PYTORCH_ALLOC_CONF not followed.
         SpecError, WorkloadError: as building the workload.
     """
     began = time.monotonic()
@@ -58,13 +59,14 @@ _Held: TypeAlias = Callable[[int], tuple[int, int]]
 
 
 def _held_on_card(request: ExpectationRequest, shim: Shim | None) -> _Held:
-    """What torch's caching allocator counts as allocated."""
+    """What torch's caching allocator counts as allocated, set as this process's environment sets it."""
+    settings = AllocatorSettings.from_environment(os.environ)
     profile = KernelProfile(compute_capability=request.compute_capability or (0, 0), kind="cuda")
     sized = _sized(request, profile=profile, shim=shim, warm_up=True)
     began = sized.trace.position("measured-update")
 
     def held(size: int) -> tuple[int, int]:
-        sizes = [DEFAULT_SETTINGS.rounded(it) for it in sized.sizes_at(size)]
+        sizes = [settings.rounded(it) for it in sized.sizes_at(size)]
         return _resident_and_peak(sized.trace.events, sizes, began)
 
     return held
