@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import update
 
 from scripted import SERVED, new_work
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
@@ -16,8 +16,6 @@ from service.keys import NewKey, Scope, make_key
 from service.states import State
 from service.store.base import UNLIMITED, Ending, KeyStore, Lease, Quota, Store
 from service.store.engine import open_engine, writing
-from service.store.migrate import upgrade
-from service.store.sql import open_store
 from service.store.tables import api_keys, work_items
 
 READ = (Scope.TUNINGS_READ,)
@@ -232,28 +230,3 @@ def test_the_times_of_all_claims_are_added(store: Store, new_id: NewId, set_work
     with pytest.raises(QuotaExceededError, match="used 35 s"):
         store.add(new_work(new_id("tun"), key_id=key_id), Quota(device_seconds=34.0))
     store.add(new_work(new_id("tun"), key_id=key_id), Quota(device_seconds=37.0))
-
-
-# --- migration ---
-
-
-def test_work_of_the_first_schema_is_kept(database_url: str, new_id: NewId) -> None:
-    """A database of revision 0001 with work in it is brought up to date: the work is there, and has no owner."""
-    engine = open_engine(database_url)
-    upgrade(engine, "0001")
-    work_id = new_id("tun")
-    with writing(engine) as connection:
-        connection.execute(
-            text(
-                "INSERT INTO work_items (id, kind, state, device, model, effective_batch_size, fingerprint,"
-                " created_at, updated_at, payload) VALUES (:id, 'tuning', 'QUEUED', 'cpu', 'mlp', 100, 'f', 1, 1, '{}')"
-            ),
-            {"id": work_id},
-        )
-    engine.dispose()
-    opened = open_store(database_url)
-    item = opened.get(work_id)
-    lease = claimed(opened)
-    opened.finish(lease, Ending(State.FAILED))
-    opened.close()
-    assert (item.state, item.key_id) == (State.QUEUED, None)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
+from stores import LEASE_SECONDS, NewId, claimed, elsewhere
 
 from factories import probe_result, recommendation
 from scripted import SERVED, new_work, progress
@@ -23,30 +21,10 @@ from service.errors import (
     StoreUnavailableError,
     make_problem,
 )
-from service.fleet import ServedDevice
 from service.states import State, WorkKind, sources_of
 from service.store.base import Claim, Ending, Lease, RecommendationFilter, Store
-from service.store.engine import open_engine, reading
-from service.store.migrate import upgrade
 from service.store.sql import open_store
-from service.store.tables import metadata
 from tuner.training.runs import RunOutcome, TrainingResult
-
-LEASE_SECONDS = 60.0
-
-NewId = Callable[[str], str]
-
-
-def claimed(store: Store, served: ServedDevice = SERVED, lease_seconds: float = LEASE_SECONDS) -> Claim:
-    """Claim what is next; there must be something."""
-    claim = store.claim(served, lease_seconds)
-    assert claim is not None
-    return claim
-
-
-def elsewhere(name: str) -> ServedDevice:
-    """The same device on another host."""
-    return SERVED.model_copy(update={"place": f"{name}/cpu", "owner": f"{name}:scope:1"})
 
 
 def test_added_work_is_queued_and_read_back_whole(store: Store, new_id: NewId) -> None:
@@ -383,44 +361,6 @@ def test_everything_survives_a_restart(database_url: str, new_id: NewId) -> None
     again = open_store(database_url)
     assert [probe.result.micro_batch_size for probe in again.probes(work_id)] == [4]
     again.close()
-
-
-def test_the_migrations_build_the_tables(database_url: str) -> None:
-    """The schema that the revisions make is the one the code uses."""
-    engine = open_engine(database_url)
-    upgrade(engine)
-    with reading(engine) as connection:
-        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-    engine.dispose()
-
-
-def test_concurrent_upgrades_of_an_empty_database_both_succeed(database_url: str) -> None:
-    """Two services that start at once find one schema."""
-    with ThreadPoolExecutor(2) as pool:
-        for store in pool.map(lambda _: open_store(database_url), range(2)):
-            store.check()
-            store.close()
-
-
-def test_concurrent_claimers_run_everything_once(store: Store, new_id: NewId) -> None:
-    """Of many items and many workers, each item is run once and none is lost."""
-    items, workers = 60, 6
-    for _ in range(items):
-        store.add(new_work(new_id("tun")))
-    run: list[str] = []
-
-    def work(name: int) -> None:
-        served = elsewhere(f"host{name}")
-        while (claim := store.claim(served, LEASE_SECONDS)) is not None or len(run) < items:
-            if claim is not None:
-                store.record_probe(claim.lease, 1, probe_result(4))
-                store.finish(claim.lease, Ending(State.SUCCEEDED))
-                run.append(claim.item.id)
-
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(work, range(workers)))
-    assert Counter(run) == Counter(row.id for row in store.newest(WorkKind.TUNING, items))
-    assert {row.attempts for row in store.newest(WorkKind.TUNING, items)} == {1}
 
 
 def test_concurrent_claims_of_one_place_give_one_run(store: Store, new_id: NewId) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from sqlalchemy import update
@@ -26,7 +27,7 @@ def taken(store: Store) -> list[str]:
     return order
 
 
-def queue_up(store: Store, new_id: NewId, *keys: str | None, **changes: object) -> list[str]:
+def queue_up(store: Store, new_id: NewId, *keys: str | None, **changes: Any) -> list[str]:
     """Queue one piece of work of each key, in this order."""
     return [store.add(new_work(new_id("tun"), key_id=key, **changes)).id for key in keys]
 

@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import func, insert, select
+from sqlalchemy import Table, func, insert, select
 from stores import NewId, answered, claimed, ended, engine_at, fill, set_work
 
 from factories import probe_result, recommendation
@@ -21,7 +21,7 @@ from service.store.tables import events, idempotency_keys, probes, used_time, wo
 DAY = 86_400.0
 
 
-def count(url: str, *tables: object) -> list[int]:
+def count(url: str, *tables: Table) -> list[int]:
     """How many rows each table has."""
     with engine_at(url) as engine, reading(engine) as connection:
         return [connection.execute(select(func.count()).select_from(table)).scalar_one() for table in tables]
