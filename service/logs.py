@@ -29,6 +29,11 @@ def logging_about(**fields: str | None) -> Iterator[None]:
         _context.reset(token)
 
 
+def log_about(**fields: str) -> None:
+    """The same for the rest of this task or thread, where it ends with what the lines are about."""
+    _context.set({**_context.get(), **fields})
+
+
 def configure_logging(level: str, style: Literal["text", "json"], stream: TextIO | None = None) -> None:
     """Log to standard error, in one style, whatever was configured before."""
     handler = logging.StreamHandler(stream or sys.stderr)

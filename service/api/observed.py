@@ -6,15 +6,15 @@ import logging
 import os
 import re
 import time
-from typing import Any
+from itertools import count
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import PROBLEM_MEDIA_TYPE
 from service.errors import problem_of
-from service.logs import logging_about
+from service.logs import log_about
 from service.metrics import Metrics
-from service.tracing import SpanKind, Spans, parse_trace_parent, within_trace
+from service.tracing import SpanKind, Spans, parse_trace_parent
 
 _log = logging.getLogger(__name__)
 
@@ -48,25 +48,36 @@ class Observed:
         self._app = app
         self._metrics = metrics
         self._spans = spans
+        self._process = os.urandom(6).hex()
+        self._numbers = count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Observe a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id, trace_parent = _identify(scope)
+        request_id, trace_parent = self._identify(scope)
         exchange = _Exchange(scope, send, request_id)
-        with logging_about(request_id=request_id):
-            if self._spans.recording:
-                with self._spans.span(exchange.method, SpanKind.SERVER, trace_parent) as span:
-                    await self._answer(exchange, receive)
-                    span.rename(f"{exchange.method} {exchange.route}")
-                    span.set("status", exchange.status)
-            elif trace_parent is not None:
-                with within_trace(trace_parent):
-                    await self._answer(exchange, receive)
-            else:
-                await self._answer(exchange, receive)
+        log_about(request_id=request_id)  # a request has a task, and so a context, of its own: no need to undo this
+        if trace_parent is None and not self._spans.recording:
+            await self._answer(exchange, receive)
+            return
+        with self._spans.span(exchange.method, SpanKind.SERVER, trace_parent) as span:
+            await self._answer(exchange, receive)
+            span.rename(f"{exchange.method} {exchange.route}")
+            span.set("status", exchange.status)
+
+    def _identify(self, scope: Scope) -> tuple[str, str | None]:
+        """The request's identifier, and the trace it belongs to."""
+        request_id, trace_parent = b"", None
+        for name, value in scope["headers"]:
+            if name == b"x-request-id":
+                request_id = value
+            elif name == b"traceparent":
+                trace_parent = parse_trace_parent(value.decode("latin-1"))
+        if request_id and _REQUEST_ID.fullmatch(request_id):
+            return request_id.decode(), trace_parent
+        return f"{self._process}-{next(self._numbers):x}", trace_parent
 
     async def _answer(self, exchange: _Exchange, receive: Receive) -> None:
         try:
@@ -80,7 +91,10 @@ class Observed:
         self._metrics.requested(method, route, status, exchange.seconds)
         if method == "POST" and route == _SUBMITTING and status in _STORED_ANSWER:
             self._metrics.answered(hit=_STORED_ANSWER[status])
-        _log_end(exchange)
+        level = _level_of(method, status)
+        if _log.isEnabledFor(level):
+            fields = {"method": method, "route": route, "status": status, "seconds": round(exchange.seconds, 6)}
+            _log.log(level, "%s %s: %d", method, exchange.scope["path"], status, extra={"fields": fields})
 
 
 class _Exchange:
@@ -99,7 +113,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.seconds = time.perf_counter() - self._began
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode("ascii"))]
         await self._send(message)
 
     @property
@@ -115,29 +129,10 @@ class _Exchange:
         return f"{path}?wait" if b"wait=" in self.scope.get("query_string", b"") else path
 
 
-def _identify(scope: Scope) -> tuple[str, str | None]:
-    """The request's identifier, and the trace it belongs to."""
-    given: dict[bytes, bytes] = {
-        name: value for name, value in scope["headers"] if name in {b"x-request-id", b"traceparent"}
-    }
-    request_id = given.get(b"x-request-id", b"")
-    known = request_id.decode() if _REQUEST_ID.fullmatch(request_id) else os.urandom(8).hex()
-    return known, parse_trace_parent(given.get(b"traceparent", b"").decode("latin-1"))
-
-
-def _log_end(exchange: _Exchange) -> None:
-    if exchange.status >= _LOWEST_FAILURE:
-        level = logging.ERROR
-    else:
-        level = logging.DEBUG if exchange.method in _QUIET_METHODS else logging.INFO
-    if _log.isEnabledFor(level):
-        fields: dict[str, Any] = {
-            "method": exchange.method,
-            "route": exchange.route,
-            "status": exchange.status,
-            "seconds": round(exchange.seconds, 6),
-        }
-        _log.log(level, "%s %s: %d", exchange.method, exchange.scope["path"], exchange.status, extra={"fields": fields})
+def _level_of(method: str, status: int) -> int:
+    if status >= _LOWEST_FAILURE:
+        return logging.ERROR
+    return logging.DEBUG if method in _QUIET_METHODS else logging.INFO
 
 
 async def _send_failure(error: Exception, exchange: _Exchange) -> None:

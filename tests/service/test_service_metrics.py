@@ -6,7 +6,6 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import httpx
 import pytest
@@ -169,7 +168,7 @@ def test_estimates_are_counted_by_how_they_end() -> None:
     """Made, remembered, refused for want of a slot, failed."""
     metrics = Metrics()
     asked = EstimateRequest.model_validate({"spec": tuning_request().spec.model_dump(mode="json"), "gpus": ["T4"]})
-    made: Any = object()
+    made = Estimate(decisions="cpu", parameters=1, gpus=(), versions={}, seconds=0.0)
     estimates = Estimates(lambda _request, _stop: made, Policy([], []), {}, EstimateLimits(), metrics)
     estimates.estimate(asked)
     estimates.estimate(asked)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
+from processes import HERE, LISTENS, Spoken, spoken, wait_until
 
-from factories import CPU, tuning_request
+from factories import CPU, recommendation, tuning_request
 from scripted import ScriptedRunner
 from service.client import Client
 from service.domain import Event
@@ -23,44 +20,14 @@ from service.errors import ConfigurationError, DeviceTakenError
 from service.server import serve
 from service.settings import Settings
 from service.states import State
+from tuner.requests import TrainingRequest
 from tuner.tuning import Tuning
 
-HERE = Path(__file__).parent
 PROBE_SECONDS = 0.25
 START_SECONDS = 30.0
 
 
-class Served:
-    """A served process and the address it printed."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.lines: list[str] = []
-        self.url = ""
-        assert process.stderr is not None
-        for line in process.stderr:
-            self.lines.append(line)
-            if found := re.search(r"listens on (http://\S+)", line):
-                self.url = found[1]
-                break
-        self._drain = threading.Thread(target=self._read_rest, daemon=True)
-        self._drain.start()
-
-    def _read_rest(self) -> None:
-        assert self.process.stderr is not None
-        self.lines.extend(self.process.stderr)
-
-    def end(self, number: signal.Signals) -> int:
-        """Send a signal; the exit status."""
-        self.process.send_signal(number)
-        status = self.process.wait(START_SECONDS)
-        self._drain.join(START_SECONDS)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        return status
-
-
-StartServed = Callable[..., Served]
+StartServed = Callable[..., Spoken]
 
 
 @pytest.fixture
@@ -78,18 +45,9 @@ def start_served(tmp_path: Path, journal: Path) -> Iterator[StartServed]:
         yield lambda port=0: stack.enter_context(_served(tmp_path / "data", journal, port))
 
 
-@contextmanager
-def _served(data_dir: Path, journal: Path, port: int) -> Iterator[Served]:
+def _served(data_dir: Path, journal: Path, port: int) -> AbstractContextManager[Spoken]:
     arguments = [str(data_dir), str(journal), str(PROBE_SECONDS), str(port)]
-    command = [sys.executable, str(HERE / "slow_service.py"), *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent)])}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    served = Served(process)
-    try:
-        yield served
-    finally:
-        if process.poll() is None:
-            served.end(signal.SIGKILL)
+    return spoken([str(HERE / "slow_service.py"), *arguments], LISTENS)
 
 
 def sizes_in(journal: Path) -> list[int]:
@@ -152,6 +110,19 @@ def test_a_terminated_service_hands_back_and_exits_cleanly(start_served: StartSe
     assert tuning.state is State.SUCCEEDED
     assert sorted(set(sizes_in(journal))) == sorted(undisturbed())
     assert second.end(signal.SIGINT) == 0
+
+
+def test_a_second_signal_ends_a_service_faster(start_served: StartServed, journal: Path) -> None:
+    """A job may take ten minutes to end itself after the first SIGTERM, and nothing more after the second."""
+    served = start_served()
+    with Client(served.url) as client:
+        client.jobs.submit(recommendation(), TrainingRequest(updates=10))
+        wait_until(lambda: client.devices.list()[0].held_by is not None)
+    served.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: sizes_in(journal) == [0])
+    begun = time.monotonic()
+    assert served.end(signal.SIGTERM) == 0
+    assert time.monotonic() - begun < 5
 
 
 def test_a_follower_outlives_a_restart(start_served: StartServed) -> None:
