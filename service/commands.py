@@ -1,4 +1,4 @@
-"""The commands that work on the service's database: ``batchwright keys``.
+"""The commands that work on the service's database: ``batchwright keys`` and ``batchwright prune``.
 
 Part of the command line, which imports this module before it knows whether the service's packages are installed: they
 are imported where they are needed.
@@ -6,6 +6,8 @@ are imported where they are needed.
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,10 +24,15 @@ from tuner.documents import field_problems
 from tuner.errors import ServingError, SpecError
 
 if TYPE_CHECKING:
-    from service.store.base import KeyStore
+    from service.pruning import PruneReport
+    from service.settings import Settings
+    from service.store.base import Store
 
 _SECONDS_PER_DAY = 86_400.0
 _LONGEST_DAYS = 3650.0
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": _SECONDS_PER_DAY, "w": 7 * _SECONDS_PER_DAY}
+_SHOWN_LENGTH = 40
 
 _DatabaseUrl = Annotated[
     str | None,
@@ -59,8 +66,8 @@ def create(
     """
     seconds = None if expires_in_days is None else expires_in_days * _SECONDS_PER_DAY
     new, text = make_key(_checked_name(name), tuple(scope), seconds)
-    with _key_store(database_url) as store:
-        made = store.add(new)
+    with _opened(database_url) as (store, _):
+        made = store.keys.add(new)
     if json:
         sys.stdout.write(CreatedKey(**dict(made), key=text).model_dump_json(indent=2) + "\n")
     else:
@@ -71,8 +78,8 @@ def create(
 @keys.command("list")
 def list_keys(*, database_url: _DatabaseUrl = None, json: _Json = False) -> None:
     """List every key there ever was, without what makes it a key."""
-    with _key_store(database_url) as store:
-        found = store.list()
+    with _opened(database_url) as (store, _):
+        found = store.keys.list()
     if json:
         sys.stdout.writelines(key.model_dump_json() + "\n" for key in found)
     else:
@@ -87,15 +94,63 @@ def revoke(
     json: _Json = False,
 ) -> None:
     """End a key for good. Services refuse it within five seconds; what it submitted goes on."""
-    with _key_store(database_url) as store:
-        ended = store.revoke(key_id)
+    with _opened(database_url) as (store, _):
+        ended = store.keys.revoke(key_id)
     text = ended.model_dump_json(indent=2) if json else f"{_in_words(ended)}."
     sys.stdout.write(text + "\n")
 
 
+def _seconds(text: str) -> float:
+    found = _DURATION.fullmatch(text.strip().lower())
+    seconds = float(found[1]) * _UNITS[found[2]] if found else math.inf
+    if seconds > _LONGEST_DAYS * _SECONDS_PER_DAY:
+        shown = text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."
+        raise typer.BadParameter(f"{shown!r} is no time up to ten years: write for example 30d, 12h or 90m")
+    return seconds
+
+
+def prune(
+    *,
+    older_than: Annotated[
+        float,
+        typer.Option(
+            parser=_seconds, metavar="TIME", help="How long ago it must have ended: 30d, 12h, 90m; also s and w."
+        ),
+    ],
+    recommendations: Annotated[
+        bool, typer.Option("--recommendations", help="Also recommendations as old that no tuning and no job names.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    database_url: _DatabaseUrl = None,
+    json: _Json = False,
+) -> None:
+    """Delete tunings and jobs that ended long ago, with the folders of these jobs on this host.
+
+    Works on the service's database directly, beside a service that runs. Recommendations stay, unless asked for; but a
+    tuning that is deleted answers no later submission.
+
+    Example: batchwright prune --older-than 30d --dry-run
+    """
+    with _opened(database_url) as (store, settings):
+        from service import pruning  # noqa: PLC0415 - see the module's docstring
+        from service.run_files import RunFiles  # noqa: PLC0415 - likewise
+
+        files = RunFiles(settings.runs_dir)
+        report = pruning.prune(store, files, older_than, recommendations=recommendations, dry_run=dry_run)
+    sys.stdout.write((report.model_dump_json(indent=2) if json else _report_in_words(report)) + "\n")
+
+
+def _report_in_words(report: PruneReport) -> str:
+    told = "Would delete" if report.dry_run else "Deleted"
+    counts = f"{report.tunings} tunings, {report.jobs} jobs, {report.recommendations} recommendations"
+    folders = "".join(f"\n  {folder}" for folder in report.folders)
+    left = "".join(f"\nCould not be removed: {folder}" for folder in report.folders_left)
+    return f"{told} {counts}, {len(report.folders)} folders{':' if folders else '.'}{folders}{left}"
+
+
 @contextmanager
-def _key_store(database_url: str | None) -> Iterator[KeyStore]:
-    """The keys in the database that the settings name, in its newest schema.
+def _opened(database_url: str | None) -> Iterator[tuple[Store, Settings]]:
+    """The store in the database that the settings name, in its newest schema, and the settings.
 
     Raises:
         SpecError: when the settings are wrong.
@@ -107,9 +162,10 @@ def _key_store(database_url: str | None) -> Iterator[KeyStore]:
 
     given: dict[str, Any] = {"database_url": database_url} if database_url else {}
     try:
-        store = open_store(Settings(**given).url)
+        settings = Settings(**given)
+        store = open_store(settings.url)
         try:
-            yield store.keys
+            yield store, settings
         finally:
             store.close()
     except ValidationError as error:

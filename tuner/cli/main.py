@@ -10,7 +10,7 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
-from service.commands import keys
+from service.commands import keys, prune
 from service.run_commands import serve, work
 from tuner.accumulation import balanced_plan, uniform_plan
 from tuner.catalogue import GPUS
@@ -48,6 +48,7 @@ _EXTRAS = {
     "uvicorn": "service",
     "sqlalchemy": "service",
     "pydantic_settings": "service",
+    "psycopg": "postgres",
 }
 """Which extra brings a package that a command may miss."""
 
@@ -339,6 +340,7 @@ def devices(*, json: options.Json = False) -> None:
 
 app.command()(serve)
 app.command()(work)
+app.command()(prune)
 
 
 def main() -> None:
