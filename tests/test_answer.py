@@ -175,6 +175,28 @@ def test_the_whole_share_may_fit_where_parts_of_it_do_not() -> None:
     assert found.surely_fits == 18
 
 
+@pytest.mark.parametrize(("gpus", "share", "traced"), [(("2GiB",), 180, True), (("2GiB",), 300, False)])
+def test_updates_of_one_micro_batch_are_traced_where_the_share_may_fit(
+    gpus: tuple[str, ...], share: int, *, traced: bool
+) -> None:
+    """Half the time of an answer, spared where the whole share is far more than any of the cards can hold."""
+    kinds: set[bool] = set()
+
+    def note(trace: Trace) -> Trace:
+        kinds.add(trace.accumulates)
+        return trace
+
+    found = first(asking(*gpus, effective_batch_size=share), workload(change=note))
+    assert found.largest_micro_batch == 57
+    assert kinds == ({True, False} if traced else {True})
+
+
+def test_the_whole_share_is_traced_where_it_is_asked_for() -> None:
+    """However far beyond the card it is."""
+    peak = peak_of(first(asking("2GiB", effective_batch_size=9000, micro_batch_size=9000)))
+    assert (peak.accumulates, peak.verdict) == (False, Verdict.DOES_NOT_FIT)
+
+
 def test_a_part_of_the_share_is_judged_with_the_gradients() -> None:
     """58 of 60 samples do not get better because all 60 would fit."""
     whole, part = (first(asking("2GiB", effective_batch_size=60, micro_batch_size=size)) for size in (60, 58))

@@ -42,6 +42,8 @@ _OTHER_KERNELS = (4 * _PERCENT, 4 * _PERCENT)
 _NCCL_BYTES = ByteInterval(low=500_000_000, expected=1_000_000_000, high=1_600_000_000)
 """Of one communicator: 0.5 to 1.6 GB."""
 _SHOWN_LENGTH = 500
+_DOUBT = 2
+"""How many times the memory of a card what it surely has to hold must exceed, for nothing more to be looked at."""
 _MOST_LISTED = 4096
 """Micro-batches of a plan that is told whole: an answer for many cards stays a matter of kilobytes."""
 
@@ -78,7 +80,8 @@ def answer(
     """
     cards = [find_gpu(name) for name in request.gpus]
     distinct = {id(it): it for it in (traced[card.profile] for card in cards)}
-    known = {key: _judged(request, it) for key, it in distinct.items()}
+    most_bytes = max(it.total_bytes for it in cards)
+    known = {key: _judged(request, it, most_bytes) for key, it in distinct.items()}
     found = [it for it in known.values() if isinstance(it, _Workload)]
     if not found:
         raise next(it for it in known.values() if isinstance(it, Exception))
@@ -100,26 +103,32 @@ class _Workload:
         share: samples of a rank in one update; None when no effective batch was asked for.
         several: the curve of updates with several micro-batches.
         single: that of updates with one, in which no gradients wait while it runs.
+        whole: whether the whole share may fit in one micro-batch; else such updates are not traced.
     """
 
     traced: TracedWorkload
     share: int | None
+    whole: bool
     several: MemoryCurve
     single: MemoryCurve
     follows_cpu: bool
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, request: EstimateRequest, traced: TracedWorkload) -> _Workload:
+    def of(cls, request: EstimateRequest, traced: TracedWorkload, most_bytes: int) -> _Workload:
+        """The workload for cards of at most ``most_bytes``."""
         ranks, batch = request.spec.parallelism.world_size, request.effective_batch_size
         settings = EXPANDABLE_SEGMENTS if request.allocator == "expandable-segments" else DEFAULT_SETTINGS
         share = None if batch is None else share_per_rank(batch, ranks)[0]
-        kinds = {share != 1, share is None}  # updates with several micro-batches, or one, or both as the size may be
-        traces = [traced.trace_at(share or 1, accumulates=several) for several in sorted(kinds)]
+        several = MemoryCurve(traced, settings, accumulates=True)
+        whole = share is not None and (request.micro_batch_size == share or _may_fit_whole(several, share, most_bytes))
+        kinds = [True] * (share != 1) + [False] * whole  # of updates: with several micro-batches, or with one
+        traces = [traced.trace_at(share or 1, accumulates=it) for it in kinds]
         return cls(
             traced=traced,
             share=share,
-            several=MemoryCurve(traced, settings, accumulates=True),
+            whole=whole,
+            several=several,
             single=MemoryCurve(traced, settings, accumulates=False),
             follows_cpu=any(it.decisions == "cpu" for it in traces),
             notes=tuple(dict.fromkeys((*traced.notes, *(note for it in traces for note in it.notes)))),
@@ -131,7 +140,7 @@ class _Workload:
 
     def fits(self, size: int, limit_bytes: int) -> bool:
         """Whether a size fits, of several micro-batches or of one, as the case may be."""
-        return self.curve(size).fits(size, limit_bytes)
+        return (self.whole or self.accumulates(size)) and self.curve(size).fits(size, limit_bytes)
 
     def curve(self, size: int) -> MemoryCurve:
         """Of the updates that micro-batches of this size make."""
@@ -154,12 +163,20 @@ class _Workload:
         return self.several.candidate(limit_bytes, self.share - 1)
 
 
-def _judged(request: EstimateRequest, traced: TracedWorkload | Exception) -> _Workload | Exception:
+def _may_fit_whole(several: MemoryCurve, share: int, most_bytes: int) -> bool:
+    """Whether a card may hold an update of one micro-batch: all that one of several holds, but the gradients."""
+    if share == 1:
+        return True
+    gradients = several.held_at_peak(share).get(Category.GRADIENTS, 0)
+    return several.replayed(share).peak_allocated_bytes - gradients <= _DOUBT * most_bytes
+
+
+def _judged(request: EstimateRequest, traced: TracedWorkload | Exception, most_bytes: int) -> _Workload | Exception:
     """The workload, traced at all kinds of updates that matter, or what that failed with."""
     if isinstance(traced, Exception):
         return traced
     try:
-        return _Workload.of(request, traced)
+        return _Workload.of(request, traced, most_bytes)
     except Exception as error:  # noqa: BLE001 - user code runs here; other cards may do without what fails
         return error
 
