@@ -14,7 +14,16 @@ from service.store import rows
 from service.store.queries import read_item
 from service.store.queue import NEXT_QUEUED, take_turn
 from service.store.records import Claim, Ending, Lease
-from service.store.statements import ABANDONED, RUNNING_HERE, change, change_held, held_by, stale, state_event
+from service.store.statements import (
+    ABANDONED,
+    LEFT_BEHIND,
+    RUNNING_HERE,
+    change,
+    change_held,
+    held_by,
+    stale,
+    state_event,
+)
 from service.store.tables import is_held, now_ms, probes, recommendations, work_items
 from tuner.results import ProbeResult
 from tuner.training.runs import TrainingProgress
@@ -35,7 +44,26 @@ class Candidate(NamedTuple):
     key_id: str | None
 
 
-def candidate(connection: Connection, served: ServedDevice) -> Candidate | None:
+def is_wanted(connection: Connection, served: ServedDevice) -> bool:
+    """Whether there is something to do for this device: something to take, or to send away from its place."""
+    given = {"place": served.place, "hardware": served.hardware}
+    if connection.execute(select(_work.id).where(LEFT_BEHIND), given).first() is not None:
+        return True
+    return _candidate(connection, served) is not None
+
+
+def claim(connection: Connection, served: ServedDevice, lease_seconds: float) -> Claim | None:
+    """Take what is next. Claims wait for one another, or several at a time would find the same submitter's turn."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+    _send_away(connection, served)
+    while (found := _candidate(connection, served)) is not None:
+        if (taken := _take(connection, served, found, lease_seconds)) is not None:
+            return taken
+    return None
+
+
+def _candidate(connection: Connection, served: ServedDevice) -> Candidate | None:
     """What the device would take now; none when nothing waits, or when something runs at its place."""
     place = {"place": served.place}
     needed = {"device": served.device.id, "hardware": served.hardware}
@@ -45,14 +73,24 @@ def candidate(connection: Connection, served: ServedDevice) -> Candidate | None:
     return None if row is None else Candidate(row[0], State(row[1]), *row[2:])
 
 
-def claim(connection: Connection, served: ServedDevice, lease_seconds: float) -> Claim | None:
-    """Take what is next. Claims wait for one another, or several at a time would find the same submitter's turn."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
-    while (found := candidate(connection, served)) is not None:
-        if (taken := _take(connection, served, found, lease_seconds)) is not None:
-            return taken
-    return None
+def _send_away(connection: Connection, served: ServedDevice) -> None:
+    """What was left at this place, and needs other hardware than there is now, waits for it in the queue again."""
+    given = {"place": served.place, "hardware": served.hardware}
+    for row in connection.execute(select(_work.id, _work.state).where(LEFT_BEHIND), given).all():
+        ended = row.state == State.CANCELLING
+        state = State.CANCELLED if ended else State.QUEUED
+        values = {
+            "state": state,
+            "owner": None,
+            "place": None,
+            "lease_expires_at": None,
+            "claimed_at": None,
+            "device_ms": _work.device_ms + _used_by_the_lost(),
+            "lost_leases": _work.lost_leases + 1,
+            "ended_at": now_ms() if ended else None,
+        }
+        still = and_(_work.id == row.id, _work.state == row.state, _work.lease_expires_at <= now_ms())
+        change(connection, still, values, [state_event(state)])
 
 
 def _take(connection: Connection, served: ServedDevice, found: Candidate, lease_seconds: float) -> Claim | None:

@@ -7,10 +7,9 @@ recently, on whatever device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, bindparam, func, select, union_all, update
 
@@ -73,69 +72,65 @@ def take_turn(connection: Connection, key_id: str | None) -> None:
 # --- what waits ---
 
 
-@dataclass(frozen=True)
-class Queued:
+class Queued(NamedTuple):
     """What the order depends on, of one piece of work that waits."""
 
-    shown: Waiting
+    id: str
+    device: str
     hardware: str | None
     submitter: str
+    priority: int
     created_at: int
+
+
+_LANE = (_work.device, _work.hardware, _work.key_id, _work.priority)
+_RANK = func.row_number().over(partition_by=_LANE, order_by=(_work.created_at, _work.id)).label("rank")
+_RANKED = select(*_LANE, _work.created_at, _work.id, _RANK).where(is_queued).subquery()
+_FIRST_ONES = select(_RANKED).where(_RANKED.c.rank <= bindparam("limit"))
+"""The first of each submitter in each lane: the index has all that this needs."""
 
 
 def waiting(connection: Connection, limit: int) -> list[Waiting]:
     """The first of every device, then the second of every device, and so on: at most ``limit``."""
-    lane = (_work.device, _work.hardware, _work.key_id, _work.priority)
-    rank = func.row_number().over(partition_by=lane, order_by=(_work.created_at, _work.id)).label("rank")
-    ranked = select(_work.id, rank).where(is_queued).subquery()  # needs nothing but the index
-    columns = (
-        *lane,
-        _work.id,
-        _work.kind,
-        _work.model,
-        _work.created_at,
-        (now_ms() - _work.updated_at).label("age_ms"),
-    )
-    first_ones = select(*columns).join(ranked, ranked.c.id == _work.id).where(ranked.c.rank <= limit)
-    found = connection.execute(first_ones)
-    queued = [
-        Queued(
-            Waiting(row.id, WorkKind(row.kind), row.device, row.model, row.priority, 0, max(0.0, row.age_ms / 1000)),
-            row.hardware,
-            row.key_id or "",
-            row.created_at,
-        )
-        for row in found
-    ]
+    found = connection.execute(_FIRST_ONES, {"limit": limit})
+    queued = [Queued(it.id, it.device, it.hardware, it.key_id or "", it.priority, it.created_at) for it in found]
     turns = {row.id: row.turn for row in connection.execute(select(submitters))}
-    return positioned(queued, turns, limit)
+    positions = positioned(queued, turns, limit)
+    age = (now_ms() - _work.updated_at).label("age_ms")
+    columns = (_work.id, _work.kind, _work.device, _work.model, _work.priority, age)
+    rows = connection.execute(select(*columns).where(is_queued, _work.id.in_(positions)))
+    told = [
+        Waiting(it.id, WorkKind(it.kind), it.device, it.model, it.priority, positions[it.id], max(0, it.age_ms) / 1000)
+        for it in rows
+    ]
+    return sorted(told, key=lambda it: (it.position, it.device, it.id))
 
 
-def positioned(queued: Iterable[Queued], turns: Mapping[str, int], limit: int) -> list[Waiting]:
-    """The first ``limit``, each with its place in the order of the device that takes it first."""
-    places: dict[str, Waiting] = {}
+def positioned(queued: Sequence[Queued], turns: Mapping[str, int], limit: int) -> dict[str, int]:
+    """Of the first ``limit`` the places, each in the order of the kind of device that takes it first."""
+    places: dict[str, int] = {}
+    device_of = {it.id: it.device for it in queued}
     for _, group in groupby(sorted(queued, key=_device), key=_device):
         on_device = list(group)
         for kind in {it.hardware for it in on_device} - {None} or {None}:
             lane = [it for it in on_device if it.hardware in {None, kind}]
             for position, it in enumerate(islice(in_turn(lane, turns), limit), start=1):
-                known = places.get(it.shown.id)
-                if known is None or position < known.position:
-                    places[it.shown.id] = replace(it.shown, position=position)
-    return sorted(places.values(), key=lambda it: (it.position, it.device, it.id))[:limit]
+                places[it.id] = min(position, places.get(it.id, position))
+    first_ones = sorted(places, key=lambda it: (places[it], device_of[it], it))[:limit]
+    return {it: places[it] for it in first_ones}
 
 
 def in_turn(queued: Iterable[Queued], turns: Mapping[str, int]) -> Iterator[Queued]:
     """The order in which one device takes these, if no other takes any and nothing comes."""
     turn_of = dict(turns)
     now = max(turn_of.values(), default=0)
-    by_urgency = sorted(queued, key=lambda it: (-it.shown.priority, it.created_at, it.shown.id))
-    for _, equals in groupby(by_urgency, key=lambda it: it.shown.priority):
+    by_urgency = sorted(queued, key=lambda it: (-it.priority, it.created_at, it.id))
+    for _, equals in groupby(by_urgency, key=lambda it: it.priority):
         lines: dict[str, deque[Queued]] = {}
         for it in equals:
             lines.setdefault(it.submitter, deque()).append(it)
         while lines:
-            who = min(lines, key=lambda it: (turn_of.get(it, 0), lines[it][0].created_at, lines[it][0].shown.id))
+            who = min(lines, key=lambda it: (turn_of.get(it, 0), lines[it][0].created_at, lines[it][0].id))
             now += 1
             turn_of[who] = now
             yield lines[who].popleft()
@@ -144,7 +139,7 @@ def in_turn(queued: Iterable[Queued], turns: Mapping[str, int]) -> Iterator[Queu
 
 
 def _device(queued: Queued) -> str:
-    return queued.shown.device
+    return queued.device
 
 
 def depths(connection: Connection) -> list[QueueDepth]:

@@ -202,7 +202,7 @@ class SqlStore(Store):
     @override
     def claim(self, served: ServedDevice, lease_seconds: float) -> Claim | None:
         with reading(self._engine) as connection:  # who finds nothing keeps nobody waiting
-            if claims.candidate(connection, served) is None:
+            if not claims.is_wanted(connection, served):
                 return None
         try:
             with writing(self._engine) as connection:

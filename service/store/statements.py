@@ -55,6 +55,15 @@ ABANDONED = (
 """The first work for a device whose lease has expired: what was left at its place, then elsewhere; its parameters are
 `place`, `device` and `hardware`."""
 
+LEFT_BEHIND = and_(
+    is_held,
+    _work.place == bindparam("place"),
+    _work.hardware != bindparam("hardware"),
+    _work.lease_expires_at <= now_ms(),
+)
+"""What holds a place with a lease that has expired, and needs other hardware than is there by now: nobody takes it over
+there, and while it holds the place nothing else is taken. The parameters are `place` and `hardware`."""
+
 
 def change(
     connection: Connection,

@@ -89,6 +89,33 @@ def test_work_goes_to_the_hardware_it_names(store: Store, new_id: NewId) -> None
     assert claimed(store, unlike).item.id == anywhere
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("more", [False, True])
+def test_work_left_on_hardware_that_changed_blocks_no_place(
+    store: Store, new_id: NewId, *, cancelled: bool, more: bool
+) -> None:
+    """A host comes back with another card: what ran there waits for its own kind, or ends, and the place is free."""
+    before, after = on_device("cuda:0", "old card"), on_device("cuda:0", "new card")
+    after = after.model_copy(update={"place": before.place})
+    left = store.add(new_work(new_id("tun"), device="cuda:0", hardware=before.hardware)).id
+    claimed(store, before, lease_seconds=0.0)
+    if cancelled:
+        store.cancel(left)
+    if more:
+        other = store.add(new_work(new_id("tun"), device="cuda:0", hardware=after.hardware)).id
+        assert claimed(store, after).item.id == other
+    else:
+        assert store.claim(after, LEASE_SECONDS) is None
+    item = store.get(left)
+    assert (item.state, item.place) == (State.CANCELLED if cancelled else State.QUEUED, None)
+    assert (item.ended_at is not None) == cancelled
+    assert store.events(left)[-1].state is item.state
+    if not cancelled:
+        elsewhere_now = before.model_copy(update={"place": "another/cuda:0"})
+        claim = claimed(store, elsewhere_now)
+        assert (claim.item.id, claim.lost_leases) == (left, 1)
+
+
 def test_the_queue_is_told_in_the_order_it_is_taken(store: Store, database_url: str) -> None:
     """For many keys, priorities and turns, `queue` says exactly what a device then takes."""
     chosen = random.Random(1)
