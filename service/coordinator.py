@@ -272,12 +272,18 @@ class DeviceWorker:
 
     def _beat_on(self) -> None:
         while not self._finished.is_set():
-            if (hold := self._hold) is not None:
-                hold.renew()
-            if self._worker.is_alive() and time.monotonic() >= self._announce_due:
-                self._announce()
+            try:
+                self._beat_once()
+            except Exception:  # noqa: BLE001 - without a heartbeat the device would be lost for good
+                _log.exception("%s: the heartbeat goes on after an error of its own", self.served.place)
             self._beat_now.wait(self._settings.beat_seconds)
             self._beat_now.clear()
+
+    def _beat_once(self) -> None:
+        if (hold := self._hold) is not None:
+            hold.renew()
+        if self._worker.is_alive() and time.monotonic() >= self._announce_due:
+            self._announce()
 
     def _announce(self) -> None:
         try:

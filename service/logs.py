@@ -15,6 +15,8 @@ from typing_extensions import override
 
 from service.tracing import current_trace_id
 
+_log = logging.getLogger(__name__)
+
 _context: ContextVar[Mapping[str, str]] = ContextVar("log_context", default={})  # noqa: B039 - never changed in place
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s%(about)s"
 
@@ -39,6 +41,14 @@ def configure_logging(level: str, style: Literal["text", "json"], stream: TextIO
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter(_TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def say(text: str, style: Literal["text", "json"]) -> None:
+    """Tell whoever started this process something; whoever collects objects gets one, at `info`."""
+    if style == "json":
+        _log.info(text)
+    else:
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - as the docstring says
 
 
 class JsonFormatter(logging.Formatter):

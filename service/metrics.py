@@ -232,7 +232,9 @@ class _QueueCollector(Collector):
 
 def _queue_families(found: Sequence[QueueDepth]) -> Iterator[Metric]:
     waiting = GaugeMetricFamily(
-        "batchwright_queue_items", "Tunings and jobs that wait for a device.", labels=["device"]
+        "batchwright_queue_items",
+        "Tunings and jobs that wait for a device; every API process tells the same.",
+        labels=["device"],
     )
     oldest = GaugeMetricFamily(
         "batchwright_queue_oldest_age_seconds", "How long the oldest of them has waited.", labels=["device"]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Literal
 
 import uvicorn
 
 from service.bootstrap import System, app_of, build
 from service.coordinator import Coordinator
 from service.errors import ConfigurationError, ServiceError
-from service.logs import configure_logging
+from service.logs import configure_logging, say
 from service.settings import Settings
 from service.signals import handling_signals
 from service.store.base import KeyStore
@@ -103,14 +103,21 @@ def _run(settings: Settings, system: System, listener: socket.socket) -> None:
     )
     # Uvicorn raises the signals it caught once more when it is done: the first one has been obeyed by then.
     with handling_signals(stop=lambda: None, hurry=system.coordinator.hurry):
-        _Server(config, app.state.feed.close, system.coordinator).run(sockets=[listener])
+        _Server(config, app.state.feed.close, system.coordinator, settings.log_format).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
     """Says where it listens, and has event streams and workers end before it waits for connections to close."""
 
-    def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None], coordinator: Coordinator) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        end_streams: Callable[[], None],
+        coordinator: Coordinator,
+        log_format: Literal["text", "json"],
+    ) -> None:
         super().__init__(config)
+        self._log_format: Literal["text", "json"] = log_format
         self._end_streams = end_streams
         self._coordinator = coordinator
 
@@ -127,7 +134,7 @@ class _Server(uvicorn.Server):
         for listener in sockets or []:
             host, port = listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
-            print(f"Batchwright listens on http://{shown}:{port}", file=sys.stderr, flush=True)  # noqa: T201
+            say(f"Batchwright listens on http://{shown}:{port}", self._log_format)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End streams and what workers run, then everything."""

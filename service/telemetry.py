@@ -51,6 +51,7 @@ class RecordedSpans(Spans):
     recording = True
 
     def __init__(self, exporter: SpanExporter, version: str) -> None:
+        self._closed = False
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "batchwright"}
         self._provider = TracerProvider(resource=Resource.create({**named, "service.version": version}))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -73,7 +74,9 @@ class RecordedSpans(Spans):
 
     @override
     def close(self) -> None:
-        self._provider.shutdown()
+        if not self._closed:
+            self._closed = True
+            self._provider.shutdown()
 
 
 def exporter_of(environment: Mapping[str, str]) -> SpanExporter:

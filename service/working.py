@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 
 from service.bootstrap import WorkerSystem, build_worker
-from service.logs import configure_logging
+from service.logs import configure_logging, say
 from service.settings import Settings
 from service.signals import handling_signals
 
@@ -36,7 +35,7 @@ def work_system(settings: Settings, system: WorkerSystem) -> None:
     try:
         with handling_signals(told.set, system.coordinator.hurry):
             system.start()
-            print(f"Batchwright works on {', '.join(system.coordinator.places)}", file=sys.stderr, flush=True)  # noqa: T201
+            say(f"Batchwright works on {', '.join(system.coordinator.places)}", settings.log_format)
             told.wait()
             system.stop()
     finally:

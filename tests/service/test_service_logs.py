@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from processes import HERE, LISTENS, Api, spoken, wait_until
@@ -22,7 +22,7 @@ from service.errors import ConfigurationError
 from service.executor.base import TrainingRun
 from service.executor.local import LocalExecutor
 from service.instruments import open_spans
-from service.logs import configure_logging, logging_about
+from service.logs import configure_logging, logging_about, say
 from service.tracing import Spans, current_trace_parent, parse_trace_parent, within_trace
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.processes import handed_on
@@ -114,6 +114,16 @@ def test_a_request_and_its_tuning_are_found_in_the_log(start_service: StartServi
     work = [line for line in found if line.get("tuning_id") == tuning_id]
     assert len(work) >= 2
     assert {(line["device"], line["trace_id"]) for line in work} == {("cpu", TRACE_ID)}
+
+
+@pytest.mark.parametrize(("style", "said"), [("text", "ready\n"), ("json", "")])
+def test_what_is_said_at_the_start_is_an_object_too(
+    stream: io.StringIO, capsys: pytest.CaptureFixture[str], style: Literal["text", "json"], said: str
+) -> None:
+    """A collector of objects meets no bare line."""
+    say("ready", style)
+    assert capsys.readouterr().err == said
+    assert [line["message"] for line in lines_of(stream)] == ([] if said else ["ready"])
 
 
 # --- requests ---

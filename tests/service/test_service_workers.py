@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from postgres import Databases
 from processes import (
     HERE,
     LISTENS,
@@ -45,9 +46,18 @@ def journals(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The database that all processes of a test share: SQLite, unless the test asks for both kinds."""
+    if getattr(request, "param", "sqlite") == "postgresql":
+        made: Databases = request.getfixturevalue("postgresql")
+        return made.migrated()
+    return f"sqlite:///{tmp_path / 'shared.db'}"
+
+
+@pytest.fixture
+def api(tmp_path: Path, shared: str) -> Iterator[Api]:
     """An API without a worker, as the command line serves it."""
-    command = ["-m", "tuner.cli", "serve", "--no-worker", "--port", "0", "--database-url", database(tmp_path)]
+    command = ["-m", "tuner.cli", "serve", "--no-worker", "--port", "0", "--database-url", shared]
     environment = {"BATCHWRIGHT_DATA_DIR": str(tmp_path / "api"), "BATCHWRIGHT_LEASE_SECONDS": str(LEASE_SECONDS)}
     with spoken(command, LISTENS, environment) as served:
         opened = Api(served.url)
@@ -56,12 +66,12 @@ def api(tmp_path: Path) -> Iterator[Api]:
 
 
 @pytest.fixture
-def start_worker(tmp_path: Path, journals: Path) -> Iterator[StartWorker]:
+def start_worker(tmp_path: Path, shared: str, journals: Path) -> Iterator[StartWorker]:
     """Starts workers over the database of ``api``, each a host of its own by default."""
     with ExitStack() as stack:
 
         def start(node: str, seconds: float = PROBE_SECONDS, jobs: str = "real", **settings: Any) -> Spoken:
-            given = {"data_dir": str(tmp_path / node), "database_url": database(tmp_path), "node_name": node}
+            given = {"data_dir": str(tmp_path / node), "database_url": shared, "node_name": node}
             told = {
                 "settings": given | {"lease_seconds": LEASE_SECONDS, "poll_seconds": 0.05} | settings,
                 "journal": str(journals / node),
@@ -72,11 +82,6 @@ def start_worker(tmp_path: Path, journals: Path) -> Iterator[StartWorker]:
             return stack.enter_context(spoken([str(HERE / "worker_process.py"), json.dumps(told)], WORKS))
 
         yield start
-
-
-def database(folder: Path) -> str:
-    """The one that all processes of a test share."""
-    return f"sqlite:///{folder / 'shared.db'}"
 
 
 def tuning() -> dict[str, Any]:
@@ -123,6 +128,7 @@ def test_api_and_worker_are_processes_of_their_own(api: Api, start_worker: Start
     assert api.http.post("/v1/tunings", json=tuning() | {"fresh": True}).status_code == 422
 
 
+@pytest.mark.parametrize("shared", ["sqlite", "postgresql"], indirect=True)
 def test_a_dead_workers_tuning_is_taken_over(api: Api, start_worker: StartWorker, journals: Path) -> None:
     """Another host goes on with it within two leases, from its recorded probes: only the one that was cut off again."""
     expected = undisturbed()
@@ -180,10 +186,10 @@ def test_a_cancelled_job_leaves_no_process(api: Api, start_worker: StartWorker) 
     assert are_gone(processes)
 
 
-def test_a_device_is_served_by_one_process(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_a_device_is_served_by_one_process(start_worker: StartWorker, tmp_path: Path, shared: str) -> None:
     """A second worker on it is refused, and told who serves it, by which lock, and what to do."""
     first = start_worker("one", poll_seconds=0.5)
-    command = [sys.executable, "-m", "tuner.cli", "work", "--device", "cpu", "--database-url", database(tmp_path)]
+    command = [sys.executable, "-m", "tuner.cli", "work", "--device", "cpu", "--database-url", shared]
     environment = {"PATH": "", "BATCHWRIGHT_DATA_DIR": str(tmp_path / "one"), "BATCHWRIGHT_NODE_NAME": "other"}
     second = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=HERE.parents[1])
     assert second.returncode == 2
@@ -232,6 +238,7 @@ def test_a_second_signal_ends_a_worker_faster(
     assert api.get(path)["state"] == "QUEUED"
 
 
+@pytest.mark.slow
 def test_a_killed_workers_job_ends_with_the_same_weights(api: Api, start_worker: StartWorker, tmp_path: Path) -> None:
     """Kill -9 leaves no process of the job; the next worker goes on from its checkpoint to bit-equal weights."""
     runs = str(tmp_path / "runs")
@@ -250,9 +257,10 @@ def test_a_killed_workers_job_ends_with_the_same_weights(api: Api, start_worker:
     assert ended["result"]["weights_sha256"] == whole["result"]["weights_sha256"]
 
 
-def test_kill_minus_nine_leaves_no_probe(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_kill_minus_nine_leaves_no_probe(tmp_path: Path, shared: str) -> None:
     """With a real probe in a process: it and the fork server that it came from end with their worker."""
-    arguments = ["--database-url", database(tmp_path)]
+    arguments = ["--database-url", shared]
     environment = {"BATCHWRIGHT_DATA_DIR": str(tmp_path / "all"), "BATCHWRIGHT_DEVICES": "cpu"}
     with spoken(["-m", "tuner.cli", "serve", "--port", "0", *arguments], LISTENS, environment) as served:
         api = Api(served.url)
