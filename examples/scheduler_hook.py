@@ -33,6 +33,7 @@ next job finds its answer. Exit codes, where nothing was started (else it is the
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import shlex
 import sys
@@ -117,7 +118,7 @@ def ask(options: argparse.Namespace, request: TuningRequest) -> Recommendation:
     """
     try:
         with Client(options.service, retry_seconds=options.retry) as client:
-            return client.tunings.tune(request, timeout_seconds=options.wait, idempotency_key=_key_of_this_start())
+            return client.tunings.tune(request, timeout_seconds=options.wait, idempotency_key=_key(request))
     except TuningFailedError as error:
         raise NoPlanError(Exit.TUNING_FAILED, error) from None
     except InvalidRequestError as error:
@@ -129,10 +130,13 @@ def ask(options: argparse.Namespace, request: TuningRequest) -> Recommendation:
         raise NoPlanError(Exit.TRY_LATER, error) from None
 
 
-def _key_of_this_start() -> str | None:
-    """All tasks of one start of a Slurm job ask for one tuning; a start anew asks anew."""
-    job = os.environ.get("SLURM_JOB_ID")
-    return f"slurm-{job}-{os.environ.get('SLURM_RESTART_COUNT', '0')}" if job else None
+def _key(request: TuningRequest) -> str | None:
+    """All tasks of one start of a Slurm job that ask the same share one tuning; a start anew asks anew."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return None
+    start = [os.environ.get(f"SLURM_{name}", "") for name in ("CLUSTER_NAME", "JOB_ID", "RESTART_COUNT")]
+    asked = "\n".join([*start, request.model_dump_json()])
+    return f"slurm-{hashlib.sha256(asked.encode()).hexdigest()}"
 
 
 def answered(answer: Recommendation) -> dict[str, str]:

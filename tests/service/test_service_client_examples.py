@@ -107,8 +107,13 @@ def test_a_service_that_is_away_is_no_reason_not_to_train(hook: Hook) -> None:
     assert "starting with the fallback" in done.stderr
 
 
-def test_tasks_that_do_not_wait_for_the_end_leave_one_tuning_behind(hook: Hook, start_service: StartService) -> None:
-    """Two tasks of one Slurm job ask for one tuning, which goes on when their time is up; a start anew asks anew."""
+def test_tasks_that_do_not_wait_for_the_end_leave_one_tuning_behind(
+    hook: Hook, start_service: StartService, tmp_path: Path
+) -> None:
+    """Two tasks of one Slurm job ask for one tuning, which goes on when their time is up.
+
+    Another start, another cluster's job of that number and another request of the same job ask anew.
+    """
     started = threading.Event()
     service = start_service(ScriptedRunner(37, until_stopped(started)))
     for _ in range(2):
@@ -119,7 +124,10 @@ def test_tasks_that_do_not_wait_for_the_end_leave_one_tuning_behind(hook: Hook, 
         (row,) = client.tunings.list()
         assert row.state in {State.QUEUED, State.RUNNING}
         hook(service.url, "--wait", "0.1", SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1")
-        assert len(list(client.tunings.list())) == 2
+        hook(service.url, "--wait", "0.1", SLURM_JOB_ID="7", SLURM_CLUSTER_NAME="Zürich 2")
+        (tmp_path / "request.json").write_text(tuning_request(effective_batch_size=7).model_dump_json())
+        assert hook(service.url, "--wait", "0.1", SLURM_JOB_ID="7").returncode == 75
+        assert len(list(client.tunings.list())) == 4
 
 
 def test_refusals_are_told_apart(hook: Hook, service: Running, tmp_path: Path) -> None:
