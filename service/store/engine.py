@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.engine import URL, ExceptionContext, make_url
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -24,6 +24,8 @@ _EXAMPLES = "sqlite:////path/to/file.db or postgresql://user:password@host/datab
 _POOL_SIZE = 20
 _POOL_OVERFLOW = 40
 
+_READ_ONLY = "25006"
+"""PostgreSQL's code for a write where only reads are allowed."""
 _SQLITE = {"sqlite", "sqlite+pysqlite"}
 _POSTGRESQL = {"postgresql", "postgresql+psycopg", "postgres"}
 _PATIENCE = {
@@ -86,7 +88,14 @@ def _open_postgresql(url: URL) -> Engine:
         connect_args={name: value for name, value in _PATIENCE.items() if name not in url.query},
     )
     event.listen(engine, "connect", _prepare_postgresql)
+    event.listen(engine, "handle_error", _leave_standby)
     return engine
+
+
+def _leave_standby(context: ExceptionContext) -> None:
+    """A server that takes no writes any more is not the one to stay connected to: the next call connects anew."""
+    if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
+        context.is_disconnect = True
 
 
 def _prepare_postgresql(connection: object, _record: ConnectionPoolEntry) -> None:
@@ -158,17 +167,17 @@ def _insert(connection: Connection, table: Table, values: dict[str, Any]) -> sql
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """The one seam where the database's own errors become ours."""
+    """The one seam where the database's own errors become ours; broken constraints and our own faults stay."""
     try:
         yield
-    except (OperationalError, InterfaceError, PoolTimeoutError) as error:
-        raise StoreUnavailableError(f"the database cannot be used: {_first_line(error)}") from error
     except (DataError, OverflowError) as error:
         raise InvalidInputError(f"a value cannot be stored: {_first_line(error)}") from error
-    except DBAPIError as error:
+    except (IntegrityError, ProgrammingError) as error:
         if error.connection_invalidated:
             raise StoreUnavailableError(f"the connection to the database broke: {_first_line(error)}") from error
         raise
+    except (DBAPIError, PoolTimeoutError) as error:
+        raise StoreUnavailableError(f"the database cannot be used: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -154,6 +154,24 @@ def test_a_connection_lost_within_a_call_is_said_and_mended(postgresql_store: Sq
         call(store, lease)
 
 
+def test_a_server_that_became_a_standby_is_left(postgresql: Databases) -> None:
+    """A write that it refuses is no fault of ours; the next call connects anew, and finds a server that writes."""
+    store = SqlStore(open_engine(postgresql.migrated()))
+    with store._engine.connect() as pooled, pooled.begin():
+        pooled.execute(text("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"))
+    with pytest.raises(StoreUnavailableError, match="read-only"):
+        store.add(new_work("tun_1"))
+    assert store.add(new_work("tun_1")).state is State.QUEUED
+    store.close()
+
+
+def test_a_broken_file_is_a_database_that_cannot_be_used(tmp_path: Path) -> None:
+    """SQLite's own kind of error for it is translated too."""
+    (tmp_path / "store.db").write_bytes(b"no database at all, but long enough" * 100)
+    with pytest.raises(StoreUnavailableError, match="not a database"):
+        open_store(f"sqlite:///{tmp_path / 'store.db'}")
+
+
 def test_a_commit_whose_answer_was_lost_can_be_tried_again(store: Store, new_id: NewId) -> None:
     """The same result under the same ordinal is taken for what it is; the lease decides first."""
     store.add(new_work(new_id("tun")))
