@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format serve gpu-test gpu-demo bench-install bench openapi clean
+.PHONY: help install demo test lint format serve gpu-test gpu-demo bench-install bench conformance openapi clean
 
 help:  ## Show these lines
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -63,6 +63,33 @@ bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/accumulation_exactness.py
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/sigkill_soak.py
+	$(BIN)/python benchmarks/chaos.py
+	$(BIN)/python benchmarks/api_load.py
+
+# The tools that are no Python packages of ours: Java and npm must be there. `promtool` is of Debian's package
+# `prometheus`, which is unpacked, not installed.
+TOOLS := $(VENV)/conformance
+NPM := npm install --silent --no-audit --no-fund --no-save
+
+$(TOOLS)/python/ready: Makefile $(VENV)/dev
+	$(PYTHON) -m venv $(TOOLS)/python
+	$(TOOLS)/python/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  openapi-generator-cli==7.26.0 urllib3 python-dateutil pydantic typing-extensions
+	@touch $@
+
+$(TOOLS)/node/ready: Makefile
+	@mkdir -p $(TOOLS)/node
+	$(NPM) --prefix $(TOOLS)/node @stoplight/spectral-cli@6.16.3 @redocly/cli@2.77.0
+	@touch $@
+
+$(TOOLS)/prometheus/ready: Makefile
+	@mkdir -p $(TOOLS)/prometheus
+	command -v promtool || (cd $(TOOLS)/prometheus && apt-get download prometheus && dpkg -x prometheus_*.deb .) \
+	  || (echo 'no promtool: install the package `prometheus` (after apt-get update, on Debian)' >&2; exit 1)
+	@touch $@
+
+conformance: $(VENV)/dev $(TOOLS)/python/ready $(TOOLS)/node/ready $(TOOLS)/prometheus/ready  ## Have others' tools check the API
+	$(BIN)/python tests/service/check_conformance.py $(TOOLS)
 
 openapi: $(VENV)/dev  ## Export openapi/openapi.json
 	$(BIN)/python -m service.openapi > openapi/openapi.json

@@ -74,7 +74,7 @@ class Load:
     """Reads one server at a time."""
 
     folder: Path
-    seconds: float
+    seconds: int
     generator: str
     key: str | None = None
 
@@ -102,7 +102,7 @@ class Load:
             return [*client, str(port), str(CONNECTIONS), str(self.seconds), str(listed)]
         script = self.folder / "wrk.lua"
         script.write_text(_WRK)
-        timing = [f"-c{CONNECTIONS}", f"-d{self.seconds:g}s", "-s", str(script)]
+        timing = [f"-c{CONNECTIONS}", f"-d{self.seconds}s", "-s", str(script)]
         return ["wrk", "-t1", *timing, f"http://127.0.0.1:{port}"]
 
 
@@ -274,7 +274,7 @@ def main() -> None:
     """Run, print, write; exit status 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of one slice")
+    parser.add_argument("--seconds", type=int, default=2, help="of one slice")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "api_load.json")
     parser.add_argument("--generator", choices=("wrk", "own"), default="wrk" if shutil.which("wrk") else "own")
     options = parser.parse_args()

@@ -3,14 +3,15 @@
 python benchmarks/chaos.py [--rounds 50] [--seed 0] [--output benchmarks/results/chaos.json]
 
 A round submits a tuning or a job to a service of the CPU and, at a random moment, kills with SIGKILL the service, its
-API or its worker (in a third of the rounds once more while it recovers), the process of a probe, the fork server, or
-the process of a training run; pauses what holds the lease until that has ended; or makes the database unusable: the
-file of SQLite locked, the connections to PostgreSQL ended. Half of the rounds are on one process and SQLite, half on
-an API and a worker apart and PostgreSQL, if there is one (see tests/service/postgres.py).
+API or its worker (in a third of the rounds once more while it recovers), also just when it is asked for the work, the
+process of a probe, the fork server, or the process of a training run; pauses what holds the lease until that has ended;
+or makes the database unusable: the file of SQLite locked, the connections to PostgreSQL ended. Half of the rounds are
+on one process and SQLite, half on an API and a worker apart and PostgreSQL (see tests/service/postgres.py).
 
 A round is well when the recommendation (decision, plan, proof) or the SHA-256 of the final weights is that of an
-undisturbed run, no probe whose result was recorded was run again, no process was left, and no two ran at once on the
-device. A round whose work had ended before its moment is in the table too, and is played again at another moment.
+undisturbed run, the work was stored once, no probe whose result was recorded was run again, no process was left, and
+no two ran at once on the device. A round whose work had ended before its moment is in the table too, and is played
+again at another moment.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "service"))
 
-from chaos_deployment import Database, Deployment, SqliteDatabase
+from chaos_deployment import Deployment, PostgresqlDatabase, SqliteDatabase
 from chaos_faults import Choices, Fault, faults_of
 from chaos_rounds import Reference, Round, play, request, undisturbed
+from postgres import databases
 
 from tuner.fingerprint import installed_versions
 from tuner.memory.inventory import cpu
@@ -58,8 +60,7 @@ def rounds_on(
     ways: list[tuple[str, Fault]] = []
     while len(ways) < count:
         ways += [(work, fault) for work in ("tuning", "job") for fault in faults_of(deployment, work)]
-    ways = generator.sample(ways[:count], count)
-    for work, fault in ways:
+    for work, fault in generator.sample(ways, count):
         for attempt in range(_TRIES):
             row = play(deployment, Round(work, fault, choices_of(generator, attempt)), reference)
             yield row
@@ -88,10 +89,13 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def deployments(folder: Path, databases: list[Database]) -> list[Deployment]:
+def deployments(folder: Path, postgresql: str) -> list[Deployment]:
     """A service in one process on SQLite; its API and its worker apart on PostgreSQL."""
-    together = Deployment("one process, SQLite", folder / "one", SqliteDatabase(folder / "one.db"), apart=False)
-    return [together, *(Deployment("API and worker, PostgreSQL", folder / "two", it, apart=True) for it in databases)]
+    sqlite = SqliteDatabase(folder / "one.db")
+    return [
+        Deployment("one process, SQLite", folder / "one", sqlite, apart=False),
+        Deployment("API and worker, PostgreSQL", folder / "two", PostgresqlDatabase(postgresql), apart=True),
+    ]
 
 
 def main() -> None:
@@ -107,8 +111,7 @@ def main() -> None:
     references: dict[str, Any] = {}
     with ExitStack() as stack:
         folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
-        databases: list[Database] = []
-        chosen = deployments(folder, databases)
+        chosen = deployments(folder, stack.enter_context(databases()).empty())
         print("| deployment | work | fault | at, s | what | attempts | seconds | ended |\n" + "|---" * 8 + "|")
         for place, deployment in enumerate(chosen):
             count = arguments.rounds // len(chosen) + (place < arguments.rounds % len(chosen))

@@ -19,6 +19,7 @@ import httpx
 import psycopg
 from chaos_processes import MARK_VARIABLE, Component, Found, below, marked, tasks, wait_until
 from chaos_workload import FOLDER_VARIABLE
+from sqlalchemy import make_url
 from typing_extensions import override
 
 LEASE_SECONDS = 6.0
@@ -61,7 +62,8 @@ class PostgresqlDatabase(Database):
     def disturb(self, seconds: float) -> str:
         ended = 0
         deadline = time.monotonic() + seconds
-        with psycopg.connect(self.url, autocommit=True) as connection:
+        address = make_url(self.url).set(drivername="postgresql").render_as_string(hide_password=False)
+        with psycopg.connect(address, autocommit=True) as connection:
             while time.monotonic() < deadline:
                 ended += connection.execute(
                     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "

@@ -7,7 +7,8 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 from chaos_deployment import LEASE_SECONDS, Deployment
 from chaos_processes import Found, tasks
@@ -74,6 +75,25 @@ class KillComponent(Fault):
         gone, strays = (None, ()) if choices.at_once else _gone(deployment)
         component.start()
         return Struck(f"with {busy} running", gone, strays)
+
+
+class KillWhileAsked(KillComponent):
+    """SIGKILL to what answers requests within milliseconds of a submission, which the SDK sends again."""
+
+    _WITHIN_SECONDS = 0.1
+
+    def __init__(self, component: str) -> None:
+        super().__init__(component)
+        self.name = f"{component} while it is asked"
+
+    def strike_beside(self, deployment: Deployment, choices: Choices, ask: Callable[[], str]) -> tuple[str, Struck]:
+        """What was asked for, in the end."""
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ask)
+            delay = choices.at * self._WITHIN_SECONDS
+            time.sleep(delay)
+            struck = self._kill(deployment, choices)
+            return asked.result(), replace(struck, what=f"{1000 * delay:.0f} ms after the submission began")
 
 
 class Pause(Fault):
@@ -144,7 +164,8 @@ def _gone(deployment: Deployment) -> tuple[float | None, tuple[str, ...]]:
 
 def faults_of(deployment: Deployment, work: str) -> list[Fault]:
     """What can happen to it while a tuning or a job runs."""
-    components = [KillComponent(name) for name in deployment.components]
+    first = next(iter(deployment.components))
+    components = [*(KillComponent(name) for name in deployment.components), KillWhileAsked(first)]
     paused = Pause(list(deployment.components)[-1])
     tasks_of = {"tuning": [KillTask("probe"), KillTask("fork server")], "job": [KillTask("training")]}
     return [*components, paused, *tasks_of[work], DisturbDatabase()]

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from chaos_deployment import TARGET, Deployment
-from chaos_faults import Choices, Fault, Struck
+from chaos_faults import Choices, Fault, KillWhileAsked, Struck
 
 from service.client import Client
 from service.client.errors import ClientError
-from service.domain import Job, RecordedProbe, Tuning
+from service.domain import Job, RecordedProbe, Tuning, WorkSummary
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.results import Outcome, Recommendation
 from tuner.specs import parse_spec
 from tuner.training.runs import RunPaths
 
 MIB = 1024**2
-TRAINING = TrainingRequest(updates=30, checkpoint_every=4, seed=7)
+TRAINING = TrainingRequest(updates=16, checkpoint_every=3, seed=7)
 _PATIENCE_SECONDS = 120.0
 
 
 def request() -> TuningRequest:
     """A GPT whose samples each take far more memory than differs from one fork server to the next: one answer."""
-    arguments = {"layers": 2, "width": 128, "length": 512, "samples": 97}
+    arguments = {"layers": 2, "width": 64, "length": 256, "samples": 97}
     spec = parse_spec(
         {
             "model": {"kind": "python", "target": TARGET, "arguments": arguments},
@@ -35,7 +38,7 @@ def request() -> TuningRequest:
             "data": {"kind": "workload"},
         }
     )
-    return TuningRequest(spec=spec, effective_batch_size=20, device="cpu", memory_limit_bytes=160 * MIB)
+    return TuningRequest(spec=spec, effective_batch_size=12, device="cpu", memory_limit_bytes=88 * MIB)
 
 
 def decision(found: Recommendation) -> dict[str, Any]:
@@ -117,8 +120,7 @@ def play(deployment: Deployment, planned: Round, reference: Reference) -> dict[s
     began, since = time.monotonic(), time.time()
     verdict = Verdict()
     with Client(deployment.url) as client:
-        work_id = _submit(client, planned.work, reference)
-        struck = _strike(client, deployment, planned, work_id, reference)
+        work_id, struck = _submit_and_strike(client, deployment, planned, reference)
         try:
             ended = _await_end(client, planned.work, work_id)
         except ClientError as error:
@@ -129,6 +131,7 @@ def play(deployment: Deployment, planned: Round, reference: Reference) -> dict[s
             facts = _judge_tuning(ended, client.tunings.probes(work_id), deployment.journal(since), reference, verdict)
         elif isinstance(ended, Job):
             facts = _judge_job(ended, client, reference, verdict)
+        verdict.check(_stored(client, planned.work, since) == 1, "it was stored more than once")
     _judge_processes(deployment, since, struck, verdict)
     return {
         "deployment": deployment.name,
@@ -143,6 +146,16 @@ def play(deployment: Deployment, planned: Round, reference: Reference) -> dict[s
         "seconds": round(time.monotonic() - began, 2),
         "wrong": verdict.wrong,
     }
+
+
+def _submit_and_strike(
+    client: Client, deployment: Deployment, planned: Round, reference: Reference
+) -> tuple[str, Struck | None]:
+    if isinstance(planned.fault, KillWhileAsked):
+        ask = partial(_submit, client, planned.work, reference)
+        return planned.fault.strike_beside(deployment, planned.choices, ask)
+    work_id = _submit(client, planned.work, reference)
+    return work_id, _strike(client, deployment, planned, work_id, reference)
 
 
 def _submit(client: Client, work: str, reference: Reference) -> str:
@@ -168,6 +181,12 @@ def _await_end(client: Client, work: str, work_id: str) -> Tuning | Job:
     if work == "tuning":
         return client.tunings.wait(work_id, _PATIENCE_SECONDS)
     return client.jobs.wait(work_id, _PATIENCE_SECONDS)
+
+
+def _stored(client: Client, work: str, since: float) -> int:
+    """How many tunings or jobs were created since a time."""
+    rows: Iterable[WorkSummary] = client.tunings.list() if work == "tuning" else client.jobs.list()
+    return len(list(takewhile(lambda row: row.created_at.timestamp() >= since, rows)))
 
 
 def _judge_tuning(

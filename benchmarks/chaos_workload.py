@@ -25,7 +25,7 @@ from tuner.workloads.reference import GptNetwork, NextTokenWorkload
 FOLDER_VARIABLE = "CHAOS_FOLDER"
 """Names the folder of the journal and of the device's lock file."""
 
-VOCABULARY_SIZE = 64
+VOCABULARY_SIZE = 4096
 _held: list[int] = []
 """Descriptors of lock files: open until the process ends."""
 
