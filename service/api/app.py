@@ -16,6 +16,7 @@ from service.api.document import DESCRIPTION, TAGS, install_document
 from service.api.feed import ChangeFeed
 from service.api.guard import Guard
 from service.api.problems import COMMON_STATUSES, declared, install_handlers
+from service.api.reads import Reads
 from service.estimating import Estimates
 from service.use_cases import UseCases
 
@@ -45,6 +46,7 @@ def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(on_start)
+        await run_in_threadpool(app.openapi)  # which takes seconds: not while anyone waits
         yield
         feed.close()
         await run_in_threadpool(on_stop)
@@ -57,6 +59,7 @@ def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on
         contact={"name": "Batchwright"},
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         openapi_url=None,
+        redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
@@ -66,7 +69,8 @@ def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on
     app.state.estimates = parts.estimates
     app.state.access = parts.access
     app.state.feed = feed
-    for module in (tunings, recommendations, estimates, jobs):
+    app.state.reads = Reads(parts.cases)
+    for module in (recommendations, tunings, jobs, estimates):  # in the order of how often they are asked
         app.include_router(module.router, responses=declared(HTTPStatus.UNAUTHORIZED))
     app.include_router(operations.router)
     install_document(app)

@@ -11,6 +11,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.types import Scope as AsgiScope
 
 from service.access import Access
@@ -21,7 +22,16 @@ from service.keys import Caller, Scope
 PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/openapi.json", "/docs", *(f"/docs/{name}" for name in DOCS_FILES)})
 """What anyone may read: whether the service works, and its description. Everything else needs a caller."""
 
-_SCHEME = HTTPBearer(
+
+class _DescribedOnly(HTTPBearer):
+    """Only there for the document: the guard has verified the key before any route sees the request."""
+
+    async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials | None:
+        del request
+        return None
+
+
+_SCHEME = _DescribedOnly(
     scheme_name="apiKey",
     bearerFormat="bw_<id>_<secret>",
     description="An API key, made by `batchwright keys create`. Each operation names the scope it needs; `admin` has "
@@ -30,7 +40,6 @@ _SCHEME = HTTPBearer(
 )
 
 _Described = Annotated[HTTPAuthorizationCredentials | None, Depends(_SCHEME)]
-"""Only there for the document: the guard has verified the key before any route sees the request."""
 
 # Dependencies are coroutines: a plain function would cost a hop to a thread each.
 
@@ -91,7 +100,8 @@ Calling = Annotated[Caller, Depends(_caller)]
 Lasting = Annotated[Standing, Depends(_standing)]
 
 
-async def _check(caller: Calling, needed: SecurityScopes, _described: _Described) -> None:
+async def _check(request: Request, needed: SecurityScopes, _described: _Described) -> None:
+    caller = await _caller(request)
     for scope in needed.scopes:
         if not caller.may(Scope(scope)):
             held = ", ".join(sorted(caller.scopes)) or "none"

@@ -9,8 +9,10 @@ from typing import Annotated
 from fastapi import Depends, Header, Path, Query, Request
 from pydantic import WithJsonSchema, WrapValidator
 
-from service.api.authentication import Calling
+from service.api.authentication import Calling, Lasting
 from service.api.feed import ChangeFeed
+from service.api.following import Watch
+from service.api.reads import Reads
 from service.estimating import Estimates
 from service.states import State
 from service.store.base import Idempotency
@@ -35,8 +37,19 @@ async def _feed(request: Request) -> ChangeFeed:
     return feed
 
 
+async def _reads(request: Request) -> Reads:
+    reads: Reads = request.app.state.reads
+    return reads
+
+
+async def _watching(request: Request, standing: Lasting) -> Watch:
+    return Watch(request.app.state.feed, request.app.state.reads, standing)
+
+
+Watching = Annotated[Watch, Depends(_watching)]
 Cases = Annotated[UseCases, Depends(_use_cases)]
 Estimating = Annotated[Estimates, Depends(_estimates)]
+Reading = Annotated[Reads, Depends(_reads)]
 Feed = Annotated[ChangeFeed, Depends(_feed)]
 
 TuningId = Annotated[
@@ -141,5 +154,13 @@ Once = Annotated[Idempotency | None, Depends(_once)]
 
 
 def strictly(document: type[Document]) -> WrapValidator:
-    """A body that is JSON of exactly this shape: 0 is no `false`, and "7" no number."""
-    return WrapValidator(lambda value, _: document.model_validate_json(json.dumps(value), strict=True))
+    """A body that is JSON of exactly this shape: 0 is no `false`, "7" no number, and NaN no JSON."""
+
+    def read(value: object, _: object) -> object:
+        try:
+            text = json.dumps(value, allow_nan=False)
+        except ValueError:
+            raise ValueError("holds NaN or an infinite number, which JSON does not have") from None
+        return document.model_validate_json(text, strict=True)
+
+    return WrapValidator(read)

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 
 from service.api.conditional import conditional, tagged
 from service.api.docs_files import DOCS_FILES, PAGE, DocsFile
+from service.domain import Event
 
 DESCRIPTION = """\
 Finds the largest micro-batch that really fits a device, proves it, and plans the gradient accumulation that gives
@@ -67,6 +68,10 @@ def finished(document: dict[str, Any]) -> dict[str, Any]:
     for operations in document["paths"].values():
         for operation in operations.values():
             operation.setdefault("security", [])
+    event = Event.model_json_schema(mode="serialization", ref_template="#/components/schemas/{model}")
+    schemas = document["components"]["schemas"]
+    schemas.update({**event.pop("$defs"), **schemas, "Event": event})
+    document["components"]["schemas"] = dict(sorted(schemas.items()))
     _give_items(document)
     return document | {"servers": [{"url": "/", "description": "This service."}]}
 

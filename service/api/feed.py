@@ -42,7 +42,7 @@ class ChangeFeed:
     async def wait(self, work_id: str, seen: int, timeout: float) -> bool:  # noqa: ASYNC109 - a bounded wait is its point
         """Wait for events after the id ``seen``; true when there are, false after ``timeout`` seconds.
 
-        Also returns, either way, when the service ends.
+        Also true when there is no such work, or not any more. Returns, either way, when the service ends.
         """
         if self._closed:
             return False
@@ -69,22 +69,31 @@ class ChangeFeed:
             del self._waiting[work_id]
 
     async def _poll(self) -> None:
-        """Read and release until nobody waits."""
-        while self._waiting and not self._closed:
-            try:
-                await self._tick(list(self._waiting))
-            except ServiceError as error:
-                _log.warning("followers wait: %s", error)
-            await asyncio.sleep(self._tick_seconds)
-        self._poller = None
+        """Read and release until nobody waits. Whatever goes wrong, the next tick is another try."""
+        try:
+            while self._waiting and not self._closed:
+                try:
+                    await self._tick(list(self._waiting))
+                except ServiceError as error:
+                    _log.warning("followers wait: %s", error)
+                except Exception:  # noqa: BLE001 - an end here would leave every follower waiting
+                    _log.exception("followers wait")
+                await asyncio.sleep(self._tick_seconds)
+        finally:
+            self._poller = None
 
     async def _tick(self, work_ids: list[str]) -> None:
         for start in range(0, len(work_ids), _CHUNK):
-            counts = await run_in_threadpool(self._counts, work_ids[start : start + _CHUNK])
-            for work_id, count in counts.items():
-                for seen, future in self._waiting.get(work_id, ()):
-                    if count > seen:
-                        _release(future)
+            asked = work_ids[start : start + _CHUNK]
+            counts = await run_in_threadpool(self._counts, asked)
+            for work_id in asked:
+                self._tell(work_id, counts.get(work_id))
+
+    def _tell(self, work_id: str, count: int | None) -> None:
+        """Release who has not seen as many events; everyone, when the work is gone: nothing more will come."""
+        for seen, future in self._waiting.get(work_id, ()):
+            if count is None or count > seen:
+                _release(future)
 
 
 def _release(future: asyncio.Future[None]) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from fastapi import Response
 from fastapi.responses import StreamingResponse
-from starlette.concurrency import run_in_threadpool
 
 from service.api.authentication import Standing
-from service.api.conditional import Tagged, conditional, tagged
+from service.api.conditional import conditional
 from service.api.feed import ChangeFeed
+from service.api.reads import Reads, Written
 from service.domain import Event, EventKind, Job, Tuning
-from service.errors import NotAuthenticatedError
-from service.use_cases import UseCases
+from service.errors import NotAuthenticatedError, StoreUnavailableError
+
+_log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_SECONDS = 15.0
 _RECONNECT_MILLISECONDS = 1000
@@ -34,50 +36,79 @@ class Poll:
     if_none_match: str | None
 
 
-async def polled(read: Callable[[], Tuning | Job], feed: ChangeFeed, poll: Poll, standing: Standing) -> Response:
+@dataclass(frozen=True)
+class Watch:
+    """What a request that lasts looks at."""
+
+    feed: ChangeFeed
+    reads: Reads
+    standing: Standing
+
+
+async def polled(read: Callable[[], Awaitable[Written]], watch: Watch, poll: Poll) -> Response:
     """The tuning or job once it has ended, or is not what the caller knows, or as it is when the time is up.
 
     Holds no thread meanwhile.
 
     Raises:
         NotAuthenticatedError: when the caller's key ends meanwhile.
+        NotFoundError: when there is none, or not any more.
     """
     deadline = time.monotonic() + poll.wait_seconds
     while True:
-        current, written = await run_in_threadpool(_written, read)
-        left = deadline - time.monotonic()
+        current, written = await read()
         news = poll.if_none_match is not None and not written.is_known(poll.if_none_match)
-        if current.state.terminal or news or left <= 0 or feed.closed:
+        if current.state.terminal or news or time.monotonic() >= deadline or watch.feed.closed:
             headers = _OWN if current.state.terminal else _OWN | RETRY_AFTER
             return conditional(written, poll.if_none_match, headers)
-        await feed.wait(current.id, current.events, left)
-        await standing()
+        await _change(current, watch, deadline, any_event=poll.if_none_match is not None)
 
 
-def _written(read: Callable[[], Tuning | Job]) -> tuple[Tuning | Job, Tagged]:
-    current = read()
-    return current, tagged(current.model_dump_json().encode())
+async def _change(current: Tuning | Job, watch: Watch, deadline: float, *, any_event: bool) -> None:
+    """Until it has ended, or has ``any_event``, or is gone, or the time is up.
+
+    Only new events are looked at, which all who wait share: the document is large.
+    """
+    seen = current.events
+    while (left := deadline - time.monotonic()) > 0 and not watch.feed.closed:
+        if not await watch.feed.wait(current.id, seen, left):
+            return
+        await watch.standing()
+        events = await watch.reads.events.get((current.id, seen))
+        if any_event or not events or _ends(events):
+            return
+        seen = events[-1].id
 
 
-def event_stream(followed: Tuning | Job, cases: UseCases, feed: ChangeFeed, standing: Standing, after: int) -> Response:
+def event_stream(followed: Tuning | Job, watch: Watch, after: int) -> Response:
     """The events after the id ``after`` as they come; 204 when there will be none, which ends an `EventSource`."""
     if followed.state.terminal and after >= followed.events:
         return Response(status_code=204)
-    stream = _lines(followed.id, cases, feed, standing, after)
-    return StreamingResponse(stream, media_type="text/event-stream", headers=_HEADERS)
+    return StreamingResponse(_lines(followed.id, watch, after), media_type="text/event-stream", headers=_HEADERS)
 
 
-async def _lines(work_id: str, cases: UseCases, feed: ChangeFeed, standing: Standing, after: int) -> AsyncIterator[str]:
+async def _lines(work_id: str, watch: Watch, after: int) -> AsyncIterator[str]:
+    """Ends early, for the follower to come again, when the service does or the database cannot be read."""
     yield _OPENING
-    while not feed.closed and await _stands(standing):
-        events = await run_in_threadpool(cases.events, work_id, after)
-        if events:
-            after = events[-1].id
-            yield "".join(_line(event) for event in events)  # at once: a follower who left is noticed between sends
-            if any(event.state is not None and event.state.terminal for event in events):
+    try:
+        news = False
+        while not watch.feed.closed and await _stands(watch.standing):
+            events = await watch.reads.events.get((work_id, after))
+            if events:
+                news, after = False, events[-1].id
+                yield "".join(map(_line, events))  # at once: a follower who left is noticed between sends
+                if _ends(events):
+                    return
+            elif news:  # and no event: it was deleted
                 return
-        elif not await feed.wait(work_id, after, _KEEP_ALIVE_SECONDS):
-            yield ": keep-alive\n\n"
+            elif not (news := await watch.feed.wait(work_id, after, _KEEP_ALIVE_SECONDS)):
+                yield ": keep-alive\n\n"
+    except StoreUnavailableError as error:
+        _log.warning("a follower of %s has to come again: %s", work_id, error)
+
+
+def _ends(events: Sequence[Event]) -> bool:
+    return any(event.state is not None and event.state.terminal for event in events)
 
 
 async def _stands(standing: Standing) -> bool:

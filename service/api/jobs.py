@@ -7,7 +7,6 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Response
-from starlette.concurrency import run_in_threadpool
 
 from service.api import examples
 from service.api.answers import (
@@ -20,12 +19,11 @@ from service.api.answers import (
     on_success,
     submitted,
 )
-from service.api.authentication import Calling, Lasting, needs
+from service.api.authentication import Calling, needs
 from service.api.conditional import NOT_MODIFIED, TAG_HEADERS
 from service.api.dependencies import (
     Cases,
     DeviceFilter,
-    Feed,
     IfNoneMatch,
     JobCursor,
     JobId,
@@ -33,13 +31,16 @@ from service.api.dependencies import (
     Limit,
     ModelFilter,
     Once,
+    Reading,
     StateFilter,
     Tail,
     Wait,
+    Watching,
     strictly,
 )
 from service.api.following import Poll, event_stream, polled
 from service.api.problems import RETRY_AFTER_HEADER, declared
+from service.api.reads import Page
 from service.domain import CheckpointList, ConfiguredJob, Job, JobPage, JobSubmission
 from service.keys import Scope
 from service.store.base import WorkFilter
@@ -117,8 +118,8 @@ def submit_job(
     responses=on_success(links=links("job_id", "items/0/id", "getJob"), content=examples.of("JobPage"))
     | declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-def list_jobs(  # noqa: PLR0913, PLR0917 - one parameter per filter
-    cases: Cases,
+async def list_jobs(  # noqa: PLR0913, PLR0917 - one parameter per filter
+    reads: Reading,
     state: StateFilter = None,
     device: DeviceFilter = None,
     model: ModelFilter = None,
@@ -126,7 +127,7 @@ def list_jobs(  # noqa: PLR0913, PLR0917 - one parameter per filter
     cursor: JobCursor = None,
 ) -> Response:
     """Jobs that match every filter, newest first, a page at a time."""
-    return json_response(cases.jobs.page(limit, cursor, WorkFilter(state, device, model)))
+    return json_response(await reads.jobs.get(Page(limit, cursor, WorkFilter(state, device, model))))
 
 
 @router.get(
@@ -143,20 +144,15 @@ def list_jobs(  # noqa: PLR0913, PLR0917 - one parameter per filter
     | NOT_MODIFIED
     | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-async def get_job(  # noqa: PLR0913, PLR0917 - what FastAPI hands over
-    job_id: JobId,
-    cases: Cases,
-    feed: Feed,
-    standing: Lasting,
-    wait: Wait = 0.0,
-    if_none_match: IfNoneMatch = None,
+async def get_job(
+    job_id: JobId, reads: Reading, watch: Watching, wait: Wait = 0.0, if_none_match: IfNoneMatch = None
 ) -> Response:
     """One job. With `wait`, the answer comes when it has ended, or after that many seconds.
 
     With `wait` and `If-None-Match` it comes as soon as the job is not what that names any more: a state or an update
     is new. `Retry-After` is there while it has not ended.
     """
-    return await polled(partial(cases.jobs.get, job_id), feed, Poll(wait, if_none_match), standing)
+    return await polled(partial(reads.job.get, job_id), watch, Poll(wait, if_none_match))
 
 
 @router.get(
@@ -167,12 +163,10 @@ async def get_job(  # noqa: PLR0913, PLR0917 - what FastAPI hands over
     response_class=Response,
     responses=EVENT_STREAM | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-async def follow_job(
-    job_id: JobId, cases: Cases, feed: Feed, standing: Lasting, last_event_id: LastEventId = 0
-) -> Response:
+async def follow_job(job_id: JobId, reads: Reading, watch: Watching, last_event_id: LastEventId = 0) -> Response:
     """State changes and optimizer updates as they happen, as server-sent events."""
-    followed = await run_in_threadpool(cases.jobs.get, job_id)
-    return event_stream(followed, cases, feed, standing, last_event_id)
+    followed, _ = await reads.job.get(job_id)
+    return event_stream(followed, watch, last_event_id)
 
 
 @router.get(

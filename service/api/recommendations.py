@@ -5,24 +5,25 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from fastapi import APIRouter, Response
-from starlette.concurrency import run_in_threadpool
 
 from service.api import examples
 from service.api.answers import json_response, links, on_success
 from service.api.authentication import needs
 from service.api.conditional import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from service.api.dependencies import (
-    Cases,
     DeviceOrNameFilter,
     FingerprintFilter,
     IfNoneMatch,
     Limit,
     ModelFilter,
+    Reading,
     RecommendationCursor,
     RecommendationId,
 )
 from service.api.problems import declared
+from service.api.reads import AnswersPage
 from service.domain import RecommendationPage
+from service.errors import NotFoundError
 from service.keys import Scope
 from service.store.base import RecommendationFilter
 from tuner.results import Recommendation
@@ -45,8 +46,8 @@ _ITS_JOB = {"submitJob": {"operationId": "submitJob", "description": "Takes its 
     )
     | declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per filter
-    cases: Cases,
+async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per filter
+    reads: Reading,
     fingerprint: FingerprintFilter = None,
     device: DeviceOrNameFilter = None,
     model: ModelFilter = None,
@@ -55,7 +56,7 @@ def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per filter
 ) -> Response:
     """Recommendations that match every filter, newest first, a page at a time."""
     wanted = RecommendationFilter(fingerprint=fingerprint, model=model, device=device)
-    return json_response(cases.tunings.recommendations(wanted, limit, cursor))
+    return json_response(await reads.recommendations.get(AnswersPage(limit, cursor, wanted)))
 
 
 @router.get(
@@ -73,8 +74,10 @@ def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per filter
     | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def get_recommendation(
-    recommendation_id: RecommendationId, cases: Cases, if_none_match: IfNoneMatch = None
+    recommendation_id: RecommendationId, reads: Reading, if_none_match: IfNoneMatch = None
 ) -> Response:
     """One recommendation: decision, plan and evidence. It never changes."""
-    text = await run_in_threadpool(cases.tunings.recommendation, recommendation_id)
+    text = await reads.recommendation.get(recommendation_id)
+    if text is None:
+        raise NotFoundError(f"there is no recommendation {recommendation_id!r}")
     return conditional(tagged(text.encode()), if_none_match, _UNCHANGING)

@@ -7,7 +7,6 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Response
-from starlette.concurrency import run_in_threadpool
 
 from service.api import examples
 from service.api.answers import (
@@ -21,26 +20,28 @@ from service.api.answers import (
     on_success,
     submitted,
 )
-from service.api.authentication import Calling, Lasting, needs
+from service.api.authentication import Calling, needs
 from service.api.conditional import NOT_MODIFIED, TAG_HEADERS
 from service.api.dependencies import (
     Cases,
     DeviceFilter,
-    Feed,
     FingerprintFilter,
     IfNoneMatch,
     LastEventId,
     Limit,
     ModelFilter,
     Once,
+    Reading,
     StateFilter,
     TuningCursor,
     TuningId,
     Wait,
+    Watching,
     strictly,
 )
 from service.api.following import Poll, event_stream, polled
 from service.api.problems import RETRY_AFTER_HEADER, declared
+from service.api.reads import Page
 from service.domain import ProbeList, Tuning, TuningPage, TuningSubmission
 from service.keys import Scope
 from service.store.base import WorkFilter
@@ -112,8 +113,8 @@ def submit_tuning(
     )
     | declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-def list_tunings(  # noqa: PLR0913, PLR0917 - one parameter per filter
-    cases: Cases,
+async def list_tunings(  # noqa: PLR0913, PLR0917 - one parameter per filter
+    reads: Reading,
     state: StateFilter = None,
     device: DeviceFilter = None,
     model: ModelFilter = None,
@@ -122,7 +123,7 @@ def list_tunings(  # noqa: PLR0913, PLR0917 - one parameter per filter
     cursor: TuningCursor = None,
 ) -> Response:
     """Tunings that match every filter, newest first, a page at a time."""
-    return json_response(cases.tunings.page(limit, cursor, WorkFilter(state, device, model, fingerprint)))
+    return json_response(await reads.tunings.get(Page(limit, cursor, WorkFilter(state, device, model, fingerprint))))
 
 
 @router.get(
@@ -139,20 +140,15 @@ def list_tunings(  # noqa: PLR0913, PLR0917 - one parameter per filter
     | NOT_MODIFIED
     | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-async def get_tuning(  # noqa: PLR0913, PLR0917 - what FastAPI hands over
-    tuning_id: TuningId,
-    cases: Cases,
-    feed: Feed,
-    standing: Lasting,
-    wait: Wait = 0.0,
-    if_none_match: IfNoneMatch = None,
+async def get_tuning(
+    tuning_id: TuningId, reads: Reading, watch: Watching, wait: Wait = 0.0, if_none_match: IfNoneMatch = None
 ) -> Response:
     """One tuning. With `wait`, the answer comes when it has ended, or after that many seconds.
 
     With `wait` and `If-None-Match` it comes as soon as the tuning is not what that names any more: a state or a probe
     is new. `Retry-After` is there while it has not ended.
     """
-    return await polled(partial(cases.tunings.get, tuning_id), feed, Poll(wait, if_none_match), standing)
+    return await polled(partial(reads.tuning.get, tuning_id), watch, Poll(wait, if_none_match))
 
 
 @router.get(
@@ -176,11 +172,11 @@ def list_probes(tuning_id: TuningId, cases: Cases) -> ProbeList:
     responses=EVENT_STREAM | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def follow_tuning(
-    tuning_id: TuningId, cases: Cases, feed: Feed, standing: Lasting, last_event_id: LastEventId = 0
+    tuning_id: TuningId, reads: Reading, watch: Watching, last_event_id: LastEventId = 0
 ) -> Response:
     """State changes and probes as they happen, as server-sent events."""
-    followed = await run_in_threadpool(cases.tunings.get, tuning_id)
-    return event_stream(followed, cases, feed, standing, last_event_id)
+    followed, _ = await reads.tuning.get(tuning_id)
+    return event_stream(followed, watch, last_event_id)
 
 
 @router.post(

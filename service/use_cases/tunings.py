@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -89,15 +90,9 @@ class TuningCases:
 
     # --- recommendations ---
 
-    def recommendation(self, recommendation_id: str) -> str:
-        """One recommendation as it is stored: a ``Recommendation`` as JSON.
-
-        Raises:
-            NotFoundError: when there is none with this id.
-        """
-        if not views.is_identifier(recommendation_id):
-            raise NotFoundError(f"there is no recommendation {recommendation_id!r}")
-        return self._store.recommendation_text(recommendation_id)
+    def recommendation_texts(self, recommendation_ids: Sequence[str]) -> dict[str, str]:
+        """Recommendations as they are stored, each as JSON, by their ids; unknown ones are left out."""
+        return self._store.recommendation_texts([it for it in recommendation_ids if views.is_identifier(it)])
 
     def recommendations(self, wanted: RecommendationFilter, limit: int, cursor: str | None) -> bytes:
         """A page of recommendations, newest first: a ``RecommendationPage`` as JSON.

@@ -201,6 +201,19 @@ def test_spoilt_json_is_a_problem(shared_service: Running, spoilt: str) -> None:
     problem_in(response, response.status_code, "malformed-json" if response.status_code == 400 else "invalid-request")
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_json_does_not_have_is_refused(shared_service: Running, number: str) -> None:
+    """It could not be stored as it was sent."""
+    content = json.dumps(body()).replace('"effective_batch_size": 100', f'"effective_batch_size": {number}')
+    response = shared_service.http.post("/v1/tunings", content=content, headers={"content-type": "application/json"})
+    assert "NaN" in problem_in(response, 422, "invalid-request").detail
+
+
+def test_paths_are_exact(shared_service: Running) -> None:
+    """No redirect, which would lead a key astray behind a proxy."""
+    problem_in(shared_service.http.get("/v1/tunings/", follow_redirects=False), 404, "not-found")
+
+
 @pytest.mark.parametrize(
     "config",
     [

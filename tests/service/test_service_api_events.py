@@ -5,15 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Callable
 from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
+import pytest
 from asking import PATIENCE_SECONDS
 from running import Running, StartService
 
 from factories import recommendation, tuning_request
 from scripted import ScriptedRunner, Trainer, until_stopped
+from service.api import following
+from service.api.conditional import Tagged, tagged
+from service.api.feed import ChangeFeed
+from service.api.following import Watch
+from service.api.gathering import GatheredByKey
 from service.client import Client
+from service.domain import Event, Tuning
+from service.errors import NotFoundError, StoreUnavailableError
+from service.keys import KEYLESS, Caller
 from service.states import State
 from tuner.requests import TrainingRequest
 
@@ -83,3 +95,53 @@ async def _follow_at_once(service: Running, tuning_id: str, followers: int) -> i
         for stream in streams:
             await stream.__aexit__(None, None, None)
         return threads
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """What the service runs on."""
+    return "asyncio"
+
+
+async def _stands() -> Caller:
+    """A key that stays good."""
+    return KEYLESS
+
+
+def _watch(read_events: Callable[[tuple[str, int]], list[Event]]) -> Watch:
+    """What followers look at, where no work is known to the feed."""
+    reads: Any = SimpleNamespace(events=GatheredByKey(read_events))
+    return Watch(ChangeFeed(lambda _: {}, tick_seconds=0.01), reads, _stands)
+
+
+@pytest.mark.anyio
+async def test_a_stream_of_what_was_deleted_ends() -> None:
+    """There is no event and never will be one: the follower is not kept."""
+    lines = [line async for line in following._lines("tun_1", _watch(lambda _: []), 3)]
+    assert lines == [": following\nretry: 1000\n\n"]
+
+
+@pytest.mark.anyio
+async def test_a_stream_ends_quietly_while_the_database_is_away() -> None:
+    """The follower comes again after what it has seen."""
+
+    def away(_: tuple[str, int]) -> list[Event]:
+        raise StoreUnavailableError("the database is away")
+
+    assert len([line async for line in following._lines("tun_1", _watch(away), 0)]) == 1
+
+
+@pytest.mark.anyio
+async def test_a_wait_for_what_is_deleted_ends(client: Client) -> None:
+    """It looks again, and says that there is none."""
+    tuning = client.tunings.wait(client.tunings.submit(tuning_request()).id)
+    queued = tuning.model_copy(update={"state": State.QUEUED})
+    looks = [(queued, tagged(b"{}"))]
+
+    async def read() -> tuple[Tuning, Tagged]:
+        if looks:
+            return looks.pop()
+        raise NotFoundError("it was deleted")
+
+    with pytest.raises(NotFoundError):
+        await following.polled(read, _watch(lambda _: []), following.Poll(60.0, None))

@@ -1,0 +1,136 @@
+"""Reads that come at the same time are made together, and see all that was written before they came."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from service.api.feed import ChangeFeed
+from service.api.gathering import MOST_AT_ONCE, Gathered, GatheredByKey
+from service.errors import StoreUnavailableError
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """What the service runs on."""
+    return "asyncio"
+
+
+class Source:
+    """Something to read, which the test changes; each read waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, int] = {}
+        self.read_keys: list[list[str]] = []
+        self.go_on = threading.Event()
+        self.error: Exception | None = None
+
+    def read(self, keys: Sequence[str]) -> dict[str, int]:
+        """What is there when the read begins."""
+        found = {key: self.values[key] for key in keys if key in self.values}
+        self.read_keys.append(sorted(keys))
+        assert self.go_on.wait(20)
+        if self.error is not None:
+            raise self.error
+        return found
+
+    def read_one(self, key: str) -> int | None:
+        """The same for one key."""
+        return self.read([key]).get(key)
+
+
+async def until_read(source: Source, reads: int) -> None:
+    """Wait until that many reads have begun."""
+    while len(source.read_keys) < reads:  # noqa: ASYNC110 - what is waited for happens in a thread
+        await asyncio.sleep(0.001)
+
+
+async def test_later_reads_wait_for_one_of_their_own() -> None:
+    """What comes during a read is read after it, all at once, and sees what was written meanwhile."""
+    source = Source()
+    source.values = {"a": 1, "b": 2}
+    gathered = Gathered(source.read)
+    first = asyncio.create_task(gathered.get("a"))
+    await until_read(source, 1)
+    source.values["a"] = 10
+    later = [asyncio.create_task(gathered.get(key)) for key in ("a", "a", "b", "c")]
+    await asyncio.sleep(0)
+    source.go_on.set()
+    assert await first == 1
+    assert await asyncio.gather(*later) == [10, 10, 2, None]
+    assert source.read_keys == [["a"], ["a", "b", "c"]]
+    assert gathered.idle
+
+
+async def test_many_keys_are_read_in_parts() -> None:
+    """No more at once than a statement takes."""
+    source = Source()
+    source.go_on.set()
+    gathered = Gathered(source.read)
+    await asyncio.gather(*(gathered.get(str(number)) for number in range(MOST_AT_ONCE + 5)))
+    assert [len(keys) for keys in source.read_keys] == [MOST_AT_ONCE, 5]
+
+
+async def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
+    """The next read is made anew."""
+    source = Source()
+    source.values, source.error = {"a": 1}, StoreUnavailableError("gone")
+    source.go_on.set()
+    gathered = Gathered(source.read)
+    told = await asyncio.gather(gathered.get("a"), gathered.get("b"), return_exceptions=True)
+    assert [type(error) for error in told] == [StoreUnavailableError] * 2
+    source.error = None
+    assert await gathered.get("a") == 1
+
+
+async def test_who_leaves_disturbs_nobody() -> None:
+    """A caller that is gone takes no other's answer along."""
+    source = Source()
+    source.values = {"a": 1}
+    gathered = Gathered(source.read)
+    gone, stays = (asyncio.create_task(gathered.get("a")) for _ in range(2))
+    await until_read(source, 1)
+    gone.cancel()
+    source.go_on.set()
+    assert await stays == 1
+
+
+async def test_equal_reads_are_made_once() -> None:
+    """By key: one read for all who ask the same at the same time, and others beside it."""
+    source = Source()
+    source.values = {"a": 1, "b": 2}
+    gathered = GatheredByKey(source.read_one)
+    asked = [asyncio.create_task(gathered.get(key)) for key in ("a", "a", "b", "a")]
+    await until_read(source, 2)
+    source.go_on.set()
+    assert await asyncio.gather(*asked) == [1, 1, 2, 1]
+    assert sorted(source.read_keys) == [["a"], ["b"]]
+    again = [asyncio.create_task(gathered.get("a")) for _ in range(3)]
+    assert await asyncio.gather(*again) == [1, 1, 1]
+    assert len(source.read_keys) == 3
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("gone"), ValueError("a bug")])
+async def test_a_feed_outlives_what_goes_wrong(error: Exception) -> None:
+    """Followers hear of the next change, whatever a read has raised."""
+    errors = [error]
+
+    def counts(ids: Sequence[str]) -> dict[str, int]:
+        if errors:
+            raise errors.pop()
+        return dict.fromkeys(ids, 1)
+
+    feed = ChangeFeed(counts, tick_seconds=0.01)
+    assert await feed.wait("a", 0, 20)
+    assert not errors
+
+
+async def test_a_feed_lets_go_who_waits_for_what_is_gone() -> None:
+    """Nothing more will come of deleted work."""
+    feed = ChangeFeed(lambda _: {}, tick_seconds=0.01)
+    assert await feed.wait("a", 5, 20)
