@@ -148,8 +148,8 @@ class Driver:
 
     def _train(self, item: WorkItem, hold: Hold) -> Ending:
         job = JobRequest.model_validate_json(item.payload)
-        run = TrainingRun(self._runs_dir / item.id, job.recommendation, job.training)
         newest = item.progress.update if item.progress else 0
+        run = TrainingRun(self._runs_dir / item.id, job.recommendation, job.training, newest)
 
         def on_progress(updates: Sequence[TrainingProgress]) -> None:
             # After a crash the run repeats the updates since its checkpoint: those are recorded already.

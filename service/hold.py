@@ -67,21 +67,21 @@ class Hold:
             Stop.CANCELLED: _CANCEL_GRACE_SECONDS,
             Stop.LOST: 0.0,
         }
-        self._stops: frozenset[Stop] = frozenset()
+        self._stops: set[Stop] = set()  # only ever added to, and copied to be read: safe between threads
 
     def reason(self) -> Stop | None:
         """Why to stop, if there is a reason: the most pressing one."""
         if self._clock() >= self._renewed_at + self._lease_seconds * (1 - _MARGIN):
             self.request(Stop.LOST)
-        return max(self._stops, default=None)
+        return max(tuple(self._stops), default=None)
 
     def stop_within(self) -> float | None:
         """None while the work may go on; else the seconds it has to end, from now: the least that any reason gives."""
-        return None if self.reason() is None else min(self._grace[reason] for reason in self._stops)
+        return None if self.reason() is None else min(self._grace[reason] for reason in tuple(self._stops))
 
     def request(self, reason: Stop) -> None:
         """Have the worker stop."""
-        self._stops |= {reason}
+        self._stops.add(reason)
 
     def renew(self) -> None:
         """Hold the lease longer, and learn of a cancellation. Called by the heartbeat."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from typing_extensions import override
 
@@ -65,17 +65,31 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False, default=str)
+        return json.dumps(fields, default=str)
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people; what it is about stands at its end, in brackets."""
+    """A line for people; what it is about stands at its end, in brackets.
+
+    What cannot be printed is escaped: messages quote what strangers have sent. Only tracebacks have several lines.
+    """
 
     @override
-    def format(self, record: logging.LogRecord) -> str:
+    def formatMessage(self, record: logging.LogRecord) -> str:
         about = " ".join(f"{name}={value}" for name, value in _about(record).items())
-        record.about = f" [{about}]" if about else ""
-        return super().format(record)
+        record.message = _printable(record.message)
+        record.about = _printable(f" [{about}]") if about else ""
+        return super().formatMessage(record)
+
+    @override
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(_printable(line) for line in super().formatException(ei).split("\n"))
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
 
 
 def _about(record: logging.LogRecord) -> dict[str, object]:

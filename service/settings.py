@@ -48,7 +48,7 @@ class Settings(BaseSettings):
     node_name: Annotated[str, Field(pattern=r"^[^/\s\x00-\x1f]{1,200}$")] = Field(default_factory=socket.gethostname)
     """Name of this host in the database, unlike every other's: together with a device it says what runs where."""
     lease_seconds: Annotated[float, Field(ge=1.0, le=3600.0)] = 15.0
-    """A worker not heard of for this long loses what it runs to another."""
+    """A worker not heard of for this long loses what it runs to another. The same for every process of a service."""
     poll_seconds: Annotated[float, Field(gt=0.0, le=60.0)] = 0.5
     """How often a worker looks for work and for cancellations."""
     shutdown_grace_seconds: Annotated[float, Field(ge=0.0, le=3600.0)] = 30.0

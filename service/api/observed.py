@@ -7,6 +7,7 @@ import os
 import re
 import time
 from itertools import count
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -83,7 +84,7 @@ class Observed:
         try:
             await self._app(exchange.scope, receive, exchange.send)
         except Exception as error:
-            _log.exception("%s %s failed", exchange.method, exchange.scope["path"])
+            _log.exception("%s %s failed", exchange.method, exchange.path)
             if exchange.status:
                 raise  # a part of the answer is gone already: the server has to cut the connection
             await _send_failure(error, exchange)
@@ -94,7 +95,7 @@ class Observed:
         level = _level_of(method, status)
         if _log.isEnabledFor(level):
             fields = {"method": method, "route": route, "status": status, "seconds": round(exchange.seconds, 6)}
-            _log.log(level, "%s %s: %d", method, exchange.scope["path"], status, extra={"fields": fields})
+            _log.log(level, "%s %s: %d", method, exchange.path, status, extra={"fields": fields})
 
 
 class _Exchange:
@@ -121,6 +122,11 @@ class _Exchange:
         """The method, where it is one of the standard's."""
         method: str = self.scope["method"]
         return method if method in _METHODS else "other"
+
+    @property
+    def path(self) -> str:
+        """The path as it was sent, without what would forge lines or move a terminal's cursor."""
+        return quote(self.scope["path"])
 
     @property
     def route(self) -> str:

@@ -35,6 +35,8 @@ class TrainingRun:
     directory: Path
     recommendation: Recommendation
     request: TrainingRequest
+    told: int = 0
+    """The newest update that was reported; later ones are, also those that an earlier process has made."""
 
 
 class Executor(ABC):

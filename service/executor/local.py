@@ -40,7 +40,7 @@ class LocalExecutor(Executor):
         if not _await_folder(run.directory, stop_within):
             return TrainingResult(outcome=RunOutcome.STOPPED, message="stopped before it began", updates=0)
         process = self._new_process(run.directory)
-        process.start(run.recommendation, run.request)
+        process.start(run.recommendation, run.request, run.told)
         try:
             result = _watch(process, on_progress, stop_within)
             on_progress(process.new_progress())

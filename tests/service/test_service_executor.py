@@ -216,6 +216,19 @@ def test_a_killed_run_goes_on_from_its_checkpoint(
     assert set(seen) == set(range(1, 31))
 
 
+def test_what_nobody_heard_of_is_told_when_a_run_goes_on(local: LocalExecutor, tmp_path: Path) -> None:
+    """A worker that was frozen or killed may have left updates untold: those up to the checkpoint are, each once."""
+    first = TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=100_000))
+    made: list[int] = []
+    stopped = local.train(
+        first, lambda updates: made.extend(it.update for it in updates), lambda: 30.0 if len(made) > 3 else None
+    )
+    seen: list[int] = []
+    rest = TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=stopped.updates + 2), told=2)
+    local.train(rest, lambda updates: seen.extend(it.update for it in updates), on)
+    assert seen == list(range(3, stopped.updates + 3))
+
+
 def test_a_run_that_is_killed_again_and_again_fails(
     local: LocalExecutor, processes: list[TrainingProcess], tmp_path: Path
 ) -> None:

@@ -102,6 +102,25 @@ def test_text_lines_end_with_what_they_are_about() -> None:
     assert stream.getvalue().endswith("INFO test: done [tuning_id=tun_1]\n")
 
 
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_no_stranger_writes_lines_of_their_own(
+    start_service: StartService, monkeypatch: pytest.MonkeyPatch, style: Literal["text", "json"]
+) -> None:
+    """What is quoted from a request has no line breaks and no escape codes, in either style."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    stream = io.StringIO()
+    configure_logging("info", style, stream)
+    start_service().http.post("/v1/zzz%0aERROR%20forged%1b[31m", json={})
+    logging.getLogger("test").info("quoted %s", "a\nERROR forged \x1b[31m\x9b")
+    written = stream.getvalue()
+    assert written.count("forged") >= 2
+    assert "\nERROR" not in written
+    assert "\x1b" not in written
+    assert "\x9b" not in written
+
+
 def test_a_request_and_its_tuning_are_found_in_the_log(start_service: StartService, stream: io.StringIO) -> None:
     """The submission by the request's id; the worker's lines by the tuning's, its device and the request's trace."""
     service = start_service()

@@ -4,7 +4,7 @@ Importing torch takes seconds; forking takes milliseconds. The server never runs
 CUDA, so a child starts with no threads and no context, as a fresh process does. It speaks JSON lines over the socket it
 inherits, and ends when the other side closes it: a supervisor that dies takes its server and its probe with it.
 
-Started as ``python -P -m tuner.probing.fork_server SOCKET_FD``.
+Started as ``python -P -m tuner.probing.fork_server SOCKET_FD PARENT_PID``.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def _redirect_output(paths: ProbePaths) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Import what probes need, say so, and serve."""
+    """Import what probes need, say so, and serve. Ends with the thread that started it, also while it imports."""
+    die_with_parent(int(arguments[1]))
     channel = Channel(socket.socket(fileno=int(arguments[0])))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")

@@ -251,7 +251,7 @@ class ProbeSupervisor:
 
     def _started(self, should_stop: Callable[[], bool]) -> Channel:
         """The channel to a fork server that is ready, started now if there is none."""
-        if self._server is not None and self._server.poll() is not None and self._ready:
+        if self._server is not None and self._server.poll() is not None:
             self._forget_server()
         channel = self._channel or self._start()
         if not self._ready:
@@ -260,7 +260,7 @@ class ProbeSupervisor:
 
     def _start(self) -> Channel:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "tuner.probing.fork_server", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", "tuner.probing.fork_server", str(theirs.fileno()), str(os.getpid())]
         environment = {**os.environ, **self.environment(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # asks without cuInit
         self._scratch.mkdir(parents=True, exist_ok=True)
         with self._server_log.open("wb") as output:

@@ -48,8 +48,14 @@ class TrainingProcess:
         self._log = ProgressLog(self.paths.progress)
         self._oom_kills = 0
 
-    def start(self, recommendation: Recommendation, request: TrainingRequest) -> None:
+    def start(self, recommendation: Recommendation, request: TrainingRequest, told: int | None = None) -> None:
         """Write the run's files and start; it resumes from the newest checkpoint, if there is one.
+
+        Args:
+            recommendation: what to train, and how.
+            request: for how long.
+            told: the newest update that the caller has heard of, if ``new_progress`` shall begin after it: with what
+                an earlier process has made that nobody heard of. Else it begins with what is made from now on.
 
         Raises:
             TrainingError: when it was started before, or another process trains in the folder.
@@ -72,6 +78,8 @@ class TrainingProcess:
         self._starts = lambda: RankProcesses(self.paths, count, environment)
         self._log.skip_to_end()
         self._begin()
+        if told is not None:
+            self._log.skip_past(told)
 
     @property
     def pids(self) -> list[int]:

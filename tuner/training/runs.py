@@ -242,6 +242,15 @@ class ProgressLog:
         """Let ``new_lines`` begin with what is appended from now on."""
         self._read = self.path.stat().st_size if self.path.exists() else 0
 
+    def skip_past(self, update: int) -> None:
+        """Let ``new_lines`` begin with the first one after ``update``."""
+        self._read = 0
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        for line in lines:
+            if _update_of(line) > update:
+                return
+            self._read += len(line)
+
     def stay_within(self) -> None:
         """Let ``new_lines`` go on after lines were dropped."""
         self._read = min(self._read, self.path.stat().st_size if self.path.exists() else 0)
@@ -263,7 +272,7 @@ class ProgressLog:
         return max(map(_update_of, lines), default=0)
 
 
-def _update_of(line: str) -> int:
+def _update_of(line: str | bytes) -> int:
     """The update a line tells of; 0 for a line that a kill cut short."""
     try:
         return TrainingProgress.model_validate_json(line).update
