@@ -47,6 +47,7 @@ _EXTRAS = {
     "fastapi": "service",
     "uvicorn": "service",
     "sqlalchemy": "service",
+    "prometheus_client": "service",
     "pydantic_settings": "service",
     "psycopg": "postgres",
 }
