@@ -2,10 +2,11 @@
 
 python benchmarks/api_load.py [--rounds 5] [--seconds 2] [--output benchmarks/results/api_load.json]
 
-Reading a recommendation, and listing 50 tunings, with 1,000, 10,000 and 100,000 tunings and recommendations stored;
-then, with all of them, while 1,000 followers hold an event stream each of as many tunings that wait, and with an API
-key. Both servers are one process of uvicorn with the same settings. They are read in turns, a slice of some seconds
-each, by one process with 16 connections, `wrk` where it is installed: a ratio compares neighbouring slices.
+Reading a recommendation, and listing 50 tunings (one of sixteen pages), with 1,000, 10,000 and 100,000 tunings and
+recommendations stored; then, with all of them, while 1,000 followers hold an event stream each of as many tunings that
+wait, and with an API key. Both servers are one process of uvicorn with the same settings. They are read in turns, a
+slice of some seconds each, by one process with 16 connections, `wrk` where it is installed: a ratio compares
+neighbouring slices.
 """
 
 from __future__ import annotations
@@ -189,9 +190,10 @@ def _medians(slices: list[dict[str, float]]) -> dict[str, float]:
 
 def measured(pair: Pair, rows: Rows, folder: Path, url: str) -> Iterator[dict[str, Any]]:
     """A row of the table for every situation and each of the two reads."""
+    paths: dict[str, list[str]] = {}
     for size in SIZES:
         rows.grow_to(size)
-        paths = reads(rows)
+        paths = reads(rows, pair.ours)
         for what, asked in paths.items():
             yield {"rows": size, **pair.compare(what, asked)}
     waiting = rows.add_waiting(FOLLOWERS)
@@ -203,10 +205,19 @@ def measured(pair: Pair, rows: Rows, folder: Path, url: str) -> Iterator[dict[st
         yield {"rows": SIZES[-1], "key": True, **pair.compare(what, asked)}
 
 
-def reads(rows: Rows) -> dict[str, list[str]]:
-    """The paths of each kind of read."""
+def reads(rows: Rows, port: int) -> dict[str, list[str]]:
+    """The paths of each kind of read: different ones, so that none is answered from another's."""
     chosen = in_turn(rows.recommendation_ids, _DIFFERENT_PATHS)
-    return {"recommendation": [f"/v1/recommendations/{it}" for it in chosen], "list": ["/v1/tunings?limit=50"]}
+    return {"recommendation": [f"/v1/recommendations/{it}" for it in chosen], "list": list(pages(port))}
+
+
+def pages(port: int) -> Iterator[str]:
+    """The first pages of the list of tunings."""
+    path = "/v1/tunings?limit=50"
+    for _ in range(CONNECTIONS):
+        yield path
+        page = httpx.get(f"http://127.0.0.1:{port}{path}").raise_for_status().json()
+        path = f"/v1/tunings?limit=50&cursor={page['next_cursor']}"
 
 
 def new_key(url: str) -> str:
@@ -260,7 +271,7 @@ def prepared(folder: Path, load: Load, rounds: int) -> Iterator[tuple[Pair, Rows
         serve = ["-m", "tuner.cli", "serve", "--port", str(ours), "--database-url", url]
         stack.enter_context(serving(serve, ours, "/livez", settings))
         files = []
-        for what, paths in reads(rows).items():
+        for what, paths in reads(rows, ours).items():
             files.append(folder / f"{what}.json")
             files[-1].write_bytes(httpx.get(f"http://127.0.0.1:{ours}{paths[0]}").raise_for_status().content)
         yardstick = [str(HERE / "api_load_bare.py"), str(bare), *map(str, files)]
