@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Security
@@ -78,10 +78,13 @@ def _key_in(headers: Headers) -> str | None:
 def _is_local(scope: AsgiScope) -> bool:
     """Whether it comes from this machine: over loopback, not handed on by a proxy that says so, or a Unix socket."""
     client = scope.get("client")
-    if client is None:
-        return True
+    return client is None or _is_loopback(client[0])
+
+
+@lru_cache(maxsize=1024)
+def _is_loopback(address: str) -> bool:
     try:
-        return ipaddress.ip_address(client[0]).is_loopback
+        return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
 
@@ -100,12 +103,21 @@ Calling = Annotated[Caller, Depends(_caller)]
 Lasting = Annotated[Standing, Depends(_standing)]
 
 
+def check_scope(request: Request, scope: Scope) -> None:
+    """Refuse a caller who has not the scope.
+
+    Raises:
+        ScopeMissingError: naming it, and those that the caller has.
+    """
+    caller: Caller = request.state.caller
+    if not caller.may(scope):
+        held = ", ".join(sorted(caller.scopes)) or "none"
+        raise ScopeMissingError(f"this needs the scope {scope}; API key {caller.key_id} has: {held}")
+
+
 async def _check(request: Request, needed: SecurityScopes, _described: _Described) -> None:
-    caller = await _caller(request)
     for scope in needed.scopes:
-        if not caller.may(Scope(scope)):
-            held = ", ".join(sorted(caller.scopes)) or "none"
-            raise ScopeMissingError(f"this needs the scope {scope}; API key {caller.key_id} has: {held}")
+        check_scope(request, Scope(scope))
 
 
 def needs(scope: Scope) -> Any:  # noqa: ANN401 - what FastAPI's `Security` gives

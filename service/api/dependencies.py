@@ -114,10 +114,11 @@ ModelFilter = Annotated[
 StateFilter = Annotated[
     State | None, _text(enum=[state.value for state in State]), Query(description="Only what is in this state.")
 ]
+LONGEST_TAGS = 2000
 IfNoneMatch = Annotated[
     str | None,
-    _text(maxLength=2000),
-    Header(alias="If-None-Match", max_length=2000, description="The `ETag` of what is known: then 304."),
+    _text(maxLength=LONGEST_TAGS),
+    Header(alias="If-None-Match", max_length=LONGEST_TAGS, description="The `ETag` of what is known: then 304."),
 ]
 LastEventId = Annotated[
     int,

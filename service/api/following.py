@@ -71,9 +71,10 @@ async def _change(current: Tuning | Job, watch: Watch, deadline: float, *, any_e
     """
     seen = current.events
     while (left := deadline - time.monotonic()) > 0 and not watch.feed.closed:
-        if not await watch.feed.wait(current.id, seen, left):
-            return
+        changed = await watch.feed.wait(current.id, seen, left)
         await watch.standing()
+        if not changed:
+            return
         events = await watch.reads.events.get((current.id, seen))
         if any_event or not events or _ends(events):
             return

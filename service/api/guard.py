@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import anyio
@@ -107,6 +108,7 @@ class Guard:
             raise BodyTooLargeError(f"the body is above the cap of {self._max_body_bytes} bytes")
 
 
+@lru_cache(maxsize=1024)
 def _host_name(host: str) -> str:
     """The name in a Host header, without port and brackets; empty when it is none."""
     try:

@@ -39,13 +39,13 @@ from service.api.dependencies import (
     strictly,
 )
 from service.api.following import Poll, event_stream, polled
-from service.api.problems import RETRY_AFTER_HEADER, declared
+from service.api.problems import ALWAYS, RETRY_AFTER_HEADER, declared
 from service.api.reads import Page
 from service.domain import CheckpointList, ConfiguredJob, Job, JobPage, JobSubmission
 from service.keys import Scope
 from service.store.base import WorkFilter
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=ALWAYS)
 
 _OF_ONE = links("job_id", "id", "getJob", "followJob", "cancelJob", "deleteJob", "readJobLog", "listJobCheckpoints")
 _DEFAULT_TAIL_BYTES = 64 * 1024

@@ -8,11 +8,11 @@ from fastapi import APIRouter
 
 from service.api.authentication import needs
 from service.api.dependencies import Cases, Limit
-from service.api.problems import declared
+from service.api.problems import COMMON_STATUSES, declared
 from service.fleet import DeviceList, Health, Queue
 from service.keys import Scope
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(tags=["operations"], responses=declared(*COMMON_STATUSES))
 
 
 @router.get(

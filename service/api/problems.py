@@ -166,3 +166,6 @@ COMMON_STATUSES = (
     HTTPStatus.SERVICE_UNAVAILABLE,
 )
 """What any route may answer."""
+
+ALWAYS = declared(HTTPStatus.UNAUTHORIZED, *COMMON_STATUSES)
+"""What any route may answer that needs a caller."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from service.api import examples
 from service.api.answers import json_response, links, on_success
 from service.api.authentication import needs
 from service.api.conditional import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from service.api.dependencies import (
+    LONGEST_TAGS,
     DeviceOrNameFilter,
     FingerprintFilter,
     IfNoneMatch,
@@ -20,15 +21,16 @@ from service.api.dependencies import (
     RecommendationCursor,
     RecommendationId,
 )
-from service.api.problems import declared
-from service.api.reads import AnswersPage
+from service.api.problems import ALWAYS, declared
+from service.api.reads import AnswersPage, Reads
+from service.api.shortcuts import ShortcutRoute, shortcut
 from service.domain import RecommendationPage
 from service.errors import NotFoundError
 from service.keys import Scope
 from service.store.base import RecommendationFilter
 from tuner.results import Recommendation
 
-router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"])
+router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=ALWAYS, route_class=ShortcutRoute)
 
 _UNCHANGING = {"Cache-Control": "private, max-age=3600, immutable"}
 _ITS_JOB = {"submitJob": {"operationId": "submitJob", "description": "Takes its `id` as `recommendation_id`."}}
@@ -59,6 +61,23 @@ async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per fi
     return json_response(await reads.recommendations.get(AnswersPage(limit, cursor, wanted)))
 
 
+async def _answer(reads: Reads, recommendation_id: str, if_none_match: str | None) -> Response:
+    text = await reads.recommendation.get(recommendation_id)
+    if text is None:
+        raise NotFoundError(f"there is no recommendation {recommendation_id!r}")
+    return conditional(tagged(text.encode()), if_none_match, _UNCHANGING)
+
+
+def is_plain(known: str | None) -> bool:
+    """Whether a header is what the shortcut takes."""
+    return known is None or len(known) <= LONGEST_TAGS
+
+
+async def _at_once(request: Request, reads: Reads) -> Response | None:
+    known = request.headers.get("if-none-match")
+    return await _answer(reads, request.path_params["recommendation_id"], known) if is_plain(known) else None
+
+
 @router.get(
     "/{recommendation_id}",
     operation_id="getRecommendation",
@@ -73,11 +92,9 @@ async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per fi
     | NOT_MODIFIED
     | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
+@shortcut(Scope.TUNINGS_READ, _at_once)
 async def get_recommendation(
     recommendation_id: RecommendationId, reads: Reading, if_none_match: IfNoneMatch = None
 ) -> Response:
     """One recommendation: decision, plan and evidence. It never changes."""
-    text = await reads.recommendation.get(recommendation_id)
-    if text is None:
-        raise NotFoundError(f"there is no recommendation {recommendation_id!r}")
-    return conditional(tagged(text.encode()), if_none_match, _UNCHANGING)
+    return await _answer(reads, recommendation_id, if_none_match)

@@ -6,7 +6,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Response
+from fastapi import APIRouter, Body, Request, Response
 
 from service.api import examples
 from service.api.answers import (
@@ -40,13 +40,14 @@ from service.api.dependencies import (
     strictly,
 )
 from service.api.following import Poll, event_stream, polled
-from service.api.problems import RETRY_AFTER_HEADER, declared
-from service.api.reads import Page
+from service.api.problems import ALWAYS, RETRY_AFTER_HEADER, declared
+from service.api.reads import Page, Reads
+from service.api.shortcuts import ShortcutRoute, plain_page, shortcut
 from service.domain import ProbeList, Tuning, TuningPage, TuningSubmission
 from service.keys import Scope
-from service.store.base import WorkFilter
+from service.store.base import EVERYTHING, WorkFilter
 
-router = APIRouter(prefix="/v1/tunings", tags=["tunings"])
+router = APIRouter(prefix="/v1/tunings", tags=["tunings"], responses=ALWAYS, route_class=ShortcutRoute)
 
 _OF_ONE = links("tuning_id", "id", "getTuning", "listProbes", "followTuning", "cancelTuning", "deleteTuning")
 _ITS_ANSWER = links("recommendation_id", "recommendation_id", "getRecommendation")
@@ -101,6 +102,11 @@ def submit_tuning(
     return submitted(answer, f"/v1/tunings/{answer.work_id}")
 
 
+async def _page_at_once(request: Request, reads: Reads) -> Response | None:
+    asked = plain_page(request)
+    return None if asked is None else json_response(await reads.tunings.get(Page(*asked, EVERYTHING)))
+
+
 @router.get(
     "",
     operation_id="listTunings",
@@ -113,6 +119,7 @@ def submit_tuning(
     )
     | declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
+@shortcut(Scope.TUNINGS_READ, _page_at_once)
 async def list_tunings(  # noqa: PLR0913, PLR0917 - one parameter per filter
     reads: Reading,
     state: StateFilter = None,
