@@ -163,6 +163,11 @@ def record_progress(connection: Connection, lease: Lease, progress: Sequence[Tra
         StaleLeaseError: when the lease has ended.
     """
     documents = [item.model_dump_json() for item in progress]
+    known = connection.execute(select(_work.progress).where(held_by(lease)).with_for_update()).first()
+    if known is None:
+        raise stale(lease)
+    if known.progress == documents[-1]:
+        return  # the same updates once more: the answer to the first time was lost with its connection
     values = {"progress": documents[-1], "lost_leases": 0}
     change_held(connection, lease, values, [(EventKind.PROGRESS, document) for document in documents])
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, text
 
+from service.errors import ConfigurationError
 from service.store.engine import writing
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -20,12 +22,18 @@ def upgrade(engine: Engine, revision: str = "head") -> None:
 
     Raises:
         StoreUnavailableError: when the database cannot be reached or written.
+        ConfigurationError: when a newer version has migrated it to a revision that this one does not know.
     """
     with writing(engine) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SET LOCAL lock_timeout = 0"))  # another may be migrating a large database
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
-        command.upgrade(configuration(connection), revision)
+        try:
+            command.upgrade(configuration(connection), revision)
+        except CommandError as error:
+            raise ConfigurationError(
+                f"the database was made by a newer Batchwright: update this one ({error})"
+            ) from None
 
 
 def configuration(connection: Connection) -> Config:

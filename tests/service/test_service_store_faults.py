@@ -185,6 +185,19 @@ def test_a_commit_whose_answer_was_lost_can_be_tried_again(store: Store, new_id:
         store.record_probe(lease, 1, probe_result(4))
 
 
+def test_progress_that_is_sent_again_is_told_once(store: Store, new_id: NewId) -> None:
+    """But a run that goes on from an earlier checkpoint tells of the same updates anew."""
+    store.add(new_work(new_id("job"), WorkKind.JOB))
+    lease = claimed(store).lease
+    for updates in ((1, 2), (1, 2), (3,), (3,)):
+        store.record_progress(lease, [progress(update) for update in updates])
+    told = [it.progress.update for it in store.events(lease.work_id) if it.progress is not None]
+    assert told == [1, 2, 3]
+    assert store.get(lease.work_id).progress == progress(3)
+    store.record_progress(lease, [progress(2)])
+    assert store.get(lease.work_id).progress == progress(2)
+
+
 def test_a_stopped_process_keeps_nobody_waiting(postgresql_store: SqlStore) -> None:
     """PostgreSQL ends transactions that stand still, and no call waits for a lock without end."""
     with reading(postgresql_store._engine) as connection:

@@ -16,6 +16,7 @@ from stores import claimed, engine_at
 
 from factories import probe_result, recommendation
 from scripted import SERVED, new_work
+from service.errors import ConfigurationError
 from service.states import State, WorkKind
 from service.store.base import Ending, Quota, RecommendationFilter
 from service.store.engine import reading, writing
@@ -140,3 +141,12 @@ def test_concurrent_upgrades_of_an_empty_database_both_succeed(database_url: str
         for store in pool.map(lambda _: open_store(database_url), range(2)):
             store.check()
             store.close()
+
+
+def test_the_database_of_a_newer_version_is_refused(database_url: str) -> None:
+    """The error says what to do, and the database stays as it is."""
+    open_store(database_url).close()
+    with engine_at(database_url) as engine, writing(engine) as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999_later'"))
+    with pytest.raises(ConfigurationError, match=r"newer Batchwright.*9999_later"):
+        open_store(database_url)
