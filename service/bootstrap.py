@@ -150,6 +150,7 @@ def _no_worker(settings: Settings) -> WorkerSystem:
 def _worker(settings: Settings, executors: Sequence[Executor], versions: dict[str, str]) -> WorkerSystem:
     version = metadata.version("batchwright")
     instruments = Instruments(Metrics(version), open_spans(version))
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # specs, logs and weights are its user's alone
     store = open_store(settings.url)
     shared = WorkerSettings(
         node_name=settings.node_name,

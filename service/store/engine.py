@@ -67,7 +67,7 @@ def _parsed(url: str) -> URL:
 def _open_sqlite(url: URL) -> Engine:
     if url.database in {None, "", ":memory:"}:
         raise ConfigurationError("database_url must name an SQLite file: one in memory would not survive a restart")
-    Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    Path(str(url.database)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     engine = create_engine(
         url,
         pool_size=_POOL_SIZE,

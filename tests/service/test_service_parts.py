@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from factories import gpt_spec, recommendation
 from scripted import SERVED, new_work
-from service.bootstrap import served_devices
+from service.bootstrap import build, served_devices
 from service.domain import JobSubmission
 from service.errors import (
     ConfigurationError,
@@ -107,6 +107,12 @@ def test_an_unknown_setting_is_refused(tmp_path: Path) -> None:
 def test_loopback_is_known(tmp_path: Path, host: str, *, loopback: bool) -> None:
     """Only addresses that no other machine reaches count as loopback."""
     assert Settings(data_dir=tmp_path, host=host).listens_on_loopback is loopback
+
+
+def test_the_data_folder_is_its_users_alone(tmp_path: Path) -> None:
+    """Specs, logs and weights lie there; the umask does not open it."""
+    build(Settings(data_dir=tmp_path / "data", worker=False)).stop()
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_device_the_host_does_not_have_is_named(tmp_path: Path) -> None:
