@@ -23,6 +23,8 @@ from service.errors import (
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _NO_BODY: Message = {"type": "http.response.body", "body": b"", "more_body": False}
+_LONGEST_HOST = 255 + len(":65535")
+"""No legal name is longer, and what is remembered of strangers is bounded."""
 _FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 
 
@@ -79,7 +81,8 @@ class Guard:
         scope.update((name, asked[name]) for name in asked.keys() - {"method"})  # which route it was
 
     def _check_host(self, headers: Headers) -> None:
-        name = _host_name(headers.get("host", ""))
+        host = headers.get("host", "")
+        name = _host_name(host) if len(host) <= _LONGEST_HOST else ""
         if name not in self._allowed_hosts:
             raise HostNotAllowedError(
                 f"this service does not answer to the name {name!r}; the operator adds names to "

@@ -16,7 +16,9 @@ from running import Running, StartService
 from factories import gpt_spec, mlp_spec, python_spec, recommendation, tuning_request
 from scripted import ScriptedRunner, until_stopped
 from service.client import ApiError, Client
+from service.errors import problem_of
 from service.states import State
+from tuner.errors import EstimateError
 from tuner.requests import TrainingRequest
 
 
@@ -281,7 +283,7 @@ def test_our_own_pages_may_act(shared_service: Running) -> None:
 
 def test_a_forged_name_is_refused(shared_service: Running) -> None:
     """A Host that is not ours, as DNS rebinding sends, is refused on every verb."""
-    for name in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[", ""):
+    for name in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[", "", "x" * 5000):
         problem_in(shared_service.http.get("/v1/tunings", headers={"Host": name}), 403, "host-not-allowed")
     assert shared_service.http.get("/v1/tunings", headers={"Host": "localhost:1"}).status_code == HTTPStatus.OK
 
@@ -345,3 +347,12 @@ def test_requests_that_cannot_be_planned_are_refused(client: Client) -> None:
     refused(client, 422, "no-plan", tuning_request(ranks, effective_batch_size=100))
     refused(client, 422, "device-error", tuning_request(memory_limit_bytes=2**60))
     assert "cpu" in refused(client, 422, "unknown-device", tuning_request(device="cuda:3"))
+
+
+def test_a_problem_quotes_no_traceback() -> None:
+    """Of what a process printed, its error's own line is enough."""
+    printed = (
+        'it ended with status 1: Traceback (most recent call last):\n  File "x.py", line 1\nValueError: too wide\n'
+    )
+    assert problem_of(EstimateError(printed)).detail == "it ended with status 1: ValueError: too wide"
+    assert problem_of(EstimateError("too wide")).detail == "too wide"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
-from asking import body, ended, problem_in
-from running import Running
+from asking import PATIENCE_SECONDS, body, ended, problem_in
+from running import Running, StartService
 
 from factories import gpt_spec, mlp_spec, recommendation
+from scripted import ScriptedRunner, until_stopped
 from service.domain import JobPage, JobSubmission, RecommendationPage, TuningPage
 from service.views import decode_cursor, encode_cursor
 from tuner.requests import TrainingRequest
@@ -101,6 +103,22 @@ def test_pages_are_written_as_their_documents(service: Running) -> None:
         page = kind.model_validate_json(text)
         assert page.items
         assert page.model_dump_json() == text
+
+
+def test_a_listed_tuning_is_as_it_is_now(start_service: StartService) -> None:
+    """What is kept of a row is not told any more once anything about it has changed."""
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)))
+    location = service.http.post("/v1/tunings", json=body()).headers["location"]
+    assert started.wait(PATIENCE_SECONDS)
+    for state in ("RUNNING", "CANCELLED"):
+        for _ in range(2):
+            (listed,) = service.http.get("/v1/tunings").json()["items"]
+            tuning = service.http.get(location).json()
+            assert listed == {name: tuning[name] for name in listed}
+            assert listed["state"] == state
+        service.http.post(f"{location}/cancel")
+        ended(service.http, location)
 
 
 def test_a_recommendation_is_sent_as_it_is_stored(service: Running) -> None:
