@@ -15,6 +15,7 @@ from service.fleet import ServedDevice
 from service.hold import Hold
 from service.identifiers import IdentifierSource
 from service.instruments import Instruments
+from service.placement import mark_place
 from service.states import State, WorkKind
 from service.store.base import Claim, Ending, Store, WorkItem
 from tuner.errors import BatchwrightError, ProbeCancelledError
@@ -159,6 +160,7 @@ class Driver:
                 hold.persist(lambda: self._store.record_progress(hold.lease, fresh))
                 newest = fresh[-1].update
 
+        mark_place(run.directory, self._served.place)
         result = self._executor.train(run, on_progress, hold.stop_within)
         if hold.reason() is not None and result.outcome is not RunOutcome.SUCCEEDED:
             raise StoppedError(result.message)  # also when it had to be killed, which looks like a failure

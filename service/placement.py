@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from service.errors import DeviceMismatchError, UnsupportedJobError
 from tuner.accumulation import share_per_rank
+from tuner.files import write_atomically
 from tuner.requests import TrainingRequest
 from tuner.results import DeviceInfo, Recommendation
 
+PLACE_FILE = ".place"
+"""Name of the file in a job's folder that tells where the job ran last."""
 _MOST_PROCESSES_ON_CPU = 16
 """Each takes a rank's memory, and no card bounds their number: one job must not drown the host."""
+
+
+def mark_place(directory: Path, place: str) -> None:
+    """Note in a job's folder where the job runs: a folder of the same name on another host is of an earlier attempt."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_atomically(directory / PLACE_FILE, place)
 
 
 def processes_of(recommendation: Recommendation, training: TrainingRequest) -> int:

@@ -333,6 +333,14 @@ def test_a_device_is_served_once(
 # --- jobs ---
 
 
+def test_a_jobs_folder_tells_where_it_ran(store: Store, start: StartWorker, tmp_path: Path) -> None:
+    """So that whoever reads its files knows whether they are of its last attempt."""
+    job_id = queue_job(store, updates=3)
+    start(ScriptedRunner(0), Trainer())
+    assert ended(store, job_id).place == "host/cpu"
+    assert (tmp_path / "runs" / job_id / ".place").read_text() == "host/cpu"
+
+
 def test_a_job_ends_with_its_result(store: Store, start: StartWorker) -> None:
     """A job's updates become events, its newest update its progress, and its result is stored."""
     job_id = queue_job(store, updates=3)
