@@ -39,8 +39,8 @@ def own_server() -> Iterator[URL]:
         RuntimeError: when there is no PostgreSQL here, or it does not start.
     """
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
-    home = Path(tempfile.mkdtemp(prefix="batchwright-postgres-", dir="/tmp"))  # the path of a socket is short
     binaries = _binaries()
+    home = Path(tempfile.mkdtemp(prefix="batchwright-postgres-", dir="/tmp"))  # the path of a socket is short
     if user is not None:
         binaries = _reachable(binaries, home)
         os.chown(home, user.pw_uid, user.pw_gid)
