@@ -15,6 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from service.errors import ConfigurationError, InvalidInputError, StoreUnavailableError
+from service.folders import make_own
 
 _BUSY_SECONDS = 10.0
 """How long a writer waits for another before it gives up. Transactions take milliseconds."""
@@ -67,7 +68,7 @@ def _parsed(url: str) -> URL:
 def _open_sqlite(url: URL) -> Engine:
     if url.database in {None, "", ":memory:"}:
         raise ConfigurationError("database_url must name an SQLite file: one in memory would not survive a restart")
-    Path(str(url.database)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_own(Path(str(url.database)).parent)
     engine = create_engine(
         url,
         pool_size=_POOL_SIZE,
