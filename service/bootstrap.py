@@ -16,6 +16,7 @@ from service.errors import ConfigurationError
 from service.estimating import EstimateLimits, Estimates
 from service.executor.base import Executor
 from service.executor.local import LocalExecutor
+from service.folders import make_own
 from service.instruments import Instruments, open_spans
 from service.metrics import Metrics
 from service.policy import Policy
@@ -150,7 +151,7 @@ def _no_worker(settings: Settings) -> WorkerSystem:
 def _worker(settings: Settings, executors: Sequence[Executor], versions: dict[str, str]) -> WorkerSystem:
     version = metadata.version("batchwright")
     instruments = Instruments(Metrics(version), open_spans(version))
-    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # specs, logs and weights are its user's alone
+    make_own(settings.data_dir)  # specs, logs and weights
     store = open_store(settings.url)
     shared = WorkerSettings(
         node_name=settings.node_name,

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from service.errors import DeviceTakenError
+from service.folders import make_own
 
 _RETRY_SECONDS = 0.1
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -20,8 +21,7 @@ def folder_identity(folder: Path) -> str:
     A path would not do: two containers can have a folder of the same name each, and locks in one say nothing about the
     other.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    status = folder.stat()
+    status = make_own(folder).stat()
     boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
     return hashlib.sha256(f"{boot}:{status.st_dev}:{status.st_ino}".encode()).hexdigest()[:8]
 
@@ -40,7 +40,7 @@ class DeviceLock:
         Raises:
             DeviceTakenError: when another live process has it and does not give it up within ``wait_seconds``.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_own(self.path.parent)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         deadline = time.monotonic() + wait_seconds
         while not _try_lock(descriptor):

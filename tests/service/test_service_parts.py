@@ -115,6 +115,12 @@ def test_the_data_folder_is_its_users_alone(tmp_path: Path) -> None:
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
 
 
+def test_a_folder_that_cannot_be_made_is_named() -> None:
+    """No traceback when the disk is read-only or the path is none."""
+    with pytest.raises(ConfigurationError, match="/proc/nope/data cannot be made"):
+        build(Settings(data_dir=Path("/proc/nope/data"), worker=False))
+
+
 def test_a_device_the_host_does_not_have_is_named(tmp_path: Path) -> None:
     """Settings that name an absent device are refused with those there are."""
     settings = Settings(data_dir=tmp_path, devices="cpu,cuda:7")
