@@ -184,8 +184,12 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_code
     if options.command:
         return start(options.command, found)
+    if quoted := [name for name, value in found.items() if shlex.quote(value) != value]:
+        # Slurm takes the text as it is, quotes included; a shell would not.
+        print(f"scheduler_hook: {', '.join(quoted)} would need quotes: give the command after `--`", file=sys.stderr)
+        return Exit.WRONG_REQUEST
     for name, value in sorted(found.items()):
-        print(f"export {name}={shlex.quote(value)}")
+        print(f"export {name}={value}")
     return Exit.PRINTED
 
 

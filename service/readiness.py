@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 
-from service.errors import NotReadyError
+from service.errors import NotReadyError, ServiceError, StoreUnavailableError
 from service.fleet import Health
 from service.store.base import QueueDepth, SeenDevice, Store
 
+_SHARED_SECONDS = 1.0
+"""Anyone may ask, without a key: however many do, the database is asked once in this time."""
 _SECOND_LOOK_SECONDS = 1.0
 """A worker between two pieces of work looks idle: what still waits after this really is stuck."""
 
 
 class Readiness:
-    """Looks at the database, the workers and the queue. Safe to share between threads.
+    """Looks at the database, the workers and the queue. Safe to share between threads: one looks, all get its answer.
 
     A queue that is long is no fault: work may wait for hours behind a job that trains, and a load balancer that takes
     the API away then would make it worse. A queue that does not move is one, and a service that calls itself healthy
@@ -39,14 +42,33 @@ class Readiness:
         self._lease_seconds = lease_seconds
         self._stuck_seconds = stuck_seconds
         self._pause = pause
+        self._one_looks = threading.Lock()
+        self._answer: Health | ServiceError | None = None
+        self._answered_at = 0.0
 
     def check(self) -> Health:
-        """Whether work can be queued and will be run.
+        """Whether work can be queued and will be run, as it was at most a second ago.
 
         Raises:
             StoreUnavailableError: when the database cannot be written.
             NotReadyError: naming every reason: no worker was heard of lately, or work is stuck.
         """
+        with self._one_looks:
+            if self._answer is None or time.monotonic() - self._answered_at > _SHARED_SECONDS:
+                self._answer = self._looked()
+                self._answered_at = time.monotonic()
+            answer = self._answer
+        if isinstance(answer, ServiceError):
+            raise type(answer)(str(answer))
+        return answer
+
+    def _looked(self) -> Health | ServiceError:
+        try:
+            return self._look_at_all()
+        except (NotReadyError, StoreUnavailableError) as error:
+            return error
+
+    def _look_at_all(self) -> Health:
         self._store.check()
         devices = self._store.devices()
         alive = [seen for seen in devices if seen.age_seconds <= self._lease_seconds]

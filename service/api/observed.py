@@ -90,7 +90,7 @@ class Observed:
             await _send_failure(error, exchange)
         method, route, status = exchange.method, exchange.route, exchange.status
         self._metrics.requested(method, route, status, exchange.seconds)
-        if method == "POST" and route == _SUBMITTING and status in _STORED_ANSWER:
+        if method == "POST" and route == _SUBMITTING and status in _STORED_ANSWER and not exchange.replayed:
             self._metrics.answered(hit=_STORED_ANSWER[status])
         level = _level_of(method, status)
         if _log.isEnabledFor(level):
@@ -106,6 +106,8 @@ class _Exchange:
         self.request_id = request_id
         self.status = 0
         self.seconds = 0.0
+        self.replayed = False
+        """Whether it repeats the first answer to an idempotency key."""
         self._send = send
         self._began = time.perf_counter()
 
@@ -114,7 +116,9 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.seconds = time.perf_counter() - self._began
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode("ascii"))]
+            headers = message.get("headers", ())
+            self.replayed = any(name == b"idempotency-replayed" for name, _ in headers)
+            message["headers"] = [*headers, (b"x-request-id", self.request_id.encode("ascii"))]
         await self._send(message)
 
     @property

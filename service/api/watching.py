@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 
 from service.api.authentication import needs
@@ -33,11 +34,13 @@ class Watch:
 
     metrics: Metrics
     readiness: Readiness
+    turn: CapacityLimiter
+    """Of looking at readiness: who waits for it holds no thread of the other routes."""
 
 
 def install(app: FastAPI, instruments: Instruments, readiness: Readiness) -> None:
     """Add the routes, and observe every request from outside of all that ``app`` does."""
-    app.state.watch = Watch(instruments.metrics, readiness)
+    app.state.watch = Watch(instruments.metrics, readiness, CapacityLimiter(1))
     app.include_router(router)
     app.add_middleware(Observed, metrics=instruments.metrics, spans=instruments.spans)
 
@@ -51,12 +54,12 @@ Watching = Annotated[Watch, Depends(_watch)]
 
 
 @router.get("/readyz", operation_id="checkReadiness", summary="Whether work can be done")
-def readyz(watch: Watching) -> Health:
+async def readyz(watch: Watching) -> Health:
     """Writes to the database, looks whether a worker was heard of lately, and whether work that waits is being taken.
 
     Answers 503 with every reason when not. Work that waits behind other work, however long, is no reason.
     """
-    return watch.readiness.check()
+    return await to_thread.run_sync(watch.readiness.check, limiter=watch.turn)
 
 
 @router.get(

@@ -238,6 +238,7 @@ def start(store: Store, tmp_path: Path) -> Iterator[Callable[..., Coordinator]]:
             shutdown_grace_seconds=1.0,
         )
         started.append(Coordinator(store, [InlineExecutor(CPU, runner, Trainer())], versions, terms))
+        store.withdraw(SERVED)  # announced by the tests for another owner
         started[-1].start()
         return started[-1]
 

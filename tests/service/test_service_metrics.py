@@ -261,6 +261,17 @@ def test_work_that_nothing_takes_is_no_readiness(store: Store) -> None:
         look(store, stuck_seconds=-1.0).check()
 
 
+def test_many_who_ask_get_the_answer_of_one_look(store: Store) -> None:
+    """Anyone may ask, without a key: what one saw serves all who ask within the second, refusals too."""
+    looks = look(store)
+    with pytest.raises(NotReadyError):
+        looks.check()
+    store.announce(SERVED)
+    with pytest.raises(NotReadyError, match="no worker was heard of"):
+        looks.check()
+    assert look(store).check().status == "ok"
+
+
 def test_work_for_a_device_that_nobody_serves_is_no_readiness(store: Store) -> None:
     """Another device's worker does not count."""
     store.announce(SERVED)
