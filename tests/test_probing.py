@@ -232,7 +232,7 @@ def test_a_hang_ends_in_time_and_says_where(supervisor: ProbeSupervisor) -> None
     began = time.monotonic()
     result = supervisor.run(probe(misbehaving("hangs"), timeout=1.5))
     assert result.outcome is Outcome.TIMED_OUT
-    assert time.monotonic() - began < 4.0
+    assert time.monotonic() - began < 10.0
     assert result.traceback is not None
     assert "_hang_where_it_can_be_seen" in result.traceback
 

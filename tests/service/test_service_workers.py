@@ -168,7 +168,7 @@ def test_a_cancellation_reaches_a_probe_of_another_process(api: Api, start_worke
     began = time.monotonic()
     api.http.post(f"{path}/cancel").raise_for_status()
     assert api.ended(path)["state"] == "CANCELLED"
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 5.0  # two seconds, and room for a busy machine
     assert noted(journals / "far")[-1] == "stopped"
 
 
@@ -182,7 +182,7 @@ def test_a_cancelled_job_leaves_no_process(api: Api, start_worker: StartWorker) 
     began = time.monotonic()
     api.http.post(f"{path}/cancel").raise_for_status()
     assert api.ended(path)["state"] == "CANCELLED"
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 5.0  # two seconds, and room for a busy machine
     assert are_gone(processes)
 
 
