@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import namedtuple
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Row, RowMapping, Table
@@ -18,6 +20,8 @@ from tuner.training.runs import TrainingProgress, TrainingResult
 
 _KINDS = {kind.value: kind for kind in WorkKind}
 _STATES = {state.value: state for state in State}
+_MOST_KEPT_ROWS = 10_000
+"""Some 1,500 bytes each."""
 _LARGE = {"payload", "progress", "result", "problem", "document"}
 
 
@@ -27,10 +31,19 @@ def slim(table: Table) -> list[Any]:
 
 
 SLIM_WORK = slim(work_items)
-LISTED_WORK = [
-    column for column in SLIM_WORK if column.name not in {"question", "hardware", "trace_parent", "owner", "device_ms"}
-]
+_UNLISTED = {
+    "question",
+    "hardware",
+    "trace_parent",
+    "owner",
+    "device_ms",
+    "claimed_at",
+    "lease_expires_at",
+    "lost_leases",
+}
+LISTED_WORK = [column for column in SLIM_WORK if column.name not in _UNLISTED]
 """What a row of a list is made from."""
+_Listed = namedtuple("_Listed", [column.name for column in LISTED_WORK])  # type: ignore[misc]  # noqa: PYI024 - from the table
 SLIM_RECOMMENDATION = slim(recommendations)
 
 
@@ -44,7 +57,7 @@ def moment_or_none(milliseconds: int | None) -> datetime | None:
     return None if milliseconds is None else moment(milliseconds)
 
 
-def _fields(row: Row[Any]) -> dict[str, Any]:
+def _fields(row: Any) -> dict[str, Any]:  # noqa: ANN401 - a row, or a tuple with the names of its columns
     """What every view of a tuning or job holds."""
     return {
         "id": row.id,
@@ -70,8 +83,14 @@ def _fields(row: Row[Any]) -> dict[str, Any]:
 
 
 def work_row(row: Row[Any]) -> WorkRow:
-    """A row of a list."""
-    return WorkRow(**_fields(row))
+    """A row of a list: of the columns ``LISTED_WORK``."""
+    return _work_row(tuple(row))
+
+
+@lru_cache(maxsize=_MOST_KEPT_ROWS)
+def _work_row(values: tuple[Any, ...]) -> WorkRow:
+    """Made once for the same values: most rows have ended, never change, and are listed again and again."""
+    return WorkRow(**_fields(_Listed._make(values)))
 
 
 def work_item(row: Row[Any]) -> WorkItem:
