@@ -18,6 +18,9 @@ ValueT = TypeVar("ValueT")
 
 MOST_AT_ONCE = 200
 """Keys that are read together: databases bound the parameters of a statement."""
+_LANES = 2
+_MOST_IN_A_HOP = 8
+"""Reads that are made one after the other before any of them is answered."""
 
 
 class Gathered(Generic[KeyT, ValueT]):
@@ -25,10 +28,12 @@ class Gathered(Generic[KeyT, ValueT]):
 
     Args:
         read: what is stored under each of some keys, all different; may block. Keys without a value are left out.
+        most: keys that are read together.
     """
 
-    def __init__(self, read: Callable[[Sequence[KeyT]], Mapping[KeyT, ValueT]]) -> None:
+    def __init__(self, read: Callable[[Sequence[KeyT]], Mapping[KeyT, ValueT]], most: int = MOST_AT_ONCE) -> None:
         self._read = read
+        self._most = most
         self._asked: dict[KeyT, list[asyncio.Future[ValueT | None]]] = {}
         self._reader: asyncio.Task[None] | None = None
 
@@ -53,7 +58,7 @@ class Gathered(Generic[KeyT, ValueT]):
         """Read until nothing is asked for."""
         try:
             while self._asked:
-                keys = list(self._asked)[:MOST_AT_ONCE]
+                keys = list(self._asked)[: self._most]
                 asked = {key: self._asked.pop(key) for key in keys}
                 await self._answer(asked)
         finally:
@@ -77,7 +82,9 @@ def _waiting(asked: dict[KeyT, list[asyncio.Future[ValueT]]]) -> list[asyncio.Fu
 
 
 class GatheredByKey(Generic[KeyT, ValueT]):
-    """The same for reads that cost more: equal ones are made once, different ones beside one another.
+    """The same for reads that cost more or may fail: equal ones are made once, different ones a few in a hop.
+
+    Two threads make them: Python runs one of them at a time, so that more would only wait for each other.
 
     Args:
         read: what a read gives; may block.
@@ -85,7 +92,7 @@ class GatheredByKey(Generic[KeyT, ValueT]):
 
     def __init__(self, read: Callable[[KeyT], ValueT]) -> None:
         self._read = read
-        self._lanes: dict[KeyT, Gathered[KeyT, ValueT]] = {}
+        self._lanes = [Gathered[KeyT, ValueT | Exception](self._read_each, _MOST_IN_A_HOP) for _ in range(_LANES)]
 
     async def get(self, key: KeyT) -> ValueT:
         """What ``read`` gives for ``key`` now.
@@ -93,13 +100,18 @@ class GatheredByKey(Generic[KeyT, ValueT]):
         Raises:
             Exception: what it raised.
         """
-        if (lane := self._lanes.get(key)) is None:
-            lane = self._lanes[key] = Gathered(lambda keys: {it: self._read(it) for it in keys})
-        try:
-            found = await lane.get(key)
-        finally:
-            if lane.idle and self._lanes.get(key) is lane:
-                del self._lanes[key]
+        found = await self._lanes[hash(key) % _LANES].get(key)
         if found is None:
             raise LookupError(f"nothing was read for {key!r}")
+        if isinstance(found, Exception):
+            raise found
         return found
+
+    def _read_each(self, keys: Sequence[KeyT]) -> dict[KeyT, ValueT | Exception]:
+        return {key: self._outcome(key) for key in keys}
+
+    def _outcome(self, key: KeyT) -> ValueT | Exception:
+        try:
+            return self._read(key)
+        except Exception as error:  # noqa: BLE001 - whoever waits for this one is told
+            return error

@@ -101,12 +101,12 @@ async def test_who_leaves_disturbs_nobody() -> None:
 
 
 async def test_equal_reads_are_made_once() -> None:
-    """By key: one read for all who ask the same at the same time, and others beside it."""
+    """By key: one read for all who ask the same at the same time, and one for each who asks something else."""
     source = Source()
     source.values = {"a": 1, "b": 2}
     gathered = GatheredByKey(source.read_one)
     asked = [asyncio.create_task(gathered.get(key)) for key in ("a", "a", "b", "a")]
-    await until_read(source, 2)
+    await until_read(source, 1)
     source.go_on.set()
     assert await asyncio.gather(*asked) == [1, 1, 2, 1]
     assert sorted(source.read_keys) == [["a"], ["b"]]
