@@ -59,6 +59,8 @@ bench-install: $(VENV)/bench  ## Install the frameworks that the benchmarks comp
 
 bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/search_oracles.py
+	$(BIN)/python benchmarks/finders.py
+	$(BIN)/python benchmarks/estimator.py
 	$(BIN)/python benchmarks/cpu_repeatability.py
 	$(BIN)/python benchmarks/accumulation_exactness.py
 	$(BIN)/python benchmarks/engine_overhead.py
