@@ -16,6 +16,7 @@
     |- EstimateError        memory cannot be estimated: the workload cannot be traced, or an unknown GPU was named
        |- EstimateTimedOutError   tracing took longer than it was given
        |- EstimateCancelledError  an estimate was ended on request
+    |- ExportError          a recommendation cannot be exported as asked
     |- ServingError         the service cannot be served; raised by the command line in the service's words
     |- TrainingError        a training run cannot start or go on
        |- CheckpointError   a checkpoint cannot be written, read, or does not belong to this run
@@ -104,6 +105,18 @@ class EstimateTimedOutError(EstimateError):
 
 class EstimateCancelledError(EstimateError):
     """An estimate was ended because its caller asked for it."""
+
+
+class ExportError(BatchwrightError):
+    """A recommendation cannot be exported as asked.
+
+    ``reason`` is a stable word: `unknown-format`, `unknown-version`, `wrong-option`, `wrong-environment`,
+    `infeasible` or `inexact`.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason = reason
+        super().__init__(message)
 
 
 class ServingError(BatchwrightError):

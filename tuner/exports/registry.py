@@ -1,0 +1,129 @@
+"""All targets by name, and the one way from a recommendation to an export. Pure, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tuner.accumulation import uniform_plan
+from tuner.errors import ExportError
+from tuner.exports import hugging_face
+from tuner.exports.base import Export, ExportOptions, Figures, Order, Target
+from tuner.results import Recommendation
+
+TARGETS: Mapping[str, Target] = {target.name: target for target in (hugging_face.TARGET,)}
+"""In the order in which they are listed: frameworks, then launchers."""
+
+_DEFAULTS = ExportOptions()
+
+
+def find_target(name: str) -> Target:
+    """The target of this name.
+
+    Raises:
+        ExportError: when there is none; the message lists them.
+    """
+    if name not in TARGETS:
+        raise ExportError("unknown-format", f"there is no export format {name!r}; there are: {', '.join(TARGETS)}")
+    return TARGETS[name]
+
+
+def export(
+    recommendation: Recommendation, name: str, *, version: str | None = None, options: ExportOptions = _DEFAULTS
+) -> Export:
+    """Write a recommendation in the words of a target.
+
+    Args:
+        recommendation: a feasible one.
+        name: the target's name.
+        version: one of the target's versions; its newest when left out.
+        options: what the recommendation does not know.
+
+    Raises:
+        ExportError: when the target or its version is unknown, nothing fits, or the target would change the effective
+            batch and `options.allow_inexact` does not say that this is fine.
+    """
+    target = find_target(name)
+    order = _order(target, recommendation, version, options)
+    written = target.write(order)
+    figures = order.figures
+    return Export(
+        format=target.name,
+        title=target.title,
+        target_version=order.version,
+        recommendation_id=recommendation.id,
+        files=written.files,
+        command=written.command,
+        environment=recommendation.environment,
+        effective_batch_size=figures.batch,
+        micro_batch_size=figures.micro_batch_size,
+        gradient_accumulation_steps=figures.gradient_accumulation_steps,
+        world_size=figures.world_size,
+        warnings=written.warnings,
+    )
+
+
+def _order(target: Target, recommendation: Recommendation, version: str | None, options: ExportOptions) -> Order:
+    framework = _framework(target, options)
+    order = Order(
+        recommendation,
+        _figures(recommendation, options, one_size=(framework or target).repeats_one_size),
+        _version(target, version),
+        options,
+    )
+    if framework is None or framework.arguments is None:
+        return order
+    arguments = framework.arguments(Order(recommendation, order.figures, framework.versions[0], options))
+    return Order(recommendation, order.figures, order.version, options, arguments)
+
+
+def _framework(target: Target, options: ExportOptions) -> Target | None:
+    """The framework whose arguments a launcher passes on."""
+    if options.arguments_of is None:
+        return None
+    framework = find_target(options.arguments_of)
+    if target.kind != "launcher":
+        raise ExportError("wrong-option", f"`arguments_of` is for launchers, and {target.name} is none")
+    if framework.arguments is None:
+        able = ", ".join(it.name for it in TARGETS.values() if it.arguments is not None)
+        raise ExportError(
+            "wrong-option", f"{framework.title} does not take the batch figures as arguments; these do: {able}"
+        )
+    return framework
+
+
+def _version(target: Target, asked: str | None) -> str:
+    if asked is None:
+        return target.versions[0]
+    if asked not in target.versions:
+        raise ExportError(
+            "unknown-version",
+            f"{target.title} can be exported for the versions {', '.join(target.versions)}, not for {asked!r}",
+        )
+    return asked
+
+
+def _figures(recommendation: Recommendation, options: ExportOptions, *, one_size: bool) -> Figures:
+    size, steps = recommendation.micro_batch_size, recommendation.gradient_accumulation_steps
+    if not recommendation.feasible or size is None or steps is None:
+        reason = recommendation.infeasible_reason or "no micro-batch fits"
+        raise ExportError("infeasible", f"recommendation {recommendation.id} cannot be exported: {reason}")
+    if not one_size:
+        return Figures(
+            max(max(rank) for rank in recommendation.micro_batch_sizes),
+            steps,
+            recommendation.world_size,
+            recommendation.effective_batch_size,
+            recommendation.micro_batch_sizes,
+        )
+    plan = uniform_plan(recommendation.effective_batch_size.requested, recommendation.world_size, size)
+    if not plan.effective_batch_size.exact and not options.allow_inexact:
+        near = ", ".join(str(it.effective_batch_size) for it in plan.nearest)
+        raise ExportError(
+            "inexact",
+            f"{plan.change} Say `allow_inexact` to export it all the same, tune for a batch that it reaches ({near}), "
+            "or export to a target that takes uneven micro-batches (`pytorch`).",
+        )
+    sizes = ((plan.micro_batch_size,) * plan.gradient_accumulation_steps,) * plan.world_size
+    return Figures(
+        plan.micro_batch_size, plan.gradient_accumulation_steps, plan.world_size, plan.effective_batch_size, sizes
+    )
