@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tuner.accumulation import balanced_plan, balanced_split, share_per_rank, uniform_plan
+from tuner.accumulation import MOST_MICRO_BATCHES, balanced_plan, balanced_split, share_per_rank, uniform_plan
 from tuner.errors import PlanError
 
 many = settings(max_examples=300, deadline=None, derandomize=True)
@@ -183,3 +183,17 @@ def test_numbers_without_a_plan_are_named(batch: int, world: int, largest: int, 
     for plan in (balanced_plan, uniform_plan):
         with pytest.raises(PlanError, match=re.escape(message)):
             plan(batch, world, largest)
+
+
+@pytest.mark.parametrize("world", [1, 3, 1000])
+def test_a_plan_too_long_to_list_is_refused_with_numbers_that_do(world: int) -> None:
+    """The message names what was asked, the limit, and a batch and a size that make the longest plan allowed."""
+    batch = 2**22 - 1
+    with pytest.raises(PlanError, match=f"above the {MOST_MICRO_BATCHES} that a plan may list") as refused:
+        balanced_plan(batch, world, 1)
+    shorter, larger = map(int, re.findall(r"at (?:most|least) (\d+)", str(refused.value))[-2:])
+    for plan in (balanced_plan(shorter, world, 1), balanced_plan(batch, world, larger)):
+        assert sum(map(len, plan.micro_batch_sizes)) <= MOST_MICRO_BATCHES
+    for numbers in ((shorter + world, 1), (batch, larger - 1)):
+        with pytest.raises(PlanError):
+            balanced_plan(numbers[0], world, numbers[1])

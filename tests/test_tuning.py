@@ -194,6 +194,18 @@ def test_a_rank_without_a_sample_is_refused() -> None:
         tuning(tuning_request(mlp_spec(parallelism={"world_size": 4}), 3))
 
 
+def test_a_request_whose_every_plan_is_too_long_is_refused_at_once() -> None:
+    """Four million micro-batches of one: before any probe, with what would do."""
+    with pytest.raises(PlanError, match="takes 4194303 of them, above the 262144"):
+        tuning(tuning_request(effective_batch_size=2**22 - 1, max_micro_batch_size=1))
+
+
+def test_a_search_that_ends_at_a_size_too_small_to_plan_with_says_so() -> None:
+    """Where only three samples fit of a batch of four million, the error names them and what would do."""
+    with pytest.raises(PlanError, match=r"micro-batches of at most 3 takes 1398101 of them.* at least 16"):
+        finish(tuning(tuning_request(effective_batch_size=2**22 - 1)), largest=3)
+
+
 @pytest.mark.parametrize(
     ("outcome", "reason"),
     [(Outcome.ERROR, "workload-error"), (Outcome.TIMED_OUT, "probe-timed-out"), (Outcome.LOST, "probe-lost")],

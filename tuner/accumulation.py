@@ -17,6 +17,8 @@ from tuner.errors import PlanError
 from tuner.requests import LARGEST_EFFECTIVE_BATCH_SIZE
 from tuner.results import BalancedPlan, EffectiveBatchSize, ReachableBatch, UniformPlan
 
+MOST_MICRO_BATCHES = 2**18
+"""Of an update over all ranks. A plan lists each: half a megabyte, written and read within a tenth of a second."""
 _POOR_FILL = 0.5
 """A uniform micro-batch under half of what fits wastes the device; nearby effective batches are then offered."""
 
@@ -60,11 +62,11 @@ def balanced_plan(effective_batch_size: int, world_size: int, max_micro_batch_si
     """The plan that gives exactly the effective batch in the fewest steps, in the most even sizes.
 
     Raises:
-        PlanError: when a number is below 1 or a rank would have no sample.
+        PlanError: when a number is below 1, a rank would have no sample, or the plan would list too many micro-batches.
     """
-    _require_size(max_micro_batch_size)
+    check_listable(effective_batch_size, world_size, max_micro_batch_size)
     shares = share_per_rank(effective_batch_size, world_size)
-    steps = -(-shares[0] // max_micro_batch_size)
+    steps = _fewest_steps(shares[0], max_micro_batch_size)
     return BalancedPlan(
         effective_batch_size=effective_batch_size,
         world_size=world_size,
@@ -72,6 +74,25 @@ def balanced_plan(effective_batch_size: int, world_size: int, max_micro_batch_si
         gradient_accumulation_steps=steps,
         micro_batch_sizes=tuple(balanced_split(share, steps) for share in shares),
     )
+
+
+def check_listable(effective_batch_size: int, world_size: int, max_micro_batch_size: int) -> None:
+    """Refuse numbers whose balanced plan would list more than ``MOST_MICRO_BATCHES``, without making it.
+
+    Raises:
+        PlanError: with the numbers that would do; also when a number is below 1 or a rank would have no sample.
+    """
+    _require_size(max_micro_batch_size)
+    share = share_per_rank(effective_batch_size, world_size)[0]
+    listed = world_size * _fewest_steps(share, max_micro_batch_size)
+    if listed > MOST_MICRO_BATCHES:
+        most_steps = MOST_MICRO_BATCHES // world_size
+        raise PlanError(
+            f"an effective batch of {effective_batch_size} over {world_size} ranks in micro-batches of at most "
+            f"{max_micro_batch_size} takes {listed} of them, above the {MOST_MICRO_BATCHES} that a plan may list: use "
+            f"an effective batch of at most {world_size * most_steps * max_micro_batch_size}, or micro-batches of at "
+            f"least {-(-share // most_steps)}"
+        )
 
 
 def uniform_plan(effective_batch_size: int, world_size: int, max_micro_batch_size: int) -> UniformPlan:
@@ -102,6 +123,11 @@ def uniform_plan(effective_batch_size: int, world_size: int, max_micro_batch_siz
         change=_change(chosen, effective_batch_size, world_size, max_micro_batch_size),
         nearest=nearest if offered else (),
     )
+
+
+def _fewest_steps(share: int, max_micro_batch_size: int) -> int:
+    """The accumulation steps of a rank's share."""
+    return -(-share // max_micro_batch_size)
 
 
 def _require_size(max_micro_batch_size: int) -> None:
@@ -152,7 +178,7 @@ def _nearest(batch: int, ranks: int, largest: int) -> tuple[ReachableBatch, ...]
 
 
 def _change(chosen: ReachableBatch, batch: int, ranks: int, largest: int) -> str:
-    fewest = -(-share_per_rank(batch, ranks)[0] // largest)
+    fewest = _fewest_steps(share_per_rank(batch, ranks)[0], largest)
     achieved, steps = chosen.effective_batch_size, chosen.gradient_accumulation_steps
     if achieved != batch:
         return (

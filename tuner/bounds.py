@@ -1,9 +1,15 @@
-"""What bounds a tuning: the memory it may take, the sizes worth probing, and when the whole share is worth one more."""
+"""What bounds a tuning: the memory it may take, the sizes worth probing, and when the whole share is worth one more.
+
+A plan lists every micro-batch of an update, ``tuner.accumulation.MOST_MICRO_BATCHES`` at most: a request whose largest
+size worth probing would take more is refused before any probe. Where a search ends at a size that would, the tuning
+ends with the same error.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tuner.accumulation import check_listable
 from tuner.errors import DeviceError
 from tuner.objectives import sizes_for_steps
 from tuner.requests import TuningRequest
@@ -51,6 +57,15 @@ def search_space(request: TuningRequest, share: int, limit_bytes: int) -> Search
     if request.granularity > 1:
         reason = f"of the multiples of {request.granularity}: {reason}"
     return SearchSpace(bound=sizes[-1], bound_reason=reason, sizes=sizes, limit_bytes=limit_bytes)
+
+
+def check_plan(request: TuningRequest, space: SearchSpace) -> None:
+    """Refuse a request for which not even the largest size worth probing makes a plan short enough.
+
+    Raises:
+        PlanError: naming the numbers, the limit, and what would do.
+    """
+    check_listable(request.effective_batch_size, request.spec.parallelism.world_size, space.size(space.count))
 
 
 def peak_without_gradients(probes: Sequence[ProbeResult], size: int) -> float | None:

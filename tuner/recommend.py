@@ -68,7 +68,11 @@ class Answered:
 
 
 def recommend(answered: Answered, *, identifier: str, created_at: datetime, total_seconds: float) -> Recommendation:
-    """The recommendation, feasible or not."""
+    """The recommendation, feasible or not.
+
+    Raises:
+        PlanError: when what fits is so small that its plan would list too many micro-batches.
+    """
     request, size = answered.request, answered.size
     world_size = request.spec.parallelism.world_size
     plan = balanced_plan(request.effective_batch_size, world_size, size) if size else None

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Protocol
 
 from tuner.accumulation import share_per_rank
-from tuner.bounds import memory_limit, peak_without_gradients, search_space, whole_share_proof
+from tuner.bounds import check_plan, memory_limit, peak_without_gradients, search_space, whole_share_proof
 from tuner.earlier import Lead, Question, confirmed, lead
 from tuner.errors import DeviceError, FieldProblem, ProbeError, SearchError, SpecError, TuningFailedError
 from tuner.fingerprint import fingerprint, question_fingerprint, relevant_versions
@@ -75,7 +75,7 @@ class Tuning:
         versions: as from ``tuner.fingerprint.installed_versions``.
 
     Raises:
-        PlanError: when a rank would have no sample.
+        PlanError: when a rank would have no sample, or every plan would list too many micro-batches.
         DeviceError: when the limit is above the device's memory.
         SpecError: when the spec cannot be probed on this kind of device.
     """
@@ -94,6 +94,7 @@ class Tuning:
         self.probe_limit_bytes = int(self.memory_limit_bytes * (1.0 - request.memory_margin))
         self._share = share_per_rank(request.effective_batch_size, request.spec.parallelism.world_size)[0]
         self._space = search_space(request, self._share, self.probe_limit_bytes)
+        check_plan(request, self._space)
         self._search = MicroBatchSearch(self._space)
         self._probes: list[ProbeResult] = []
         self.expected: ExpectedPeaks | None = None
@@ -297,6 +298,7 @@ class Tuning:
         Raises:
             TuningFailedError: when the search ended without one (a workload's error, a hang), with the evidence.
             DeviceError: when the probe's process could not use the device.
+            PlanError: when what fits is so small that its plan would list too many micro-batches.
         """
         verdict = self._proof()
         if verdict is None or self.next_probe() is not None:

@@ -342,9 +342,11 @@ def test_jobs_that_cannot_be_made_are_refused_with_the_remedy(client: Client) ->
 
 
 def test_requests_that_cannot_be_planned_are_refused(client: Client) -> None:
-    """Fewer samples than ranks, more memory than there is, and a device that is not there."""
+    """Fewer samples than ranks, more micro-batches than a plan lists, more memory than there is, an absent device."""
     ranks = mlp_spec(parallelism={"world_size": 200})
     refused(client, 422, "no-plan", tuning_request(ranks, effective_batch_size=100))
+    endless = tuning_request(effective_batch_size=2**22 - 1, max_micro_batch_size=1)
+    assert "use an effective batch of at most 262144" in refused(client, 422, "no-plan", endless)
     refused(client, 422, "device-error", tuning_request(memory_limit_bytes=2**60))
     assert "cpu" in refused(client, 422, "unknown-device", tuning_request(device="cuda:3"))
 
