@@ -12,6 +12,7 @@ from service.access import Access
 from service.api import watching
 from service.api.app import AppOptions, Parts, make_app
 from service.coordinator import Coordinator, WorkerSettings
+from service.dashboard import routes as dashboard
 from service.errors import ConfigurationError
 from service.estimating import EstimateLimits, Estimates
 from service.executor.base import Executor
@@ -89,11 +90,13 @@ def app_of(system: System, settings: Settings) -> FastAPI:
         version=metadata.version("batchwright"),
         allowed_hosts=settings.allowed_hosts,
         max_body_bytes=settings.max_body_bytes,
+        public=dashboard.PUBLIC,
     )
     parts = Parts(system.cases, system.estimates, system.access)
     app = make_app(parts, options, on_start=system.start, on_stop=system.stop)
     readiness = Readiness(system.store, settings.lease_seconds, settings.ready_queue_seconds)
     watching.install(app, system.instruments, readiness)
+    dashboard.install(app, options.version)
     return app
 
 

@@ -36,6 +36,8 @@ class AppOptions:
     version: str
     allowed_hosts: Sequence[str]
     max_body_bytes: int
+    public: Sequence[str] = ()
+    """Paths besides the API's own that anyone may read; one that ends in `/` names all below it."""
 
 
 def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on_stop: Callable[[], None]) -> FastAPI:
@@ -78,5 +80,6 @@ def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on
         access=parts.access,
         allowed_hosts=options.allowed_hosts,
         max_body_bytes=options.max_body_bytes,
+        public=options.public,
     )
     return app

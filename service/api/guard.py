@@ -36,13 +36,18 @@ class Guard:
         access: what tells who calls.
         allowed_hosts: names the service answers to, without port.
         max_body_bytes: cap on request bodies, applied before anything is parsed.
+        public: more paths that anyone may read; one that ends in `/` names all below it.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, allowed_hosts: Sequence[str], max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, access: Access, allowed_hosts: Sequence[str], max_body_bytes: int, public: Sequence[str]
+    ) -> None:
         self._app = app
         self._access = access
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self._max_body_bytes = max_body_bytes
+        self._public = PUBLIC_PATHS.union(public)
+        self._public_below = tuple(path for path in public if path.endswith("/"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request, or pass it on."""
@@ -55,7 +60,7 @@ class Guard:
             safe = scope["method"] in _SAFE_METHODS
             if not safe:
                 _check_origin(headers)
-            if scope["path"] not in PUBLIC_PATHS:
+            if not self._is_public(scope["path"]):
                 scope.setdefault("state", {})["caller"] = await caller_of(self._access, scope)
             if not safe:
                 receive = await self._checked_body(headers, receive)
@@ -79,6 +84,9 @@ class Guard:
 
             await self._app(asked, receive, send_head)
         scope.update((name, asked[name]) for name in asked.keys() - {"method"})  # which route it was
+
+    def _is_public(self, path: str) -> bool:
+        return path in self._public or path.startswith(self._public_below)
 
     def _check_host(self, headers: Headers) -> None:
         host = headers.get("host", "")

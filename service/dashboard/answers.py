@@ -1,0 +1,53 @@
+"""How pages and files are sent: protected, and compressed for those who take that."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from fastapi import Response
+from starlette.datastructures import Headers
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+PROTECTING = {
+    "Content-Security-Policy": _POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Vary": "Accept-Encoding",
+}
+"""On every page and file: nothing comes from elsewhere, nothing runs that is written in a page."""
+_UNCOMPRESSED_BYTES = 512
+"""What is shorter fits in a packet anyway."""
+
+
+def takes_gzip(headers: Headers) -> bool:
+    """Whether the answer may be compressed."""
+    for part in ",".join(headers.getlist("accept-encoding")).lower().split(","):
+        coding, _, weight = part.partition(";")
+        if coding.strip() == "gzip":
+            return weight.replace(" ", "") not in {"q=0", "q=0.0", "q=0.00", "q=0.000"}
+    return False
+
+
+def compressed(body: bytes) -> bytes:
+    """The same bytes are compressed to the same bytes."""
+    return gzip.compress(body, mtime=0)
+
+
+def page(text: str, asked: Headers, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
+    """A page, which no cache keeps: it shows who is signed in."""
+    body = text.encode()
+    told = {**PROTECTING, "Cache-Control": "no-store", **(headers or {})}
+    if len(body) > _UNCOMPRESSED_BYTES and takes_gzip(asked):
+        body, told["Content-Encoding"] = compressed(body), "gzip"
+    return Response(body, status_code=status, media_type="text/html", headers=told)
+
+
+def redirect(location: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Another page to look at, by GET."""
+    told = {**PROTECTING, "Cache-Control": "no-store", **(headers or {}), "Location": location}
+    return Response(status_code=HTTPStatus.SEE_OTHER, headers=told)

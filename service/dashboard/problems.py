@@ -1,0 +1,85 @@
+"""Shows problems to people: what the API says as a document becomes a page where a browser asked for one."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from urllib.parse import quote
+
+from fastapi import Response
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.problems import PROBLEM_MEDIA_TYPE
+from service.dashboard.answers import page, redirect
+from service.dashboard.pages import Pages
+from service.domain import Problem
+
+SIGN_IN = "/sign-in"
+_API = "/v1/"
+_KEPT = frozenset({b"retry-after", b"allow", b"x-request-id"})
+
+
+class ProblemPages:
+    """An ASGI middleware, meant to be outside of everything that may answer with a problem.
+
+    Who is not signed in and asks for a page is led to where one can.
+    """
+
+    def __init__(self, app: ASGIApp, pages: Pages) -> None:
+        self._app = app
+        self._pages = pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on; where it comes from a browser, look at the answer."""
+        if scope["type"] != "http" or not _is_for_a_person(scope):
+            await self._app(scope, receive, send)
+            return
+        held = _Held(send)
+        await self._app(scope, receive, held.send)
+        if held.start is not None:
+            response = self._shown(scope, Problem.model_validate_json(bytes(held.body)))
+            kept = [item for item in held.start["headers"] if item[0] in _KEPT]
+            response.raw_headers.extend(kept)
+            await response(scope, receive, send)
+
+    def _shown(self, scope: Scope, problem: Problem) -> Response:
+        status = problem.status or HTTPStatus.INTERNAL_SERVER_ERROR
+        if status == HTTPStatus.UNAUTHORIZED:
+            return redirect(_sign_in_first(scope))
+        text = self._pages.render("problem.html", scope, {"problem": problem, "status": int(status)})
+        return page(text, Headers(scope=scope), status)
+
+
+class _Held:
+    """Passes an answer on, unless it is a problem: that is kept."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.start: Message | None = None
+        self.body = bytearray()
+
+    async def send(self, message: Message) -> None:
+        """Take a message of the answer."""
+        if message["type"] == "http.response.start" and _is_problem(message):
+            self.start = message
+        elif self.start is not None and message["type"] == "http.response.body":
+            self.body += message.get("body", b"")
+        else:
+            await self._send(message)
+
+
+def _is_problem(start: Message) -> bool:
+    return Headers(raw=list(start.get("headers", ()))).get("content-type") == PROBLEM_MEDIA_TYPE
+
+
+def _is_for_a_person(scope: Scope) -> bool:
+    """Whether a browser asks for a page. The API itself always answers with documents."""
+    return not scope["path"].startswith(_API) and "text/html" in Headers(scope=scope).get("accept", "")
+
+
+def _sign_in_first(scope: Scope) -> str:
+    """Where to sign in, and to come back from."""
+    path, query = quote(scope["path"]), scope.get("query_string", b"").decode("latin-1")
+    back = path if scope["method"] in {"GET", "HEAD"} else "/"
+    asked = f"{back}?{query}" if query and back == path else back
+    return SIGN_IN if asked == "/" else f"{SIGN_IN}?next={quote(asked, safe='/')}"

@@ -1,0 +1,135 @@
+/**
+ * Calls of the public API, from the same origin, as the one who is signed in.
+ *
+ *   const page = await get("/v1/tunings", {query: {state: "RUNNING", limit: 50}, signal})
+ *   const tuning = await post("/v1/tunings", body, {idempotencyKey: crypto.randomUUID()})
+ *   await del(`/v1/tunings/${id}`)
+ *   if (may("tunings:write")) ...                     whether the signed-in key has a scope (admin has all)
+ *
+ * What is not a success is thrown as an `ApiProblem` (with `.code`, `.detail`, `.title`, `.status`, `.errors`, each
+ * with `.field`, `.message`, `.value`); a service that cannot be reached as one with the code "unreachable".
+ * 401 leads to the sign-in page, and back here afterwards; the promise then never settles.
+ */
+
+const SAFE = new Set(["GET", "HEAD"]);
+
+/** What went wrong: a problem document (RFC 9457), or no answer at all. */
+export class ApiProblem extends Error {
+  constructor({ code, title = "", detail = "", status = 0, errors = [] }, retryAfter = null) {
+    super(detail || title);
+    this.name = "ApiProblem";
+    this.code = code;
+    this.title = title;
+    this.detail = detail || title;
+    this.status = status;
+    this.errors = errors;
+    /** Seconds to wait before the next try, where the service says so. */
+    this.retryAfter = retryAfter;
+  }
+
+  /** Whether the same call may succeed a little later. */
+  get passing() {
+    return this.code === "unreachable" || this.status === 503 || this.status === 429 || this.status >= 502;
+  }
+}
+
+/** The JSON at `path`. */
+export function get(path, options = {}) {
+  return call("GET", path, undefined, options);
+}
+
+/** What the service answers to `body`, sent as JSON; null for an empty answer. */
+export function post(path, body, options = {}) {
+  return call("POST", path, body, options);
+}
+
+/** Deletes what is at `path`. */
+export function del(path, options = {}) {
+  return call("DELETE", path, undefined, options);
+}
+
+/**
+ * The response itself, for what is not JSON (logs, exports, event streams). The errors are those of `get`.
+ *
+ * @param {string} method
+ * @param {string} path
+ * @param {*} body  Sent as JSON unless undefined.
+ * @param {{query?: Object, signal?: AbortSignal, headers?: Object, idempotencyKey?: string}} options
+ * @returns {Promise<Response>}
+ */
+export async function request(method, path, body, { query = {}, signal, headers = {}, idempotencyKey } = {}) {
+  const sent = { Accept: "application/json", ...headers };
+  if (body !== undefined) {
+    sent["Content-Type"] = "application/json";
+  }
+  if (!SAFE.has(method) && csrfToken() !== "") {
+    sent["X-CSRF-Token"] = csrfToken();
+  }
+  if (idempotencyKey !== undefined) {
+    sent["Idempotency-Key"] = idempotencyKey;
+  }
+  const init = { method, headers: sent, body: body === undefined ? undefined : JSON.stringify(body), signal };
+  const response = await answered(addressOf(path, query), init);
+  if (response.status === 401) {
+    return signIn();
+  }
+  if (!response.ok && response.status !== 304) {
+    throw await problemOf(response);
+  }
+  return response;
+}
+
+/** Whether who is signed in may use what needs this scope. The API decides; pages only leave out what it would refuse. */
+export function may(scope) {
+  const scopes = (document.body.dataset.scopes ?? "").split(" ");
+  return scopes.includes(scope) || scopes.includes("admin");
+}
+
+/** The id of the signed-in key; "" on a service without keys. */
+export function keyId() {
+  return document.body.dataset.keyId ?? "";
+}
+
+/** `path` with the parts of `query` that have a value. */
+export function addressOf(path, query = {}) {
+  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return given.length === 0 ? path : `${path}?${new URLSearchParams(given)}`;
+}
+
+/** The token that changes need, besides the session's cookie. */
+export function csrfToken() {
+  return document.querySelector('meta[name="csrf-token"]')?.content ?? "";
+}
+
+async function call(method, path, body, options) {
+  const response = await request(method, path, body, options);
+  return response.status === 204 ? null : response.json();
+}
+
+async function answered(address, init) {
+  try {
+    return await fetch(address, { ...init, credentials: "same-origin", redirect: "error" });
+  } catch (error) {
+    if (error.name === "AbortError") {
+      throw error;
+    }
+    const detail = "The service cannot be reached. It may be restarting; this page goes on when it answers again.";
+    throw new ApiProblem({ code: "unreachable", title: "No answer", detail });
+  }
+}
+
+async function problemOf(response) {
+  const retryAfter = Number(response.headers.get("Retry-After")) || null;
+  try {
+    return new ApiProblem({ status: response.status, ...(await response.json()) }, retryAfter);
+  } catch {
+    const detail = `The service answered ${response.status} ${response.statusText}.`;
+    return new ApiProblem({ code: `http-${response.status}`, title: "Error", detail, status: response.status });
+  }
+}
+
+function signIn() {
+  const here = location.pathname + location.search;
+  location.assign(`/sign-in?next=${encodeURIComponent(here)}`);
+  return new Promise(() => {}); // the page is about to go: nobody should show an error meanwhile
+}

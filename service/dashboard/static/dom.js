@@ -1,0 +1,128 @@
+/**
+ * Nodes, made of text alone: nothing in the dashboard is ever parsed as HTML, so no name or message can be markup.
+ *
+ *   h("a", {href: `/jobs/${job.id}`, class: "button"}, "Open")      an element
+ *   svg("rect", {x: 0, y: 0, width: 10, height: 10})                 an element of a drawing
+ *   replace(parent, ...children)                                     new content; see `h` for what children may be
+ *   byId("probes")                                                   an element of the page, or an error that names it
+ *   announce("Copied.")                                              tells screen readers, politely
+ *   colour("--accent")                                               a token's colour in the current theme, as rgb(...)
+ *   onTheme((theme) => draw())                                       called when the theme changes
+ */
+
+const SVG = "http://www.w3.org/2000/svg";
+const ADDRESSES = new Set(["href", "src", "action", "formaction"]);
+
+/**
+ * An element.
+ *
+ * @param {string} tag
+ * @param {Object} attributes  `on: {click: f}` listens, `dataset: {id: "1"}` sets data-*; true sets an empty attribute,
+ *   false, null and undefined set none; the others are set as text. `style` is refused: the page's policy forbids it.
+ * @param {...*} children  Nodes, text, numbers, arrays of them; null, undefined, false and "" are left out.
+ * @returns {HTMLElement}
+ */
+export function h(tag, attributes = {}, ...children) {
+  return furnish(document.createElement(tag), attributes, children);
+}
+
+/** An element of an SVG drawing; the same arguments as `h`. */
+export function svg(tag, attributes = {}, ...children) {
+  return furnish(document.createElementNS(SVG, tag), attributes, children);
+}
+
+/** Gives `parent` these children, and only these; returns it. */
+export function replace(parent, ...children) {
+  parent.replaceChildren(...nodes(children));
+  return parent;
+}
+
+/**
+ * The element of the page with this id.
+ *
+ * @throws {Error} when the page has none.
+ */
+export function byId(id) {
+  const found = document.getElementById(id);
+  if (found === null) {
+    throw new Error(`the page has no element with the id ${id}`);
+  }
+  return found;
+}
+
+/** Sets the text of an element only when it is another one: live parts of a page do not flicker. */
+export function setText(element, text) {
+  if (element.textContent !== String(text)) {
+    element.textContent = text;
+  }
+}
+
+/** Tells screen readers about a change that one can see. */
+export function announce(text) {
+  const region = document.getElementById("announcements");
+  if (region !== null) {
+    region.textContent = "";
+    requestAnimationFrame(() => (region.textContent = text));
+  }
+}
+
+/** The colour of a token of base.css in the current theme, as `rgb(...)`: for drawings that cannot use CSS. */
+export function colour(token) {
+  const probe = h("span", { hidden: true });
+  probe.style.color = `var(${token})`;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+/** Calls `listener("light" | "dark")` whenever the theme changes; returns what stops it. */
+export function onTheme(listener) {
+  const heard = () => listener(currentTheme());
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  document.addEventListener("batchwright:theme", heard);
+  system.addEventListener("change", heard);
+  return () => {
+    document.removeEventListener("batchwright:theme", heard);
+    system.removeEventListener("change", heard);
+  };
+}
+
+/** The theme that is shown: "light" or "dark". */
+export function currentTheme() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+}
+
+function furnish(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    setAttribute(element, name, value);
+  }
+  element.append(...nodes(children));
+  return element;
+}
+
+function setAttribute(element, name, value) {
+  if (name === "on") {
+    Object.entries(value).forEach(([event, listener]) => element.addEventListener(event, listener));
+  } else if (name === "dataset") {
+    Object.assign(element.dataset, value);
+  } else if (name === "style" || /^on/i.test(name)) {
+    throw new Error(`${name} is no attribute for h(): use a class, or \`on\``);
+  } else if (value !== false && value !== null && value !== undefined) {
+    element.setAttribute(name, ADDRESSES.has(name) ? safeAddress(value) : value === true ? "" : value);
+  }
+}
+
+/** An address that does not run anything: only pages, files and downloads. */
+function safeAddress(value) {
+  const { protocol } = new URL(value, location.href);
+  return ["http:", "https:", "blob:"].includes(protocol) ? value : "#";
+}
+
+function nodes(children) {
+  return children
+    .flat(Infinity)
+    .filter((child) => child !== null && child !== undefined && child !== false && child !== "")
+    .map((child) => (child instanceof Node ? child : String(child)));
+}

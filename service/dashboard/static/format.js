@@ -1,0 +1,168 @@
+/**
+ * Values as people read them. Every function takes null or undefined too and gives "–" (an en dash).
+ *
+ *   bytes(1610612736)     "1.50 GiB"          bytesExactly(n)  "1,610,612,736 bytes"
+ *   seconds(93.2)         "1 min 33 s"        count(12345)     "12,345"
+ *   number(2.30258, 3)    "2.303"             percent(0.9312)  "93.1 %"
+ *   time(iso)             <time> in the reader's zone, with "3 min ago" that stays true
+ *   timeText(iso)         "21 Nov 2026, 21:14:03"              ago(iso)  "3 min ago"
+ *   shortId("tun_0192f3a1b2c3700089abcdef01234567")  "tun_…01234567"
+ *   plural(2, "probe")    "2 probes"          words("CANCELLING")  "Cancelling"
+ */
+
+import { h, setText } from "./dom.js";
+
+const NONE = "–";
+const UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
+const REFRESH_MILLISECONDS = 10_000;
+const DATE = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+const DATE_AND_ZONE = new Intl.DateTimeFormat("en-GB", { dateStyle: "full", timeStyle: "long" });
+const COUNT = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+
+/** A size with three significant digits and a binary unit. */
+export function bytes(value) {
+  if (!known(value)) {
+    return NONE;
+  }
+  const power = Math.min(Math.floor(Math.log2(Math.max(Math.abs(value), 1)) / 10), UNITS.length - 1);
+  return power === 0 ? `${value} bytes` : `${number(value / 1024 ** power, 3)} ${UNITS[power]}`;
+}
+
+/** A size to the byte. */
+export function bytesExactly(value) {
+  return known(value) ? `${count(value)} bytes` : NONE;
+}
+
+/** A duration in at most two units. */
+export function seconds(value) {
+  if (!known(value)) {
+    return NONE;
+  }
+  if (value < 60) {
+    return value < 1 ? `${Math.round(value * 1000)} ms` : `${value < 10 ? value.toFixed(1) : Math.round(value)} s`;
+  }
+  const whole = Math.round(value);
+  return twoUnits(whole, [[86_400, "d"], [3600, "h"], [60, "min"], [1, "s"]]);
+}
+
+/** A whole number with separators. */
+export function count(value) {
+  return known(value) ? COUNT.format(value) : NONE;
+}
+
+/** A number with so many significant digits; very small and very large ones with an exponent. */
+export function number(value, digits = 4) {
+  if (!known(value)) {
+    return NONE;
+  }
+  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e7)) {
+    return value.toExponential(Math.max(digits - 2, 0));
+  }
+  return value.toLocaleString("en-US", { minimumSignificantDigits: digits, maximumSignificantDigits: digits });
+}
+
+/** A share of one. */
+export function percent(value) {
+  return known(value) ? `${(100 * value).toFixed(1)} %` : NONE;
+}
+
+/** A number of things: `plural(1, "probe")`, `plural(2, "query", "queries")`. */
+export function plural(value, one, many = `${one}s`) {
+  return known(value) ? `${count(value)} ${value === 1 ? one : many}` : NONE;
+}
+
+/** A constant of the API ("CANCELLING", "INVALID_SIZE") in words ("Cancelling", "Invalid size"). */
+export function words(constant) {
+  return constant.charAt(0).toUpperCase() + constant.slice(1).toLowerCase().replaceAll("_", " ");
+}
+
+/** The end of an identifier, where they differ; the whole one belongs into `title` or a page's heading. */
+export function shortId(identifier) {
+  return known(identifier) ? identifier.replace(/^([a-z]{3}_)[0-9a-f]{24}([0-9a-f]{8})$/, "$1…$2") : NONE;
+}
+
+/** A point in time in the reader's zone. */
+export function timeText(iso) {
+  return known(iso) ? DATE.format(new Date(iso)) : NONE;
+}
+
+/** How long ago, or how soon. */
+export function ago(iso, now = Date.now()) {
+  if (!known(iso)) {
+    return NONE;
+  }
+  const passed = (now - Date.parse(iso)) / 1000;
+  if (Math.abs(passed) < 5) {
+    return "just now";
+  }
+  return passed > 0 ? `${coarse(passed)} ago` : `in ${coarse(-passed)}`;
+}
+
+/**
+ * A <time>: relative by default, absolute with `{relative: false}`; the full date and zone are its tooltip.
+ * Relative ones stay true by themselves.
+ */
+export function time(iso, { relative = true } = {}) {
+  if (!known(iso)) {
+    return h("span", { class: "muted" }, NONE);
+  }
+  const attributes = { datetime: iso, title: DATE_AND_ZONE.format(new Date(iso)) };
+  const element = h("time", attributes, relative ? ago(iso) : timeText(iso));
+  if (relative) {
+    element.dataset.relative = "";
+    keepTrue();
+  }
+  return element;
+}
+
+/** A duration that goes on, since `iso`; stays true by itself. */
+export function elapsed(iso) {
+  const element = h("time", { datetime: iso, dataset: { elapsed: "" } }, sinceText(iso));
+  keepTrue();
+  return element;
+}
+
+function known(value) {
+  return value !== null && value !== undefined && !Number.isNaN(value);
+}
+
+function twoUnits(whole, units) {
+  const first = units.findIndex(([size]) => whole >= size);
+  const [size, name] = units[first];
+  const rest = units[first + 1] === undefined ? 0 : Math.floor((whole % size) / units[first + 1][0]);
+  const major = `${Math.floor(whole / size)} ${name}`;
+  return rest === 0 ? major : `${major} ${rest} ${units[first + 1][1]}`;
+}
+
+function coarse(passed) {
+  const units = [[86_400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+  const [size, name] = units.find(([least]) => passed >= least) ?? [1, "s"];
+  return `${Math.floor(passed / size)} ${name}`;
+}
+
+function sinceText(iso) {
+  return seconds(Math.max(0, Math.floor((Date.now() - Date.parse(iso)) / 1000)));
+}
+
+// One timer for all of a page's times; it starts with the first of them.
+let ticking = false;
+
+function keepTrue() {
+  if (!ticking) {
+    ticking = true;
+    setInterval(refresh, REFRESH_MILLISECONDS);
+    document.addEventListener("visibilitychange", refresh);
+  }
+}
+
+function refresh() {
+  if (document.hidden) {
+    return;
+  }
+  for (const element of document.querySelectorAll("time[data-relative]")) {
+    setText(element, ago(element.dateTime));
+  }
+  for (const element of document.querySelectorAll("time[data-elapsed]")) {
+    setText(element, sinceText(element.dateTime));
+  }
+}

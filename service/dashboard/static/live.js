@@ -1,0 +1,292 @@
+/**
+ * What changes while one looks at it. Everything here pauses while the page is hidden, goes on by itself after the
+ * service was away, and tells the header ("Live", "Reconnecting…").
+ *
+ *   const following = follow(`/v1/tunings/${id}/events`, (event) => ..., {after: tuning.events, onEnd: reload})
+ *   const polling = poll(async (signal) => show(await get("/v1/queue", {signal})), 3)
+ *   following.stop(); polling.now(); polling.stop();
+ *
+ * `follow` reads server-sent events with fetch, not `EventSource`: so it can begin after an event that the page already
+ * knows (Last-Event-ID), see the status of a refusal, and give the connection back while nobody looks.
+ */
+
+import { ApiProblem, request } from "./api.js";
+
+const FIRST_PAUSE_SECONDS = 1;
+const LONGEST_PAUSE_SECONDS = 15;
+const SILENCE_SECONDS = 45; // the service sends a comment every 15 s
+
+/**
+ * Follows a stream of events to its end.
+ *
+ * @param {string} path  For example `/v1/jobs/job_.../events`.
+ * @param {(event: Object) => void} onEvent  Called with each event of the API, in order, each once.
+ * @param {{after?: number, onState?: (state: "live"|"reconnecting"|"ended"|"failed") => void, onEnd?: () => void,
+ *   onProblem?: (problem: ApiProblem) => void}} options  `after` is the id of the newest event the page knows. `onEnd`:
+ *   there will be no more events. `onProblem`: it cannot be followed (it was deleted, or may not be read).
+ * @returns {{stop: () => void}}
+ */
+export function follow(path, onEvent, { after = 0, onState, onEnd, onProblem } = {}) {
+  const stopping = new AbortController();
+  const told = telling(onState);
+  const seen = { id: after };
+  const deliver = (event) => {
+    seen.id = event.id;
+    onEvent(event);
+  };
+  followAll(path, seen, deliver, told, stopping.signal).then(
+    () => end("ended", onEnd),
+    (error) => (stopping.signal.aborted ? told.leave() : end("failed", () => refuse(error, onProblem))),
+  );
+  function end(state, then) {
+    told.leave(state);
+    then?.();
+  }
+  return { stop: () => stopping.abort() };
+}
+
+/**
+ * Calls `fn(signal)` now and then every so many seconds (after the one before has ended), sooner when the page is shown
+ * again. A service that is away is tried again with growing pauses; another error is given to `onProblem`, and the next
+ * call is made all the same.
+ *
+ * @returns {{stop: () => void, now: () => void}}  `now` does not wait for the next time.
+ */
+export function poll(fn, seconds, { onProblem, onState } = {}) {
+  const stopping = new AbortController();
+  const told = telling(onState);
+  const bell = new EventTarget();
+  pollAll(fn, seconds, { told, bell, onProblem }, stopping.signal).finally(() => told.leave());
+  return { stop: () => stopping.abort(), now: () => bell.dispatchEvent(new Event("ring")) };
+}
+
+/**
+ * Calls `listener(state)` now and whenever the page's connection changes: "idle" (nothing is live here), "live", or
+ * "reconnecting".
+ */
+export function onConnection(listener) {
+  listeners.add(listener);
+  listener(connection());
+}
+
+// --- the state in the header ----------------------------------------------------------------------------------------
+
+const listeners = new Set();
+const members = new Map();
+let shown = "idle";
+
+function connection() {
+  const states = [...members.values()];
+  if (states.includes("reconnecting")) {
+    return "reconnecting";
+  }
+  return states.length > 0 ? "live" : "idle";
+}
+
+function tell() {
+  if (connection() !== shown) {
+    shown = connection();
+    listeners.forEach((listener) => listener(shown));
+  }
+}
+
+function telling(onState) {
+  const member = {};
+  let last = null;
+  return {
+    is(state) {
+      members.set(member, state);
+      tell();
+      if (state !== last) {
+        last = state;
+        onState?.(state);
+      }
+    },
+    leave(state) {
+      members.delete(member);
+      tell();
+      if (state !== undefined) {
+        onState?.(state);
+      }
+    },
+  };
+}
+
+// --- streams --------------------------------------------------------------------------------------------------------
+
+async function followAll(path, seen, deliver, told, stop) {
+  let pause = FIRST_PAUSE_SECONDS;
+  for (;;) {
+    await visible(stop);
+    const before = seen.id;
+    const left = await followOnce(path, seen, deliver, told, stop);
+    if (left === "ended") {
+      return;
+    }
+    pause = seen.id > before ? FIRST_PAUSE_SECONDS : pause;
+    if (left !== "hidden") {
+      await sleep(jittered(pause), stop);
+      pause = Math.min(2 * pause, LONGEST_PAUSE_SECONDS);
+    }
+  }
+}
+
+/** One connection: how it was left, "ended", "hidden" or "lost". Throws what a new one would not mend. */
+async function followOnce(path, seen, deliver, told, stop) {
+  const leaving = new AbortController();
+  const undo = leaveWhenHidden(leaving, stop);
+  try {
+    const headers = { Accept: "text/event-stream", "Last-Event-ID": String(seen.id) };
+    const response = await request("GET", path, undefined, { headers, signal: leaving.signal });
+    told.is("live");
+    if (response.status === 204) {
+      return "ended";
+    }
+    await readEvents(response.body, deliver, leaving);
+    return "again";
+  } catch (error) {
+    stop.throwIfAborted();
+    if (document.hidden && leaving.signal.aborted) {
+      return "hidden";
+    }
+    if (error instanceof ApiProblem && !error.passing) {
+      throw error;
+    }
+    if (!(error instanceof ApiProblem) && !isLost(error)) {
+      throw error;
+    }
+    told.is("reconnecting");
+    return "lost";
+  } finally {
+    leaving.abort();
+    undo();
+  }
+}
+
+async function readEvents(body, deliver, leaving) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  const watchdog = silence(() => leaving.abort(new DOMException("no sign of life", "NetworkError")));
+  try {
+    let rest = "";
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) {
+        return;
+      }
+      watchdog.heard();
+      const blocks = (rest + value).split("\n\n");
+      rest = blocks.pop();
+      blocks.map(dataOf).filter(Boolean).forEach((data) => deliver(JSON.parse(data)));
+    }
+  } finally {
+    watchdog.stop();
+  }
+}
+
+function dataOf(block) {
+  const lines = block.split("\n").filter((line) => line.startsWith("data:"));
+  return lines.map((line) => line.slice(5).trimStart()).join("\n");
+}
+
+/** A connection that broke, as fetch and streams tell it; anything else is a fault of the page, and is thrown. */
+function isLost(error) {
+  return error.name === "NetworkError" || error.name === "AbortError" || error instanceof TypeError;
+}
+
+function refuse(error, onProblem) {
+  if (error instanceof ApiProblem && onProblem !== undefined) {
+    onProblem(error);
+  } else {
+    reportError(error);
+  }
+}
+
+function silence(onSilence) {
+  let timer = setTimeout(onSilence, 1000 * SILENCE_SECONDS);
+  return {
+    heard() {
+      clearTimeout(timer);
+      timer = setTimeout(onSilence, 1000 * SILENCE_SECONDS);
+    },
+    stop: () => clearTimeout(timer),
+  };
+}
+
+// --- polls ----------------------------------------------------------------------------------------------------------
+
+async function pollAll(fn, seconds, { told, bell, onProblem }, stop) {
+  let failures = 0;
+  while (!stop.aborted) {
+    await visible(stop);
+    try {
+      await fn(stop);
+      failures = 0;
+      told.is("live");
+    } catch (error) {
+      if (stop.aborted) {
+        return;
+      }
+      failures += 1;
+      told.is(error instanceof ApiProblem && error.passing ? "reconnecting" : "live");
+      pass(error, onProblem);
+    }
+    const pause = failures === 0 ? seconds : Math.min(seconds * 2 ** (failures - 1), LONGEST_PAUSE_SECONDS);
+    await sleep(jittered(Math.max(pause, FIRST_PAUSE_SECONDS)), stop, bell);
+  }
+}
+
+function pass(error, onProblem) {
+  if (!(error instanceof ApiProblem)) {
+    reportError(error);
+  } else if (!error.passing) {
+    onProblem?.(error);
+  }
+}
+
+// --- time -----------------------------------------------------------------------------------------------------------
+
+/** Resolves once the page can be seen; rejects when `stop` is aborted. */
+function visible(stop) {
+  return document.hidden ? until(document, "visibilitychange", stop) : Promise.resolve();
+}
+
+function leaveWhenHidden(leaving, stop) {
+  const leave = () => {
+    if (document.hidden || stop.aborted) {
+      leaving.abort();
+    }
+  };
+  document.addEventListener("visibilitychange", leave);
+  stop.addEventListener("abort", leave);
+  return () => {
+    document.removeEventListener("visibilitychange", leave);
+    stop.removeEventListener("abort", leave);
+  };
+}
+
+/** Resolves after so many seconds, or as soon as `bell` rings, or when `stop` is aborted. */
+function sleep(seconds, stop, bell = new EventTarget()) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(wake, 1000 * seconds);
+    function wake() {
+      clearTimeout(timer);
+      stop.removeEventListener("abort", wake);
+      bell.removeEventListener("ring", wake);
+      resolve();
+    }
+    stop.addEventListener("abort", wake);
+    bell.addEventListener("ring", wake);
+  });
+}
+
+function until(target, event, stop) {
+  return new Promise((resolve, reject) => {
+    target.addEventListener(event, resolve, { once: true, signal: stop });
+    stop.addEventListener("abort", () => reject(stop.reason), { once: true });
+  });
+}
+
+/** Up to a fifth more, so that pages do not come back all at once. */
+function jittered(seconds) {
+  return seconds * (1 + Math.random() / 5);
+}
