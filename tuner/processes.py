@@ -39,6 +39,11 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)  # the parent ended before the line above
 
 
+def outlive_parent() -> None:
+    """Take back ``die_with_parent``: this process learns of its parent's end by itself, and ends in its own time."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def kill_group(group: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Send a signal to a process group; nothing happens when it is gone."""
     try:

@@ -150,15 +150,16 @@ def test_a_run_is_stopped_and_goes_on_to_its_end(make: MakeExecutor, tmp_path: P
     def on_progress(updates: Sequence[TrainingProgress]) -> None:
         seen.extend(update.update for update in updates)
 
-    run = training_run(tmp_path, 150)
+    run = training_run(tmp_path, 100_000)
     stopped = executor.train(run, on_progress, lambda: 30.0 if seen else None)
     assert stopped.outcome is RunOutcome.STOPPED
-    assert 0 < stopped.updates < 150
-    result = executor.train(run, on_progress, on)
-    assert (result.outcome, result.updates) == (RunOutcome.SUCCEEDED, 150)
+    assert 0 < stopped.updates < 100_000
+    total = stopped.updates + 5
+    result = executor.train(training_run(tmp_path, total), on_progress, on)
+    assert (result.outcome, result.updates) == (RunOutcome.SUCCEEDED, total)
     assert seen[: stopped.updates] == list(range(1, stopped.updates + 1))
-    assert seen[-1] == 150
-    assert set(seen) == set(range(1, 151))
+    assert seen[-1] == total
+    assert set(seen) == set(range(1, total + 1))
 
 
 def test_a_run_ends_with_its_listener(make: MakeExecutor, tmp_path: Path) -> None:
@@ -199,21 +200,28 @@ def local(processes: list[TrainingProcess]) -> Iterator[LocalExecutor]:
 def test_a_killed_run_goes_on_from_its_checkpoint(
     local: LocalExecutor, processes: list[TrainingProcess], tmp_path: Path
 ) -> None:
-    """Someone kills its process, twice, with a checkpoint in between: it ends all the same, with every update made."""
-    run = TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=30, checkpoint_every=10))
+    """Someone kills its process, twice, with a checkpoint in between: it goes on, with every update made."""
+    every = 10
+    run = TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=100_000, checkpoint_every=every))
     seen: list[int] = []
-    to_kill = [12, 22]
+    began_after: dict[int, int] = {}
 
     def on_progress(updates: Sequence[TrainingProgress]) -> None:
+        """Kill each of the first two processes after the first checkpoint that it has surely written itself."""
         seen.extend(it.update for it in updates)
-        if to_kill and seen and seen[-1] >= to_kill[0]:
-            to_kill.pop(0)
-            os.kill(processes[0].pids[0], signal.SIGKILL)
+        pid, checkpoint = processes[0].pids[0], processes[0].paths.checkpointed_update() or 0
+        before = began_after.setdefault(pid, checkpoint)
+        if len(began_after) < 3 and checkpoint >= before + every:
+            os.kill(pid, signal.SIGKILL)
 
-    result = local.train(run, on_progress, on)
-    assert (result.outcome, result.updates) == (RunOutcome.SUCCEEDED, 30)
-    assert not to_kill
-    assert set(seen) == set(range(1, 31))
+    def stop_within() -> float | None:
+        return 30.0 if len(began_after) == 3 and seen[-1] > max(began_after.values()) + every else None
+
+    result = local.train(run, on_progress, stop_within)
+    assert result.outcome is RunOutcome.STOPPED, result.message
+    assert result.resumed_from is not None
+    assert result.resumed_from >= 2 * every
+    assert set(seen) == set(range(1, result.updates + 1))
 
 
 def test_what_nobody_heard_of_is_told_when_a_run_goes_on(local: LocalExecutor, tmp_path: Path) -> None:

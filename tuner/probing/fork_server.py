@@ -2,7 +2,9 @@
 
 Importing torch takes seconds; forking takes milliseconds. The server never runs an operation of torch and never touches
 CUDA, so a child starts with no threads and no context, as a fresh process does. It speaks JSON lines over the socket it
-inherits, and ends when the other side closes it: a supervisor that dies takes its server and its probe with it.
+inherits, and ends when the other side closes it: a supervisor that dies takes its server and its probe with it. The
+kernel kills a server without a child together with its parent. One that has a child reads of it, for only it can end
+what the child has started.
 
 Started as ``python -P -m tuner.probing.fork_server SOCKET_FD PARENT_PID``.
 """
@@ -22,17 +24,23 @@ from typing import Any, NoReturn
 
 from tuner.probing.channel import Channel
 from tuner.probing.exchange import ProbePaths
-from tuner.processes import die_with_parent, kill_group
+from tuner.processes import die_with_parent, kill_group, outlive_parent
 from tuner.workloads.imports import import_early, late_imports
 
 _POLL_SECONDS = 0.005
 
 
 class ForkServer:
-    """Serves one supervisor: forks its tasks, one at a time, and tells how each ended."""
+    """Serves one supervisor: forks its tasks, one at a time, and tells how each ended.
 
-    def __init__(self, channel: Channel) -> None:
+    Args:
+        channel: to the supervisor.
+        parent: its process.
+    """
+
+    def __init__(self, channel: Channel, parent: int) -> None:
         self.channel = channel
+        self.parent = parent
         self.child: int | None = None
 
     def serve(self) -> None:
@@ -68,6 +76,7 @@ class ForkServer:
         self.channel.send({"event": "started", "pid": self.child})
 
     def _fork(self, message: dict[str, Any]) -> int:
+        outlive_parent()
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -87,6 +96,7 @@ class ForkServer:
         kill_group(self.child)
         _, status = os.waitpid(self.child, 0)
         self.child = None
+        die_with_parent(self.parent)
         self.channel.send({"event": "ended", "status": status})
 
 
@@ -121,15 +131,19 @@ def _redirect_output(paths: ProbePaths) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Import what probes need, say so, and serve. Ends with the thread that started it, also while it imports."""
-    die_with_parent(int(arguments[1]))
+    """Import what probes need, say so, and serve. Ends with the thread that started it, also while it imports.
+
+    While it has a child it ends with the process at the other end of the socket instead.
+    """
+    parent = int(arguments[1])
+    die_with_parent(parent)
     channel = Channel(socket.socket(fileno=int(arguments[0])))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
     began = time.monotonic()
     import_early(("tuner.probing.worker", *late_imports()))
     channel.send({"event": "ready", "seconds": time.monotonic() - began})
-    ForkServer(channel).serve()
+    ForkServer(channel, parent).serve()
     os._exit(0)  # without the clean-up of thousands of modules: the supervisor waits for the end
 
 

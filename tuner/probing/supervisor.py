@@ -24,7 +24,7 @@ from tuner.memory.environment import allocator_environment
 from tuner.memory.failures import ExitKind, ProcessExit, classify_exit
 from tuner.probing.channel import Channel
 from tuner.probing.exchange import CheckReport, ProbePaths, Task, TaskRequest, phase_seconds
-from tuner.processes import handed_on, kernel_oom_kills
+from tuner.processes import handed_on, kernel_oom_kills, kill_group
 from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.results import DeviceInfo, ExpectedPeaks, Outcome, Phase, ProbeResult
 from tuner.specs import WorkloadSpec
@@ -73,6 +73,8 @@ class ProbeSupervisor:
         self._channel: Channel | None = None
         self._ready = False
         self._tasks = 0
+        self._group: int | None = None
+        """The process group of the task that runs."""
 
     def environment(self) -> dict[str, str]:
         """The environment variables that probes run with and the job must run with."""
@@ -216,7 +218,7 @@ class ProbeSupervisor:
                 self._kill(channel)
                 raise ProbeCancelledError("the probe was ended on request")
             try:
-                message = channel.receive(_POLL_SECONDS)
+                message = self._receive(channel)
             except EOFError:
                 self._forget_server()
                 return None, False
@@ -234,13 +236,20 @@ class ProbeSupervisor:
         deadline = time.monotonic() + _KILL_SECONDS
         while time.monotonic() < deadline:
             try:
-                message = channel.receive(_POLL_SECONDS)
+                message = self._receive(channel)
             except EOFError:
                 break
             if message is not None and message["event"] == "ended":
                 return int(message["status"])
         self._forget_server()
         return None
+
+    def _receive(self, channel: Channel) -> dict[str, Any] | None:
+        """What the server says within a moment; the group of a task is known from its start to its end."""
+        message = channel.receive(_POLL_SECONDS)
+        if message is not None:
+            self._group = message["pid"] if message["event"] == "started" else None
+        return message
 
     @staticmethod
     def _send(channel: Channel, message: dict[str, Any]) -> None:
@@ -292,7 +301,7 @@ class ProbeSupervisor:
             while message is None and time.monotonic() < deadline:
                 if should_stop():
                     raise ProbeCancelledError("ended on request while the fork server was starting")
-                message = channel.receive(_POLL_SECONDS)
+                message = self._receive(channel)
         except EOFError:
             pass  # it ended: its log says why
         if message is None:
@@ -313,6 +322,9 @@ class ProbeSupervisor:
                 self._server.kill()
                 self._server.wait()
             self._server = None
+        if self._group is not None:  # a server that was killed could not end what its task had started
+            kill_group(self._group)
+            self._group = None
 
     def warm_up(self) -> None:
         """Start the fork server now, so that the first probe does not wait for torch to be imported."""
