@@ -32,6 +32,7 @@ from service.store.records import (
     RecommendationFilter,
     SeenDevice,
     StoredKey,
+    StoredSession,
     Waiting,
     WorkFilter,
     WorkItem,
@@ -59,8 +60,10 @@ __all__ = [
     "Quota",
     "RecommendationFilter",
     "SeenDevice",
+    "SessionStore",
     "Store",
     "StoredKey",
+    "StoredSession",
     "Waiting",
     "WorkFilter",
     "WorkItem",
@@ -104,6 +107,26 @@ class KeyStore(ABC):
         """Whether there ever was a key: revoking the last one opens nothing."""
 
 
+class SessionStore(ABC):
+    """Who is signed in. Every method raises StoreUnavailableError when the database cannot be used."""
+
+    @abstractmethod
+    def open(self, digest: str, key_id: str, seconds: float) -> None:
+        """Store a session of that key, known by the digest of its token; forget some that are over.
+
+        Raises:
+            ConflictError: when the digest is taken.
+        """
+
+    @abstractmethod
+    def find(self, digest: str) -> StoredSession | None:
+        """The session with its key, whatever has become of the key; none when it is over or was closed."""
+
+    @abstractmethod
+    def close(self, digest: str) -> None:
+        """End a session; nothing happens to an unknown one."""
+
+
 class Store(ABC):
     """Durable work with leases. Every method raises StoreUnavailableError when the database cannot be used."""
 
@@ -111,6 +134,11 @@ class Store(ABC):
     @abstractmethod
     def keys(self) -> KeyStore:
         """The API keys, in the same database."""
+
+    @property
+    @abstractmethod
+    def sessions(self) -> SessionStore:
+        """Who is signed in, in the same database."""
 
     # --- anyone ---
 

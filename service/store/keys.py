@@ -69,11 +69,7 @@ class SqlKeyStore(KeyStore):
         with reading(self._engine) as connection:
             found = select(api_keys, now_ms().label("now")).where(_key.id == key_id)
             row = connection.execute(found).mappings().first()
-        if row is None:
-            return None
-        expires = row["expires_at"]
-        left = None if expires is None else (expires - row["now"]) / 1000
-        return StoredKey(_api_key(row), row["digest"], left)
+        return None if row is None else stored_key(row)
 
     @override
     def list(self) -> list[ApiKey]:
@@ -153,6 +149,13 @@ def _seconds_until_less(used: RowMapping, quota: Quota) -> int:
         return _RUNNING_RETRY_SECONDS
     age = (used["now"] - used["first_ended"]) / 1000
     return max(1, int(quota.window_seconds - age) + 1)
+
+
+def stored_key(row: RowMapping) -> StoredKey:
+    """A key as it is verified, from its columns and the time as `now`."""
+    expires = row["expires_at"]
+    left = None if expires is None else (expires - row["now"]) / 1000
+    return StoredKey(_api_key(row), row["digest"], left)
 
 
 def _api_key(row: RowMapping) -> ApiKey:

@@ -240,3 +240,11 @@ class StoredKey:
     key: ApiKey
     digest: str
     seconds_left: float | None
+
+
+@dataclass(frozen=True)
+class StoredSession:
+    """A session that has not ended, and the key it rests on. ``seconds_left`` is by the database's clock."""
+
+    stored: StoredKey
+    seconds_left: float

@@ -33,6 +33,7 @@ from service.store.base import (
     Quota,
     RecommendationFilter,
     SeenDevice,
+    SessionStore,
     Store,
     Waiting,
     WorkFilter,
@@ -42,6 +43,7 @@ from service.store.base import (
 from service.store.engine import insert_or_replace, open_engine, reading, writing
 from service.store.keys import SqlKeyStore
 from service.store.migrate import upgrade
+from service.store.sessions import SqlSessionStore
 from service.store.statements import change, state_event
 from service.store.tables import health, now_ms, recommendations, work_items, workers
 from tuner.results import ProbeResult, Recommendation
@@ -71,6 +73,7 @@ class SqlStore(Store):
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._keys = SqlKeyStore(engine)
+        self._sessions = SqlSessionStore(engine)
         self._clock = clock
         self._checking = threading.Lock()
         self._proven_until = 0.0
@@ -79,6 +82,11 @@ class SqlStore(Store):
     @override
     def keys(self) -> KeyStore:
         return self._keys
+
+    @property
+    @override
+    def sessions(self) -> SessionStore:
+        return self._sessions
 
     # --- anyone ---
 

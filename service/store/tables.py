@@ -198,6 +198,18 @@ api_keys = Table(
 )
 """API keys: SHA-256 of their text, never the text. Rows are never deleted: they name the owners of work."""
 
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("key_id", String(16), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
+"""Who is signed in to the pages: SHA-256 of the session's token, never the token, and the key it rests on."""
+
+Index("sessions_by_end", sessions.c.expires_at)
+
 health = Table(
     "health",
     metadata,

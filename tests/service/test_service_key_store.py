@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from scripted import SERVED, new_work
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
@@ -16,7 +16,7 @@ from service.keys import NewKey, Scope, make_key
 from service.states import State
 from service.store.base import UNLIMITED, Ending, KeyStore, Lease, Quota, Store
 from service.store.engine import open_engine, writing
-from service.store.tables import api_keys, work_items
+from service.store.tables import api_keys, sessions, work_items
 
 READ = (Scope.TUNINGS_READ,)
 NewId = Callable[[str], str]
@@ -230,3 +230,59 @@ def test_the_times_of_all_claims_are_added(store: Store, new_id: NewId, set_work
     with pytest.raises(QuotaExceededError, match="used 35 s"):
         store.add(new_work(new_id("tun"), key_id=key_id), Quota(device_seconds=34.0))
     store.add(new_work(new_id("tun"), key_id=key_id), Quota(device_seconds=37.0))
+
+
+# --- sessions ---
+
+
+def test_a_session_comes_back_with_its_key(store: Store) -> None:
+    """By its digest alone, with what verifying the key takes, until it is closed; another one stays."""
+    key = added(store.keys, expires=60.0)
+    store.sessions.open("d" * 64, key.id, 30.0)
+    store.sessions.open("e" * 64, key.id, 30.0)
+    found = store.sessions.find("d" * 64)
+    assert found is not None
+    assert (found.stored.key.id, found.stored.digest) == (key.id, key.digest)
+    assert 20 < found.seconds_left <= 30 < (found.stored.seconds_left or 0) <= 60
+    assert store.sessions.find(key.digest) is None
+    for _ in range(2):
+        store.sessions.close("d" * 64)
+        assert store.sessions.find("d" * 64) is None
+    assert store.sessions.find("e" * 64) is not None
+
+
+def test_a_session_outlives_neither_its_time_nor_its_key(store: Store) -> None:
+    """One that is over is none; that its key was revoked is told with it."""
+    key = added(store.keys)
+    store.sessions.open("d" * 64, key.id, -1.0)
+    assert store.sessions.find("d" * 64) is None
+    store.sessions.open("e" * 64, key.id, 30.0)
+    store.keys.revoke(key.id)
+    found = store.sessions.find("e" * 64)
+    assert found is not None
+    assert found.stored.key.revoked_at is not None
+
+
+def test_a_session_is_opened_once(store: Store) -> None:
+    """A digest that is taken is a conflict, and the session stays whose it was."""
+    first, second = added(store.keys), added(store.keys)
+    store.sessions.open("d" * 64, first.id, 30.0)
+    with pytest.raises(ConflictError):
+        store.sessions.open("d" * 64, second.id, 30.0)
+    found = store.sessions.find("d" * 64)
+    assert found is not None
+    assert found.stored.key.id == first.id
+
+
+def test_sessions_that_are_over_do_not_pile_up(store: Store, database_url: str) -> None:
+    """Each that begins has those deleted that are over, and no other."""
+    key = added(store.keys)
+    for digest in "abc":
+        store.sessions.open(digest * 64, key.id, -1.0)
+    store.sessions.open("d" * 64, key.id, 30.0)
+    store.sessions.open("e" * 64, key.id, 30.0)
+    engine = open_engine(database_url)
+    with writing(engine) as connection:
+        left = connection.execute(select(sessions.c.digest)).scalars().all()
+    engine.dispose()
+    assert sorted(left) == ["d" * 64, "e" * 64]

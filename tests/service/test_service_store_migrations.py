@@ -41,6 +41,7 @@ REVISIONS: dict[str, dict[str, Any]] = {
     "0001": {},
     "0002_keys": {"key_id": KEY, "device_ms": 5000},
     "0003_questions": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
+    "0004_scheduling": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
 }
 """Every released revision, and what its tunings hold beyond the first one's."""
 
@@ -73,6 +74,8 @@ def write_as_of(engine: Engine, revision: str) -> None:
         if revision != "0001":
             key = {"id": KEY, "prefix": "bw", "digest": "d", "name": "ci", "scopes": "admin", "created_at": 1}
             insert_into(connection, "api_keys", **key)
+        if revision >= "0004":
+            insert_into(connection, "submitters", id=KEY, turn=0)
 
 
 def test_no_released_revision_is_left_out(tmp_path: Path) -> None:
@@ -111,7 +114,7 @@ def test_what_a_revision_left_is_kept_and_goes_on(database_url: str, revision: s
     store.close()
 
 
-@pytest.mark.parametrize("revision", ["0001", "0002_keys", "0003_questions", "head"])
+@pytest.mark.parametrize("revision", [*REVISIONS, "head"])
 def test_every_way_leads_to_the_tables_of_the_code(database_url: str, revision: str) -> None:
     """From whatever revision, Alembic finds nothing to change between the database and the model."""
     with engine_at(database_url) as engine:

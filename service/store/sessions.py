@@ -1,0 +1,54 @@
+"""Where it is kept who is signed in."""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine, delete, insert, select
+from sqlalchemy.exc import IntegrityError
+from typing_extensions import override
+
+from service.errors import ConflictError
+from service.store.base import SessionStore, StoredSession
+from service.store.engine import reading, writing
+from service.store.keys import stored_key
+from service.store.tables import api_keys, now_ms, sessions
+
+_session = sessions.c
+
+_FORGOTTEN_AT_ONCE = 100
+"""Sessions that are over and deleted when one begins: more than begin, so that they do not pile up."""
+
+
+class SqlSessionStore(SessionStore):
+    """Sessions on SQLite and PostgreSQL; safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @override
+    def open(self, digest: str, key_id: str, seconds: float) -> None:
+        ends = now_ms() + int(seconds * 1000)
+        values = {"digest": digest, "key_id": key_id, "created_at": now_ms(), "expires_at": ends}
+        over = select(_session.digest).where(_session.expires_at <= now_ms()).order_by(_session.expires_at)
+        batch = _session.digest.in_(over.limit(_FORGOTTEN_AT_ONCE).with_for_update(skip_locked=True))
+        try:
+            with writing(self._engine) as connection:
+                connection.execute(delete(sessions).where(batch))
+                connection.execute(insert(sessions).values(**values))
+        except IntegrityError:
+            raise ConflictError("there is a session with this digest already") from None
+
+    @override
+    def find(self, digest: str) -> StoredSession | None:
+        now = now_ms().label("now")
+        lasting = select(api_keys, now, _session.expires_at.label("session_ends"))
+        lasting = lasting.join(sessions, _session.key_id == api_keys.c.id)
+        with reading(self._engine) as connection:
+            row = connection.execute(lasting.where(_session.digest == digest)).mappings().first()
+        if row is None or row["session_ends"] <= row["now"]:
+            return None
+        return StoredSession(stored_key(row), (row["session_ends"] - row["now"]) / 1000)
+
+    @override
+    def close(self, digest: str) -> None:
+        with writing(self._engine) as connection:
+            connection.execute(delete(sessions).where(_session.digest == digest))
