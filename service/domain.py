@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from service.states import State
 from tuner.catalogue import Gpu
 from tuner.documents import Document, NonNegativeInt, PositiveInt
+from tuner.exports.base import Export, ExportFormat, ExportOptions
 from tuner.requests import DeviceId, TrainingRequest, TuningRequest
 from tuner.results import ProbeResult, Recommendation
 from tuner.training.runs import TrainingProgress, TrainingResult
@@ -72,6 +73,17 @@ class TuningSubmission(TuningRequest):
         return TuningRequest.model_validate(self.model_dump(exclude={"fresh", "priority"}))
 
 
+class ExportRequest(Document):
+    """What to export a recommendation to."""
+
+    format: str
+    """The target's name, as `GET /v1/exports` lists them."""
+    target_version: str | None = None
+    """One of its versions; its newest when absent."""
+    options: ExportOptions = ExportOptions()
+    """What the recommendation does not know of the place where it will run."""
+
+
 class JobSubmission(Document):
     """A training run to make from a recommendation: a stored one, or one sent along."""
 
@@ -83,6 +95,8 @@ class JobSubmission(Document):
     """How long to train, and how often to write checkpoints."""
     dry_run: bool = False
     """Only return the configured job; run nothing."""
+    export: ExportRequest | None = None
+    """Dry runs: also return the recommendation in the words of this framework or launcher."""
     priority: Priority = 0
     """Work of a higher priority is taken first, older work before newer of the same; above 0 needs the scope
     `admin`."""
@@ -91,6 +105,12 @@ class JobSubmission(Document):
     def _names_one_recommendation(self) -> Self:
         if (self.recommendation_id is None) == (self.recommendation is None):
             raise ValueError("give exactly one of `recommendation_id` and `recommendation`")
+        return self
+
+    @model_validator(mode="after")
+    def _exports_in_a_dry_run(self) -> Self:
+        if self.export is not None and not self.dry_run:
+            raise ValueError("`export` is for dry runs: say `dry_run` too, or leave it out")
         return self
 
 
@@ -214,6 +234,8 @@ class ConfiguredJob(Document):
     """The device it needs."""
     recommendation_id: str
     """What it is made from."""
+    export: Export | None = None
+    """The recommendation in the words of another framework or launcher, where that was asked for."""
 
 
 class Checkpoint(Document):
@@ -334,6 +356,13 @@ class RecommendationPage(Document):
     """The rows."""
     next_cursor: str | None = None
     """Pass it as `cursor` to get the next part; none on the last."""
+
+
+class ExportFormatList(Document):
+    """What recommendations can be exported to."""
+
+    items: tuple[ExportFormat, ...]
+    """Frameworks, then launchers."""
 
 
 class GpuList(Document):

@@ -30,6 +30,7 @@ from tuner.errors import (
     EstimateCancelledError,
     EstimateError,
     EstimateTimedOutError,
+    ExportError,
     FieldProblem,
     PlanError,
     ProbeError,
@@ -312,6 +313,17 @@ _TUNER_ERRORS: tuple[tuple[type[BatchwrightError], int, str, str], ...] = (
 )
 
 
+_EXPORT_STATUSES = {
+    "unknown-format": HTTPStatus.NOT_FOUND,
+    "unknown-version": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "wrong-option": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "wrong-environment": HTTPStatus.CONFLICT,
+    "infeasible": HTTPStatus.CONFLICT,
+    "inexact": HTTPStatus.CONFLICT,
+}
+"""By the reason of an ``ExportError``: 409 where the recommendation itself stands in the way."""
+
+
 def faults_of(problems: Sequence[FieldProblem]) -> tuple[FieldFault, ...]:
     """The tuner's field problems as they go over HTTP."""
     return tuple(FieldFault(field=item.field, message=item.message, value=item.value) for item in problems)
@@ -324,6 +336,10 @@ def problem_of(error: Exception) -> Problem:
         return make_problem(error.status, error.code, error.title, str(error), faults)
     if isinstance(error, TuningFailedError):
         return make_problem(HTTPStatus.OK, error.reason, "The tuning ended without an answer", str(error))
+    if isinstance(error, ExportError):
+        return make_problem(
+            _EXPORT_STATUSES[error.reason], f"export-{error.reason}", "It cannot be exported like that", str(error)
+        )
     for kind, status, code, title in _TUNER_ERRORS:
         if isinstance(error, kind):
             faults = faults_of(error.problems) if isinstance(error, SpecError) else ()

@@ -14,4 +14,6 @@ def test_the_import_rules_hold() -> None:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
-    assert "Contracts: 5 kept, 0 broken." in checked.stdout
+    contracts = (ROOT / "pyproject.toml").read_text().count("[[tool.importlinter.contracts]]")
+    assert contracts
+    assert f"Contracts: {contracts} kept, 0 broken." in checked.stdout

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from service.access import Access
-from service.api import estimates, jobs, operations, recommendations, tunings
+from service.api import estimates, exports, jobs, operations, recommendations, tunings
 from service.api.document import DESCRIPTION, TAGS, install_document
 from service.api.feed import ChangeFeed
 from service.api.guard import Guard
@@ -71,7 +71,7 @@ def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on
     app.state.access = parts.access
     app.state.feed = feed
     app.state.reads = Reads(parts.cases)
-    for module in (recommendations, tunings, jobs, estimates, operations):  # those that are asked most come first
+    for module in (recommendations, tunings, jobs, exports, estimates, operations):  # most asked first
         app.router.routes.extend(module.router.routes)  # `include_router` would match every request twice
     install_document(app)
     install_handlers(app)

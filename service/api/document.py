@@ -25,6 +25,7 @@ TAGS: list[dict[str, Any]] = [
     {"name": "tunings", "description": "The search for the largest micro-batch, from the question to the evidence."},
     {"name": "recommendations", "description": "The durable answers of tunings: decision, plan and proof."},
     {"name": "jobs", "description": "Training runs made from recommendations."},
+    {"name": "exports", "description": "Recommendations in the words of frameworks and launchers."},
     {"name": "estimates", "description": "What would fit on GPUs that need not be here; nothing is measured."},
     {"name": "operations", "description": "Devices, the queue, and how well the service is."},
 ]

@@ -101,6 +101,9 @@ class Recommendations(Blocking[AsyncRecommendations]):
     """Recommendations: the answers of tunings."""
 
     get = blocking(AsyncRecommendations.get)
+    export = blocking(AsyncRecommendations.export)
+    exported_file = blocking(AsyncRecommendations.exported_file)
+    formats = blocking(AsyncRecommendations.formats)
     list = iterating(AsyncRecommendations.list)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from functools import partial
+from typing import Any
 
 from service.client.core import PAGE_SIZE, Resource
 from service.client.wire import Call, creating, parsed, path_of
@@ -12,6 +13,7 @@ from service.domain import (
     CheckpointList,
     ConfiguredJob,
     Event,
+    ExportRequest,
     Job,
     JobPage,
     JobSubmission,
@@ -51,14 +53,23 @@ class AsyncJobs(Resource):
         return await self._core.call(Job, creating(_JOBS, submission, idempotency_key))
 
     async def configure(
-        self, recommendation: Recommendation | str, training: TrainingRequest | None = None
+        self,
+        recommendation: Recommendation | str,
+        training: TrainingRequest | None = None,
+        *,
+        export: ExportRequest | None = None,
     ) -> ConfiguredJob:
         """What ``submit`` would run: command, files, environment. Runs nothing.
+
+        Args:
+            recommendation: what to run.
+            training: for how long; a short run when left out.
+            export: also give it in the words of this framework or launcher.
 
         Raises:
             ApiError: when the service refuses it.
         """
-        submission = _job_submission(recommendation, training, dry_run=True)
+        submission = _job_submission(recommendation, training, dry_run=True, export=export)
         return await self._core.call(ConfiguredJob, Call("POST", _JOBS, body=submission, repeatable=True))
 
     async def get(self, job_id: str) -> Job:
@@ -147,15 +158,12 @@ class AsyncJobs(Resource):
 def _job_submission(
     recommendation: Recommendation | str,
     training: TrainingRequest | None,
-    *,
-    dry_run: bool = False,
-    priority: int = 0,
+    **further: Any,  # noqa: ANN401 - its other fields
 ) -> JobSubmission:
     stored = isinstance(recommendation, str)
     return JobSubmission(
         recommendation_id=recommendation if stored else None,
         recommendation=None if stored else recommendation,
         training=training or TrainingRequest(),
-        dry_run=dry_run,
-        priority=priority,
+        **further,
     )

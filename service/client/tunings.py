@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from functools import partial
+from urllib.parse import quote
 
 from service.client.core import PAGE_SIZE, Resource
 from service.client.errors import TuningFailedError
 from service.client.wire import Call, creating, parsed, path_of
 from service.domain import (
     Event,
+    ExportFormatList,
     ProbeList,
     RecommendationPage,
     RecommendationSummary,
@@ -20,10 +22,11 @@ from service.domain import (
     TuningSummary,
 )
 from service.states import State
+from tuner.exports.base import Export, ExportFormat, ExportOptions
 from tuner.requests import TuningRequest
 from tuner.results import Recommendation
 
-_TUNINGS, _RECOMMENDATIONS = "/v1/tunings", "/v1/recommendations"
+_TUNINGS, _RECOMMENDATIONS, _EXPORTS = "/v1/tunings", "/v1/recommendations", "/v1/exports"
 
 
 class AsyncTunings(Resource):
@@ -154,6 +157,9 @@ class AsyncTunings(Resource):
         return self._core.rows(partial(parsed, TuningPage), Call("GET", _TUNINGS, filters))
 
 
+_NO_OPTIONS = ExportOptions()
+
+
 class AsyncRecommendations(Resource):
     """Recommendations: the answers of tunings."""
 
@@ -164,6 +170,55 @@ class AsyncRecommendations(Resource):
             NotFoundError: when there is none with this id.
         """
         return await self._core.read(Recommendation, path_of(_RECOMMENDATIONS, recommendation_id))
+
+    async def export(
+        self,
+        recommendation_id: str,
+        name: str,
+        *,
+        target_version: str | None = None,
+        options: ExportOptions = _NO_OPTIONS,
+    ) -> Export:
+        """A recommendation in the words of a framework or launcher: files that it reads as they are.
+
+        Args:
+            recommendation_id: a feasible one.
+            name: the target's, as ``formats`` lists them, for example `deepspeed` or `slurm`.
+            target_version: one of the target's versions; its newest when left out.
+            options: what the recommendation does not know of the place where it will run.
+
+        Raises:
+            NotFoundError: when there is no such recommendation, or no such target.
+            ConflictError: when nothing fits, or the target cannot reach the effective batch and `allow_inexact` is not
+                said.
+            ApiError: when the version or an option is wrong.
+        """
+        return await self._core.call(Export, _export(recommendation_id, (name,), target_version, options))
+
+    async def exported_file(
+        self,
+        recommendation_id: str,
+        name: str,
+        file_name: str,
+        *,
+        target_version: str | None = None,
+        options: ExportOptions = _NO_OPTIONS,
+    ) -> str:
+        """The text of one file of an export, for who knows what it is called.
+
+        Raises:
+            NotFoundError: when there is no such recommendation, target or file.
+            ApiError: as ``export``.
+        """
+        return await self._core.text(_export(recommendation_id, (name, file_name), target_version, options))
+
+    async def formats(self) -> tuple[ExportFormat, ...]:
+        """What recommendations can be exported to: frameworks, then launchers.
+
+        Raises:
+            ApiError: when the service refuses.
+        """
+        return (await self._core.call(ExportFormatList, Call("GET", _EXPORTS))).items
 
     def list(
         self,
@@ -180,3 +235,10 @@ class AsyncRecommendations(Resource):
         """
         filters = {"fingerprint": fingerprint, "device": device, "model": model, "limit": page_size}
         return self._core.rows(partial(parsed, RecommendationPage), Call("GET", _RECOMMENDATIONS, filters))
+
+
+def _export(recommendation_id: str, names: tuple[str, ...], version: str | None, options: ExportOptions) -> Call:
+    asked = {"target_version": version, **options.model_dump(exclude_defaults=True)}
+    return Call(
+        "GET", path_of(_RECOMMENDATIONS, recommendation_id, "exports", *(quote(it, safe="") for it in names)), asked
+    )

@@ -9,6 +9,7 @@ from service.domain import Event
 from service.policy import Policy
 from service.store.base import Store
 from service.use_cases.desk import Desk
+from service.use_cases.exports import ExportCases
 from service.use_cases.fleet import FleetCases
 from service.use_cases.jobs import JobCases
 from service.use_cases.tunings import TuningCases
@@ -32,6 +33,7 @@ class UseCases:
         self._store = store
         self.tunings = TuningCases(desk)
         self.jobs = JobCases(desk)
+        self.exports = ExportCases(desk)
         self.fleet = FleetCases(desk)
 
     def events(self, work_id: str, after: int) -> list[Event]:

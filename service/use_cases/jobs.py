@@ -20,6 +20,7 @@ from service.states import WorkKind
 from service.store.base import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
 from service.tracing import current_trace_parent
 from service.use_cases.desk import Desk, check_priority, model_name, payload
+from service.use_cases.exports import exported
 from tuner.documents import Document
 from tuner.results import Recommendation
 from tuner.specs import WorkloadSpec
@@ -48,6 +49,7 @@ class JobCases:
 
         Raises:
             RequestError: as ``submit``.
+            ExportError: when it cannot be exported as asked.
         """
         recommendation, _ = self._trainable(submission)
         directory = self._desk.runs_dir / self._desk.identifiers.new("job")
@@ -62,6 +64,7 @@ class JobCases:
             ),
             device=recommendation.device.id,
             recommendation_id=recommendation.id,
+            export=exported(recommendation, submission.export) if submission.export else None,
         )
 
     def get(self, job_id: str) -> Job:

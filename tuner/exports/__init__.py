@@ -1,6 +1,4 @@
-"""Recommendations in the words of frameworks and launchers: one module per target, and a registry."""
+"""Recommendations in the words of frameworks and launchers: one module per target, and a registry.
 
-from tuner.exports.base import Export, ExportedFile, ExportOptions, Target
-from tuner.exports.registry import TARGETS, export, find_target
-
-__all__ = ["TARGETS", "Export", "ExportOptions", "ExportedFile", "Target", "export", "find_target"]
+Nothing is imported here: the SDK takes the documents of ``base`` alone.
+"""

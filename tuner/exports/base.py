@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -77,6 +77,25 @@ class ExportOptions(Document):
     """Launchers with queues: the one to wait in (Slurm's partition, Kueue's local queue)."""
 
 
+class ExportFormat(Document):
+    """A target that recommendations can be exported to."""
+
+    format: str
+    """Its name, for example `deepspeed`."""
+    title: str
+    """The same in words."""
+    kind: TargetKind
+    """What it is."""
+    versions: Annotated[tuple[str, ...], Field(min_length=1)]
+    """The versions that it can be written for, the default first."""
+    repeats_one_size: bool
+    """Whether it knows one micro-batch size only, so that not every effective batch can be reached with it."""
+    gives_arguments: bool
+    """Frameworks: whether a launcher can pass its batch figures as command-line arguments (`arguments_of`)."""
+    checked: str
+    """How an export to it is known to be right."""
+
+
 @dataclass(frozen=True)
 class Figures:
     """The numbers of a plan as a target takes them."""
@@ -91,6 +110,8 @@ class Figures:
     """Asked and given."""
     sizes: tuple[tuple[int, ...], ...]
     """For each rank, the sizes of its micro-batches."""
+    change: str = ""
+    """What is other than recommended, because the target cannot follow the plan; empty when nothing is."""
 
     @property
     def effective_batch_size(self) -> int:
@@ -126,6 +147,8 @@ class Written:
     files: tuple[ExportedFile, ...]
     command: tuple[str, ...] = ()
     warnings: tuple[Advice, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the target itself needs, on top of the recommendation's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +165,24 @@ class Target:
     were read, for example `5.23`."""
     repeats_one_size: bool
     """Whether every micro-batch of every rank has one size, so that it takes the uniform plan."""
+    divides_shares: bool = False
+    """Whether it takes a rank's samples of an update at once and divides them itself, into micro-batches of one size and
+    what is left: then every rank must have as many samples."""
     write: Callable[[Order], Written]
     """Makes the files."""
     arguments: Callable[[Order], tuple[str, ...]] | None = None
     """Frameworks: the batch figures as arguments of its command line, where it takes them so."""
     checked: str
     """How an export is known to be right: `loaded by transformers`, `validated against the published schema` ..."""
+
+    def described(self) -> ExportFormat:
+        """It as a document."""
+        return ExportFormat(
+            format=self.name,
+            title=self.title,
+            kind=self.kind,
+            versions=self.versions,
+            repeats_one_size=self.repeats_one_size,
+            gives_arguments=self.arguments is not None,
+            checked=self.checked,
+        )

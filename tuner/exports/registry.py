@@ -4,13 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.accumulation import uniform_plan
+from tuner.accumulation import balanced_plan, uniform_plan
 from tuner.errors import ExportError
-from tuner.exports import hugging_face
+from tuner.exports import (
+    axolotl,
+    hugging_face,
+    llama_factory,
+    megatron,
+    nemo_automodel,
+    torchtitan,
+    torchtune,
+)
 from tuner.exports.base import Export, ExportOptions, Figures, Order, Target
-from tuner.results import Recommendation
+from tuner.results import Advice, EffectiveBatchSize, Recommendation
 
-TARGETS: Mapping[str, Target] = {target.name: target for target in (hugging_face.TARGET,)}
+_TARGETS = (
+    hugging_face.TARGET,
+    megatron.TARGET,
+    torchtitan.TARGET,
+    nemo_automodel.TARGET,
+    torchtune.TARGET,
+    axolotl.TARGET,
+    llama_factory.TARGET,
+)
+
+TARGETS: Mapping[str, Target] = {target.name: target for target in _TARGETS}
 """In the order in which they are listed: frameworks, then launchers."""
 
 _DEFAULTS = ExportOptions()
@@ -53,20 +71,28 @@ def export(
         recommendation_id=recommendation.id,
         files=written.files,
         command=written.command,
-        environment=recommendation.environment,
+        environment={**recommendation.environment, **written.environment},
         effective_batch_size=figures.batch,
         micro_batch_size=figures.micro_batch_size,
         gradient_accumulation_steps=figures.gradient_accumulation_steps,
         world_size=figures.world_size,
-        warnings=written.warnings,
+        warnings=(*_changes(figures), *written.warnings),
     )
+
+
+def _changes(figures: Figures) -> tuple[Advice, ...]:
+    """What the target cannot do as recommended."""
+    if not figures.change:
+        return ()
+    code = "more-steps" if figures.batch.exact else "effective-batch-changed"
+    return (Advice(code=code, message=figures.change),)
 
 
 def _order(target: Target, recommendation: Recommendation, version: str | None, options: ExportOptions) -> Order:
     framework = _framework(target, options)
     order = Order(
         recommendation,
-        _figures(recommendation, options, one_size=(framework or target).repeats_one_size),
+        _figures(recommendation, options, framework or target),
         _version(target, version),
         options,
     )
@@ -102,28 +128,61 @@ def _version(target: Target, asked: str | None) -> str:
     return asked
 
 
-def _figures(recommendation: Recommendation, options: ExportOptions, *, one_size: bool) -> Figures:
+def _figures(recommendation: Recommendation, options: ExportOptions, taker: Target) -> Figures:
+    """The numbers as ``taker`` can follow them."""
     size, steps = recommendation.micro_batch_size, recommendation.gradient_accumulation_steps
     if not recommendation.feasible or size is None or steps is None:
         reason = recommendation.infeasible_reason or "no micro-batch fits"
         raise ExportError("infeasible", f"recommendation {recommendation.id} cannot be exported: {reason}")
-    if not one_size:
-        return Figures(
-            max(max(rank) for rank in recommendation.micro_batch_sizes),
-            steps,
-            recommendation.world_size,
-            recommendation.effective_batch_size,
-            recommendation.micro_batch_sizes,
-        )
-    plan = uniform_plan(recommendation.effective_batch_size.requested, recommendation.world_size, size)
+    if taker.repeats_one_size:
+        return _one_size(recommendation, options, size, steps)
+    if taker.divides_shares:
+        return _equal_shares(recommendation, options, size)
+    sizes = recommendation.micro_batch_sizes
+    largest = max(max(rank) for rank in sizes)
+    return Figures(largest, steps, recommendation.world_size, recommendation.effective_batch_size, sizes)
+
+
+def _one_size(recommendation: Recommendation, options: ExportOptions, largest: int, steps: int) -> Figures:
+    """The uniform plan."""
+    plan = uniform_plan(recommendation.effective_batch_size.requested, recommendation.world_size, largest)
     if not plan.effective_batch_size.exact and not options.allow_inexact:
         near = ", ".join(str(it.effective_batch_size) for it in plan.nearest)
-        raise ExportError(
-            "inexact",
-            f"{plan.change} Say `allow_inexact` to export it all the same, tune for a batch that it reaches ({near}), "
-            "or export to a target that takes uneven micro-batches (`pytorch`).",
-        )
-    sizes = ((plan.micro_batch_size,) * plan.gradient_accumulation_steps,) * plan.world_size
+        raise _inexact(plan.change, near, "takes uneven micro-batches")
+    changed = not plan.effective_batch_size.exact or plan.gradient_accumulation_steps > steps
     return Figures(
-        plan.micro_batch_size, plan.gradient_accumulation_steps, plan.world_size, plan.effective_batch_size, sizes
+        plan.micro_batch_size,
+        plan.gradient_accumulation_steps,
+        plan.world_size,
+        plan.effective_batch_size,
+        ((plan.micro_batch_size,) * plan.gradient_accumulation_steps,) * plan.world_size,
+        plan.change if changed else "",
+    )
+
+
+def _equal_shares(recommendation: Recommendation, options: ExportOptions, largest: int) -> Figures:
+    """The plan of the nearest batch that gives every rank as many samples, each divided as the target does."""
+    asked, ranks = recommendation.effective_batch_size.requested, recommendation.world_size
+    below = asked // ranks * ranks
+    given = below if asked - below <= ranks // 2 else below + ranks
+    change = ""
+    if given != asked:
+        change = (
+            f"The effective batch becomes {given} instead of {asked} ({given - asked:+d}): {ranks} ranks with as many "
+            f"samples each cannot reach {asked}."
+        )
+        if not options.allow_inexact:
+            raise _inexact(change, f"{below}, {below + ranks}", "gives ranks unlike numbers of samples")
+    plan = balanced_plan(given, ranks, largest)
+    share, size = given // ranks, plan.micro_batch_sizes[0][0]
+    sizes = (size,) * (share // size) + ((share % size,) if share % size else ())
+    batch = EffectiveBatchSize(requested=asked, achieved=given, exact=given == asked)
+    return Figures(size, len(sizes), ranks, batch, (sizes,) * ranks, change)
+
+
+def _inexact(change: str, near: str, able: str) -> ExportError:
+    return ExportError(
+        "inexact",
+        f"{change} Say `allow_inexact` to export it all the same, tune for a batch that it reaches ({near}), "
+        f"or export to a target that {able} (`pytorch`).",
     )

@@ -22,10 +22,13 @@ def json_file(name: str, document: Mapping[str, JsonValue]) -> ExportedFile:
     return ExportedFile(name=name, media_type="application/json", content=text + "\n")
 
 
-def yaml_file(name: str, order: Order, *documents: Mapping[str, JsonValue]) -> ExportedFile:
-    """A YAML file that begins with where it comes from."""
+def yaml_file(
+    name: str, order: Order, *documents: Mapping[str, JsonValue], comments: tuple[str, ...] = ()
+) -> ExportedFile:
+    """A YAML file that begins with where it comes from, and with ``comments``, a line each."""
+    head = origin(order) + "".join(f"# {one_line(line)}\n" for line in comments)
     parts = [yaml.safe_dump(dict(it), sort_keys=False, allow_unicode=True, width=120) for it in documents]
-    return ExportedFile(name=name, media_type="application/yaml", content=origin(order) + "---\n".join(parts))
+    return ExportedFile(name=name, media_type="application/yaml", content=head + "---\n".join(parts))
 
 
 def script_file(name: str, content: str) -> ExportedFile:
