@@ -1,0 +1,86 @@
+"""axolotl: keys of its YAML file."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from tuner.exports import notes
+from tuner.exports.base import Order, Target, Written
+from tuner.exports.text import yaml_file
+from tuner.results import Advice
+
+
+def _batch(order: Order) -> dict[str, int]:
+    figures = order.figures
+    return {
+        "micro_batch_size": figures.micro_batch_size,
+        "gradient_accumulation_steps": figures.gradient_accumulation_steps,
+    }
+
+
+def _settings(order: Order) -> dict[str, JsonValue]:
+    spec = order.recommendation.request.spec
+    settings: dict[str, JsonValue] = {**_batch(order), "auto_find_batch_size": False}
+    if spec.batch.sequence_length is not None:
+        settings["sequence_len"] = spec.batch.sequence_length
+    settings["gradient_checkpointing"] = spec.activation_checkpointing
+    settings["max_grad_norm"] = spec.gradient_clipping or 0.0
+    if spec.precision == "fp32":
+        settings |= {"bf16": False, "fp16": False}
+    if spec.precision == "bf16":
+        settings["bf16"] = True
+    return settings
+
+
+def _write(order: Order) -> Written:
+    return Written((yaml_file("axolotl.yaml", order, _settings(order)),), warnings=_warnings(order))
+
+
+def _arguments(order: Order) -> tuple[str, ...]:
+    return tuple(f"--{name.replace('_', '-')}={value}" for name, value in _batch(order).items())
+
+
+def _warnings(order: Order) -> tuple[Advice, ...]:
+    spec = order.recommendation.request.spec
+    found = [
+        notes.measured_elsewhere(order, "axolotl"),
+        notes.packing("`sample_packing: true`"),
+        notes.data_parallel_ranks(order, "tensor x context parallel size"),
+        Advice(
+            code="drop-batch-size",
+            message="The keys belong into your axolotl file, in place of `batch_size`, which axolotl refuses beside "
+            "`gradient_accumulation_steps`.",
+        ),
+    ]
+    if spec.batch.sequence_length is not None:
+        found.append(
+            Advice(
+                code="longer-samples-dropped",
+                message=f"Samples above `sequence_len` ({spec.batch.sequence_length} tokens) are dropped; say "
+                "`excess_length_strategy: truncate` to cut them instead.",
+            )
+        )
+    if order.figures.world_size > 1:
+        found.append(
+            Advice(
+                code="token-weighting",
+                message="axolotl turns `average_tokens_across_devices` off: each rank's loss is averaged over its own "
+                "tokens, so that ranks with fewer labelled tokens weigh as much. Sequences of equal length are exact.",
+            )
+        )
+    if spec.precision.endswith("mixed"):
+        is_here = "`bf16: true` and `fp16: true` also load the weights in 16 bits."
+        found.append(notes.precision_differs(order, is_here=is_here))
+    return tuple(found)
+
+
+TARGET = Target(
+    name="axolotl",
+    title="axolotl",
+    kind="framework",
+    versions=("0.19",),
+    repeats_one_size=True,
+    write=_write,
+    arguments=_arguments,
+    checked="validated by axolotl's own schema of hyperparameters; other keys compared with the recorded ones",
+)

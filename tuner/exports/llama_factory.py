@@ -1,0 +1,102 @@
+"""LLaMA-Factory: keys of its YAML file, for its trainer (0.9) and for the new one (v1, with `USE_V1=1`)."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from tuner.exports import notes
+from tuner.exports.base import Order, Target, Written
+from tuner.exports.text import yaml_file
+from tuner.results import Advice
+
+_V1 = "v1"
+_PRECISIONS: dict[str, dict[str, JsonValue]] = {
+    "fp32": {"bf16": False, "fp16": False, "pure_bf16": False},
+    "bf16-mixed": {"bf16": True, "fp16": False, "pure_bf16": False},
+    "fp16-mixed": {"bf16": False, "fp16": True, "pure_bf16": False},
+    "bf16": {"bf16": False, "fp16": False, "pure_bf16": True},
+}
+
+
+def _batch(order: Order) -> dict[str, int]:
+    figures = order.figures
+    if order.version == _V1:
+        return {"micro_batch_size": figures.micro_batch_size, "global_batch_size": figures.effective_batch_size}
+    return {
+        "per_device_train_batch_size": figures.micro_batch_size,
+        "gradient_accumulation_steps": figures.gradient_accumulation_steps,
+    }
+
+
+def _settings(order: Order) -> dict[str, JsonValue]:
+    spec = order.recommendation.request.spec
+    settings: dict[str, JsonValue] = {**_batch(order)}
+    if spec.batch.sequence_length is not None:
+        settings["cutoff_len"] = spec.batch.sequence_length
+    if order.version != _V1:
+        settings["max_grad_norm"] = spec.gradient_clipping or 0.0
+        settings["disable_gradient_checkpointing"] = not spec.activation_checkpointing
+        return settings | _PRECISIONS[spec.precision]
+    settings["max_grad_norm"] = float("inf") if spec.gradient_clipping is None else spec.gradient_clipping
+    settings["enable_activation_checkpointing"] = spec.activation_checkpointing
+    if spec.precision in {"fp32", "bf16-mixed"}:
+        settings["bf16"] = spec.precision != "fp32"
+    return settings
+
+
+def _write(order: Order) -> Written:
+    return Written((yaml_file("llama_factory.yaml", order, _settings(order)),), warnings=_warnings(order))
+
+
+def _arguments(order: Order) -> tuple[str, ...]:
+    """What overrides the YAML file that comes before them."""
+    return tuple(f"{name}={value}" for name, value in _batch(order).items())
+
+
+def _warnings(order: Order) -> tuple[Advice, ...]:
+    spec = order.recommendation.request.spec
+    found = [notes.measured_elsewhere(order, "LLaMA-Factory")]
+    if spec.batch.sequence_length is not None:
+        found.append(
+            Advice(
+                code="longer-samples-cut",
+                message=f"Samples are cut at `cutoff_len` ({spec.batch.sequence_length} tokens).",
+            )
+        )
+    return (*found, *(_warnings_of_v1(order) if order.version == _V1 else _warnings_of_0_9()))
+
+
+def _warnings_of_0_9() -> list[Advice]:
+    return [notes.packing("`packing: true`, which `stage: pt` turns on by itself,")]
+
+
+def _warnings_of_v1(order: Order) -> list[Advice]:
+    found = [
+        Advice(
+            code="needs-use-v1",
+            message="These keys are those of the new trainer: run `llamafactory-cli` with `USE_V1=1` in the "
+            "environment.",
+        ),
+        Advice(
+            code="packing-changes-samples",
+            message="Leave `batching_strategy` at `normal`: the others fill micro-batches by tokens, and the effective "
+            "batch then varies.",
+        ),
+        notes.data_parallel_ranks(order, "`cp_size` of `dist_config`"),
+    ]
+    if order.recommendation.request.spec.precision != "fp32":
+        is_here = "Weights are loaded in the checkpoint's own type, and `bf16` matters under `dist_config` alone."
+        found.append(notes.precision_differs(order, is_here=is_here))
+    return found
+
+
+TARGET = Target(
+    name="llama-factory",
+    title="LLaMA-Factory",
+    kind="framework",
+    versions=("0.9", _V1),
+    repeats_one_size=True,
+    write=_write,
+    arguments=_arguments,
+    checked="parsed into the argument classes of LLaMA-Factory 0.9.5 (v1), compared with the recorded ones (0.9)",
+)

@@ -1,0 +1,73 @@
+"""Megatron-LM: flags of its training scripts. It derives the accumulation steps from the two batch sizes."""
+
+from __future__ import annotations
+
+from tuner.exports import notes
+from tuner.exports.base import Order, Target, Written
+from tuner.exports.text import exports_of, origin, script_file, shell_words
+from tuner.results import Advice
+
+
+def _arguments(order: Order) -> tuple[str, ...]:
+    spec, figures = order.recommendation.request.spec, order.figures
+    words = [
+        f"--micro-batch-size={figures.micro_batch_size}",
+        f"--global-batch-size={figures.effective_batch_size}",
+        f"--clip-grad={spec.gradient_clipping or 0.0}",
+    ]
+    if spec.batch.sequence_length is not None:
+        words.append(f"--seq-length={spec.batch.sequence_length}")
+    if spec.activation_checkpointing:
+        words += ["--recompute-granularity=full", "--recompute-method=uniform", "--recompute-num-layers=1"]
+    return tuple(words)
+
+
+def _write(order: Order) -> Written:
+    lines = "".join(f"  {shell_words((word,))}\n" for word in _arguments(order))
+    content = (
+        f"{origin(order)}"
+        "# To be sourced by a bash script that then passes them on:\n"
+        '#   torchrun ... pretrain_gpt.py "${BATCH_ARGS[@]}" "${MODEL_ARGS[@]}" ...\n'
+        f"{exports_of(order.recommendation.environment)}"
+        f"BATCH_ARGS=(\n{lines})\n"
+    )
+    return Written((script_file("megatron_arguments.sh", content),), warnings=_warnings(order))
+
+
+def _warnings(order: Order) -> tuple[Advice, ...]:
+    spec, figures = order.recommendation.request.spec, order.figures
+    found = [
+        notes.measured_elsewhere(order, "Megatron-LM"),
+        notes.data_parallel_ranks(order, "tensor x pipeline x context parallel size"),
+        Advice(
+            code="batch-size-schedules",
+            message="`--rampup-batch-size` and `--step-batch-size-schedule` begin with another effective batch, and "
+            "`--decrease-batch-size-if-needed` lowers it without a word: leave them out to train with "
+            f"{figures.effective_batch_size} samples per update.",
+        ),
+    ]
+    if figures.gradient_accumulation_steps * figures.world_size > 1:
+        found.append(
+            Advice(
+                code="token-weighting",
+                message="Each micro-batch's loss is averaged over its own tokens, so that accumulated updates differ "
+                "from full-batch ones where samples have different numbers of labelled tokens: add "
+                "`--calculate-per-token-loss`.",
+            )
+        )
+    if spec.precision != "fp32":
+        is_here = "`--bf16` and `--fp16` hold the weights in 16 bits beside a 32-bit copy in the optimizer."
+        found.append(notes.precision_differs(order, is_here=is_here))
+    return tuple(found)
+
+
+TARGET = Target(
+    name="megatron",
+    title="Megatron-LM",
+    kind="framework",
+    versions=("0.16",),
+    repeats_one_size=True,
+    write=_write,
+    arguments=_arguments,
+    checked="flags compared with the recorded ones of Megatron-LM; steps derived by megatron-core's own calculator",
+)

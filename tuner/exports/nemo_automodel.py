@@ -1,0 +1,61 @@
+"""NeMo AutoModel: keys of a recipe's YAML file. It derives the accumulation steps from the two batch sizes."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from tuner.exports import notes
+from tuner.exports.base import Order, Target, Written
+from tuner.exports.text import yaml_file
+from tuner.results import Advice
+
+
+def _batch(order: Order) -> dict[str, int]:
+    figures = order.figures
+    return {"global_batch_size": figures.effective_batch_size, "local_batch_size": figures.micro_batch_size}
+
+
+def _write(order: Order) -> Written:
+    spec = order.recommendation.request.spec
+    settings: dict[str, JsonValue] = {"step_scheduler": {**_batch(order)}}
+    if spec.gradient_clipping is not None:
+        settings["clip_grad_norm"] = {"max_norm": spec.gradient_clipping}
+    settings["distributed"] = {"activation_checkpointing": spec.activation_checkpointing}
+    return Written((yaml_file("nemo_automodel.yaml", order, settings),), warnings=_warnings(order))
+
+
+def _arguments(order: Order) -> tuple[str, ...]:
+    return tuple(f"--step_scheduler.{name}={value}" for name, value in _batch(order).items())
+
+
+def _warnings(order: Order) -> tuple[Advice, ...]:
+    spec = order.recommendation.request.spec
+    found = [
+        notes.measured_elsewhere(order, "NeMo AutoModel"),
+        notes.packing("`packed_sequence`"),
+        notes.data_parallel_ranks(order, "`tp_size` x `pp_size` x `cp_size`"),
+        Advice(
+            code="last-update-smaller",
+            message="The last update of an epoch takes what is left of the data, with fewer samples than the effective "
+            "batch; it is weighted by its own tokens.",
+        ),
+    ]
+    if spec.gradient_clipping is None:
+        remedy = "Set it to a norm that is never reached, such as 1e9."
+        found.append(notes.clips_by_itself("clip_grad_norm.max_norm", remedy=remedy))
+    if spec.precision != "fp32":
+        is_here = "it is a matter of `model.torch_dtype` and of the strategy's mixed precision policy."
+        found.append(notes.precision_differs(order, is_here=is_here))
+    return tuple(found)
+
+
+TARGET = Target(
+    name="nemo-automodel",
+    title="NeMo AutoModel",
+    kind="framework",
+    versions=("0.7",),
+    repeats_one_size=True,
+    write=_write,
+    arguments=_arguments,
+    checked="built into AutoModel's own step scheduler; other keys compared with the recorded ones",
+)

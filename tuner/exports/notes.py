@@ -1,0 +1,50 @@
+"""Warnings that several targets share. Each says what the target does by itself, and what to do about it."""
+
+from __future__ import annotations
+
+from tuner.exports.base import Order
+from tuner.results import Advice
+
+
+def measured_elsewhere(order: Order, title: str) -> Advice:
+    """The probes ran Batchwright's own loop, not this framework."""
+    message = (
+        f"A micro-batch of {order.figures.micro_batch_size} was proven with the model of the spec in Batchwright's own "
+        f"loop. {title} builds model, optimizer and sharding by itself, which takes other memory: watch the peak of "
+        "its first updates."
+    )
+    return Advice(code="memory-measured-elsewhere", message=message)
+
+
+def data_parallel_ranks(order: Order, divisors: str) -> Advice:
+    """The target derives its data-parallel ranks from its processes."""
+    ranks = order.figures.world_size
+    message = (
+        f"The figures are for {ranks} data-parallel rank(s). They are processes / ({divisors}) here: with model "
+        f"parallelism start {ranks} times as many processes as one copy of the model takes."
+    )
+    return Advice(code="data-parallel-ranks", message=message)
+
+
+def packing(switch: str) -> Advice:
+    """The target can pack several samples into one sequence."""
+    message = (
+        f"With {switch} several samples share a sequence, and the effective batch counts sequences instead of samples. "
+        "Leave it off, or tune for an effective batch of packed sequences."
+    )
+    return Advice(code="packing-changes-samples", message=message)
+
+
+def clips_by_itself(key: str, *, remedy: str) -> Advice:
+    """The target clips gradients although the spec does not."""
+    message = f"The spec does not clip gradients, but without `{key}` they are clipped at a norm of 1.0. {remedy}"
+    return Advice(code="clips-by-default", message=message)
+
+
+def precision_differs(order: Order, *, is_here: str) -> Advice:
+    """The target cannot say the precision of the spec."""
+    message = (
+        f"The spec's precision `{order.recommendation.request.spec.precision}` is not written: {is_here} Memory and "
+        "gradients differ from what was probed; set the precision yourself, and watch the peak of the first updates."
+    )
+    return Advice(code="precision-not-written", message=message)

@@ -1,0 +1,93 @@
+"""torchtune: keys of a recipe's YAML file, and overrides for its command line."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from tuner.exports import notes
+from tuner.exports.base import Order, Target, Written
+from tuner.exports.text import yaml_file
+from tuner.results import Advice
+
+_DTYPES = {"fp32": "fp32", "bf16": "bf16"}
+
+
+def _batch(order: Order) -> dict[str, int]:
+    figures = order.figures
+    return {
+        "batch_size": figures.micro_batch_size,
+        "gradient_accumulation_steps": figures.gradient_accumulation_steps,
+    }
+
+
+def _settings(order: Order) -> dict[str, JsonValue]:
+    spec = order.recommendation.request.spec
+    settings: dict[str, JsonValue] = {
+        **_batch(order),
+        "clip_grad_norm": spec.gradient_clipping,
+        "enable_activation_checkpointing": spec.activation_checkpointing,
+    }
+    if spec.precision in _DTYPES:
+        settings["dtype"] = _DTYPES[spec.precision]
+    return settings
+
+
+def _write(order: Order) -> Written:
+    return Written((yaml_file("torchtune.yaml", order, _settings(order)),), warnings=_warnings(order))
+
+
+def _arguments(order: Order) -> tuple[str, ...]:
+    return tuple(f"{name}={value}" for name, value in _batch(order).items())
+
+
+def _warnings(order: Order) -> tuple[Advice, ...]:
+    spec, figures = order.recommendation.request.spec, order.figures
+    found = [
+        notes.measured_elsewhere(order, "torchtune"),
+        notes.packing("`dataset.packed: True`"),
+        notes.data_parallel_ranks(order, "`tensor_parallel_dim`"),
+    ]
+    if figures.gradient_accumulation_steps > 1:
+        found.append(
+            Advice(
+                code="tail-leaks",
+                message="Micro-batches that are left over at the end of an epoch join the first update of the next. "
+                f"A `max_steps_per_epoch` of the data's samples // {figures.effective_batch_size} drops them.",
+            )
+        )
+        found.append(
+            Advice(
+                code="token-weighting",
+                message="A micro-batch is weighted by its labels before they are shifted: exact where each sample's "
+                "first label is masked, as in prompts that are not trained on, else slightly off.",
+            )
+        )
+        found.append(
+            Advice(
+                code="needs-separate-optimizer",
+                message="`optimizer_in_bwd: True` is refused with more than one accumulation step: keep it False.",
+            )
+        )
+    if spec.batch.sequence_length is not None:
+        found.append(
+            Advice(
+                code="length-not-written",
+                message=f"Set `tokenizer.max_seq_len: {spec.batch.sequence_length}`: longer samples take more memory "
+                "than was probed.",
+            )
+        )
+    if spec.precision not in _DTYPES:
+        found.append(notes.precision_differs(order, is_here="`dtype` is the type of the weights, without autocast."))
+    return tuple(found)
+
+
+TARGET = Target(
+    name="torchtune",
+    title="torchtune",
+    kind="framework",
+    versions=("0.6",),
+    repeats_one_size=True,
+    write=_write,
+    arguments=_arguments,
+    checked="merged by torchtune's own parser of overrides; keys compared with those that its recipe reads",
+)
