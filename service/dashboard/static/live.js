@@ -15,6 +15,7 @@ import { ApiProblem, request } from "./api.js";
 const FIRST_PAUSE_SECONDS = 1;
 const LONGEST_PAUSE_SECONDS = 15;
 const SILENCE_SECONDS = 45; // the service sends a comment every 15 s
+const TERMINAL = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 
 /**
  * Follows a stream of events to its end.
@@ -29,19 +30,19 @@ const SILENCE_SECONDS = 45; // the service sends a comment every 15 s
 export function follow(path, onEvent, { after = 0, onState, onEnd, onProblem } = {}) {
   const stopping = new AbortController();
   const told = telling(onState);
-  const seen = { id: after };
-  const deliver = (event) => {
-    seen.id = event.id;
-    onEvent(event);
-  };
-  followAll(path, seen, deliver, told, stopping.signal).then(
-    () => end("ended", onEnd),
-    (error) => (stopping.signal.aborted ? told.leave() : end("failed", () => refuse(error, onProblem))),
+  const stream = { path, lastId: after, ended: false, deliver: (event) => guarded(() => onEvent(event)) };
+  followAll(stream, told, stopping.signal).then(
+    () => {
+      told.leave(stream.ended ? "ended" : undefined);
+      if (stream.ended) {
+        onEnd?.();
+      }
+    },
+    (error) => {
+      told.leave("failed");
+      refuse(error, onProblem);
+    },
   );
-  function end(state, then) {
-    told.leave(state);
-    then?.();
-  }
   return { stop: () => stopping.abort() };
 }
 
@@ -55,9 +56,9 @@ export function follow(path, onEvent, { after = 0, onState, onEnd, onProblem } =
 export function poll(fn, seconds, { onProblem, onState } = {}) {
   const stopping = new AbortController();
   const told = telling(onState);
-  const bell = new EventTarget();
+  const bell = makeBell();
   pollAll(fn, seconds, { told, bell, onProblem }, stopping.signal).finally(() => told.leave());
-  return { stop: () => stopping.abort(), now: () => bell.dispatchEvent(new Event("ring")) };
+  return { stop: () => stopping.abort(), now: bell.ring };
 }
 
 /**
@@ -114,61 +115,54 @@ function telling(onState) {
 
 // --- streams --------------------------------------------------------------------------------------------------------
 
-async function followAll(path, seen, deliver, told, stop) {
+/** Connects again and again until the stream has ended or is stopped. Throws what a new connection would not mend. */
+async function followAll(stream, told, stop) {
   let pause = FIRST_PAUSE_SECONDS;
-  for (;;) {
+  while (!stop.aborted && !stream.ended) {
+    const before = stream.lastId;
     await visible(stop);
-    const before = seen.id;
-    const left = await followOnce(path, seen, deliver, told, stop);
-    if (left === "ended") {
-      return;
-    }
-    pause = seen.id > before ? FIRST_PAUSE_SECONDS : pause;
-    if (left !== "hidden") {
+    if (!(await followOnce(stream, told, stop))) {
       await sleep(jittered(pause), stop);
-      pause = Math.min(2 * pause, LONGEST_PAUSE_SECONDS);
+      pause = stream.lastId > before ? FIRST_PAUSE_SECONDS : Math.min(2 * pause, LONGEST_PAUSE_SECONDS);
     }
   }
 }
 
-/** One connection: how it was left, "ended", "hidden" or "lost". Throws what a new one would not mend. */
-async function followOnce(path, seen, deliver, told, stop) {
+/** One connection; true when the next may follow at once. */
+async function followOnce(stream, told, stop) {
   const leaving = new AbortController();
   const undo = leaveWhenHidden(leaving, stop);
   try {
-    const headers = { Accept: "text/event-stream", "Last-Event-ID": String(seen.id) };
-    const response = await request("GET", path, undefined, { headers, signal: leaving.signal });
+    const headers = { Accept: "text/event-stream", "Last-Event-ID": String(stream.lastId) };
+    const response = await request("GET", stream.path, undefined, { headers, signal: leaving.signal });
     told.is("live");
     if (response.status === 204) {
-      return "ended";
+      stream.ended = true;
+    } else {
+      await readEvents(response.body, stream, leaving);
     }
-    await readEvents(response.body, deliver, leaving);
-    return "again";
+    return stream.ended;
   } catch (error) {
-    stop.throwIfAborted();
-    if (document.hidden && leaving.signal.aborted) {
-      return "hidden";
+    if (stop.aborted || (document.hidden && leaving.signal.aborted)) {
+      return true;
     }
-    if (error instanceof ApiProblem && !error.passing) {
-      throw error;
-    }
-    if (!(error instanceof ApiProblem) && !isLost(error)) {
+    if (!isLost(error)) {
       throw error;
     }
     told.is("reconnecting");
-    return "lost";
+    return false;
   } finally {
     leaving.abort();
     undo();
   }
 }
 
-async function readEvents(body, deliver, leaving) {
+async function readEvents(body, stream, leaving) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  const watchdog = silence(() => leaving.abort(new DOMException("no sign of life", "NetworkError")));
+  const watchdog = silence(() => leaving.abort());
   try {
     let rest = "";
-    for (;;) {
+    while (!stream.ended) {
       const { value, done } = await reader.read();
       if (done) {
         return;
@@ -176,11 +170,17 @@ async function readEvents(body, deliver, leaving) {
       watchdog.heard();
       const blocks = (rest + value).split("\n\n");
       rest = blocks.pop();
-      blocks.map(dataOf).filter(Boolean).forEach((data) => deliver(JSON.parse(data)));
+      blocks.map(dataOf).filter(Boolean).forEach((data) => take(stream, JSON.parse(data)));
     }
   } finally {
     watchdog.stop();
   }
+}
+
+function take(stream, event) {
+  stream.lastId = event.id;
+  stream.ended = TERMINAL.has(event.state);
+  stream.deliver(event);
 }
 
 function dataOf(block) {
@@ -188,9 +188,9 @@ function dataOf(block) {
   return lines.map((line) => line.slice(5).trimStart()).join("\n");
 }
 
-/** A connection that broke, as fetch and streams tell it; anything else is a fault of the page, and is thrown. */
+/** Whether a connection broke or was refused for the moment; anything else is thrown. */
 function isLost(error) {
-  return error.name === "NetworkError" || error.name === "AbortError" || error instanceof TypeError;
+  return error instanceof ApiProblem ? error.passing : error.name === "AbortError" || error instanceof TypeError;
 }
 
 function refuse(error, onProblem) {
@@ -218,20 +218,25 @@ async function pollAll(fn, seconds, { told, bell, onProblem }, stop) {
   let failures = 0;
   while (!stop.aborted) {
     await visible(stop);
-    try {
-      await fn(stop);
-      failures = 0;
-      told.is("live");
-    } catch (error) {
-      if (stop.aborted) {
-        return;
-      }
-      failures += 1;
+    bell.reset();
+    failures = (await pollOnce(fn, { told, onProblem }, stop)) ? 0 : failures + 1;
+    const pause = failures === 0 ? seconds : Math.min(seconds * 2 ** (failures - 1), LONGEST_PAUSE_SECONDS);
+    await sleep(jittered(Math.max(pause, FIRST_PAUSE_SECONDS)), stop, bell);
+  }
+}
+
+/** One call; whether it went well. */
+async function pollOnce(fn, { told, onProblem }, stop) {
+  try {
+    await fn(stop);
+    told.is("live");
+    return true;
+  } catch (error) {
+    if (!stop.aborted) {
       told.is(error instanceof ApiProblem && error.passing ? "reconnecting" : "live");
       pass(error, onProblem);
     }
-    const pause = failures === 0 ? seconds : Math.min(seconds * 2 ** (failures - 1), LONGEST_PAUSE_SECONDS);
-    await sleep(jittered(Math.max(pause, FIRST_PAUSE_SECONDS)), stop, bell);
+    return false;
   }
 }
 
@@ -243,11 +248,27 @@ function pass(error, onProblem) {
   }
 }
 
+/** The page's own code must not end a stream. */
+function guarded(act) {
+  try {
+    act();
+  } catch (error) {
+    reportError(error);
+  }
+}
+
 // --- time -----------------------------------------------------------------------------------------------------------
 
-/** Resolves once the page can be seen; rejects when `stop` is aborted. */
+/** Resolves once the page can be seen, or `stop` is aborted. */
 function visible(stop) {
-  return document.hidden ? until(document, "visibilitychange", stop) : Promise.resolve();
+  return document.hidden && !stop.aborted ? changeOf(document, "visibilitychange", stop) : Promise.resolve();
+}
+
+function changeOf(target, event, stop) {
+  return new Promise((resolve) => {
+    target.addEventListener(event, resolve, { once: true, signal: stop });
+    stop.addEventListener("abort", resolve, { once: true });
+  });
 }
 
 function leaveWhenHidden(leaving, stop) {
@@ -264,25 +285,37 @@ function leaveWhenHidden(leaving, stop) {
   };
 }
 
+/** A bell that remembers that it was rung while nobody listened. */
+function makeBell() {
+  const bell = {
+    rung: false,
+    onRing: null,
+    ring() {
+      bell.rung = true;
+      bell.onRing?.();
+    },
+    reset() {
+      bell.rung = false;
+    },
+  };
+  return bell;
+}
+
 /** Resolves after so many seconds, or as soon as `bell` rings, or when `stop` is aborted. */
-function sleep(seconds, stop, bell = new EventTarget()) {
+function sleep(seconds, stop, bell = makeBell()) {
   return new Promise((resolve) => {
     const timer = setTimeout(wake, 1000 * seconds);
     function wake() {
       clearTimeout(timer);
       stop.removeEventListener("abort", wake);
-      bell.removeEventListener("ring", wake);
+      bell.onRing = null;
       resolve();
     }
     stop.addEventListener("abort", wake);
-    bell.addEventListener("ring", wake);
-  });
-}
-
-function until(target, event, stop) {
-  return new Promise((resolve, reject) => {
-    target.addEventListener(event, resolve, { once: true, signal: stop });
-    stop.addEventListener("abort", () => reject(stop.reason), { once: true });
+    bell.onRing = wake;
+    if (bell.rung || stop.aborted) {
+      wake();
+    }
   });
 }
 

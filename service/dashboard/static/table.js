@@ -1,0 +1,304 @@
+/**
+ * Tables: of rows that one has (`makeTable`), and of a list of the API with filters and pages (`makeList`).
+ *
+ *   const table = makeTable({caption: "Probes", columns, keyOf: (row) => row.ordinal})
+ *   parent.append(table.element); table.update(rows)      rows keep their nodes: focus and selection survive
+ *
+ *   makeList({root: byId("list"), path: "/v1/tunings", caption: "Tunings", columns, filters, empty})
+ *
+ * A column is {title, cell(row) -> node or text, class?: "number"|"wide"|..., value?(row) -> what to sort by}. A column with
+ * `value` gets a button in its head in `makeTable`; lists of the API come newest first and cannot be sorted otherwise.
+ * A filter is {name, label, options: [[value, text], ...]} or {name, label, placeholder?, pattern?, maxlength?}; the
+ * filters' values are kept in the page's address, so that a filtered list is a link.
+ * The first column's cell is the row's head.
+ */
+
+import { addressOf, get } from "./api.js";
+import { announce, h, replace } from "./dom.js";
+import { count } from "./format.js";
+import { poll } from "./live.js";
+import { emptyState, problemAlert } from "./parts.js";
+
+const REFRESH_SECONDS = 3;
+const TYPING_MILLISECONDS = 300;
+const ENDED = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
+
+/**
+ * A table whose rows are updated in place.
+ *
+ * @returns {{element: HTMLElement, update: (rows: Object[]) => void}}
+ */
+export function makeTable({ caption, columns, keyOf = (row) => row.id, showCaption = false }) {
+  const body = h("tbody");
+  const kept = new Map();
+  const order = { column: null, descending: false };
+  let current = [];
+  const head = h("tr", {}, columns.map((column) => headCell(column, order, () => update(current))));
+  const hint = { class: showCaption ? "" : "visually-hidden" };
+  const table = h("table", { class: "table" }, h("caption", hint, caption), h("thead", {}, head), body);
+  const element = h("div", { class: "table-scroll", tabindex: 0, role: "region", "aria-label": caption }, table);
+
+  function update(rows) {
+    current = rows;
+    const wanted = ordered(rows, order);
+    const keys = new Set(wanted.map(keyOf));
+    for (const [key, entry] of kept) {
+      if (!keys.has(key)) {
+        entry.node.remove();
+        kept.delete(key);
+      }
+    }
+    place(body, wanted.map((row) => nodeOf(kept, keyOf(row), row, columns)));
+    markOrder(head, columns, order);
+  }
+  return { element, update };
+}
+
+/**
+ * A list of the API: filters, rows, "Load more". Rows that have not ended are read again every few seconds: the first
+ * page, and one other page at a time, however many are loaded.
+ *
+ * @param {{root: HTMLElement, path: string, caption: string, columns: Object[], filters?: Object[], empty: Object,
+ *   pageSize?: number, ended?: (row: Object) => boolean, refreshSeconds?: number}} list  `empty` is what `emptyState`
+ *   takes, shown when there is nothing at all. `refreshSeconds: 0`: it is not read again by itself.
+ * @returns {{refresh: () => void}}
+ */
+export function makeList(list) {
+  const { root, path, caption, columns, filters = [], empty, pageSize = 50, refreshSeconds = REFRESH_SECONDS } = list;
+  const ended = list.ended ?? ((row) => ENDED.has(row.state));
+  const table = makeTable({ caption, columns });
+  const pages = makePages((cursor, signal) => get(path, { query: { ...query(), limit: pageSize, cursor }, signal }));
+  const form = filterForm(filters, restart);
+  const status = h("p", { class: "list-status muted", role: "status" }, "Loading…");
+  const more = h("button", { type: "button", class: "button", hidden: true, on: { click: loadMore } }, "Load more");
+  const place = h("div", { class: "list-body" });
+  replace(root, filters.length > 0 && form.element, place, h("div", { class: "list-foot" }, status, more));
+
+  function query() {
+    return form.values();
+  }
+
+  function restart() {
+    history.replaceState(null, "", addressOf(location.pathname, query()));
+    pages.clear();
+    polling.now();
+  }
+
+  function show() {
+    const rows = pages.rows();
+    table.update(rows);
+    replace(place, rows.length > 0 ? table.element : nothing(form, empty));
+    more.hidden = pages.next() === null;
+    status.textContent = rows.length === 0 ? "" : `${count(rows.length)} shown${more.hidden ? ", that is all" : ""}`;
+  }
+
+  async function loadMore() {
+    more.disabled = true;
+    try {
+      const before = pages.rows().length;
+      await pages.load();
+      show();
+      announce(`${count(pages.rows().length - before)} more rows`);
+    } catch (problem) {
+      place.append(problemAlert(problem));
+    } finally {
+      more.disabled = false;
+    }
+  }
+
+  const once = refreshSeconds === 0;
+  const polling = poll(async (signal) => {
+    const asked = pages.version();
+    await pages.refresh(ended, signal);
+    if (asked === pages.version()) {
+      show();
+    }
+  }, once ? 3600 : refreshSeconds, { onProblem: (problem) => replace(place, problemAlert(problem, { retry: polling.now })) });
+  return { refresh: polling.now };
+}
+
+// --- pages ----------------------------------------------------------------------------------------------------------
+
+/** The pages that were read: each with its cursor, so that any can be read again by itself. */
+function makePages(read) {
+  let pages = [];
+  let version = 0;
+  let turn = 0;
+
+  async function readInto(index, cursor, signal) {
+    const asked = version;
+    const answer = await read(cursor, signal);
+    if (asked === version) {
+      pages[index] = { cursor, rows: answer.items, next: answer.next_cursor };
+    }
+  }
+
+  /** A page other than the first that has something going on, each in its turn. */
+  function other(ended) {
+    const lively = pages.map((_, index) => index).filter((index) => index > 0 && !pages[index].rows.every(ended));
+    turn += 1;
+    return lively[turn % lively.length];
+  }
+
+  return {
+    version: () => version,
+    next: () => pages.at(-1)?.next ?? null,
+    rows: () => distinct(pages.flatMap((page) => page.rows)),
+    load: () => readInto(pages.length, pages.at(-1)?.next ?? null),
+    clear() {
+      pages = [];
+      version += 1;
+    },
+    async refresh(ended, signal) {
+      const index = other(ended);
+      await readFirst(signal);
+      if (index !== undefined && index < pages.length) {
+        await readInto(index, pages[index].cursor, signal);
+      }
+    },
+  };
+
+  /** The first page moves on as work is submitted: what it no longer holds stays in a page between. */
+  async function readFirst(signal) {
+    const known = pages[0];
+    await readInto(0, null, signal);
+    const now = pages[0];
+    if (known !== undefined && now !== undefined && now.next !== known.next && pages.length > 1) {
+      const held = new Set(now.rows.map((row) => row.id));
+      const left = known.rows.filter((row) => !held.has(row.id));
+      pages.splice(1, 0, { cursor: now.next, rows: left, next: known.next });
+    }
+  }
+}
+
+function distinct(rows) {
+  return [...new Map(rows.map((row) => [row.id, row])).values()];
+}
+
+function nothing(form, empty) {
+  const cleared = h("button", { type: "button", class: "button", on: { click: form.clear } }, "Clear the filters");
+  return form.isSet() ? emptyState({ title: "Nothing matches these filters", action: cleared }) : emptyState(empty);
+}
+
+// --- filters --------------------------------------------------------------------------------------------------------
+
+function filterForm(filters, onChange) {
+  const address = new URLSearchParams(location.search);
+  const fields = filters.map((filter) => [filter.name, filterField(filter, address.get(filter.name) ?? "")]);
+  const form = h("form", { class: "filters", role: "search" }, fields.map(([, field], index) => labelled(filters[index], field)));
+  const values = () => Object.fromEntries(fields.map(([name, field]) => [name, field.value.trim()]));
+  let timer = null;
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => form.checkValidity() && onChange(), TYPING_MILLISECONDS);
+  });
+  return {
+    element: form,
+    values,
+    isSet: () => Object.values(values()).some((value) => value !== ""),
+    clear() {
+      fields.forEach(([, field]) => (field.value = ""));
+      onChange();
+    },
+  };
+}
+
+function filterField({ name, options, placeholder = "", pattern, maxlength = 300 }, value) {
+  const id = `filter-${name}`;
+  if (options === undefined) {
+    const text = { type: "search", autocomplete: "off", spellcheck: "false", placeholder, pattern, maxlength };
+    return h("input", { id, name, value, class: "input", ...text });
+  }
+  const choices = options.map(([key, text]) => h("option", { value: key, selected: key === value }, text));
+  return h("select", { id, name, class: "input" }, choices);
+}
+
+function labelled({ name, label }, field) {
+  return h("div", { class: "field" }, h("label", { for: `filter-${name}` }, label), field);
+}
+
+// --- rows -----------------------------------------------------------------------------------------------------------
+
+function nodeOf(kept, key, row, columns) {
+  const entry = kept.get(key);
+  const written = JSON.stringify(row);
+  if (entry === undefined) {
+    const node = h("tr", {}, cellsOf(row, columns));
+    kept.set(key, { node, written });
+    return node;
+  }
+  if (entry.written !== written) {
+    entry.written = written;
+    renew(entry.node, cellsOf(row, columns));
+  }
+  return entry.node;
+}
+
+/** Replaces only the cells that differ, so that a focused link stays focused. */
+function renew(node, cells) {
+  cells.forEach((cell, index) => {
+    if (!cell.isEqualNode(node.children[index])) {
+      node.children[index].replaceWith(cell);
+    }
+  });
+}
+
+function cellsOf(row, columns) {
+  return columns.map((column, index) => {
+    const attributes = { class: column.class, ...(index === 0 ? { scope: "row" } : {}) };
+    return h(index === 0 ? "th" : "td", attributes, column.cell(row));
+  });
+}
+
+/** Puts the nodes into the body in this order, and moves none that stands right. */
+function place(body, wanted) {
+  let next = body.firstChild;
+  for (const node of wanted) {
+    if (node === next) {
+      next = next.nextSibling;
+    } else {
+      body.insertBefore(node, next);
+    }
+  }
+}
+
+// --- order ----------------------------------------------------------------------------------------------------------
+
+function headCell(column, order, onOrder) {
+  if (column.value === undefined) {
+    return h("th", { scope: "col", class: column.class }, column.title);
+  }
+  const reorder = () => {
+    order.descending = order.column === column && !order.descending;
+    order.column = column;
+    onOrder();
+  };
+  const button = h("button", { type: "button", class: "sort", on: { click: reorder } }, column.title);
+  return h("th", { scope: "col", class: column.class }, button);
+}
+
+function markOrder(head, columns, order) {
+  columns.forEach((column, index) => {
+    if (column === order.column) {
+      head.children[index].setAttribute("aria-sort", order.descending ? "descending" : "ascending");
+    } else {
+      head.children[index].removeAttribute("aria-sort");
+    }
+  });
+}
+
+function ordered(rows, { column, descending }) {
+  if (column === null) {
+    return rows;
+  }
+  const sorted = rows.toSorted((one, other) => compare(column.value(one), column.value(other)));
+  return descending ? sorted.reverse() : sorted;
+}
+
+function compare(one, other) {
+  if (one === other) {
+    return 0;
+  }
+  return one === null || one === undefined || one < other ? -1 : 1;
+}
