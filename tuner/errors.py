@@ -111,7 +111,7 @@ class ExportError(BatchwrightError):
     """A recommendation cannot be exported as asked.
 
     ``reason`` is a stable word: `unknown-format`, `unknown-version`, `wrong-option`, `wrong-environment`,
-    `infeasible` or `inexact`.
+    `infeasible`, `inexact` or `not-expressible`.
     """
 
     def __init__(self, reason: str, message: str) -> None:
