@@ -24,6 +24,7 @@ class ExitCode(IntEnum):
 _CODES: tuple[tuple[type[errors.BatchwrightError], ExitCode], ...] = (
     (errors.SpecError, ExitCode.WRONG_INPUT),
     (errors.PlanError, ExitCode.WRONG_INPUT),
+    (errors.ExportError, ExitCode.WRONG_INPUT),
     (errors.ServingError, ExitCode.WRONG_INPUT),
     (errors.DeviceError, ExitCode.DEVICE),
     (errors.EstimateError, ExitCode.TUNING_FAILED),
@@ -36,6 +37,8 @@ _CODES: tuple[tuple[type[errors.BatchwrightError], ExitCode], ...] = (
 
 def exit_code(error: errors.BatchwrightError) -> ExitCode:
     """The exit code of an error."""
+    if isinstance(error, errors.ExportError) and error.reason == "infeasible":
+        return ExitCode.INFEASIBLE
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.UNEXPECTED)
 
 
@@ -43,7 +46,7 @@ def as_json(error: errors.BatchwrightError) -> str:
     """An error for a script: on standard output, where it expects its answer."""
     problems = error.problems if isinstance(error, errors.SpecError) else []
     document: dict[str, object] = {"error": type(error).__name__, "message": str(error)}
-    if isinstance(error, errors.TuningFailedError):
+    if isinstance(error, errors.TuningFailedError | errors.ExportError):
         document["reason"] = error.reason
     if problems:
         document["problems"] = [{"field": it.field, "message": it.message, "value": it.value} for it in problems]

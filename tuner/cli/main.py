@@ -25,6 +25,7 @@ from tuner.cli.arguments import (
 )
 from tuner.cli.display import balanced_in_words, progress_console, recommendation_panel, uniform_in_words
 from tuner.cli.errors import ExitCode, as_json, exit_code
+from tuner.cli.exporting import export, formats
 from tuner.documents import load_document
 from tuner.errors import BatchwrightError, TrainingError
 from tuner.files import write_atomically
@@ -339,6 +340,8 @@ def devices(*, json: options.Json = False) -> None:
         sys.stdout.write((found.model_dump_json() if json else text) + "\n")
 
 
+app.command()(export)
+app.command()(formats)
 app.command()(serve)
 app.command()(work)
 app.command()(prune)

@@ -1,0 +1,134 @@
+"""``batchwright export`` and ``batchwright formats``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console, Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from tuner.cli import options
+from tuner.cli.arguments import check_folder, wrong_argument
+from tuner.documents import field_problems, load_document
+from tuner.errors import SpecError
+from tuner.exports.base import Export, ExportedFile, ExportFormat, ExportOptions
+from tuner.exports.registry import TARGETS
+from tuner.exports.registry import export as make_export
+from tuner.files import write_atomically
+from tuner.results import Recommendation
+
+_DEFAULTS = ExportOptions()
+
+
+def _help_of(name: str) -> str:
+    return " ".join((ExportOptions.model_fields[name].description or "").split())
+
+
+def export(  # noqa: PLR0913 - a command's options are its arguments
+    recommendation: Annotated[Path, typer.Argument(metavar="REC", help="The answer of `tune`, as JSON.")],
+    *,
+    format_: Annotated[
+        str, typer.Option("--format", "-f", metavar="NAME", help="What to export to; `batchwright formats` lists all.")
+    ],
+    target_version: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="One of the format's versions; its newest when left out.")
+    ] = None,
+    allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=_help_of("allow_inexact"))] = False,
+    script: Annotated[str, typer.Option(help=_help_of("script"))] = _DEFAULTS.script,
+    arguments_of: Annotated[str | None, typer.Option(metavar="NAME", help=_help_of("arguments_of"))] = None,
+    job_name: Annotated[str, typer.Option(help=_help_of("job_name"))] = _DEFAULTS.job_name,
+    processes_per_node: Annotated[int | None, typer.Option(help=_help_of("processes_per_node"))] = None,
+    image: Annotated[str, typer.Option(help=_help_of("image"))] = _DEFAULTS.image,
+    queue: Annotated[str | None, typer.Option(help=_help_of("queue"))] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option("--output-dir", "-o", help="Write the files into this folder, not to the terminal.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Write a recommendation in the words of a framework or launcher: files that it reads as they are.
+
+    Prints the first file on standard output, and what to know about it on standard error.
+
+    Example: batchwright export recommendation.json --format slurm --queue gpu --script pretrain.py > job.sbatch
+    """
+    if output_dir is not None:
+        check_folder(output_dir, "--output-dir")
+    found = load_document(Recommendation, recommendation, "recommendation")
+    asked = _options(
+        allow_inexact=allow_inexact,
+        script=script,
+        arguments_of=arguments_of,
+        job_name=job_name,
+        processes_per_node=processes_per_node,
+        image=image,
+        queue=queue,
+    )
+    made = make_export(found, format_, version=target_version, options=asked)
+    written = () if output_dir is None else _write(made.files, output_dir, force=force)
+    if json:
+        sys.stdout.write(made.model_dump_json(indent=2) + "\n")
+        return
+    if output_dir is None:
+        sys.stdout.write(made.files[0].content)
+    Console(stderr=True, highlight=False, markup=False).print(in_words(made, written))
+
+
+def formats(*, json: options.Json = False) -> None:
+    """List what `export` can write; with --json also how each is known to be right."""
+    listed = [target.described() for target in TARGETS.values()]
+    if json:
+        sys.stdout.writelines(item.model_dump_json() + "\n" for item in listed)
+    else:
+        Console(highlight=False, markup=False).print(format_table(listed))
+
+
+def format_table(listed: list[ExportFormat]) -> Table:
+    """A row per format."""
+    table = Table(Column("format", no_wrap=True), "target", "kind", "versions", box=None)
+    for item in listed:
+        table.add_row(item.format, item.title, item.kind, ", ".join(item.versions))
+    return table
+
+
+def in_words(made: Export, written: tuple[Path, ...] = ()) -> RenderableType:
+    """What to know about an export, beside its files."""
+    batch = made.effective_batch_size
+    plan = f"{made.gradient_accumulation_steps} micro-batch(es) of at most {made.micro_batch_size}"
+    target = f"{made.title} {made.target_version}"
+    lines = [f"{target}: {batch.achieved} samples per update, {made.world_size} rank(s), {plan}"]
+    if not batch.exact:
+        lines.append(f"NOT EXACT: {batch.requested} were asked for")
+    lines += [f"warning: {item.message}" for item in made.warnings]
+    lines += [f"wrote {path}" for path in written]
+    if not written and len(made.files) > 1:
+        others = ", ".join(file.name for file in made.files[1:])
+        lines.append(f"not printed: {others}; --output-dir writes all")
+    return Group(*(Text(line) for line in lines))
+
+
+def _options(**fields: object) -> ExportOptions:
+    try:
+        return ExportOptions.model_validate(fields)
+    except ValidationError as error:
+        raise SpecError(field_problems(error, fields), "export") from None
+
+
+def _write(files: tuple[ExportedFile, ...], folder: Path, *, force: bool) -> tuple[Path, ...]:
+    paths = tuple(folder / file.name for file in files)
+    if not force:
+        there = [str(path) for path in paths if path.exists()]
+        if there:
+            raise wrong_argument("--output-dir", f"{', '.join(there)} is there already; --force overwrites", folder)
+    for path, file in zip(paths, files, strict=True):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, file.content)
+        except OSError as error:
+            raise wrong_argument("--output-dir", f"{path} cannot be written: {error.strerror}", folder) from None
+    return paths
