@@ -166,8 +166,8 @@ class Target:
     repeats_one_size: bool
     """Whether every micro-batch of every rank has one size, so that it takes the uniform plan."""
     divides_shares: bool = False
-    """Whether it takes a rank's samples of an update at once and divides them itself, into micro-batches of one size and
-    what is left: then every rank must have as many samples."""
+    """Whether it takes a rank's samples of an update at once and divides them itself, into micro-batches of one size
+    and what is left: then every rank must have as many samples."""
     write: Callable[[Order], Written]
     """Makes the files."""
     arguments: Callable[[Order], tuple[str, ...]] | None = None

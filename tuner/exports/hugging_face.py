@@ -1,35 +1,176 @@
-"""Hugging Face Transformers: ``TrainingArguments``."""
+"""Hugging Face Transformers: ``TrainingArguments`` as JSON, or as the command line of ``HfArgumentParser``.
+
+Read from transformers 5.23.0, 5.0.0 and 4.57.6: ``training_args.py``, ``trainer.py``, ``trainer_optimizer.py``.
+"""
 
 from __future__ import annotations
 
+import json
+
+from pydantic import JsonValue
+
 from tuner.exports.base import Order, Target, Written
+from tuner.exports.frameworks import (
+    counts_tokens,
+    dropped_samples,
+    lower_precision_in_code,
+    of_the_workload,
+    on_cpu,
+    replicated,
+    spec_of,
+    torch_call,
+)
 from tuner.exports.text import json_file
+from tuner.results import Advice
+from tuner.specs import ScheduleSpec
+
+NEWEST, FIVE, FOUR = "5.23", "5.0", "4.57"
 
 
 def _write(order: Order) -> Written:
-    figures = order.figures
-    arguments = {
+    return Written((json_file("training_arguments.json", training_arguments(order)),), warnings=_warnings(order))
+
+
+def training_arguments(order: Order) -> dict[str, JsonValue]:
+    """Keyword arguments of ``TrainingArguments``. What is a default of the library is said where it matters."""
+    spec, figures = spec_of(order), order.figures
+    return {
         "per_device_train_batch_size": figures.micro_batch_size,
         "gradient_accumulation_steps": figures.gradient_accumulation_steps,
+        "dataloader_drop_last": True,
+        "bf16": spec.precision == "bf16-mixed",
+        "fp16": spec.precision == "fp16-mixed",
+        "max_grad_norm": spec.gradient_clipping or 0.0,
+        **_checkpointing(order),
+        **_optimizer(order),
+        **_schedule(spec.schedule),
+        **({"torch_compile": True} if spec.compile else {}),
+        **({"use_cpu": True} if on_cpu(order) else {}),
     }
-    return Written((json_file("training_arguments.json", arguments),))
+
+
+def _checkpointing(order: Order) -> dict[str, JsonValue]:
+    wanted = spec_of(order).activation_checkpointing
+    if order.version == NEWEST:
+        return {"activation_checkpointing": wanted}
+    kwargs: dict[str, JsonValue] = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}  # as was measured
+    return {"gradient_checkpointing": wanted, **(kwargs if wanted else {})}
+
+
+def _optimizer(order: Order) -> dict[str, JsonValue]:
+    optimizer = spec_of(order).optimizer
+    if not _has_optimizer(order):
+        return {}
+    common: dict[str, JsonValue] = {"learning_rate": optimizer.learning_rate, "weight_decay": optimizer.weight_decay}
+    if optimizer.name == "sgd":
+        momentum: dict[str, JsonValue] = {"optim_args": f"momentum={optimizer.momentum!r}"}
+        return {"optim": "sgd", **common, **(momentum if optimizer.momentum else {})}
+    name = "adamw_torch_fused" if optimizer.implementation == "fused" else "adamw_torch"
+    return {"optim": name, **common, "adam_beta1": optimizer.betas[0], "adam_beta2": optimizer.betas[1]}
+
+
+def _has_optimizer(order: Order) -> bool:
+    """Whether the Trainer can make the spec's optimizer, by the implementation that was measured."""
+    optimizer = spec_of(order).optimizer
+    usual = "for-loop" if on_cpu(order) else "foreach"  # what torch takes when nothing is said
+    if optimizer.name == "sgd":
+        able = optimizer.momentum == 0.0 or order.version == NEWEST
+        return able and optimizer.implementation in {"default", usual}
+    decays_apart = optimizer.name == "adamw" or optimizer.weight_decay == 0.0  # else Adam is no AdamW
+    return decays_apart and optimizer.implementation in {"default", usual, "fused"}
+
+
+def _schedule(schedule: ScheduleSpec) -> dict[str, JsonValue]:
+    """The library's own default is `linear`."""
+    warm_up = schedule.warmup_updates
+    name = "constant_with_warmup" if schedule.name == "constant" and warm_up else schedule.name
+    return {"lr_scheduler_type": name, "warmup_steps": warm_up}
+
+
+# --- warnings ---
+
+
+def _warnings(order: Order) -> tuple[Advice, ...]:
+    return (
+        _processes(order),
+        *_tokens(order),
+        _tail(order),
+        *_own_optimizer(order),
+        *_loaded_type(order),
+        *replicated(order),
+        *of_the_workload(order),
+    )
+
+
+def _processes(order: Order) -> Advice:
+    ranks, micro = order.figures.world_size, order.figures.micro_batch_size
+    start = f"`torchrun --nproc-per-node={ranks}`" if ranks > 1 else "`python` with `CUDA_VISIBLE_DEVICES=0`"
+    message = (
+        f"TrainingArguments do not hold the number of ranks: start exactly {ranks}, one per device ({start}). One "
+        f"process that sees several devices runs `DataParallel`, and takes {micro} samples for each of them."
+    )
+    return Advice(code="world-size", message=message)
+
+
+def _tokens(order: Order) -> tuple[Advice, ...]:
+    if not counts_tokens(spec_of(order)):
+        return ()
+    message = (
+        "Each token counts alike only if the model's `forward` takes `num_items_in_batch` in its keyword arguments, as "
+        "the library's own language models do. For any other model pass the Trainer a `compute_loss_func` that divides "
+        "the summed loss by `num_items_in_batch`; else it steps with the mean of micro-batches' means."
+    )
+    return (Advice(code="token-weighting", message=message),)
+
+
+def _tail(order: Order) -> Advice:
+    message = (
+        f"The last update of an epoch is made with the micro-batches that are left, rightly weighted. "
+        f"{dropped_samples(order, '`dataloader_drop_last`')} A dataset without a length never makes that update, and "
+        "its gradient joins the next epoch's first: give it a length."
+    )
+    return Advice(code="tail-window", message=message)
+
+
+def _own_optimizer(order: Order) -> tuple[Advice, ...]:
+    if _has_optimizer(order):
+        return ()
+    message = (
+        f"No `optim` of the Trainer is what was measured: pass `optimizers=({torch_call(spec_of(order).optimizer)}, "
+        "None)`."
+    )
+    return (Advice(code="optimizer-in-code", message=message),)
+
+
+def _loaded_type(order: Order) -> tuple[Advice, ...]:
+    """`from_pretrained` of 5.x takes the type that the checkpoint was written in."""
+    if spec_of(order).precision == "bf16" or order.version == FOUR:
+        return lower_precision_in_code(order)
+    message = (
+        "Parameters in fp32 were measured, and `from_pretrained` loads them in the checkpoint's own type, often bf16: "
+        "say `dtype=torch.float32`."
+    )
+    return (Advice(code="model-dtype", message=message),)
+
+
+# --- its command line ---
 
 
 def _arguments(order: Order) -> tuple[str, ...]:
-    figures = order.figures
-    return (
-        f"--per_device_train_batch_size={figures.micro_batch_size}",
-        f"--gradient_accumulation_steps={figures.gradient_accumulation_steps}",
-    )
+    return tuple(f"--{name}={_word(value)}" for name, value in training_arguments(order).items())
+
+
+def _word(value: JsonValue) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 TARGET = Target(
     name="hugging-face",
     title="Hugging Face TrainingArguments",
     kind="framework",
-    versions=("5",),
+    versions=(NEWEST, FIVE, FOUR),
     repeats_one_size=True,
     write=_write,
     arguments=_arguments,
-    checked="loaded by transformers",
+    checked="5.23 loaded by transformers and trained with; 5.0 and 4.57 against the fields of their sources",
 )

@@ -7,25 +7,49 @@ from collections.abc import Mapping
 from tuner.accumulation import balanced_plan, uniform_plan
 from tuner.errors import ExportError
 from tuner.exports import (
+    accelerate,
     axolotl,
+    composer,
+    deepspeed,
     hugging_face,
+    kubernetes,
+    lightning,
     llama_factory,
     megatron,
     nemo_automodel,
+    pytorch,
+    ray_jobs,
+    rayjob,
+    skypilot,
+    slurm,
+    torchrun,
     torchtitan,
     torchtune,
+    trainjob,
 )
 from tuner.exports.base import Export, ExportOptions, Figures, Order, Target
 from tuner.results import Advice, EffectiveBatchSize, Recommendation
 
 _TARGETS = (
+    pytorch.TARGET,
     hugging_face.TARGET,
+    accelerate.TARGET,
+    lightning.TARGET,
+    deepspeed.TARGET,
+    composer.TARGET,
     megatron.TARGET,
     torchtitan.TARGET,
     nemo_automodel.TARGET,
     torchtune.TARGET,
     axolotl.TARGET,
     llama_factory.TARGET,
+    torchrun.TARGET,
+    slurm.TARGET,
+    kubernetes.TARGET,
+    trainjob.TARGET,
+    rayjob.TARGET,
+    ray_jobs.TARGET,
+    skypilot.TARGET,
 )
 
 TARGETS: Mapping[str, Target] = {target.name: target for target in _TARGETS}

@@ -53,7 +53,7 @@ def origin(order: Order) -> str:
         f"Effective batch {figures.effective_batch_size}: {plan}.",
     ]
     if not figures.batch.exact:
-        lines.append(f"Asked for was {figures.batch.requested}: this target repeats one size and cannot reach it.")
+        lines.append(figures.change)
     return "".join(f"# {one_line(line)}\n" for line in lines)
 
 

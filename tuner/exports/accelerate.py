@@ -1,0 +1,168 @@
+"""Accelerate: the configuration of ``accelerate launch``, and the environment that its ``Accelerator`` reads.
+
+Read from accelerate 1.15.0: ``commands/config/config_args.py``, ``commands/launch.py``, ``accelerator.py``. A
+configuration holds no micro-batch, which is the DataLoader's, and no accumulation steps but DeepSpeed's; those are read
+from ``ACCELERATE_GRADIENT_ACCUMULATION_STEPS``, which wins over the argument of ``Accelerator``.
+"""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from tuner.exports.base import Order, Target, Written
+from tuner.exports.frameworks import (
+    checkpointing_in_code,
+    counts_tokens,
+    dropped_samples,
+    lower_precision_in_code,
+    nodes,
+    of_the_workload,
+    on_cpu,
+    optimizer_in_code,
+    spec_of,
+)
+from tuner.exports.text import exports_of, figures_in_environment, origin, script_file, shell_words, yaml_file
+from tuner.results import Advice
+from tuner.specs import TransformersModel
+
+_CONFIG, _LAUNCH = "accelerate.yaml", "launch.sh"
+_PRECISIONS = {"fp32": "no", "bf16": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
+
+
+def _write(order: Order) -> Written:
+    variables = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(order.figures.gradient_accumulation_steps)}
+    files = (
+        yaml_file(_CONFIG, order, _configuration(order), comments=(_loader_in_words(order),)),
+        script_file(_LAUNCH, _launch(order, {**figures_in_environment(order), **variables})),
+    )
+    return Written(files, ("sh", _LAUNCH), _warnings(order), variables)
+
+
+def _configuration(order: Order) -> dict[str, JsonValue]:
+    """What ``ClusterConfig`` holds."""
+    spec = spec_of(order)
+    machines, _ = nodes(order)
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": _kind(order),
+        "num_processes": order.figures.world_size,
+        "num_machines": machines,
+        "machine_rank": 0,
+        "mixed_precision": _PRECISIONS[spec.precision],
+        "use_cpu": on_cpu(order),
+        "main_training_function": "main",
+        "rdzv_backend": "static",
+        "same_network": True,
+        "debug": False,
+        "enable_cpu_affinity": False,
+        **({"fsdp_config": _sharding(order)} if _kind(order) == "FSDP" else {}),
+        **({"dynamo_config": {"dynamo_backend": "INDUCTOR"}} if spec.compile else {}),
+    }
+
+
+def _kind(order: Order) -> str:
+    if order.figures.world_size == 1:
+        return "NO"
+    if on_cpu(order):
+        return "MULTI_CPU"
+    return "FSDP" if spec_of(order).parallelism.strategy == "fsdp" else "MULTI_GPU"
+
+
+def _sharding(order: Order) -> dict[str, JsonValue]:
+    spec = spec_of(order)
+    by_block = isinstance(spec.model, TransformersModel)  # the library's models name their blocks
+    return {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": True,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP" if by_block else "NO_WRAP",
+        "fsdp_activation_checkpointing": spec.activation_checkpointing,
+    }
+
+
+def _launch(order: Order, variables: dict[str, str]) -> str:
+    command = ("accelerate", "launch", "--config_file", _CONFIG, order.options.script)
+    return f'#!/bin/sh\n{origin(order)}set -eu\n{exports_of(variables)}exec {shell_words(command)} "$@"\n'
+
+
+# --- warnings ---
+
+
+def _warnings(order: Order) -> tuple[Advice, ...]:
+    sharded = _kind(order) == "FSDP"
+    return (
+        Advice(code="data-loader-batch", message=_loader_in_words(order)),
+        *_tokens(order),
+        _tail(order),
+        _clipping(order),
+        optimizer_in_code(order),
+        *(() if sharded else checkpointing_in_code(order)),
+        *lower_precision_in_code(order),
+        *_machines(order),
+        *of_the_workload(order),
+    )
+
+
+def _loader_in_words(order: Order) -> str:
+    size = order.figures.micro_batch_size
+    return (
+        f"The micro-batch is the DataLoader's: `DataLoader(..., batch_size={size}, drop_last=True)`, or "
+        '`int(os.environ["BATCHWRIGHT_MICRO_BATCH_SIZE"])`. Leave `split_batches` off: with it that size would be all '
+        "ranks' together."
+    )
+
+
+def _tokens(order: Order) -> tuple[Advice, ...]:
+    if not counts_tokens(spec_of(order)):
+        return ()
+    figures = order.figures
+    factor = " * ".join(str(it) for it in (figures.gradient_accumulation_steps, figures.world_size))
+    message = (
+        "`accelerator.backward` divides each micro-batch's loss by the accumulation steps, so an update takes the mean "
+        "of means: tokens of short micro-batches count for more. Count the tokens of the window over all ranks before "
+        f"its first pass, and give it `loss_sum * {factor} / tokens_of_the_window`."
+    )
+    return (Advice(code="token-weighting", message=message),)
+
+
+def _tail(order: Order) -> Advice:
+    figures = order.figures
+    message = (
+        f"The last update of an epoch is made with the micro-batches that are left, each divided by "
+        f"{figures.gradient_accumulation_steps} all the same: too small a step. Cut the epoch to a multiple of "
+        f"{figures.effective_batch_size} samples. {dropped_samples(order, '`drop_last`')}"
+    )
+    return Advice(code="tail-window", message=message)
+
+
+def _clipping(order: Order) -> Advice:
+    norm = spec_of(order).gradient_clipping
+    if norm is None:
+        message = "Gradients were not clipped where it was measured: leave `accelerator.clip_grad_norm_` out."
+    else:
+        message = (
+            f"Clip in your loop, once per update: `if accelerator.sync_gradients: accelerator.clip_grad_norm_("
+            f"model.parameters(), {norm!r})`."
+        )
+    return Advice(code="gradient-clipping", message=message)
+
+
+def _machines(order: Order) -> tuple[Advice, ...]:
+    machines, _ = nodes(order)
+    if machines == 1:
+        return ()
+    message = (
+        f"It runs on {machines} machines: start `sh {_LAUNCH}` on each, with `--machine_rank`, `--main_process_ip` and "
+        f"`--main_process_port` set before the script's name in {_LAUNCH}."
+    )
+    return (Advice(code="several-machines", message=message),)
+
+
+TARGET = Target(
+    name="accelerate",
+    title="Accelerate configuration",
+    kind="framework",
+    versions=("1.15",),
+    repeats_one_size=True,
+    write=_write,
+    checked="loaded by accelerate and trained with",
+)

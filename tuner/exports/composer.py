@@ -1,0 +1,129 @@
+"""Composer: arguments of its ``Trainer``, and the DataLoader's batch, which is a rank's part of an update.
+
+Read from mosaicml 0.32.1: ``trainer/trainer.py``, ``core/data_spec.py``, ``core/precision.py``. Composer divides a
+rank's batch into micro-batches of one size and what is left, and weighs each by its samples, so that no batch needs to
+be a multiple of the micro-batch; all ranks' batches are taken to be alike.
+"""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from tuner.exports.base import Order, Target, Written
+from tuner.exports.frameworks import (
+    checkpointing_in_code,
+    counts_tokens,
+    lower_precision_in_code,
+    of_the_workload,
+    on_cpu,
+    optimizer_in_code,
+    replicated,
+    spec_of,
+)
+from tuner.exports.text import yaml_file
+from tuner.results import Advice
+
+_PRECISIONS = {"fp32": "fp32", "bf16": "fp32", "bf16-mixed": "amp_bf16", "fp16-mixed": "amp_fp16"}
+
+
+def _write(order: Order) -> Written:
+    comments = ("Trainer(**settings['trainer'], ...), DataLoader(..., **settings['train_dataloader']).",)
+    document: dict[str, JsonValue] = {
+        "trainer": _trainer(order),
+        "train_dataloader": {"batch_size": order.figures.per_rank, "drop_last": True},
+    }
+    return Written((yaml_file("composer.yaml", order, document, comments=comments),), warnings=_warnings(order))
+
+
+def _trainer(order: Order) -> dict[str, JsonValue]:
+    """Keyword arguments of ``composer.Trainer``."""
+    spec = spec_of(order)
+    return {
+        "device_train_microbatch_size": order.figures.micro_batch_size,
+        "precision": _precision(order),
+        "device": "cpu" if on_cpu(order) else "gpu",
+        **({"compile_config": {}} if spec.compile else {}),
+    }
+
+
+def _precision(order: Order) -> str:
+    """Composer runs fp32 alone on the CPU."""
+    return "fp32" if on_cpu(order) else _PRECISIONS[spec_of(order).precision]
+
+
+# --- warnings ---
+
+
+def _warnings(order: Order) -> tuple[Advice, ...]:
+    return (
+        _processes(order),
+        *_tokens(order),
+        _tail(order),
+        *_autocast(order),
+        *_clipping(order),
+        optimizer_in_code(order),
+        *checkpointing_in_code(order),
+        *lower_precision_in_code(order),
+        *replicated(order),
+        *of_the_workload(order),
+    )
+
+
+def _processes(order: Order) -> Advice:
+    figures = order.figures
+    message = (
+        f"The DataLoader's batch is that of one rank ({figures.per_rank} samples of {figures.effective_batch_size}): "
+        f"start exactly {figures.world_size} (`composer -n {figures.world_size} {order.options.script}`)."
+    )
+    return Advice(code="world-size", message=message)
+
+
+def _tokens(order: Order) -> tuple[Advice, ...]:
+    if not counts_tokens(spec_of(order)):
+        return ()
+    message = (
+        "Micro-batches are weighed by their samples, so tokens of short ones count for more. Pass the Trainer "
+        "`accumulate_train_batch_on_tokens=True`, and the DataLoader in a `DataSpec` whose `get_num_tokens_in_batch` "
+        "returns the labels that count, as `{'total': ..., 'loss_generating': ...}`: without one the padded length "
+        "counts, and batches other than dicts with `input_ids` count nothing."
+    )
+    return (Advice(code="token-weighting", message=message),)
+
+
+def _tail(order: Order) -> Advice:
+    message = (
+        f"`drop_last` leaves out the update at the end of an epoch that would have fewer than "
+        f"{order.figures.effective_batch_size} samples. Say false to make it all the same: Composer weighs it rightly."
+    )
+    return Advice(code="tail-window", message=message)
+
+
+def _autocast(order: Order) -> tuple[Advice, ...]:
+    precision = spec_of(order).precision
+    if not on_cpu(order) or precision in {"fp32", "bf16"}:
+        return ()
+    message = f"Composer knows no {precision} on the CPU: this says fp32, which takes more memory than was measured."
+    return (Advice(code="precision", message=message),)
+
+
+def _clipping(order: Order) -> tuple[Advice, ...]:
+    norm = spec_of(order).gradient_clipping
+    if norm is None:
+        return ()
+    message = (
+        "Clipping is an algorithm: pass the Trainer "
+        f"`algorithms=[composer.algorithms.GradientClipping(clipping_type='norm', clipping_threshold={norm!r})]`."
+    )
+    return (Advice(code="gradient-clipping", message=message),)
+
+
+TARGET = Target(
+    name="composer",
+    title="Composer Trainer arguments",
+    kind="framework",
+    versions=("0.32",),
+    repeats_one_size=False,
+    divides_shares=True,
+    write=_write,
+    checked="loaded by composer and trained with",
+)

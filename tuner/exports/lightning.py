@@ -1,0 +1,152 @@
+"""Lightning: arguments of ``Trainer`` and the DataModule's batch size, as ``LightningCLI`` reads them.
+
+Read from lightning 2.6.6: ``pytorch/trainer/trainer.py``, ``pytorch/plugins/precision/fsdp.py``, the loops.
+"""
+
+from __future__ import annotations
+
+import json
+
+from pydantic import JsonValue
+
+from tuner.exports.base import Order, Target, Written
+from tuner.exports.frameworks import (
+    checkpointing_in_code,
+    compile_in_code,
+    counts_tokens,
+    dropped_samples,
+    nodes,
+    of_the_workload,
+    on_cpu,
+    optimizer_in_code,
+    spec_of,
+)
+from tuner.exports.text import yaml_file
+from tuner.results import Advice
+
+_PRECISIONS = {"fp32": "32-true", "bf16": "bf16-true", "bf16-mixed": "bf16-mixed", "fp16-mixed": "16-mixed"}
+
+
+def _write(order: Order) -> Written:
+    comments = (
+        "Read by `LightningCLI(Model, DataModule)`: python train.py fit --config lightning.yaml",
+        "or by hand: Trainer(**settings['trainer']), DataModule(**settings['data']).",
+    )
+    document: dict[str, JsonValue] = {"trainer": _trainer(order), "data": _data(order)}
+    return Written((yaml_file("lightning.yaml", order, document, comments=comments),), warnings=_warnings(order))
+
+
+def _trainer(order: Order) -> dict[str, JsonValue]:
+    """Keyword arguments of ``Trainer``."""
+    spec = spec_of(order)
+    machines, devices = nodes(order)
+    return {
+        "accelerator": "cpu" if on_cpu(order) else "gpu",
+        "devices": devices,
+        "num_nodes": machines,
+        "strategy": _strategy(order),
+        "precision": _PRECISIONS[spec.precision],
+        "accumulate_grad_batches": order.figures.gradient_accumulation_steps,
+        "gradient_clip_val": spec.gradient_clipping,
+        **({"gradient_clip_algorithm": "norm"} if spec.gradient_clipping else {}),
+    }
+
+
+def _strategy(order: Order) -> str:
+    if order.figures.world_size == 1:
+        return "auto"
+    return "fsdp" if _sharded(order) and not _cannot_clip(order) else "ddp"
+
+
+def _sharded(order: Order) -> bool:
+    return spec_of(order).parallelism.strategy == "fsdp" and not on_cpu(order)
+
+
+def _cannot_clip(order: Order) -> bool:
+    """Lightning's FSDP refuses to clip by norm (``FSDPPrecision.clip_grad_by_norm``)."""
+    return _sharded(order) and spec_of(order).gradient_clipping is not None
+
+
+def _data(order: Order) -> dict[str, JsonValue]:
+    """Keyword arguments of the DataModule."""
+    return {"batch_size": order.figures.micro_batch_size}
+
+
+def _arguments(order: Order) -> tuple[str, ...]:
+    sections = {"trainer": _trainer(order), "data": _data(order)}
+    return (
+        "fit",
+        *(f"--{name}.{key}={_word(value)}" for name, values in sections.items() for key, value in values.items()),
+    )
+
+
+def _word(value: JsonValue) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+# --- warnings ---
+
+
+def _warnings(order: Order) -> tuple[Advice, ...]:
+    return (
+        _loader(order),
+        *_tokens(order),
+        _tail(order),
+        *_unsharded(order),
+        optimizer_in_code(order),
+        *checkpointing_in_code(order),
+        *compile_in_code(order),
+        *of_the_workload(order),
+    )
+
+
+def _loader(order: Order) -> Advice:
+    message = (
+        f"The micro-batch is your DataModule's: pass `batch_size` on to the training DataLoader (with "
+        f"`drop_last=True`), {order.figures.micro_batch_size} samples on every rank."
+    )
+    return Advice(code="data-loader-batch", message=message)
+
+
+def _tokens(order: Order) -> tuple[Advice, ...]:
+    if not counts_tokens(spec_of(order)):
+        return ()
+    message = (
+        "Lightning divides each micro-batch's loss by `accumulate_grad_batches`, so an update takes the mean of means: "
+        "tokens of short micro-batches count for more. Pack or bucket samples so that micro-batches have as many "
+        "tokens, or use `automatic_optimization = False` and divide by the window's tokens; the `pytorch` export does."
+    )
+    return (Advice(code="token-weighting", message=message),)
+
+
+def _tail(order: Order) -> Advice:
+    figures = order.figures
+    message = (
+        f"The last update of an epoch is made with the micro-batches that are left, each divided by "
+        f"{figures.gradient_accumulation_steps} all the same: too small a step. Cut the epoch to a multiple of "
+        f"{figures.effective_batch_size} samples, or make `limit_train_batches` a multiple of "
+        f"{figures.gradient_accumulation_steps}. {dropped_samples(order, '`drop_last`')}"
+    )
+    return Advice(code="tail-window", message=message)
+
+
+def _unsharded(order: Order) -> tuple[Advice, ...]:
+    if not _cannot_clip(order):
+        return ()
+    message = (
+        "The strategy is `ddp` instead of `fsdp`, which cannot clip by norm in Lightning. A whole copy of the model on "
+        "each device was measured, so it fits."
+    )
+    return (Advice(code="sharding-left-out", message=message),)
+
+
+TARGET = Target(
+    name="lightning",
+    title="Lightning Trainer and DataModule",
+    kind="framework",
+    versions=("2.6",),
+    repeats_one_size=True,
+    write=_write,
+    arguments=_arguments,
+    checked="loaded by lightning and trained with",
+)

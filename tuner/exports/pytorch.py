@@ -1,0 +1,220 @@
+"""Plain PyTorch: a script over our own engine, which takes uneven micro-batches and needs no service."""
+
+from __future__ import annotations
+
+from tuner.exports.base import Order, Target, Written
+from tuner.exports.frameworks import (
+    checkpointing_in_code,
+    counts_tokens,
+    longest_sample,
+    nodes,
+    replicated,
+    spec_of,
+    torch_call,
+)
+from tuner.exports.text import checked, origin, python_file
+from tuner.results import Advice
+from tuner.specs import ScheduleSpec
+
+_SCRIPT = "train.py"
+_AUTOCAST = {"bf16-mixed": "torch.bfloat16", "fp16-mixed": "torch.float16"}
+
+
+def _write(order: Order) -> Written:
+    return Written((python_file(_SCRIPT, _script(order)),), _command(order), _warnings(order))
+
+
+def _command(order: Order) -> tuple[str, ...]:
+    machines, processes = nodes(order)
+    if machines > 1:
+        return ()
+    if processes > 1:
+        return ("torchrun", "--standalone", f"--nproc-per-node={processes}", _SCRIPT)
+    return ("python", _SCRIPT)
+
+
+# --- the script ---
+
+
+def _script(order: Order) -> str:
+    return "\n\n\n".join(
+        ("\n".join((_head(order), _figures(order))), _MODEL, _DATA, _loss(order), _main(order), _START)
+    )
+
+
+def _head(order: Order) -> str:
+    spec = spec_of(order)
+    scheduled = spec.schedule != ScheduleSpec()
+    lines = [
+        f"{origin(order)}#",
+        "# Needs `pip install 'batchwright[torch]'`, and no service. Yours to change are `build_model`, `build_data`,",
+        "# `collate` and `loss`: a small stand-in, so that it runs as it is.",
+        "",
+        "import argparse",
+        "import os",
+        "import sys",
+        "",
+        *_environment(order),
+        "import torch",
+        "from torch import nn",
+        "from torch.nn import functional as F",
+        *(["from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn"] if spec.ema_decay else []),
+        "from torch.utils.data import TensorDataset, default_collate",
+        "",
+        *(["from tuner.specs import ScheduleSpec"] if scheduled else []),
+        "from tuner.training.accumulate import GradientAccumulation",
+        *(["from tuner.training.optimizers import build_schedule"] if scheduled else []),
+        "from tuner.training.ranks import join_ranks, local_rank",
+        "from tuner.training.windows import Position, Windows",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _environment(order: Order) -> list[str]:
+    """What has to be in the environment before the process starts, since C libraries read it then."""
+    variables = dict(checked(order.recommendation.environment))
+    if not variables:
+        return []
+    entries = [f"    {name!r}: {value!r}," for name, value in variables.items()]
+    return [
+        "ENVIRONMENT = {  # what fits was measured with these; memory allocators read them when the process starts",
+        *entries,
+        "}",
+        "if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):",
+        "    os.environ.update(ENVIRONMENT)",
+        "    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])",
+        "",
+    ]
+
+
+def _figures(order: Order) -> str:
+    figures = order.figures
+    return (
+        f"EFFECTIVE_BATCH_SIZE = {figures.effective_batch_size}\n"
+        f"MICRO_BATCH_SIZE = {figures.micro_batch_size}  # the largest; a rank's share is divided evenly\n"
+        f"WORLD_SIZE = {figures.world_size}\n"
+        "SEED = 0"
+    )
+
+
+_MODEL = '''def build_model():
+    """Your model, on the CPU."""
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))'''
+
+_DATA = '''def build_data():
+    """Your samples: anything with a length, and a sample at each index."""
+    inputs = torch.randn(2 * EFFECTIVE_BATCH_SIZE + 1, 16, generator=torch.Generator().manual_seed(SEED))
+    return TensorDataset(inputs, inputs[:, :4].argmax(1))
+
+
+def collate(samples):
+    """A micro-batch of samples, each tensor with the samples along its first dimension."""
+    return default_collate(samples)'''
+
+
+def _loss(order: Order) -> str:
+    dtype = _AUTOCAST.get(spec_of(order).precision)
+    count = (
+        '\n\n    Of tokens: `cross_entropy(..., ignore_index=-100, reduction="sum")` and `(labels != -100).sum()`.'
+        if counts_tokens(spec_of(order))
+        else ""
+    )
+    indent, context = "    ", ""
+    if dtype is not None:
+        indent, context = "        ", f"    with torch.autocast(inputs.device.type, dtype={dtype}):\n"
+    closing = "\n    " if count else ""
+    return (
+        "def loss(model, batch):\n"
+        f'    """The sum over what counts, and how much that is: never the mean.{count}{closing}"""\n'
+        "    inputs, labels = batch\n"
+        f"{context}"
+        f'{indent}return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)'
+    )
+
+
+def _main(order: Order) -> str:
+    spec = spec_of(order)
+    scheduled, averaged = spec.schedule != ScheduleSpec(), spec.ema_decay is not None
+    lines = [
+        "def main():",
+        '    """Make updates of exactly the effective batch; the last one of an epoch takes what is left of it."""',
+        "    parser = argparse.ArgumentParser()",
+        '    parser.add_argument("--updates", type=int, default=10)',
+        "    updates = parser.parse_args().updates",
+        '    device = torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")',
+        "    ranks = join_ranks(device)",
+        "    if ranks.size != WORLD_SIZE:",
+        '        sys.exit(f"{ranks.size} ranks were started, and the plan is for {WORLD_SIZE}")',
+        "    torch.manual_seed(SEED)",
+        f"    model = build_model().to(device{', torch.bfloat16' if spec.precision == 'bf16' else ''})",
+        *(["    model = torch.compile(model)"] if spec.compile else []),
+        f"    optimizer = {torch_call(spec.optimizer)}",
+        *([f"    schedule = build_schedule({_schedule(spec.schedule)}, optimizer, updates)"] if scheduled else []),
+        *([f"    averages = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn({spec.ema_decay!r}))"] * averaged),
+        f"    accumulation = GradientAccumulation({', '.join(_engine(order))})",
+        "    data = build_data()",
+        "    windows = Windows(SEED, len(data), EFFECTIVE_BATCH_SIZE, ranks.rank, ranks.size)",
+        "    position = Position()",
+        "    while position.update < updates:",
+        "        largest = accumulation.largest_micro_batch or MICRO_BATCH_SIZE  # less after one that did not fit",
+        "        parts = windows.parts(position, largest)",
+        "        batches = [collate([data[index] for index in part.indices]) for part in parts]",
+        "        report = accumulation.update(batches, loss)",
+        *(["        if not report.skipped:"] if scheduled or averaged else []),
+        *(["            schedule.step()"] if scheduled else []),
+        *(["            averages.update_parameters(model)"] if averaged else []),
+        "        if ranks.rank == 0:",
+        "            samples = windows.size(position)",
+        '            print(f"update {position.update + 1}: {samples} samples, loss {report.loss:.4f}")',
+        "        position = windows.advanced(position)",
+        "    ranks.close()",
+    ]
+    return "\n".join(lines)
+
+
+def _schedule(schedule: ScheduleSpec) -> str:
+    return f"ScheduleSpec(name={schedule.name!r}, warmup_updates={schedule.warmup_updates})"
+
+
+def _engine(order: Order) -> list[str]:
+    """Arguments of ``GradientAccumulation``."""
+    spec = spec_of(order)
+    arguments = ["model", "optimizer", "ranks=ranks"]
+    if spec.gradient_clipping is not None:
+        arguments.append(f"max_norm={spec.gradient_clipping!r}")
+    if spec.precision == "fp16-mixed":
+        arguments.append("scaler=torch.amp.GradScaler(device.type)")
+    if spec.precision == "bf16":
+        arguments.append("floating=torch.bfloat16")
+    if spec.gradient_gathering != "auto":
+        arguments.append(f"gathering={spec.gradient_gathering!r}")
+    return arguments
+
+
+_START = """if __name__ == "__main__":
+    main()
+"""
+
+# --- warnings ---
+
+
+def _warnings(order: Order) -> tuple[Advice, ...]:
+    machines, _ = nodes(order)
+    message = (
+        f"It runs on {machines} machines: start `{_SCRIPT}` by one of the launchers' exports, which know how they find "
+        "each other."
+    )
+    several = (Advice(code="several-machines", message=message),) if machines > 1 else ()
+    return (*several, *checkpointing_in_code(order), *replicated(order), *longest_sample(order))
+
+
+TARGET = Target(
+    name="pytorch",
+    title="Plain PyTorch script",
+    kind="framework",
+    versions=("2.8",),
+    repeats_one_size=False,
+    write=_write,
+    checked="run with torch, alone and under torchrun",
+)
