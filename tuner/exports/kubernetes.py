@@ -1,0 +1,86 @@
+"""Kubernetes without an operator: a Job, and for several nodes an Indexed Job with a headless Service to meet at."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from tuner.exports.base import Order, Target, Written
+from tuner.exports.launching import (
+    PORT,
+    Launch,
+    c10d,
+    launch_of,
+    queue_label,
+    restart_resumes,
+    slices,
+    torchrun,
+    torchrun_on_one_node,
+)
+from tuner.exports.pods import QUEUE_LABEL, RESTARTS, Fields, container, literal, pod, pod_warnings
+from tuner.exports.text import yaml_file
+
+_FIRST_NODE = 'if [ "$JOB_COMPLETION_INDEX" = 0 ]; then first=true; else first=false; fi\n'
+
+
+def _write(order: Order) -> Written:
+    launch = launch_of(order, kubernetes=True)
+    job = _job(order, launch)
+    documents = (job,) if launch.nodes == 1 else (_service(launch), job)
+    warnings = (*pod_warnings(order, launch), restart_resumes("A failed pod's successor"), *slices(launch))
+    manifest = yaml_file("job.yaml", order, *documents)
+    return Written((manifest,), ("kubectl", "create", "-f", "job.yaml"), warnings)
+
+
+def _job(order: Order, launch: Launch) -> dict[str, JsonValue]:
+    queue = queue_label(order)
+    metadata: Fields = {"name": launch.name}
+    spec: Fields = {"backoffLimit": RESTARTS * launch.nodes}
+    if queue is not None:
+        metadata["labels"] = {QUEUE_LABEL: queue}
+        spec["suspend"] = True
+    if launch.nodes > 1:
+        spec |= {"completionMode": "Indexed", "completions": launch.nodes, "parallelism": launch.nodes}
+    spec["template"] = {"spec": _pod(order, launch)}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+
+
+def _pod(order: Order, launch: Launch) -> Fields:
+    if launch.nodes == 1:
+        command: list[JsonValue] = [literal(word) for word in torchrun_on_one_node(launch)]
+        return pod(launch, container(order, launch, "trainer", command=command), restartPolicy="Never")
+    ports: list[JsonValue] = [{"name": "rendezvous", "containerPort": PORT}]
+    trainer = container(order, launch, "trainer", command=_command(launch), ports=ports)
+    return pod(launch, trainer, restartPolicy="Never", subdomain=launch.name)
+
+
+def _command(launch: Launch) -> list[JsonValue]:
+    """A shell, since only it can tell the first node; the program is handed to it as words that it does not read."""
+    meeting = c10d(f"{launch.name}-0.{launch.name}:{PORT}", job=launch.name, is_host="$first")
+    script = f'{_FIRST_NODE}exec {" ".join(torchrun(launch, meeting))} "$@"\n'
+    return [literal(word) for word in ("/bin/sh", "-c", script, "torchrun", *launch.program)]
+
+
+def _service(launch: Launch) -> dict[str, JsonValue]:
+    """Gives each pod a name. They look for each other before they are ready, so it tells of those as well."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": launch.name},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"batch.kubernetes.io/job-name": launch.name},
+            "ports": [{"name": "rendezvous", "port": PORT}],
+        },
+    }
+
+
+TARGET = Target(
+    name="kubernetes",
+    title="Kubernetes Job",
+    kind="launcher",
+    versions=("1.35",),
+    repeats_one_size=False,
+    write=_write,
+    checked="read by kubectl and by models made from Kubernetes' published schema",
+)

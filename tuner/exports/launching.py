@@ -1,0 +1,243 @@
+"""What all launchers share: the topology, the program with its figures, `torchrun`'s words, and names that are legal.
+
+One process runs per device, so the world size is the number of processes; nodes all have the same number of them.
+torchrun never restarts (`--max-restarts=0`): in trials it recovered a killed rank in 3 of 6 runs, and a fresh start
+from the checkpoint, by the scheduler, in 6 of 6.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tuner.catalogue import find_gpu
+from tuner.errors import EstimateError, ExportError
+from tuner.exports.base import Order
+from tuner.exports.text import checked, figures_in_environment
+from tuner.gpus import Gpu
+from tuner.memory.environment import CUDA_ALLOCATOR_VARIABLES
+from tuner.results import Advice
+
+PORT = 29500
+"""Where ranks meet: torchrun's own default."""
+
+_MOST_PER_NODE = 8
+_NAME = re.compile(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
+_LONGEST_NAME = 63
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LONGEST_LABEL = 40
+_QUEUE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """An order as a launcher sees it."""
+
+    name: str
+    """The job's name, legal for the target."""
+    nodes: int
+    """Hosts."""
+    processes_per_node: int
+    """Processes, and devices, of each."""
+    environment: Mapping[str, str]
+    """What every process must run with."""
+    program: tuple[str, ...]
+    """The script and its arguments."""
+    device_name: str
+    """What was measured."""
+    on_gpu: bool
+    """Whether a process needs a GPU."""
+    gpu: Gpu | None
+    """The card, where the catalogue knows it."""
+
+    @property
+    def amd(self) -> bool:
+        """Whether the GPU is AMD's."""
+        if self.gpu is not None:
+            return self.gpu.vendor == "amd"
+        return re.search(r"\b(amd|instinct|radeon)\b", self.device_name, re.IGNORECASE) is not None
+
+    @property
+    def mig(self) -> str | None:
+        """The size of the slice, for example `1g.10gb`, where the device is a slice of a card."""
+        found = re.search(r"\bMIG (\d+g\.\d+gb)", self.device_name)
+        return found[1] if found else None
+
+
+def launch_of(order: Order, *, kubernetes: bool = False) -> Launch:
+    """What a launcher is to start.
+
+    Raises:
+        ExportError: when the job's name is not legal for the target, or the nodes cannot have as many processes.
+    """
+    options, recommendation = order.options, order.recommendation
+    device = recommendation.device
+    per_node = _processes_per_node(order)
+    named = options.arguments_of is not None
+    return Launch(
+        name=_label(options.job_name) if kubernetes else _name(options.job_name),
+        nodes=order.figures.world_size // per_node,
+        processes_per_node=per_node,
+        environment=dict(checked(recommendation.environment)) if named else figures_in_environment(order),
+        program=(_path(options.script), *order.arguments),
+        device_name=device.name,
+        on_gpu=device.kind == "cuda",
+        gpu=_gpu(device.name) if device.kind == "cuda" else None,
+    )
+
+
+def torchrun(launch: Launch, rendezvous: tuple[str, ...]) -> tuple[str, ...]:
+    """Words that start one node's processes, up to the program; ``rendezvous`` says how nodes find each other."""
+    topology = (f"--nnodes={launch.nodes}", f"--nproc-per-node={launch.processes_per_node}")
+    return ("torchrun", *topology, "--max-restarts=0", *rendezvous)
+
+
+def torchrun_on_one_node(launch: Launch) -> tuple[str, ...]:
+    """The whole command, program included, for a job of one node."""
+    return (*torchrun(launch, ("--standalone",)), *launch.program)
+
+
+def c10d(endpoint: str, *, job: str, is_host: str | None = None) -> tuple[str, ...]:
+    """How several nodes meet: words for a shell, which may expand them.
+
+    Args:
+        endpoint: host and port of the first node.
+        job: what tells this start of the job from another one.
+        is_host: `true` on the first node and `false` elsewhere; torchrun finds out by itself when left out.
+    """
+    words = ("--rdzv-backend=c10d", f'--rdzv-endpoint="{endpoint}"', f'--rdzv-id="{job}"')
+    settings = "join_timeout=1800,read_timeout=600"
+    return (*words, f'--rdzv-conf="{settings}"' if is_host is None else f'--rdzv-conf="{settings},is_host={is_host}"')
+
+
+def command_lines(words: tuple[str, ...], program: tuple[str, ...]) -> str:
+    """One command over several lines of a shell script; of ``program`` nothing is expanded."""
+    return " \\\n  ".join([*words, shlex.join(program)]) + "\n"
+
+
+def unset_of(launch: Launch) -> str:
+    """A line that takes away allocator settings which the probes did not have."""
+    strange = [name for name in CUDA_ALLOCATOR_VARIABLES if name not in launch.environment]
+    return f"unset {' '.join(strange)}\n" if launch.on_gpu and strange else ""
+
+
+def without_queue(order: Order, title: str) -> None:
+    """Refuse a queue where there is none.
+
+    Raises:
+        ExportError: when one is named.
+    """
+    if order.options.queue is not None:
+        raise ExportError("wrong-option", f"{title} has no queues: leave `queue` out (it is {order.options.queue!r})")
+
+
+def queue_label(order: Order) -> str | None:
+    """The name of Kueue's local queue, if one was given.
+
+    Raises:
+        ExportError: when it is no legal name in Kubernetes.
+    """
+    queue = order.options.queue
+    if queue is not None and (len(queue) > _LONGEST_NAME or not _QUEUE.fullmatch(queue)):
+        raise ExportError(
+            "wrong-option",
+            f"queue {queue!r} cannot name a queue in Kubernetes: it takes lower-case letters, digits, `-` and `.`, at "
+            f"most {_LONGEST_NAME} of them",
+        )
+    return queue
+
+
+def same_device(launch: Launch) -> Advice:
+    """What was measured where."""
+    return Advice(
+        code="same-device",
+        message=f"The figures were measured on {launch.device_name}: on a device with less memory the run may not fit. "
+        "Ask the scheduler for that device, or tune again on the one it gives.",
+    )
+
+
+def same_versions(order: Order, where: str) -> Advice:
+    """What the place of the job must hold."""
+    versions = ", ".join(f"{name} {version}" for name, version in order.recommendation.versions.items())
+    return Advice(
+        code="same-versions",
+        message=f"{where} must hold what the probes ran with{f' ({versions})' if versions else ''}: other versions "
+        "take other amounts of memory. Pin them, or tune again there.",
+    )
+
+
+def restart_resumes(how: str) -> Advice:
+    """What a restart expects of the program."""
+    return Advice(
+        code="restart-resumes",
+        message=f"{how} runs the program again from its start: it has to go on from its own checkpoint, as "
+        "Batchwright's engine does.",
+    )
+
+
+def slices(launch: Launch) -> tuple[Advice, ...]:
+    """What holds for slices of a card alone."""
+    if launch.mig is None:
+        return ()
+    several = " NCCL does not join slices of one card: give each process a card of its own, or use one process."
+    return (
+        Advice(
+            code="mig-device",
+            message=f"The figures are those of a slice of a card ({launch.mig}): ask for such slices in the "
+            f"scheduler's words.{several if launch.nodes * launch.processes_per_node > 1 else ''}",
+        ),
+    )
+
+
+def _processes_per_node(order: Order) -> int:
+    world, asked = order.figures.world_size, order.options.processes_per_node
+    if asked is None:
+        return max(it for it in range(1, _MOST_PER_NODE + 1) if world % it == 0)
+    if world % asked:
+        fitting = ", ".join(str(it) for it in range(1, min(world, 64) + 1) if world % it == 0)
+        raise ExportError(
+            "wrong-option",
+            f"{world} processes (one per device) cannot be spread over nodes of {asked}: `processes_per_node` has to "
+            f"divide {world}, so {fitting}",
+        )
+    return asked
+
+
+def _name(name: str) -> str:
+    if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
+        raise ExportError(
+            "wrong-option",
+            f"job_name {name!r} cannot be used: it takes letters and digits, with single `.`, `_` or `-` between them, "
+            f"at most {_LONGEST_NAME} characters{_proposal(name)}",
+        )
+    return name
+
+
+def _label(name: str) -> str:
+    if len(name) > _LONGEST_LABEL or not _LABEL.fullmatch(name):
+        raise ExportError(
+            "wrong-option",
+            f"job_name {name!r} cannot name a job in Kubernetes: it takes lower-case letters, digits and `-`, a letter "
+            f"first and no `-` last, at most {_LONGEST_LABEL} characters{_proposal(name)}",
+        )
+    return name
+
+
+def _proposal(name: str) -> str:
+    """A name near it that is legal everywhere."""
+    near = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:_LONGEST_LABEL].strip("-")
+    return f"; {near!r} would do" if near else ""
+
+
+def _path(script: str) -> str:
+    """A path that torchrun does not take for one of its options."""
+    return f"./{script}" if script.startswith("-") else script
+
+
+def _gpu(name: str) -> Gpu | None:
+    try:
+        return find_gpu(name)
+    except EstimateError:
+        return None

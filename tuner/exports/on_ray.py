@@ -1,0 +1,95 @@
+"""What both ways to a Ray cluster share: the entrypoint, the runtime environment, and what is reserved for them.
+
+On one node the entrypoint is torchrun, and Ray starts it where its devices are free. On several it is a program that
+has Ray reserve the nodes and runs one torchrun on each; it comes as an argument of `python -c`, so that nothing has to
+be copied to the cluster for it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from tuner.errors import ExportError
+from tuner.exports.launching import Launch, torchrun, torchrun_on_one_node
+from tuner.exports.pods import Fields
+from tuner.results import Advice
+
+_ON_EACH_NODE = """\
+import json, socket, subprocess, sys
+import ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+nodes, share, words = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:]
+torchrun, program = words[:words.index("--")], words[words.index("--") + 1:]
+
+def meeting_place():
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+def run(node, address, port):
+    meet = ["--node-rank=%d" % node, "--master-addr=" + address, "--master-port=%d" % port]
+    return subprocess.run(torchrun + meet + program).returncode
+
+def at(function, node):
+    place = PlacementGroupSchedulingStrategy(reserved, placement_group_bundle_index=node)
+    options = dict(num_cpus=share["CPU"], num_gpus=share.get("GPU", 0), max_retries=0)
+    return ray.remote(function).options(scheduling_strategy=place, **options)
+
+ray.init()
+reserved = placement_group([share] * nodes, strategy="STRICT_SPREAD")
+ray.get(reserved.ready())
+address, port = ray.get(at(meeting_place, 0).remote())
+ends = ray.get([at(run, node).remote(node, address, port) for node in range(nodes)])
+sys.exit(0 if not any(ends) else "torchrun ended with status %s on the nodes" % ends)
+"""
+
+
+def entrypoint(launch: Launch) -> str:
+    """The command that Ray's job runs, for a shell."""
+    if launch.nodes == 1:
+        return shlex.join(torchrun_on_one_node(launch))
+    words = (*torchrun(launch, ()), "--", *launch.program)
+    return shlex.join(("python", "-c", _ON_EACH_NODE, str(launch.nodes), json.dumps(share(launch)), *words))
+
+
+def share(launch: Launch) -> Fields:
+    """What one node's processes take, in Ray's names."""
+    per_node = launch.processes_per_node
+    return {"CPU": per_node} | ({"GPU": per_node} if launch.on_gpu else {})
+
+
+def reserved_by_entrypoint(launch: Launch) -> Fields:
+    """What the entrypoint itself is given: nothing on several nodes, where it reserves them for its tasks."""
+    return share(launch) if launch.nodes == 1 else {}
+
+
+def runtime_environment(launch: Launch) -> Fields:
+    """Ray's `runtime_env`.
+
+    Raises:
+        ExportError: when Ray would expand a part of a value.
+    """
+    for name, value in launch.environment.items():
+        if "$" in value:
+            raise ExportError(
+                "wrong-environment",
+                f"{name} is {value!r}, and Ray replaces `$NAME` in values of variables, with no way to prevent it: set "
+                "the variable in the image of the cluster instead",
+            )
+    return {"env_vars": dict(launch.environment)}
+
+
+def ray_warnings(launch: Launch) -> tuple[Advice, ...]:
+    """What holds on every Ray cluster."""
+    if launch.nodes == 1:
+        return ()
+    return (
+        Advice(
+            code="whole-nodes",
+            message=f"{launch.nodes} different Ray nodes are reserved, each with {json.dumps(share(launch))}: the job "
+            "waits until they are free.",
+        ),
+    )

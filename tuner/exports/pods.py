@@ -1,0 +1,151 @@
+"""What manifests for Kubernetes share: a container's environment and resources, its shared memory, its node."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import JsonValue
+
+from tuner.errors import ExportError
+from tuner.exports.base import Order
+from tuner.exports.launching import Launch
+from tuner.results import Advice
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Where Kueue reads the queue of a job; the job has to be made suspended, and Kueue starts it."""
+RESTARTS = 3
+"""How often a failed job starts again, from its checkpoint."""
+_SHARED_MEMORY = "shared-memory"
+"""Name of the volume for `/dev/shm`: containers have 64 MiB of it, which DataLoader workers soon fill."""
+
+Fields = dict[str, Any]
+"""A part of a manifest."""
+
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_PROCESS_BYTES = 1024**3
+"""Memory of a process beside what was measured: the interpreter, torch, and what reads the data."""
+
+
+def literal(text: str) -> str:
+    """Text in which Kubernetes expands no `$(NAME)`: it does so in commands, arguments and values of variables."""
+    return text.replace("$", "$$")
+
+
+def variables(launch: Launch) -> list[JsonValue]:
+    """A container's `env`."""
+    return [{"name": name, "value": literal(value)} for name, value in launch.environment.items()]
+
+
+def container(order: Order, launch: Launch, name: str, **more: JsonValue) -> Fields:
+    """A container that trains."""
+    return {
+        "name": name,
+        "image": image(order),
+        **more,
+        "env": variables(launch),
+        "resources": resources(order, launch),
+        "volumeMounts": shared_memory_mounts(),
+    }
+
+
+def image(order: Order) -> str:
+    """The container's image.
+
+    Raises:
+        ExportError: when it holds white space.
+    """
+    name = order.options.image
+    if re.search(r"\s", name):
+        raise ExportError("wrong-option", f"image {name!r} cannot name an image: it holds white space")
+    return name
+
+
+def resources(order: Order, launch: Launch) -> Fields:
+    """A node's share: on the CPU the memory that was measured, on GPUs a device for each process.
+
+    Limits are requests as well: some versions of the trainer's operator count processes by the requests alone.
+    """
+    if launch.on_gpu:
+        devices: Fields = {gpu_resource(launch): str(launch.processes_per_node)}
+        return {"requests": devices, "limits": dict(devices)}
+    memory = -(-cpu_memory_bytes(order, launch) // 1024**2)
+    return {"requests": {"cpu": str(launch.processes_per_node), "memory": f"{memory}Mi"}}
+
+
+def cpu_memory_bytes(order: Order, launch: Launch) -> int:
+    """Memory of a node's processes on the CPU: a tenth above what was measured, and what torch itself takes."""
+    headroom = order.recommendation.headroom
+    peak = headroom.peak_bytes if headroom else 0
+    return launch.processes_per_node * (peak + peak // 10 + _PROCESS_BYTES)
+
+
+def gpu_resource(launch: Launch) -> str:
+    """What Kubernetes calls such a GPU."""
+    if launch.amd:
+        return "amd.com/gpu"
+    return f"nvidia.com/mig-{launch.mig}" if launch.mig else "nvidia.com/gpu"
+
+
+def pod(launch: Launch, *containers: JsonValue, **more: JsonValue) -> Fields:
+    """A pod's `spec`: containers, their shared memory, and the device that was measured."""
+    return {**more, **placement(launch), "containers": list(containers), "volumes": shared_memory()}
+
+
+def shared_memory() -> list[JsonValue]:
+    """A pod's `volumes`: memory that its processes share."""
+    return [{"name": _SHARED_MEMORY, "emptyDir": {"medium": "Memory"}}]
+
+
+def shared_memory_mounts() -> list[JsonValue]:
+    """A container's `volumeMounts` of it."""
+    return [{"name": _SHARED_MEMORY, "mountPath": "/dev/shm"}]  # noqa: S108 - the container's own, not a file of ours
+
+
+def placement(launch: Launch) -> Fields:
+    """A `nodeSelector` for the measured device, by the label that NVIDIA's feature discovery gives to nodes."""
+    product = _product(launch)
+    return {} if product is None else {"nodeSelector": {"nvidia.com/gpu.product": product}}
+
+
+def pod_warnings(order: Order, launch: Launch) -> tuple[Advice, ...]:
+    """What every manifest leaves to its reader."""
+    return (_image_holds(order, launch), *_placed(launch), _host(launch))
+
+
+def _product(launch: Launch) -> str | None:
+    if not launch.on_gpu or launch.amd or launch.mig:
+        return None
+    product = "-".join(launch.device_name.split())
+    return product if _LABEL_VALUE.fullmatch(product) else None
+
+
+def _image_holds(order: Order, launch: Launch) -> Advice:
+    versions = ", ".join(f"{name} {version}" for name, version in order.recommendation.versions.items())
+    measured = f" and what the probes ran with ({versions})" if versions else " and the versions the probes ran with"
+    return Advice(
+        code="image",
+        message=f"The image {order.options.image} has to hold {launch.program[0]} in its working directory{measured}: "
+        "other versions take other amounts of memory.",
+    )
+
+
+def _placed(launch: Launch) -> tuple[Advice, ...]:
+    if not launch.on_gpu:
+        return ()
+    if _product(launch) is None:
+        remedy = "Choose nodes with that device, by the labels that your nodes carry."
+    else:
+        remedy = (
+            "The nodeSelector asks for that device by the label of NVIDIA's GPU feature discovery; where nodes do not "
+            "carry it (the job stays pending) put your own label there."
+        )
+    return (Advice(code="same-device", message=f"The figures were measured on {launch.device_name}. {remedy}"),)
+
+
+def _host(launch: Launch) -> Advice:
+    if launch.on_gpu:
+        what = "Only GPUs are asked for: add the CPUs and the memory that your data loading takes"
+    else:
+        what = "A CPU and the measured memory are asked for, for each process: add what your data loading takes"
+    return Advice(code="host-resources", message=f"{what}. `/dev/shm` counts as memory of the container.")

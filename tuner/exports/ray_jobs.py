@@ -1,0 +1,66 @@
+"""Ray Jobs: the body of a request to a running cluster's HTTP API."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from tuner.exports.base import Order, Target, Written
+from tuner.exports.launching import Launch, launch_of, same_device, same_versions, slices, without_queue
+from tuner.exports.on_ray import entrypoint, ray_warnings, reserved_by_entrypoint, runtime_environment
+from tuner.exports.text import json_file
+from tuner.results import Advice
+
+_POST = ("curl", "--fail-with-body", "--header", "Content-Type: application/json", "--data-binary", "@ray_job.json")
+
+
+def _write(order: Order) -> Written:
+    without_queue(order, "Ray Jobs")
+    launch = launch_of(order)
+    warnings = (
+        *_submitting(launch),
+        same_device(launch),
+        same_versions(order, "The cluster's nodes"),
+        *ray_warnings(launch),
+        *slices(launch),
+    )
+    command = (*_POST, "http://127.0.0.1:8265/api/jobs/")
+    return Written((json_file("ray_job.json", _request(order, launch)),), command, warnings)
+
+
+def _request(order: Order, launch: Launch) -> dict[str, JsonValue]:
+    reserved = reserved_by_entrypoint(launch)
+    return {
+        "entrypoint": entrypoint(launch),
+        "submission_id": launch.name,
+        "runtime_env": runtime_environment(launch),
+        "metadata": {"batchwright_recommendation": order.recommendation.id},
+        **({"entrypoint_num_cpus": reserved["CPU"]} if "CPU" in reserved else {}),
+        **({"entrypoint_num_gpus": reserved["GPU"]} if "GPU" in reserved else {}),
+    }
+
+
+def _submitting(launch: Launch) -> tuple[Advice, ...]:
+    """Where the program comes from, and what a second request does."""
+    return (
+        Advice(
+            code="working-directory",
+            message=f"The cluster has to find {launch.program[0]}: in its image, or in a `runtime_env.working_dir` "
+            "that you add (a URI; `ray job submit` uploads a folder). The command posts to a dashboard on this host.",
+        ),
+        Advice(
+            code="submission-id",
+            message=f"Ray refuses a second job with the submission_id {launch.name}, also after the first one failed: "
+            "start it again under another `job_name`, or delete the first. A new job goes on from its own checkpoint.",
+        ),
+    )
+
+
+TARGET = Target(
+    name="ray-jobs",
+    title="Ray Jobs request",
+    kind="launcher",
+    versions=("2.60",),
+    repeats_one_size=False,
+    write=_write,
+    checked="read by Ray's own request class, and run by a Ray cluster on the CPU",
+)

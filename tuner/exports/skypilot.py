@@ -1,0 +1,133 @@
+"""SkyPilot: a task."""
+
+from __future__ import annotations
+
+import shlex
+
+from pydantic import JsonValue
+
+from tuner.exports.base import Order, Target, Written
+from tuner.exports.launching import (
+    PORT,
+    Launch,
+    c10d,
+    command_lines,
+    launch_of,
+    queue_label,
+    restart_resumes,
+    same_versions,
+    slices,
+    torchrun,
+)
+from tuner.exports.pods import Fields, cpu_memory_bytes, image
+from tuner.exports.text import yaml_file
+from tuner.results import Advice
+
+_ACCELERATORS = {
+    "P100-16GB": "P100",
+    "V100-16GB": "V100",
+    "V100-32GB": "V100-32GB",
+    "T4": "T4",
+    "A100-40GB": "A100",
+    "A100-80GB": "A100-80GB",
+    "A10": "A10",
+    "A10G": "A10G",
+    "RTX A4000": "RTXA4000",
+    "RTX A5000": "RTXA5000",
+    "RTX A6000": "RTXA6000",
+    "RTX 3080 10GB": "RTX3080",
+    "RTX 3090": "RTX3090",
+    "RTX 4080": "RTX4080",
+    "RTX 4090": "RTX4090",
+    "RTX 5090": "RTX5090",
+    "RTX 6000 Ada": "RTX6000-Ada",
+    "RTX PRO 6000 Blackwell": "RTXPRO6000",
+    "L4": "L4",
+    "L40": "L40",
+    "L40S": "L40S",
+    "H100-80GB": "H100",
+    "H100-NVL-94GB": "H100-NVL",
+    "H200": "H200",
+    "B200": "B200",
+    "MI300X": "MI300X",
+}
+"""SkyPilot's names, as its 0.14.1 has them in its own source, by ours. Others are asked for by their memory."""
+
+_FIRST_NODE = """\
+head_node=$(printf '%s\\n' "$SKYPILOT_NODE_IPS" | head -n 1)
+if [ "$SKYPILOT_NODE_RANK" = 0 ]; then first=true; else first=false; fi
+"""
+
+
+def _write(order: Order) -> Written:
+    launch = launch_of(order)
+    warnings = (
+        same_versions(order, f"The image {order.options.image}"),
+        _device(order, launch),
+        restart_resumes("A managed job (`sky jobs launch`) that lost its machines"),
+        *slices(launch),
+    )
+    task = yaml_file("task.yaml", order, _task(order, launch))
+    return Written((task,), ("sky", "launch", "task.yaml"), warnings)
+
+
+def _task(order: Order, launch: Launch) -> dict[str, JsonValue]:
+    queue = queue_label(order)
+    environment: Fields = dict(launch.environment)
+    task: Fields = {
+        "name": launch.name,
+        "num_nodes": launch.nodes,
+        "workdir": ".",
+        "resources": _resources(order, launch),
+        "envs": environment,
+        "run": _run(launch),
+    }
+    if queue is not None:
+        task["config"] = {"kubernetes": {"kueue": {"local_queue_name": queue}}}
+    return task
+
+
+def _resources(order: Order, launch: Launch) -> Fields:
+    fields: Fields = {} if order.options.queue is None else {"infra": "kubernetes"}
+    fields["image_id"] = f"docker:{image(order)}"
+    if launch.on_gpu:
+        return fields | {"accelerators": f"{_accelerator(order, launch)}:{launch.processes_per_node}"}
+    gigabytes = -(-cpu_memory_bytes(order, launch) // 1024**3)
+    return fields | {"cpus": f"{launch.processes_per_node}+", "memory": f"{gigabytes}+"}
+
+
+def _accelerator(order: Order, launch: Launch) -> str:
+    """SkyPilot's name of the card; where it has none, at least as much memory."""
+    if launch.gpu is not None and launch.gpu.name in _ACCELERATORS:
+        return _ACCELERATORS[launch.gpu.name]
+    return f"{-(-order.recommendation.device.total_bytes // 1024**3)}GB+"
+
+
+def _run(launch: Launch) -> str:
+    if launch.nodes == 1:
+        return command_lines(torchrun(launch, ("--standalone",)), launch.program)
+    meeting = c10d(f"$head_node:{PORT}", job=shlex.quote(launch.name), is_host="$first")
+    return _FIRST_NODE + command_lines(torchrun(launch, meeting), launch.program)
+
+
+def _device(order: Order, launch: Launch) -> Advice:
+    if not launch.on_gpu:
+        what = "A CPU and the measured memory are asked for, for each process: add what your data loading takes."
+        return Advice(code="host-resources", message=what)
+    asked = _accelerator(order, launch)
+    return Advice(
+        code="same-device",
+        message=f"The figures were measured on {launch.device_name}; {asked} is asked for. SkyPilot's names leave open "
+        "which form of a card it is: on one with less memory the run may not fit.",
+    )
+
+
+TARGET = Target(
+    name="skypilot",
+    title="SkyPilot task",
+    kind="launcher",
+    versions=("0.14",),
+    repeats_one_size=False,
+    write=_write,
+    checked="validated against SkyPilot's own schema",
+)

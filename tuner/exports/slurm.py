@@ -1,0 +1,116 @@
+"""Slurm: a batch script for `sbatch`, with one task and one torchrun per node."""
+
+from __future__ import annotations
+
+import re
+
+from tuner.errors import ExportError
+from tuner.exports.base import Order, Target, Written
+from tuner.exports.launching import (
+    PORT,
+    Launch,
+    c10d,
+    command_lines,
+    launch_of,
+    restart_resumes,
+    same_device,
+    same_versions,
+    slices,
+    torchrun,
+    unset_of,
+)
+from tuner.exports.pods import cpu_memory_bytes
+from tuner.exports.text import exports_of, one_line, origin, script_file
+from tuner.results import Advice
+
+_PARTITIONS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
+_CPUS_PER_PROCESS = 4
+"""One for the process and three for those that read its data. Without the option a node's processes share one CPU."""
+
+_RENDEZVOUS = """\
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head_node=${nodes%%$'\\n'*}
+"""
+
+
+def _write(order: Order) -> Written:
+    launch = launch_of(order)
+    warnings = (
+        same_device(launch),
+        same_versions(order, "The environment on the nodes"),
+        restart_resumes("`--requeue` (after a node's failure or a preemption)"),
+        _host(launch),
+        *slices(launch),
+    )
+    return Written((script_file("job.sbatch", _script(order, launch)),), ("sbatch", "job.sbatch"), warnings)
+
+
+def _script(order: Order, launch: Launch) -> str:
+    several = launch.nodes > 1
+    words = ("exec srun", "--kill-on-bad-exit=1", '--cpus-per-task="$SLURM_CPUS_PER_TASK"')
+    command = command_lines((*words, *torchrun(launch, _rendezvous(launch))), launch.program)
+    return (
+        f"#!/bin/bash\n{_directives(order, launch)}{origin(order)}{_device_comment(launch)}set -euo pipefail\n"
+        f"{unset_of(launch)}{exports_of(launch.environment)}{_RENDEZVOUS if several else ''}{command}"
+    )
+
+
+def _directives(order: Order, launch: Launch) -> str:
+    options = {
+        "job-name": launch.name,
+        "partition": _partition(order),
+        "nodes": launch.nodes,
+        "ntasks-per-node": 1,
+        "cpus-per-task": _CPUS_PER_PROCESS * launch.processes_per_node,
+        "gpus-per-node": launch.processes_per_node if launch.on_gpu else None,
+        "mem": None if launch.on_gpu else f"{-(-cpu_memory_bytes(order, launch) // 1024**2)}M",
+        "open-mode": "append",
+    }
+    lines = [f"#SBATCH --{name}={value}\n" for name, value in options.items() if value is not None]
+    return "".join(lines) + "#SBATCH --requeue\n"
+
+
+def _partition(order: Order) -> str | None:
+    queue = order.options.queue
+    if queue is not None and not _PARTITIONS.fullmatch(queue):
+        raise ExportError(
+            "wrong-option",
+            f"queue {queue!r} cannot name a Slurm partition: it takes letters, digits, `_`, `.` and `-`, and commas "
+            "between several names",
+        )
+    return queue
+
+
+def _device_comment(launch: Launch) -> str:
+    if not launch.on_gpu:
+        return ""
+    name = one_line(launch.device_name)
+    return f"# Measured on {name}: add its type, as this cluster calls it, to --gpus-per-node (type:count).\n"
+
+
+def _rendezvous(launch: Launch) -> tuple[str, ...]:
+    """A restart of the job meets under another name, and jobs that share a node at another port."""
+    if launch.nodes == 1:
+        return ("--standalone",)
+    port = f"$(({PORT} + SLURM_JOB_ID % 1000))"
+    return c10d(f"$head_node:{port}", job="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}")
+
+
+def _host(launch: Launch) -> Advice:
+    memory = "host memory is the partition's default" if launch.on_gpu else "memory is what the tuning allowed"
+    return Advice(
+        code="host-resources",
+        message=f"{_CPUS_PER_PROCESS} CPUs per process are asked for, and {memory}: change `--cpus-per-task` and "
+        "`--mem` to what your data loading takes.",
+    )
+
+
+TARGET = Target(
+    name="slurm",
+    title="Slurm batch script",
+    kind="launcher",
+    versions=("22.05",),
+    repeats_one_size=False,
+    write=_write,
+    checked="its options against those of sbatch; the script by bash and shellcheck; no cluster ran it",
+)

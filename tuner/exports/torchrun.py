@@ -1,0 +1,61 @@
+"""torchrun: a script for one node, or to be started on each of several."""
+
+from __future__ import annotations
+
+from tuner.exports.base import Order, Target, Written
+from tuner.exports.launching import (
+    PORT,
+    Launch,
+    c10d,
+    command_lines,
+    launch_of,
+    same_device,
+    same_versions,
+    slices,
+    torchrun,
+    unset_of,
+    without_queue,
+)
+from tuner.exports.text import exports_of, origin, script_file
+from tuner.results import Advice
+
+_ASK = ': "${MASTER_ADDR:?set it to the first node\'s name or address, the same on every node}"\n'
+
+
+def _write(order: Order) -> Written:
+    without_queue(order, "torchrun")
+    launch = launch_of(order)
+    warnings = (same_device(launch), same_versions(order, "The environment"), *slices(launch))
+    several = (_several_nodes(launch),) if launch.nodes > 1 else ()
+    return Written((script_file("launch.sh", _script(order, launch)),), ("sh", "launch.sh"), (*several, *warnings))
+
+
+def _script(order: Order, launch: Launch) -> str:
+    before = _ASK if launch.nodes > 1 else ""
+    command = command_lines(("exec torchrun", *torchrun(launch, _rendezvous(launch))[1:]), launch.program)
+    return f"#!/bin/sh\n{origin(order)}set -eu\n{unset_of(launch)}{exports_of(launch.environment)}{before}{command}"
+
+
+def _rendezvous(launch: Launch) -> tuple[str, ...]:
+    if launch.nodes == 1:
+        return ("--standalone",)
+    return c10d(f"$MASTER_ADDR:${{MASTER_PORT:-{PORT}}}", job=launch.name)
+
+
+def _several_nodes(launch: Launch) -> Advice:
+    return Advice(
+        code="start-on-each-node",
+        message=f"Start launch.sh on each of the {launch.nodes} nodes, with MASTER_ADDR (and MASTER_PORT, when {PORT} "
+        "is taken) set to the same first node on all of them.",
+    )
+
+
+TARGET = Target(
+    name="torchrun",
+    title="torchrun",
+    kind="launcher",
+    versions=("2",),
+    repeats_one_size=False,
+    write=_write,
+    checked="run by torchrun, on the CPU with two processes; the script checked by shellcheck",
+)

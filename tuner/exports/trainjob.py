@@ -1,0 +1,100 @@
+"""Kubeflow Trainer v2: a TrainJob for the runtime `torch-distributed`, which is there after its installation."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from tuner.exports.base import Order, Target, Written
+from tuner.exports.launching import Launch, launch_of, queue_label, slices
+from tuner.exports.pods import (
+    QUEUE_LABEL,
+    Fields,
+    image,
+    literal,
+    placement,
+    pod_warnings,
+    resources,
+    shared_memory,
+    shared_memory_mounts,
+    variables,
+)
+from tuner.exports.text import yaml_file
+from tuner.results import Advice
+
+_PATCHES_SINCE = "2.3"
+_NODE = "node"
+"""What the runtime calls its job, and the container in it."""
+
+
+def _write(order: Order) -> Written:
+    launch = launch_of(order, kubernetes=True)
+    warnings = (*pod_warnings(order, launch), *_unpatched(order, launch), _restarts(), *slices(launch))
+    manifest = yaml_file("trainjob.yaml", order, _manifest(order, launch))
+    return Written((manifest,), ("kubectl", "create", "-f", "trainjob.yaml"), warnings)
+
+
+def _manifest(order: Order, launch: Launch) -> dict[str, JsonValue]:
+    queue = queue_label(order)
+    metadata: Fields = {"name": launch.name}
+    spec: Fields = {"runtimeRef": {"name": "torch-distributed"}, "trainer": _trainer(order, launch)}
+    if order.version == _PATCHES_SINCE:
+        spec["runtimePatches"] = [_patch(launch)]
+    if queue is not None:
+        metadata["labels"] = {QUEUE_LABEL: queue}
+        spec["suspend"] = True
+    return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": metadata, "spec": spec}
+
+
+def _trainer(order: Order, launch: Launch) -> Fields:
+    """The operator tells torchrun in `PET_*` how nodes meet; the processes are said in words too, which rule those."""
+    words = (f"--nproc-per-node={launch.processes_per_node}", "--max-restarts=0", *launch.program)
+    return {
+        "image": image(order),
+        "numNodes": launch.nodes,
+        "numProcPerNode": launch.processes_per_node,
+        "command": ["torchrun"],
+        "args": [literal(word) for word in words],
+        "env": variables(launch),
+        "resourcesPerNode": resources(order, launch),
+    }
+
+
+def _patch(launch: Launch) -> Fields:
+    """Shared memory and the device, which the runtime's pods do not have."""
+    mount = {"name": _NODE, "volumeMounts": shared_memory_mounts()}
+    pod = {**placement(launch), "containers": [mount], "volumes": shared_memory()}
+    job = {"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}
+    return {"manager": "batchwright", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+
+
+def _unpatched(order: Order, launch: Launch) -> tuple[Advice, ...]:
+    if order.version == _PATCHES_SINCE:
+        return ()
+    selector = " (and the nodeSelector for the measured device)" if placement(launch) else ""
+    return (
+        Advice(
+            code="runtime-lacks",
+            message=f"What changes the runtime's pods had another name in each release before {_PATCHES_SINCE}, so a "
+            f"memory volume for `/dev/shm`{selector} is not in this manifest: put it into the training runtime, or "
+            "load data without worker processes.",
+        ),
+    )
+
+
+def _restarts() -> Advice:
+    return Advice(
+        code="restarts",
+        message="How often a failed job starts again is the training runtime's matter (`backoffLimit`, `failurePolicy` "
+        "of its JobSet): the program then has to go on from its own checkpoint, as Batchwright's engine does.",
+    )
+
+
+TARGET = Target(
+    name="trainjob",
+    title="Kubeflow TrainJob",
+    kind="launcher",
+    versions=("2.3", "2.0"),
+    repeats_one_size=False,
+    write=_write,
+    checked="read by models made from Kubeflow Trainer's published schema",
+)
