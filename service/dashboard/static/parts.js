@@ -74,7 +74,7 @@ export function codeBlock(text, { label = "Code", download = null } = {}) {
     "figure",
     { class: "code" },
     h("figcaption", { class: "code-bar" }, h("span", { class: "code-label" }, label), buttons),
-    h("pre", { tabindex: 0, role: "region", "aria-label": label }, h("code", {}, text)),
+    h("pre", { tabindex: 0, role: "group", "aria-label": label }, h("code", {}, text)),
   );
 }
 

@@ -8,8 +8,8 @@
  *
  * A column is {title, cell(row) -> node or text, class?: "number"|"wide"|..., value?(row) -> what to sort by}. A column with
  * `value` gets a button in its head in `makeTable`; lists of the API come newest first and cannot be sorted otherwise.
- * A filter is {name, label, options: [[value, text], ...]} or {name, label, placeholder?, pattern?, maxlength?}; the
- * filters' values are kept in the page's address, so that a filtered list is a link.
+ * A filter is {name, label, options: [[value, text], ...]} or {name, label, suggest?(row) -> value, placeholder?, pattern?,
+ * maxlength?}; the filters' values are kept in the page's address, so that a filtered list is a link.
  * The first column's cell is the row's head.
  */
 
@@ -20,7 +20,7 @@ import { poll } from "./live.js";
 import { emptyState, problemAlert } from "./parts.js";
 
 const REFRESH_SECONDS = 3;
-const TYPING_MILLISECONDS = 300;
+const MOST_SUGGESTIONS = 200;
 const ENDED = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 
 /**
@@ -36,7 +36,7 @@ export function makeTable({ caption, columns, keyOf = (row) => row.id, showCapti
   const head = h("tr", {}, columns.map((column) => headCell(column, order, () => update(current))));
   const hint = { class: showCaption ? "" : "visually-hidden" };
   const table = h("table", { class: "table" }, h("caption", hint, caption), h("thead", {}, head), body);
-  const element = h("div", { class: "table-scroll", tabindex: 0, role: "region", "aria-label": caption }, table);
+  const element = h("div", { class: "table-scroll", tabindex: 0, role: "group", "aria-label": caption }, table);
 
   function update(rows) {
     current = rows;
@@ -86,6 +86,7 @@ export function makeList(list) {
 
   function show() {
     const rows = pages.rows();
+    form.learn(rows);
     table.update(rows);
     replace(place, rows.length > 0 ? table.element : nothing(form, empty));
     more.hidden = pages.next() === null;
@@ -182,40 +183,69 @@ function nothing(form, empty) {
 
 // --- filters --------------------------------------------------------------------------------------------------------
 
+/** Filters match whole values: a choice applies at once, text when it is a suggested value, or when it is finished. */
 function filterForm(filters, onChange) {
   const address = new URLSearchParams(location.search);
-  const fields = filters.map((filter) => [filter.name, filterField(filter, address.get(filter.name) ?? "")]);
-  const form = h("form", { class: "filters", role: "search" }, fields.map(([, field], index) => labelled(filters[index], field)));
-  const values = () => Object.fromEntries(fields.map(([name, field]) => [name, field.value.trim()]));
-  let timer = null;
-  form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("input", () => {
-    clearTimeout(timer);
-    timer = setTimeout(() => form.checkValidity() && onChange(), TYPING_MILLISECONDS);
+  const fields = filters.map((filter) => makeField(filter, address.get(filter.name) ?? ""));
+  const form = h("form", { class: "filters", role: "search" }, fields.map((field) => field.element));
+  const values = () => Object.fromEntries(fields.map(({ name, input }) => [name, input.value.trim()]));
+  let applied = JSON.stringify(values());
+  const apply = () => {
+    if (form.checkValidity() && applied !== JSON.stringify(values())) {
+      applied = JSON.stringify(values());
+      onChange();
+    }
+  };
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    apply();
+  });
+  form.addEventListener("change", apply);
+  form.addEventListener("input", (event) => {
+    if (event.target.value === "" || fields.find(({ input }) => input === event.target).knows(event.target.value)) {
+      apply();
+    }
   });
   return {
     element: form,
     values,
     isSet: () => Object.values(values()).some((value) => value !== ""),
+    learn: (rows) => fields.forEach((field) => field.learn(rows)),
     clear() {
-      fields.forEach(([, field]) => (field.value = ""));
-      onChange();
+      fields.forEach(({ input }) => (input.value = ""));
+      apply();
     },
   };
 }
 
-function filterField({ name, options, placeholder = "", pattern, maxlength = 300 }, value) {
-  const id = `filter-${name}`;
-  if (options === undefined) {
-    const text = { type: "search", autocomplete: "off", spellcheck: "false", placeholder, pattern, maxlength };
-    return h("input", { id, name, value, class: "input", ...text });
-  }
-  const choices = options.map(([key, text]) => h("option", { value: key, selected: key === value }, text));
-  return h("select", { id, name, class: "input" }, choices);
+function makeField(filter, value) {
+  const id = `filter-${filter.name}`;
+  const input = filter.options === undefined ? textInput(filter, id, value) : choiceInput(filter, id, value);
+  const known = h("datalist", { id: `${id}-known` });
+  const values = new Set();
+  return {
+    name: filter.name,
+    input,
+    element: h("div", { class: "field" }, h("label", { for: id }, filter.label), input, filter.suggest && known),
+    knows: (text) => values.has(text),
+    /** Values of the rows are suggested. */
+    learn(rows) {
+      const found = filter.suggest === undefined ? [] : rows.map(filter.suggest);
+      const added = [...new Set(found)].filter((text) => !values.has(text) && values.size < MOST_SUGGESTIONS);
+      added.forEach((text) => values.add(text) && known.append(h("option", { value: text })));
+    },
+  };
 }
 
-function labelled({ name, label }, field) {
-  return h("div", { class: "field" }, h("label", { for: `filter-${name}` }, label), field);
+function textInput({ name, suggest, placeholder = "", pattern, maxlength = 300 }, id, value) {
+  const list = suggest === undefined ? null : `${id}-known`;
+  const quiet = { autocomplete: "off", autocapitalize: "off", spellcheck: "false", enterkeyhint: "search" };
+  return h("input", { id, name, value, type: "search", class: "input", list, placeholder, pattern, maxlength, ...quiet });
+}
+
+function choiceInput({ name, options }, id, value) {
+  const choices = options.map(([key, text]) => h("option", { value: key, selected: key === value }, text));
+  return h("select", { id, name, class: "input" }, choices);
 }
 
 // --- rows -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,89 @@
+/** The lists of tunings and of jobs. */
+
+import { keyId } from "./api.js";
+import { byId, h } from "./dom.js";
+import { count, elapsed, seconds, shortId, time, words } from "./format.js";
+import { badge, codeBlock } from "./parts.js";
+import { makeList } from "./table.js";
+
+const STATES = ["QUEUED", "RUNNING", "CANCELLING", "SUCCEEDED", "FAILED", "CANCELLED"];
+const STATE = { name: "state", label: "State", options: [["", "Any"], ...STATES.map((state) => [state, words(state)])] };
+const MODEL = { name: "model", label: "Model", placeholder: "its whole name", suggest: (row) => row.model };
+const DEVICE = { name: "device", label: "Device", placeholder: "for example cuda:0", suggest: (row) => row.device };
+const FINGERPRINT = {
+  name: "fingerprint", label: "Fingerprint", placeholder: "64 hexadecimal digits", pattern: "[0-9a-f]*", maxlength: 64,
+};
+
+const BATCH = { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) };
+const COMMON = [
+  { title: "State", cell: (row) => badge(row.state) },
+  { title: "Model", class: "model", cell: (row) => row.model },
+  { title: "Device", class: "nowrap", cell: (row) => row.device },
+  BATCH,
+];
+const TIMES = [
+  { title: "Submitted", class: "nowrap", cell: (row) => time(row.created_at) },
+  { title: "Took", class: "number", cell: took },
+  { title: "Priority", class: "number", cell: (row) => row.priority },
+  { title: "Key", class: "nowrap", cell: (row) => (row.key_id === null ? "–" : h("code", {}, row.key_id)) },
+];
+
+const TUNINGS = {
+  path: "/v1/tunings",
+  caption: "Tunings",
+  filters: [STATE, MODEL, DEVICE, FINGERPRINT],
+  columns: [
+    { title: "Tuning", class: "nowrap", cell: (row) => linkTo("tunings", row.id) },
+    ...COMMON,
+    { title: "Probes", class: "number", cell: (row) => count(row.probes) },
+    { title: "Answer", class: "nowrap", cell: answer },
+    ...TIMES,
+  ],
+  empty: {
+    title: "No tunings yet",
+    text: "A tuning finds the largest micro-batch of a model that fits a device, and the plan for your effective batch.",
+    action: h("a", { class: "button button-primary", href: "/tunings/new" }, "Make the first one"),
+  },
+};
+
+const JOBS = {
+  path: "/v1/jobs",
+  caption: "Jobs",
+  filters: [STATE, MODEL, DEVICE],
+  columns: [
+    { title: "Job", class: "nowrap", cell: (row) => linkTo("jobs", row.id) },
+    ...COMMON,
+    { title: "Made from", class: "nowrap", cell: (row) => linkTo("recommendations", row.recommendation_id) },
+    { title: "Attempts", class: "number", cell: (row) => count(row.attempts) },
+    ...TIMES,
+  ],
+  empty: {
+    title: "No jobs yet",
+    text: "A job trains with the plan of a recommendation. Start one from a recommendation's page, or send:",
+    action: codeBlock(jobCall(), { label: "With curl" }),
+  },
+};
+
+function linkTo(pages, identifier) {
+  return h("a", { href: `/${pages}/${identifier}`, class: "mono", title: identifier }, shortId(identifier));
+}
+
+function answer(row) {
+  return row.recommendation_id === null ? "–" : linkTo("recommendations", row.recommendation_id);
+}
+
+function took(row) {
+  if (row.started_at === null) {
+    return "–";
+  }
+  return row.ended_at === null ? elapsed(row.started_at) : seconds((Date.parse(row.ended_at) - Date.parse(row.started_at)) / 1000);
+}
+
+function jobCall() {
+  const body = JSON.stringify({ recommendation_id: "rec_…", training: { updates: 100 } });
+  const key = keyId() === "" ? "" : ` -H "Authorization: Bearer $BATCHWRIGHT_API_KEY"`;
+  return `curl ${location.origin}/v1/jobs${key} -H 'Content-Type: application/json' \\\n  -d '${body}'`;
+}
+
+const root = byId("list");
+makeList({ root, ...(root.dataset.kind === "jobs" ? JOBS : TUNINGS) });

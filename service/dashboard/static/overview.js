@@ -1,0 +1,305 @@
+/** The overview: what runs, on which devices, what waits, and what happened lately. */
+
+import { get, may } from "./api.js";
+import { byId, h, replace } from "./dom.js";
+import { bytes, count, elapsed, number, percent, plural, seconds, shortId, time } from "./format.js";
+import { poll } from "./live.js";
+import { badge, bar, emptyState, mark, problemAlert, tag } from "./parts.js";
+import { makeTable } from "./table.js";
+
+const NOW_SECONDS = 3;
+const SUMMARY_SECONDS = 15;
+const QUEUE_SHOWN = 20;
+const RUNNING_SHOWN = 100;
+const DETAILED = 6; // running work that is asked for by itself each time
+const PERIODS = { day: "24 hours", week: "7 days", all: "All time" };
+const HELD = ["RUNNING", "CANCELLING"];
+const PATHS = { tuning: "tunings", job: "jobs" };
+const NEARLY_FULL = 0.9;
+
+// --- what runs ------------------------------------------------------------------------------------------------------
+
+const details = new Map(); // by id: {events, detail}, so that only what changed is read again
+
+async function readRunning(signal) {
+  const kinds = Object.keys(PATHS).filter((kind) => may(`${PATHS[kind]}:read`));
+  const asked = kinds.flatMap((kind) => HELD.map((state) => readHeld(kind, state, signal)));
+  const held = (await Promise.all(asked)).flat().sort((one, other) => one.started_at.localeCompare(other.started_at));
+  const detailed = await Promise.all(held.slice(0, DETAILED).map((work) => withDetail(work, signal)));
+  return [...detailed, ...held.slice(DETAILED)];
+}
+
+async function readHeld(kind, state, signal) {
+  const page = await get(`/v1/${PATHS[kind]}`, { query: { state, limit: RUNNING_SHOWN }, signal });
+  return page.items.map((row) => ({ ...row, kind }));
+}
+
+async function withDetail(work, signal) {
+  const known = details.get(work.id);
+  if (known?.events === work.events) {
+    return { ...work, detail: known.detail };
+  }
+  const path = work.kind === "tuning" ? `/v1/tunings/${work.id}/probes` : `/v1/jobs/${work.id}`;
+  const found = await get(path, { signal });
+  const detail = work.kind === "tuning" ? found.items : found.progress;
+  details.set(work.id, { events: work.events, detail });
+  return { ...work, detail };
+}
+
+function forget(running) {
+  const ids = new Set(running.map((work) => work.id));
+  [...details.keys()].filter((id) => !ids.has(id)).forEach((id) => details.delete(id));
+}
+
+function showRunning(running) {
+  forget(running);
+  if (running.length === 0) {
+    const action = may("tunings:write") && h("a", { href: "/tunings/new", class: "button" }, "New tuning");
+    showOnce("running", "none", () => emptyState({ title: "Nothing is running", text: "The devices are free.", action }));
+    return;
+  }
+  const known = new Map([...byId("running").querySelectorAll("[data-work]")].map((card) => [card.dataset.work, card]));
+  const cards = running.map((work) => updated(known.get(work.id), work));
+  byId("running").dataset.shows = "cards";
+  const grid = byId("running").querySelector(".grid") ?? replace(byId("running"), h("div", { class: "grid" })).firstChild;
+  if (cards.some((card, index) => grid.children[index] !== card) || grid.children.length !== cards.length) {
+    replace(grid, cards);
+  }
+}
+
+/** The same card when nothing about the work changed: what has the focus keeps it. */
+function updated(card, work) {
+  const written = JSON.stringify(work);
+  if (card?.dataset.written === written) {
+    return card;
+  }
+  const made = runningCard(work);
+  if (card === undefined) {
+    made.dataset.written = written;
+    return made;
+  }
+  card.dataset.written = written;
+  [...made.children].forEach((child, index) => {
+    if (!child.isEqualNode(card.children[index])) {
+      card.children[index].replaceWith(child);
+    }
+  });
+  return card;
+}
+
+function runningCard(work) {
+  return h(
+    "article",
+    { class: "card running", dataset: { work: work.id } },
+    h("div", { class: "card-head" },
+      h("h3", {}, h("a", { href: `/${PATHS[work.kind]}/${work.id}` }, work.model)),
+      badge(work.state)),
+    h("p", { class: "muted small" }, `${work.kind === "tuning" ? "Tuning" : "Job"} on ${work.device}, effective batch ${count(work.effective_batch_size)}, for `, elapsed(work.started_at)),
+    h("div", {}, work.kind === "tuning" ? probes(work) : progress(work)),
+  );
+}
+
+function probes(work) {
+  const found = work.detail ?? [];
+  if (found.length === 0) {
+    return h("p", { class: "small" }, work.probes > 0 ? plural(work.probes, "probe") : "The first probe is under way");
+  }
+  const { result } = found.at(-1);
+  const peak = result.peak_reserved_bytes === null ? "" : `, ${bytes(result.peak_reserved_bytes)}`;
+  return h("p", { class: "small latest" }, `${plural(found.length, "probe")}; last: micro-batch ${count(result.micro_batch_size)}${peak} `, badge(result.outcome));
+}
+
+function progress(work) {
+  if (!work.detail) {
+    return h("p", { class: "small" }, "The first update is under way");
+  }
+  const { update, updates, loss } = work.detail;
+  const text = `Update ${count(update)} of ${count(updates)}${loss === null ? "" : `, loss ${number(loss, 4)}`}`;
+  return bar({ value: update, max: updates, label: "Progress", text });
+}
+
+// --- devices --------------------------------------------------------------------------------------------------------
+
+const devices = makeTable({
+  caption: "Devices",
+  keyOf: (row) => row.place,
+  columns: [
+    { title: "Device", class: "nowrap", cell: (row) => [h("span", {}, row.device.id), h("div", { class: "muted small" }, row.place.split("/")[0])] },
+    { title: "Product", cell: (row) => row.device.name },
+    { title: "Memory", class: "memory", cell: memory },
+    { title: "Held by", class: "nowrap", cell: holder },
+    { title: "Waiting", class: "number", cell: (row) => count(row.queued) },
+    { title: "Worker", class: "nowrap", cell: worker },
+  ],
+});
+
+function memory({ device }) {
+  const { used_bytes: used, total_bytes: total } = device;
+  if (used === null) {
+    return h("span", {}, bytes(total), h("span", { class: "muted" }, " in all"));
+  }
+  const text = `${bytes(used)} of ${bytes(total)} used`;
+  return bar({ value: used, max: total, label: "Memory used", text, kind: used > NEARLY_FULL * total ? "warn" : "info" });
+}
+
+function holder(row) {
+  return row.held_by === null ? mark("neutral", "○", "Free") : workLink(row.held_by);
+}
+
+function worker(row) {
+  return row.alive ? mark("ok", "✓", "Alive") : mark("bad", "✕", `Silent for ${seconds(row.heartbeat_age_seconds)}`);
+}
+
+/** The heartbeat's age of a living worker changes every time, and nobody reads it. */
+function calm(row) {
+  return row.alive ? { ...row, heartbeat_age_seconds: 0 } : row;
+}
+
+function showDevices(rows) {
+  if (rows.length > 0) {
+    showOnce("devices", "table", () => devices.element);
+    devices.update(rows.map(calm));
+  } else {
+    showOnce("devices", "none", () => emptyState({
+      title: "No worker serves a device",
+      text: "Tunings and jobs wait until one does. On a host with GPUs, and with the same database, run:",
+      action: h("p", {}, h("code", {}, "batchwright work")),
+    }));
+  }
+}
+
+// --- queue ----------------------------------------------------------------------------------------------------------
+
+const queue = makeTable({
+  caption: "Queue",
+  columns: [
+    { title: "Place", class: "number", cell: (row) => count(row.position) },
+    { title: "Work", class: "nowrap", cell: (row) => [workLink(row.id), " ", tag(row.kind)] },
+    { title: "Model", cell: (row) => row.model },
+    { title: "Device", class: "nowrap", cell: (row) => row.device },
+    { title: "Priority", class: "number", cell: (row) => row.priority },
+    { title: "Waiting for", class: "number", cell: (row) => seconds(row.age_seconds) },
+    { title: "Expected wait", class: "number", cell: (row) => expectedWait(row) },
+  ],
+});
+
+function expectedWait(row) {
+  const unknown = "Told once three of a kind have ended on this device, and a worker serves it";
+  const wait = row.expected_wait_seconds;
+  return wait === null ? h("span", { class: "muted", title: unknown }, "not known yet") : `about ${seconds(Math.round(wait))}`;
+}
+
+function showQueue(rows) {
+  byId("queue-note").textContent = rows.length < QUEUE_SHOWN ? "" : `the first ${QUEUE_SHOWN}; places count for each device`;
+  if (rows.length > 0) {
+    showOnce("queue", "table", () => queue.element);
+    queue.update(rows.map((row) => ({ ...row, age_seconds: Math.floor(row.age_seconds) })));
+  } else {
+    showOnce("queue", "none", () => emptyState({ title: "Nothing waits" }));
+  }
+}
+
+function workLink(identifier) {
+  const pages = identifier.startsWith("job_") ? "jobs" : "tunings";
+  return h("a", { href: `/${pages}/${identifier}`, class: "mono", title: identifier }, shortId(identifier));
+}
+
+// --- what happened --------------------------------------------------------------------------------------------------
+
+const failures = makeTable({
+  caption: "Failures by cause",
+  showCaption: true,
+  keyOf: (row) => row.code,
+  columns: [
+    { title: "Cause", cell: (row) => [h("span", {}, row.title), h("div", { class: "muted small" }, h("code", {}, row.code))] },
+    { title: "Tunings", class: "number", cell: (row) => count(row.tunings) },
+    { title: "Jobs", class: "number", cell: (row) => count(row.jobs) },
+    { title: "Newest", class: "nowrap", cell: (row) => [workLink(row.latest_id), h("div", { class: "small" }, time(row.latest_at))] },
+    { title: "What it said", class: "wide said", cell: (row) => row.latest_detail },
+  ],
+});
+
+let summary = null;
+let period = "day";
+
+function showPeriods() {
+  replace(byId("periods"), Object.entries(PERIODS).map(([name, text]) => {
+    const pressed = String(name === period);
+    return h("button", { type: "button", class: "segment", "aria-pressed": pressed, dataset: { period: name } }, text);
+  }));
+}
+
+function choosePeriod(event) {
+  const button = event.target.closest("[data-period]");
+  if (button !== null) {
+    period = button.dataset.period;
+    for (const each of byId("periods").children) {
+      each.setAttribute("aria-pressed", String(each === button));
+    }
+    showSummary();
+  }
+}
+
+function showSummary() {
+  const found = summary?.periods.find((each) => each.name === period);
+  if (found === undefined) {
+    return;
+  }
+  const figures = h("div", { class: "card figures" }, figuresOf(found).map(figure));
+  const none = () => emptyState({ title: "No failures", text: "Work that ends without an answer is grouped here by its cause." });
+  failures.update(found.failures);
+  replace(byId("summary"), figures, found.failures.length > 0 ? failures.element : none());
+}
+
+function figuresOf({ submitted, ended, device_seconds: spent, stored_answers: stored }) {
+  const asked = stored.hits + stored.misses;
+  return [
+    ["Submitted", count(submitted.tunings + submitted.jobs), `${plural(submitted.tunings, "tuning")}, ${plural(submitted.jobs, "job")}`],
+    ["Succeeded", count(ended.SUCCEEDED)],
+    ["Failed", count(ended.FAILED)],
+    ["Cancelled", count(ended.CANCELLED)],
+    ["Device time", seconds(spent.tunings + spent.jobs), `${seconds(spent.tunings)} tunings, ${seconds(spent.jobs)} jobs`],
+    ["Answered from the store", asked === 0 ? "–" : percent(stored.hits / asked), `${count(stored.hits)} of ${plural(asked, "submission")}`],
+  ];
+}
+
+function figure([label, value, note = null]) {
+  return h("div", {}, h("div", { class: "figure-label" }, label), h("div", { class: "figure-value" }, value), note && h("div", { class: "muted small" }, note));
+}
+
+// --- the page -------------------------------------------------------------------------------------------------------
+
+/** Puts a node into a part of the page, unless it shows that very kind of thing already. */
+function showOnce(id, kind, make) {
+  const place = byId(id);
+  if (place.dataset.shows !== kind) {
+    place.dataset.shows = kind;
+    replace(place, make());
+  }
+}
+
+async function refreshNow(signal) {
+  const [running, served, waiting] = await Promise.all([
+    readRunning(signal),
+    get("/v1/devices", { signal }),
+    get("/v1/queue", { query: { limit: QUEUE_SHOWN }, signal }),
+  ]);
+  showRunning(running);
+  showDevices(served.items);
+  showQueue(waiting.items);
+  replace(byId("overview-problem"));
+}
+
+async function refreshSummary(signal) {
+  summary = await get("/v1/summary", { signal });
+  showSummary();
+}
+
+function showProblem(problem) {
+  replace(byId("overview-problem"), problemAlert(problem));
+}
+
+showPeriods();
+byId("periods").addEventListener("click", choosePeriod);
+poll(refreshNow, NOW_SECONDS, { onProblem: showProblem });
+poll(refreshSummary, SUMMARY_SECONDS, { onProblem: (problem) => replace(byId("summary"), problemAlert(problem)) });
