@@ -14,7 +14,7 @@
        |- IdempotencyKeyInFlightError, IdempotencyKeyReusedError, NotOnThisHostError
        |- TargetNotAllowedError, DataPathNotAllowedError
        |- UnknownDeviceError, DeviceMismatchError, InfeasibleRecommendationError, UnsupportedJobError
-       |- HostNotAllowedError, ForeignOriginError, BodyTooLargeError, UnsupportedMediaTypeError
+       |- HostNotAllowedError, ForeignOriginError, CsrfTokenError, BodyTooLargeError, UnsupportedMediaTypeError
        |- NotAuthenticatedError, ScopeMissingError, NotOwnerError, QuotaExceededError
 """
 
@@ -31,6 +31,7 @@ from tuner.errors import (
     EstimateError,
     EstimateTimedOutError,
     ExportError,
+    ExportRefusal,
     FieldProblem,
     PlanError,
     ProbeError,
@@ -239,6 +240,14 @@ class ForeignOriginError(RequestError):
     title = "Requests from other sites are refused"
 
 
+class CsrfTokenError(RequestError):
+    """A browser that is signed in sent it without showing the page's token."""
+
+    status = HTTPStatus.FORBIDDEN
+    code = "csrf-token-missing"
+    title = "The page's token is missing or old"
+
+
 class BodyTooLargeError(RequestError):
     """The body is above the cap."""
 
@@ -248,11 +257,11 @@ class BodyTooLargeError(RequestError):
 
 
 class UnsupportedMediaTypeError(RequestError):
-    """The body is not declared as JSON."""
+    """The body is not declared as what it must be: JSON, but for the forms of pages."""
 
     status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
     code = "unsupported-media-type"
-    title = "Send JSON"
+    title = "The body is of another kind"
 
 
 class NotAuthenticatedError(RequestError):
@@ -313,13 +322,14 @@ _TUNER_ERRORS: tuple[tuple[type[BatchwrightError], int, str, str], ...] = (
 )
 
 
-_EXPORT_STATUSES = {
+_EXPORT_STATUSES: dict[ExportRefusal, int] = {
     "unknown-format": HTTPStatus.NOT_FOUND,
     "unknown-version": HTTPStatus.UNPROCESSABLE_ENTITY,
     "wrong-option": HTTPStatus.UNPROCESSABLE_ENTITY,
     "wrong-environment": HTTPStatus.CONFLICT,
     "infeasible": HTTPStatus.CONFLICT,
     "inexact": HTTPStatus.CONFLICT,
+    "not-expressible": HTTPStatus.CONFLICT,
 }
 """By the reason of an ``ExportError``: 409 where the recommendation itself stands in the way."""
 

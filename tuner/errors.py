@@ -26,6 +26,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 class BatchwrightError(Exception):
@@ -107,14 +108,22 @@ class EstimateCancelledError(EstimateError):
     """An estimate was ended because its caller asked for it."""
 
 
+ExportRefusal = Literal[
+    "unknown-format",
+    "unknown-version",
+    "wrong-option",
+    "wrong-environment",
+    "infeasible",
+    "inexact",
+    "not-expressible",
+]
+"""Why a recommendation is not exported: stable words."""
+
+
 class ExportError(BatchwrightError):
-    """A recommendation cannot be exported as asked.
+    """A recommendation cannot be exported as asked, for this ``reason``."""
 
-    ``reason`` is a stable word: `unknown-format`, `unknown-version`, `wrong-option`, `wrong-environment`,
-    `infeasible`, `inexact` or `not-expressible`.
-    """
-
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: ExportRefusal, message: str) -> None:
         self.reason = reason
         super().__init__(message)
 

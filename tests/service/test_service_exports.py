@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from asking import problem_in
@@ -15,6 +15,8 @@ from scripted import ScriptedRunner
 from service.client import ApiError, ConflictError, NotFoundError
 from service.client.calls import AsyncCalls
 from service.domain import ExportRequest
+from service.errors import problem_of
+from tuner.errors import ExportError, ExportRefusal
 from tuner.exports.base import ExportOptions
 from tuner.exports.registry import TARGETS, export
 from tuner.requests import TrainingRequest
@@ -42,6 +44,14 @@ def odd(shared_service: Running) -> Recommendation:
     spec = mlp_spec(parallelism={"world_size": 2})
     with shared_service.client as client:
         return client.tunings.tune(tuning_request(spec, effective_batch_size=101))
+
+
+def test_every_refusal_is_a_problem_of_its_own() -> None:
+    """Whatever the reason, there is a status and a code for it."""
+    for reason in get_args(ExportRefusal):
+        problem = problem_of(ExportError(reason, "because"))
+        assert problem.status in {404, 409, 422}
+        assert (problem.code, problem.detail) == (f"export-{reason}", "because")
 
 
 def test_every_format_is_listed(shared_service: Running) -> None:
