@@ -45,7 +45,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
     found = [
         notes.measured_elsewhere(order, "axolotl"),
         notes.packing("`sample_packing: true`"),
-        notes.data_parallel_ranks(order, "tensor x context parallel size"),
+        notes.data_parallel_ranks(order, "`tensor_parallel_size` x `context_parallel_size`"),
         Advice(
             code="drop-batch-size",
             message="The keys belong into your axolotl file, in place of `batch_size`, which axolotl refuses beside "

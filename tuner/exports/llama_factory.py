@@ -82,7 +82,7 @@ def _warnings_of_v1(order: Order) -> list[Advice]:
             message="Leave `batching_strategy` at `normal`: the others fill micro-batches by tokens, and the effective "
             "batch then varies.",
         ),
-        notes.data_parallel_ranks(order, "`cp_size` of `dist_config`"),
+        notes.data_parallel_ranks(order, "`cp_size`"),
     ]
     if order.recommendation.request.spec.precision != "fp32":
         is_here = "Weights are loaded in the checkpoint's own type, and `bf16` matters under `dist_config` alone."

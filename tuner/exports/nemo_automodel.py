@@ -9,6 +9,9 @@ from tuner.exports.base import Order, Target, Written
 from tuner.exports.text import yaml_file
 from tuner.results import Advice
 
+_NEVER_REACHED = 1e9
+"""Gradients are clipped at a norm of 1.0 where nothing is said, and nothing else turns that off."""
+
 
 def _batch(order: Order) -> dict[str, int]:
     figures = order.figures
@@ -18,8 +21,7 @@ def _batch(order: Order) -> dict[str, int]:
 def _write(order: Order) -> Written:
     spec = order.recommendation.request.spec
     settings: dict[str, JsonValue] = {"step_scheduler": {**_batch(order)}}
-    if spec.gradient_clipping is not None:
-        settings["clip_grad_norm"] = {"max_norm": spec.gradient_clipping}
+    settings["clip_grad_norm"] = {"max_norm": spec.gradient_clipping or _NEVER_REACHED}
     settings["distributed"] = {"activation_checkpointing": spec.activation_checkpointing}
     return Written((yaml_file("nemo_automodel.yaml", order, settings),), warnings=_warnings(order))
 
@@ -40,9 +42,6 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
             "batch; it is weighted by its own tokens.",
         ),
     ]
-    if spec.gradient_clipping is None:
-        remedy = "Set it to a norm that is never reached, such as 1e9."
-        found.append(notes.clips_by_itself("clip_grad_norm.max_norm", remedy=remedy))
     if spec.precision != "fp32":
         is_here = "it is a matter of `model.torch_dtype` and of the strategy's mixed precision policy."
         found.append(notes.precision_differs(order, is_here=is_here))

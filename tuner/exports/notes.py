@@ -16,12 +16,12 @@ def measured_elsewhere(order: Order, title: str) -> Advice:
     return Advice(code="memory-measured-elsewhere", message=message)
 
 
-def data_parallel_ranks(order: Order, divisors: str) -> Advice:
-    """The target derives its data-parallel ranks from its processes."""
+def data_parallel_ranks(order: Order, sizes: str) -> Advice:
+    """The target derives its data-parallel ranks from its processes, which it divides by ``sizes``."""
     ranks = order.figures.world_size
     message = (
-        f"The figures are for {ranks} data-parallel rank(s). They are processes / ({divisors}) here: with model "
-        f"parallelism start {ranks} times as many processes as one copy of the model takes."
+        f"The figures are for {ranks} data-parallel rank(s), which are what is left of the processes: with model "
+        f"parallelism start {ranks} x {sizes} of them."
     )
     return Advice(code="data-parallel-ranks", message=message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from tuner.errors import ExportError
@@ -63,12 +64,12 @@ def _arguments(order: Order) -> tuple[str, ...]:
 
 def _literal(settings: Mapping[str, int | float | str]) -> str:
     """A dictionary in Python's words."""
-    lines = "".join(f"    {name!r}: {_value(value)},\n" for name, value in settings.items())
+    lines = "".join(f"    {json.dumps(name)}: {_value(value)},\n" for name, value in settings.items())
     return f"{{\n{lines}}}"
 
 
 def _value(value: float | str) -> str:
-    return 'float("inf")' if value == float("inf") else repr(value)
+    return 'float("inf")' if value == float("inf") else json.dumps(value)
 
 
 def _write(order: Order) -> Written:

@@ -1,0 +1,11 @@
+#!/bin/sh
+# Made by Batchwright from recommendation rec_world_8.
+# Effective batch 128: 8 rank(s) x 4 micro-batch(es) of 4 samples.
+set -eu
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+export BATCHWRIGHT_EFFECTIVE_BATCH_SIZE=128
+export BATCHWRIGHT_WORLD_SIZE=8
+export BATCHWRIGHT_MICRO_BATCH_SIZE=4
+export BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS=4
+export ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4
+exec accelerate launch --config_file accelerate.yaml train.py "$@"

@@ -1,0 +1,11 @@
+# Made by Batchwright from recommendation rec_exact.
+# Effective batch 64: 2 rank(s) x 4 micro-batch(es) of 8 samples.
+# To be sourced by a bash script that then passes them on:
+#   torchrun ... pretrain_gpt.py "${BATCH_ARGS[@]}" "${MODEL_ARGS[@]}" ...
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+BATCH_ARGS=(
+  --micro-batch-size=8
+  --global-batch-size=64
+  --clip-grad=1.0
+  --seq-length=16
+)

@@ -1,0 +1,12 @@
+# Made by Batchwright from recommendation rec_uneven.
+# Effective batch 96: 3 rank(s) x 4 micro-batch(es) of 8 samples.
+# The effective batch becomes 96 instead of 100 (-4): 3 ranks that repeat one size cannot reach 100.
+# To be sourced by a bash script that then passes them on:
+#   torchrun ... pretrain_gpt.py "${BATCH_ARGS[@]}" "${MODEL_ARGS[@]}" ...
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+BATCH_ARGS=(
+  --micro-batch-size=8
+  --global-batch-size=96
+  --clip-grad=0.0
+  --seq-length=16
+)

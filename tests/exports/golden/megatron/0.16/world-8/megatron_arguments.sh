@@ -1,0 +1,14 @@
+# Made by Batchwright from recommendation rec_world_8.
+# Effective batch 128: 8 rank(s) x 4 micro-batch(es) of 4 samples.
+# To be sourced by a bash script that then passes them on:
+#   torchrun ... pretrain_gpt.py "${BATCH_ARGS[@]}" "${MODEL_ARGS[@]}" ...
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+BATCH_ARGS=(
+  --micro-batch-size=4
+  --global-batch-size=128
+  --clip-grad=0.0
+  --seq-length=16
+  --recompute-granularity=full
+  --recompute-method=uniform
+  --recompute-num-layers=1
+)

@@ -1,0 +1,16 @@
+#!/bin/sh
+# Made by Batchwright from recommendation rec_exact.
+# Effective batch 64: 2 rank(s) x 4 micro-batch(es) of 8 samples.
+set -eu
+unset PYTORCH_ALLOC_CONF
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+export BATCHWRIGHT_EFFECTIVE_BATCH_SIZE=64
+export BATCHWRIGHT_WORLD_SIZE=2
+export BATCHWRIGHT_MICRO_BATCH_SIZE=8
+export BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS=4
+exec torchrun \
+  --nnodes=1 \
+  --nproc-per-node=2 \
+  --max-restarts=0 \
+  --standalone \
+  train.py

@@ -1,0 +1,22 @@
+"""Every target writes what was read by eye."""
+
+from __future__ import annotations
+
+import pytest
+from exports import golden
+
+from tuner.exports.registry import TARGETS
+
+
+@pytest.mark.parametrize(("name", "version", "shape"), golden.cases())
+def test_a_target_writes_what_was_read_by_eye(name: str, version: str, shape: str) -> None:
+    """Files, command, environment and warnings are those of the golden files: `python tests/exports/golden.py`."""
+    assert golden.written(name, version, shape) == golden.stored(name, version, shape)
+
+
+def test_no_golden_files_are_left_of_targets_that_are_gone() -> None:
+    """Every folder belongs to a case."""
+    kept = {tuple(it.relative_to(golden.FOLDER).parts) for it in golden.FOLDER.glob("*/*/*")}
+
+    assert kept == set(golden.cases())
+    assert {name for name, _, _ in kept} == set(TARGETS)
