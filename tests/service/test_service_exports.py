@@ -126,7 +126,7 @@ def test_the_sdk_exports(
 
     async def use(calls: AsyncCalls) -> None:
         assert [it.format for it in await calls.recommendations.formats()] == list(TARGETS)
-        made = await calls.recommendations.export(stored.id, "hugging-face", target_version="5")
+        made = await calls.recommendations.export(stored.id, "hugging-face", target_version="5.23")
         assert made == export(stored, "hugging-face")
         with pytest.raises(ConflictError):
             await calls.recommendations.export(odd.id, "hugging-face")
