@@ -9,6 +9,7 @@ from tuner.exports.launching import (
     PORT,
     Launch,
     c10d,
+    command_lines,
     launch_of,
     queue_label,
     restart_resumes,
@@ -56,7 +57,7 @@ def _pod(order: Order, launch: Launch) -> Fields:
 def _command(launch: Launch) -> list[JsonValue]:
     """A shell, since only it can tell the first node; the program is handed to it as words that it does not read."""
     meeting = c10d(f"{launch.name}-0.{launch.name}:{PORT}", job=launch.name, is_host="$first")
-    script = f'{_FIRST_NODE}exec {" ".join(torchrun(launch, meeting))} "$@"\n'
+    script = _FIRST_NODE + command_lines((*torchrun(launch, meeting), '"$@"'), before="exec ")
     return [literal(word) for word in ("/bin/sh", "-c", script, "torchrun", *launch.program)]
 
 

@@ -112,9 +112,9 @@ def c10d(endpoint: str, *, job: str, is_host: str | None = None) -> tuple[str, .
     return (*words, f'--rdzv-conf="{settings}"' if is_host is None else f'--rdzv-conf="{settings},is_host={is_host}"')
 
 
-def command_lines(words: tuple[str, ...], program: tuple[str, ...]) -> str:
+def command_lines(words: tuple[str, ...], program: tuple[str, ...] = (), *, before: str = "") -> str:
     """One command over several lines of a shell script; of ``program`` nothing is expanded."""
-    return " \\\n  ".join([*words, shlex.join(program)]) + "\n"
+    return before + " \\\n  ".join([*words, *filter(None, [shlex.join(program)])]) + "\n"
 
 
 def unset_of(launch: Launch) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import yaml
 from pydantic import JsonValue
 
 from tuner.exports.base import Order, Target, Written
 from tuner.exports.launching import Launch, launch_of, queue_label, restart_resumes, slices
 from tuner.exports.on_ray import entrypoint, ray_warnings, reserved_by_entrypoint, runtime_environment
 from tuner.exports.pods import QUEUE_LABEL, RESTARTS, Fields, container, image, pod, pod_warnings
-from tuner.exports.text import yaml_file
+from tuner.exports.text import yaml_file, yaml_text
 from tuner.results import Advice
 
 _KEEP_SECONDS = 600
@@ -47,7 +46,7 @@ def _spec(order: Order, launch: Launch) -> Fields:
         "entrypoint": entrypoint(launch),
         **({"entrypointNumCpus": reserved["CPU"]} if "CPU" in reserved else {}),
         **({"entrypointNumGpus": reserved["GPU"]} if "GPU" in reserved else {}),
-        "runtimeEnvYAML": yaml.safe_dump(runtime_environment(launch), sort_keys=False, allow_unicode=True),
+        "runtimeEnvYAML": yaml_text(runtime_environment(launch)),
         "metadata": {"batchwright_recommendation": order.recommendation.id},
         "backoffLimit": RESTARTS,
         "shutdownAfterJobFinishes": True,

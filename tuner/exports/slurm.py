@@ -47,8 +47,8 @@ def _write(order: Order) -> Written:
 
 def _script(order: Order, launch: Launch) -> str:
     several = launch.nodes > 1
-    words = ("exec srun", "--kill-on-bad-exit=1", '--cpus-per-task="$SLURM_CPUS_PER_TASK"')
-    command = command_lines((*words, *torchrun(launch, _rendezvous(launch))), launch.program)
+    words = ("srun", "--kill-on-bad-exit=1", '--cpus-per-task="$SLURM_CPUS_PER_TASK"')
+    command = command_lines((*words, *torchrun(launch, _rendezvous(launch))), launch.program, before="exec ")
     return (
         f"#!/bin/bash\n{_directives(order, launch)}{origin(order)}{_device_comment(launch)}set -euo pipefail\n"
         f"{unset_of(launch)}{exports_of(launch.environment)}{_RENDEZVOUS if several else ''}{command}"

@@ -16,6 +16,19 @@ from tuner.exports.base import ExportedFile, Order
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes lines as lines, not as one line with escapes."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """What PyYAML would not read back as it was (`U+0085` in a plain text, say) is quoted and escaped."""
+        plain = text.replace("\n", "").isprintable()
+        lines = "\n" in text and not text[0].isspace()
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=("|" if lines else None) if plain else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
 def json_file(name: str, document: Mapping[str, JsonValue]) -> ExportedFile:
     """A JSON file, in the order of ``document``."""
     text = json.dumps(document, indent=2, ensure_ascii=False)
@@ -27,8 +40,13 @@ def yaml_file(
 ) -> ExportedFile:
     """A YAML file that begins with where it comes from, and with ``comments``, a line each."""
     head = origin(order) + "".join(f"# {one_line(line)}\n" for line in comments)
-    parts = [yaml.safe_dump(dict(it), sort_keys=False, allow_unicode=True, width=120) for it in documents]
+    parts = [yaml_text(it) for it in documents]
     return ExportedFile(name=name, media_type="application/yaml", content=head + "---\n".join(parts))
+
+
+def yaml_text(document: Mapping[str, JsonValue]) -> str:
+    """A YAML document, in the order of ``document``; a text of several lines stands there as such, where YAML can."""
+    return yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def script_file(name: str, content: str) -> ExportedFile:

@@ -32,7 +32,7 @@ def _write(order: Order) -> Written:
 
 def _script(order: Order, launch: Launch) -> str:
     before = _ASK if launch.nodes > 1 else ""
-    command = command_lines(("exec torchrun", *torchrun(launch, _rendezvous(launch))[1:]), launch.program)
+    command = command_lines(torchrun(launch, _rendezvous(launch)), launch.program, before="exec ")
     return f"#!/bin/sh\n{origin(order)}set -eu\n{unset_of(launch)}{exports_of(launch.environment)}{before}{command}"
 
 
