@@ -20,8 +20,37 @@ TRUST_SECONDS = 3.0
 _NOTED_EVERY_SECONDS = 60.0
 """How often the use of a key is written down, at most."""
 _REMEMBERED = 1024
-"""Keys that are trusted at a time; more are verified each time."""
+"""Keys, or sessions, that are trusted at a time; more are verified each time."""
 _NO_DIGEST = "0" * 64
+
+
+class Trusted:
+    """Callers that were verified a moment ago, by the digests of what they showed. Safe to share between threads."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._callers: OrderedDict[str, tuple[Caller, float]] = OrderedDict()
+
+    def find(self, digest: str) -> Caller | None:
+        """Who showed it, while that is trusted."""
+        with self._lock:
+            caller, until = self._callers.get(digest, (None, 0.0))
+            return caller if self._clock() < until else None
+
+    def add(self, digest: str, caller: Caller, began: float, *seconds_left: float | None) -> None:
+        """Trust a caller from ``began`` on, for ``TRUST_SECONDS`` or what is left of anything it rests on."""
+        until = began + min([TRUST_SECONDS, *(left for left in seconds_left if left is not None)])
+        with self._lock:
+            self._callers[digest] = caller, until
+            self._callers.move_to_end(digest)
+            while len(self._callers) > _REMEMBERED:
+                self._callers.popitem(last=False)
+
+    def forget(self, digest: str) -> None:
+        """Trust it no more."""
+        with self._lock:
+            self._callers.pop(digest, None)
 
 
 class Access:
@@ -39,8 +68,7 @@ class Access:
         self._keys = keys
         self._keyless_here = keyless_here
         self._clock = clock
-        self._lock = threading.Lock()
-        self._trusted: OrderedDict[str, tuple[Caller, float]] = OrderedDict()
+        self._trusted = Trusted(clock)
         self._keys_exist = False
         self._keys_looked_up = -TRUST_SECONDS
 
@@ -48,9 +76,7 @@ class Access:
         """The caller, where no look into the store is needed. Never blocks."""
         if key is None:
             return KEYLESS if self._keyless_here and local and self._keys_known_absent() else None
-        with self._lock:
-            caller, until = self._trusted.get(digest_of(key), (None, 0.0))
-            return caller if self._clock() < until else None
+        return self._trusted.find(digest_of(key))
 
     def admit(self, key: str | None, *, local: bool) -> Caller:
         """The caller who sends ``key``, or none at all. May read, and seldom write, the store.
@@ -65,9 +91,27 @@ class Access:
         """
         if key is not None:
             return self.remembered(key, local=local) or self._verify(key)
-        if self._keyless_here and local and not self._look_for_keys():
+        if self.is_open(local=local):
             return KEYLESS
         raise NotAuthenticatedError("send an API key: `Authorization: Bearer bw_...`", key_given=False)
+
+    def is_open(self, *, local: bool) -> bool:
+        """Whether a caller needs no key. May read the store.
+
+        Raises:
+            StoreUnavailableError: when the store cannot be read.
+        """
+        return self._keyless_here and local and not self._look_for_keys()
+
+    def caller_with(self, stored: StoredKey) -> Caller:
+        """Who calls with a key that is known to be theirs; its use is noted.
+
+        Raises:
+            NotAuthenticatedError: when it is revoked or expired.
+        """
+        _check_standing(stored)
+        self._note_use(stored.key.id)
+        return Caller(stored.key.id, frozenset(stored.key.scopes))
 
     def _verify(self, key: str) -> Caller:
         began = self._clock()
@@ -76,19 +120,9 @@ class Access:
         same = hmac.compare_digest(_NO_DIGEST if stored is None else stored.digest, digest)
         if stored is None or not same:
             raise NotAuthenticatedError("this API key is not one of this service's", key_given=True)
-        _check_standing(stored)
-        self._note_use(stored.key.id)
-        caller = Caller(stored.key.id, frozenset(stored.key.scopes))
-        left = TRUST_SECONDS if stored.seconds_left is None else min(TRUST_SECONDS, stored.seconds_left)
-        self._trust(digest, caller, began + left)
+        caller = self.caller_with(stored)
+        self._trusted.add(digest, caller, began, stored.seconds_left)
         return caller
-
-    def _trust(self, digest: str, caller: Caller, until: float) -> None:
-        with self._lock:
-            self._trusted[digest] = caller, until
-            self._trusted.move_to_end(digest)
-            while len(self._trusted) > _REMEMBERED:
-                self._trusted.popitem(last=False)
 
     def _note_use(self, key_id: str) -> None:
         """A note for the operator, which no request may fail for."""

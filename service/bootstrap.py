@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from service.access import Access
 from service.api import watching
 from service.api.app import AppOptions, Parts, make_app
+from service.api.authentication import Doors
 from service.coordinator import Coordinator, WorkerSettings
 from service.dashboard import routes as dashboard
 from service.errors import ConfigurationError
@@ -22,6 +23,7 @@ from service.instruments import Instruments, open_spans
 from service.metrics import Metrics
 from service.policy import Policy
 from service.readiness import Readiness
+from service.sessions import Sessions
 from service.settings import Settings
 from service.store.base import Quota, Store
 from service.store.sql import open_store
@@ -90,13 +92,13 @@ def app_of(system: System, settings: Settings) -> FastAPI:
         version=metadata.version("batchwright"),
         allowed_hosts=settings.allowed_hosts,
         max_body_bytes=settings.max_body_bytes,
-        public=dashboard.PUBLIC,
+        pages=dashboard.PATHS,
     )
-    parts = Parts(system.cases, system.estimates, system.access)
+    parts = Parts(system.cases, system.estimates, Doors(system.access, Sessions(system.store.sessions, system.access)))
     app = make_app(parts, options, on_start=system.start, on_stop=system.stop)
     readiness = Readiness(system.store, settings.lease_seconds, settings.ready_queue_seconds)
     watching.install(app, system.instruments, readiness)
-    dashboard.install(app, options.version)
+    dashboard.install(app, parts.doors, options.version)
     return app
 
 

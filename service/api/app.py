@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from service.access import Access
 from service.api import estimates, exports, jobs, operations, recommendations, tunings
+from service.api.authentication import Doors
 from service.api.document import DESCRIPTION, TAGS, install_document
 from service.api.feed import ChangeFeed
-from service.api.guard import Guard
+from service.api.guard import Guard, PagePaths
 from service.api.problems import COMMON_STATUSES, declared, install_handlers
 from service.api.reads import Reads
 from service.estimating import Estimates
@@ -26,7 +26,7 @@ class Parts:
 
     cases: UseCases
     estimates: Estimates
-    access: Access
+    doors: Doors
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class AppOptions:
     version: str
     allowed_hosts: Sequence[str]
     max_body_bytes: int
-    public: Sequence[str] = ()
-    """Paths besides the API's own that anyone may read; one that ends in `/` names all below it."""
+    pages: PagePaths
 
 
 def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on_stop: Callable[[], None]) -> FastAPI:
@@ -68,7 +67,7 @@ def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on
     )
     app.state.use_cases = parts.cases
     app.state.estimates = parts.estimates
-    app.state.access = parts.access
+    app.state.doors = parts.doors
     app.state.feed = feed
     app.state.reads = Reads(parts.cases)
     for module in (recommendations, tunings, jobs, exports, estimates, operations):  # most asked first
@@ -77,9 +76,9 @@ def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on
     install_handlers(app)
     app.add_middleware(
         Guard,
-        access=parts.access,
+        doors=parts.doors,
         allowed_hosts=options.allowed_hosts,
         max_body_bytes=options.max_body_bytes,
-        public=options.public,
+        pages=options.pages,
     )
     return app

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Awaitable, Callable
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, cookie_parser
 from starlette.types import Scope as AsgiScope
 
 from service.access import Access
 from service.api.docs_files import DOCS_FILES
 from service.errors import NotAuthenticatedError, ScopeMissingError
 from service.keys import Caller, Scope
+from service.sessions import Sessions
 
 PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/openapi.json", "/docs", *(f"/docs/{name}" for name in DOCS_FILES)})
 """What anyone may read: whether the service works, and its description. Everything else needs a caller."""
@@ -30,6 +32,9 @@ class _DescribedOnly(HTTPBearer):
         del request
         return None
 
+
+SESSION_COOKIE = "batchwright_session"
+"""Carries the token of who signed in on the pages."""
 
 _SCHEME = _DescribedOnly(
     scheme_name="apiKey",
@@ -47,17 +52,50 @@ Standing = Callable[[], Awaitable[Caller]]
 """Who the caller of a request that lasts is by now; raises NotAuthenticatedError once the key is no longer good."""
 
 
-async def caller_of(access: Access, scope: AsgiScope) -> Caller:
-    """Who sent this request.
+@dataclass(frozen=True)
+class Doors:
+    """The ways in: with an API key, or signed in."""
+
+    access: Access
+    sessions: Sessions
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who sent a request, and the token of the session it was sent in, if that is how they are known."""
+
+    caller: Caller
+    session: str | None = field(default=None, repr=False)
+
+
+async def identify(doors: Doors, scope: AsgiScope) -> Identity:
+    """Who sent this request. A key comes first; a session that is over counts as none where none is needed.
 
     Raises:
-        NotAuthenticatedError: when that needs a key, and there is no good one.
-        StoreUnavailableError: when the key cannot be looked up.
+        NotAuthenticatedError: when that needs a key or a session, and there is no good one.
+        StoreUnavailableError: when it cannot be looked up.
     """
-    key, local = _key_in(Headers(scope=scope)), _is_local(scope)
-    if (known := access.remembered(key, local=local)) is not None:
-        return known
-    return await run_in_threadpool(access.admit, key, local=local)
+    headers, local = Headers(scope=scope), is_local(scope)
+    key = _key_in(headers)
+    if key is None and (token := session_in(headers)) is not None:
+        try:
+            signed_in = doors.sessions.remembered(token)
+            if signed_in is None:
+                signed_in = await run_in_threadpool(doors.sessions.admit, token)
+            return Identity(signed_in, token)
+        except NotAuthenticatedError:
+            if not await run_in_threadpool(doors.access.is_open, local=local):
+                raise
+    caller = doors.access.remembered(key, local=local)
+    if caller is None:
+        caller = await run_in_threadpool(doors.access.admit, key, local=local)
+    return Identity(caller)
+
+
+def session_in(headers: Headers) -> str | None:
+    """The token of a session that a browser sends along."""
+    sent = ";".join(headers.getlist("cookie"))
+    return cookie_parser(sent).get(SESSION_COOKIE) if SESSION_COOKIE in sent else None
 
 
 def _key_in(headers: Headers) -> str | None:
@@ -75,7 +113,7 @@ def _key_in(headers: Headers) -> str | None:
     return key.strip()
 
 
-def _is_local(scope: AsgiScope) -> bool:
+def is_local(scope: AsgiScope) -> bool:
     """Whether it comes from this machine: over loopback, not handed on by a proxy that says so, or a Unix socket."""
     client = scope.get("client")
     return client is None or _is_loopback(client[0])
@@ -96,7 +134,12 @@ async def _caller(request: Request) -> Caller:
 
 
 async def _standing(request: Request) -> Standing:
-    return partial(caller_of, request.app.state.access, request.scope)
+    doors: Doors = request.app.state.doors
+
+    async def standing() -> Caller:
+        return (await identify(doors, request.scope)).caller
+
+    return standing
 
 
 Calling = Annotated[Caller, Depends(_caller)]

@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.access import Access
-from service.api.authentication import PUBLIC_PATHS, caller_of
+from service.api.authentication import PUBLIC_PATHS, Doors, identify
 from service.api.problems import problem_response
 from service.errors import (
     BodyTooLargeError,
+    CsrfTokenError,
     ForeignOriginError,
     HostNotAllowedError,
     ServiceError,
     UnsupportedMediaTypeError,
 )
+from service.sessions import csrf_token_of
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _NO_BODY: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 _LONGEST_HOST = 255 + len(":65535")
 """No legal name is longer, and what is remembered of strangers is bounded."""
 _FOREIGN_SITES = frozenset({"cross-site", "same-site"})
+_JSON = "application/json"
+_FORM = "application/x-www-form-urlencoded"
+_MOST_FIELDS = 10
+
+CSRF_HEADER = "X-CSRF-Token"
+CSRF_FIELD = "csrf_token"
+
+
+@dataclass(frozen=True)
+class PagePaths:
+    """The paths of pages that are not like those of the API."""
+
+    public: Sequence[str] = ()
+    """Who is not known may ask for these; one that ends in `/` names all below it."""
+    forms: Sequence[str] = ()
+    """These take a form instead of JSON."""
 
 
 class Guard:
@@ -33,21 +52,22 @@ class Guard:
 
     Args:
         app: what it guards.
-        access: what tells who calls.
+        doors: what tells who calls.
         allowed_hosts: names the service answers to, without port.
         max_body_bytes: cap on request bodies, applied before anything is parsed.
-        public: more paths that anyone may read; one that ends in `/` names all below it.
+        pages: the paths for people.
     """
 
     def __init__(
-        self, app: ASGIApp, access: Access, allowed_hosts: Sequence[str], max_body_bytes: int, public: Sequence[str]
+        self, app: ASGIApp, doors: Doors, allowed_hosts: Sequence[str], max_body_bytes: int, pages: PagePaths
     ) -> None:
         self._app = app
-        self._access = access
+        self._doors = doors
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self._max_body_bytes = max_body_bytes
-        self._public = PUBLIC_PATHS.union(public)
-        self._public_below = tuple(path for path in public if path.endswith("/"))
+        self._public = PUBLIC_PATHS.union(pages.public)
+        self._public_below = tuple(path for path in pages.public if path.endswith("/"))
+        self._forms = frozenset(pages.forms)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request, or pass it on."""
@@ -60,10 +80,12 @@ class Guard:
             safe = scope["method"] in _SAFE_METHODS
             if not safe:
                 _check_origin(headers)
-            if not self._is_public(scope["path"]):
-                scope.setdefault("state", {})["caller"] = await caller_of(self._access, scope)
+            session = None if self._is_public(scope["path"]) else await self._identify(scope)
             if not safe:
-                receive = await self._checked_body(headers, receive)
+                form = scope["path"] in self._forms
+                body, receive = await self._checked_body(headers, receive, _FORM if form else _JSON)
+                if session is not None:
+                    _check_csrf(session, _field(body) if form else headers.get(CSRF_HEADER, ""))
         except ServiceError as error:
             await problem_response(error)(scope, receive, send)
             return
@@ -85,6 +107,15 @@ class Guard:
             await self._app(asked, receive, send_head)
         scope.update((name, asked[name]) for name in asked.keys() - {"method"})  # which route it was
 
+    async def _identify(self, scope: Scope) -> str | None:
+        """Find out who calls; the token of their session, if that tells."""
+        identity = await identify(self._doors, scope)
+        state = scope.setdefault("state", {})
+        state["caller"] = identity.caller
+        if identity.session is not None:
+            state["csrf_token"] = csrf_token_of(identity.session)
+        return identity.session
+
     def _is_public(self, path: str) -> bool:
         return path in self._public or path.startswith(self._public_below)
 
@@ -97,7 +128,7 @@ class Guard:
                 "BATCHWRIGHT_ALLOWED_HOSTS"
             )
 
-    async def _checked_body(self, headers: Headers, receive: Receive) -> Receive:
+    async def _checked_body(self, headers: Headers, receive: Receive, expected: str) -> tuple[bytes, Receive]:
         """Read the body within the cap, and hand it on."""
         self._check_length(int(length) if (length := headers.get("content-length", "")).isdigit() else 0)
         body = bytearray()
@@ -105,18 +136,35 @@ class Guard:
         while more:
             message = await receive()
             if message["type"] != "http.request":
-                return _replay(message, receive)
+                return b"", _replay(message, receive)
             body += message.get("body", b"")
             self._check_length(len(body))
             more = message.get("more_body", False)
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if body and media_type != "application/json":
-            raise UnsupportedMediaTypeError(f"the body is {media_type or 'undeclared'}; it must be application/json")
-        return _replay({"type": "http.request", "body": bytes(body), "more_body": False}, receive)
+        if body and media_type != expected:
+            raise UnsupportedMediaTypeError(f"the body is {media_type or 'undeclared'}; it must be {expected}")
+        return bytes(body), _replay({"type": "http.request", "body": bytes(body), "more_body": False}, receive)
 
     def _check_length(self, length: int) -> None:
         if length > self._max_body_bytes:
             raise BodyTooLargeError(f"the body is above the cap of {self._max_body_bytes} bytes")
+
+
+def _check_csrf(session: str, shown: str) -> None:
+    """Refuse what a browser was made to send: a cookie comes along by itself, and this does not."""
+    if not hmac.compare_digest(csrf_token_of(session).encode(), shown.encode("utf-8", "surrogateescape")):
+        raise CsrfTokenError(
+            f"who is signed in by a cookie shows the page's token in {CSRF_HEADER}: load the page again, or send an "
+            "API key"
+        )
+
+
+def _field(body: bytes) -> str:
+    """The token in a form."""
+    try:
+        return parse_qs(body.decode("ascii"), max_num_fields=_MOST_FIELDS).get(CSRF_FIELD, [""])[0]
+    except ValueError:
+        return ""
 
 
 @lru_cache(maxsize=1024)

@@ -9,13 +9,16 @@ from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from service.api.authentication import Doors
+from service.api.guard import PagePaths
+from service.dashboard import sign_in
 from service.dashboard.answers import page
 from service.dashboard.assets import Assets
 from service.dashboard.pages import Pages
 from service.dashboard.problems import SIGN_IN, ProblemPages
 
-PUBLIC = (SIGN_IN, "/static/")
-"""What anyone may read: where one signs in, and the files of the pages, which hold no data."""
+PATHS = PagePaths(public=(SIGN_IN, "/static/"), forms=(SIGN_IN, sign_in.SIGN_OUT))
+"""Anyone may read where one signs in, and the files of the pages, which hold no data."""
 
 _COMPARED = 8
 """Recommendations that are compared at most."""
@@ -45,7 +48,7 @@ _PAGES = (
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def install(app: FastAPI, version: str) -> None:
+def install(app: FastAPI, doors: Doors, version: str) -> None:
     """Add the pages, none of which is in the API's document; and show problems as pages to browsers.
 
     Raises:
@@ -55,6 +58,7 @@ def install(app: FastAPI, version: str) -> None:
     pages = Pages(assets, version)
     for it in _PAGES:
         app.add_route(it.path, _endpoint(it, pages), methods=["GET"], include_in_schema=False)
+    sign_in.install(app, doors, pages)
     app.add_route("/static/{version}/{name}", _static(assets), methods=["GET"], include_in_schema=False)
     app.add_middleware(ProblemPages, pages=pages)
 
