@@ -8,7 +8,7 @@ import { onConnection } from "./live.js";
 import { alertBox, copy } from "./parts.js";
 
 const CONNECTIONS = { idle: "", live: "Live", reconnecting: "Reconnecting…" };
-const CHOICES = ["system", "light", "dark"];
+const THEMES = { system: "◐ System", light: "☀ Light", dark: "☾ Dark" };
 
 function chosenTheme() {
   return document.documentElement.dataset.theme ?? "system";
@@ -29,14 +29,16 @@ function chooseTheme(theme) {
 }
 
 function showTheme(button) {
-  setText(button, `Theme: ${chosenTheme()}`);
+  setText(button, THEMES[chosenTheme()]);
+  button.setAttribute("aria-label", `Theme: ${THEMES[chosenTheme()]}`);
 }
 
 function startTheme() {
   const button = byId("theme");
   button.hidden = false;
   button.addEventListener("click", () => {
-    chooseTheme(CHOICES[(CHOICES.indexOf(chosenTheme()) + 1) % CHOICES.length]);
+    const choices = Object.keys(THEMES);
+    chooseTheme(choices[(choices.indexOf(chosenTheme()) + 1) % choices.length]);
     showTheme(button);
   });
   showTheme(button);

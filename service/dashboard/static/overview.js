@@ -125,7 +125,7 @@ const devices = makeTable({
   keyOf: (row) => row.place,
   columns: [
     { title: "Device", class: "nowrap", cell: (row) => [h("span", {}, row.device.id), h("div", { class: "muted small" }, row.place.split("/")[0])] },
-    { title: "Product", cell: (row) => row.device.name },
+    { title: "Product", class: "model", cell: (row) => row.device.name },
     { title: "Memory", class: "memory", cell: memory },
     { title: "Held by", class: "nowrap", cell: holder },
     { title: "Waiting", class: "number", cell: (row) => count(row.queued) },
@@ -143,7 +143,10 @@ function memory({ device }) {
 }
 
 function holder(row) {
-  return row.held_by === null ? mark("neutral", "○", "Free") : workLink(row.held_by);
+  if (row.held_by !== null) {
+    return workLink(row.held_by);
+  }
+  return row.alive ? mark("neutral", "○", "Free") : "–";
 }
 
 function worker(row) {
@@ -175,7 +178,7 @@ const queue = makeTable({
   columns: [
     { title: "Place", class: "number", cell: (row) => count(row.position) },
     { title: "Work", class: "nowrap", cell: (row) => [workLink(row.id), " ", tag(row.kind)] },
-    { title: "Model", cell: (row) => row.model },
+    { title: "Model", class: "model", cell: (row) => row.model },
     { title: "Device", class: "nowrap", cell: (row) => row.device },
     { title: "Priority", class: "number", cell: (row) => row.priority },
     { title: "Waiting for", class: "number", cell: (row) => seconds(row.age_seconds) },
@@ -211,7 +214,7 @@ const failures = makeTable({
   showCaption: true,
   keyOf: (row) => row.code,
   columns: [
-    { title: "Cause", cell: (row) => [h("span", {}, row.title), h("div", { class: "muted small" }, h("code", {}, row.code))] },
+    { title: "Cause", class: "model", cell: (row) => [h("span", {}, row.title), h("div", { class: "muted small" }, h("code", {}, row.code))] },
     { title: "Tunings", class: "number", cell: (row) => count(row.tunings) },
     { title: "Jobs", class: "number", cell: (row) => count(row.jobs) },
     { title: "Newest", class: "nowrap", cell: (row) => [workLink(row.latest_id), h("div", { class: "small" }, time(row.latest_at))] },

@@ -121,7 +121,7 @@ export function definitions(pairs) {
 }
 
 /**
- * A share of something, as a bar with its text below it.
+ * A share of something, as a bar with its text above it.
  *
  * @param {{value: number, max: number, label: string, text: string, kind?: "info"|"ok"|"warn"|"bad"}} share
  */
@@ -133,8 +133,8 @@ export function bar({ value, max, label, text, kind = "info" }) {
   return h(
     "div",
     { class: `bar bar-${kind}` },
-    h("div", { class: "bar-track", ...range, "aria-valuetext": text }, fill),
     h("div", { class: "bar-text" }, text),
+    h("div", { class: "bar-track", ...range, "aria-valuetext": text }, fill),
   );
 }
 
