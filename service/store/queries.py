@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, String, and_, bindparam, cast, func, select
 
 from service.domain import Event, RecommendationSummary, RecordedProbe
 from service.errors import NotFoundError
 from service.fleet import ServedDevice
 from service.states import WorkKind
 from service.store import rows
-from service.store.records import RecommendationFilter, SeenDevice, WorkFilter, WorkItem, WorkRow
+from service.store.records import RecommendationFilter, SeenDevice, WorkFilter, WorkItem
 from service.store.tables import (
     events,
     is_held,
@@ -50,21 +51,63 @@ def no_work(work_id: str) -> NotFoundError:
     return NotFoundError(f"there is no tuning or job {work_id!r}")
 
 
-def newest(connection: Connection, kind: WorkKind, limit: int, before: str | None, wanted: WorkFilter) -> list[WorkRow]:
-    """Rows of one kind, newest first. Each filter has an index that goes on with the id: a page costs what it shows."""
-    given = {"kind": kind, **{name: value for name, value in vars(wanted).items() if value is not None}}
-    statement = _listing(tuple(given), later=before is not None)
-    found = connection.execute(statement, {**given, "before": before, "limit": limit})
-    return [rows.work_row(row) for row in found]
+@dataclass(frozen=True)
+class Listing:
+    """A page of a list: work of one kind, newest first.
+
+    Each filter has an index that goes on with the id: a page costs what it shows.
+    """
+
+    kind: WorkKind
+    limit: int
+    before: str | None
+    wanted: WorkFilter
+
+    def versions(self, connection: Connection) -> str | None:
+        """Which rows there are, in which version each, as ``rows.KeptRows`` takes them; none when there are none.
+
+        A driver hands over row by row, each time waiting for its turn among the threads: one value costs a quarter.
+        """
+        found: str | None = connection.execute(_versions(*self._form), self._values).scalar_one()
+        return found
+
+    def rows(self, connection: Connection) -> Sequence[Row[Any]]:
+        """The rows, of the columns ``rows.LISTED_WORK``."""
+        return connection.execute(_listing(*self._form), self._values).all()
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        """The restricted columns."""
+        return {"kind": self.kind, **{name: value for name, value in vars(self.wanted).items() if value is not None}}
+
+    @property
+    def _form(self) -> tuple[tuple[str, ...], bool]:
+        return tuple(self._given), self.before is not None
+
+    @property
+    def _values(self) -> dict[str, Any]:
+        return {**self._given, "before": self.before, "limit": self.limit}
+
+
+# There are few forms of a list, and making a statement costs as much as running it.
 
 
 @cache
-def _listing(given: tuple[str, ...], *, later: bool) -> Select[Any]:
-    """The list restricted by these columns. There are few, and making one costs as much as running it."""
+def _listing(given: tuple[str, ...], later: bool) -> Select[Any]:  # noqa: FBT001 - a part of the form
+    """The list restricted by these columns."""
     conditions = [_work[name] == bindparam(name) for name in given]
     if later:
         conditions.append(_work.id < bindparam("before"))
     return select(*rows.LISTED_WORK).where(*conditions).order_by(_work.id.desc()).limit(bindparam("limit"))
+
+
+@cache
+def _versions(given: tuple[str, ...], later: bool) -> Select[Any]:  # noqa: FBT001 - a part of the form
+    """The versions of the same rows, as one text."""
+    parts = _work.id, _work.updated_at, _work.event_count
+    page = _listing(given, later).with_only_columns(*parts).subquery().c
+    version = page.id + " " + cast(page.updated_at, String) + " " + cast(page.event_count, String)
+    return select(func.aggregate_strings(version, rows.BETWEEN_VERSIONS))
 
 
 def read_probes(connection: Connection, work_id: str) -> list[RecordedProbe]:

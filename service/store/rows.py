@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import namedtuple
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Row, RowMapping, Table
@@ -22,6 +20,7 @@ _KINDS = {kind.value: kind for kind in WorkKind}
 _STATES = {state.value: state for state in State}
 _MOST_KEPT_ROWS = 10_000
 """Some 1,500 bytes each."""
+BETWEEN_VERSIONS = ","
 _LARGE = {"payload", "progress", "result", "problem", "document"}
 
 
@@ -43,7 +42,6 @@ _UNLISTED = {
 }
 LISTED_WORK = [column for column in SLIM_WORK if column.name not in _UNLISTED]
 """What a row of a list is made from."""
-_Listed = namedtuple("_Listed", [column.name for column in LISTED_WORK])  # type: ignore[misc]  # noqa: PYI024 - from the table
 SLIM_RECOMMENDATION = slim(recommendations)
 
 
@@ -57,7 +55,7 @@ def moment_or_none(milliseconds: int | None) -> datetime | None:
     return None if milliseconds is None else moment(milliseconds)
 
 
-def _fields(row: Any) -> dict[str, Any]:  # noqa: ANN401 - a row, or a tuple with the names of its columns
+def _fields(row: Row[Any]) -> dict[str, Any]:
     """What every view of a tuning or job holds."""
     return {
         "id": row.id,
@@ -82,15 +80,31 @@ def _fields(row: Any) -> dict[str, Any]:  # noqa: ANN401 - a row, or a tuple wit
     }
 
 
-def work_row(row: Row[Any]) -> WorkRow:
-    """A row of a list: of the columns ``LISTED_WORK``."""
-    return _work_row(tuple(row))
+class KeptRows:
+    """Rows of lists, made once: most have ended, never change, and are listed again and again.
 
+    Each is kept under its version, `id updated_at event_count`: whatever changes a row adds an event, or a later time at
+    least. Safe to share between threads.
+    """
 
-@lru_cache(maxsize=_MOST_KEPT_ROWS)
-def _work_row(values: tuple[Any, ...]) -> WorkRow:
-    """Made once for the same values: most rows have ended, never change, and are listed again and again."""
-    return WorkRow(**_fields(_Listed._make(values)))
+    def __init__(self) -> None:
+        self._rows: dict[str, WorkRow] = {}
+
+    def find(self, versions: str | None) -> list[WorkRow] | None:
+        """The rows of these versions, newest first; none where not all of them are kept."""
+        try:
+            return [self._rows[it] for it in sorted((versions or "").split(BETWEEN_VERSIONS), reverse=True) if it]
+        except KeyError:
+            return None
+
+    def take(self, row: Row[Any]) -> WorkRow:
+        """A row of the columns ``LISTED_WORK``, made unless it is kept."""
+        version = f"{row.id} {row.updated_at} {row.event_count}"
+        if (made := self._rows.get(version)) is None:
+            if len(self._rows) >= _MOST_KEPT_ROWS:
+                self._rows = {}
+            made = self._rows[version] = WorkRow(**_fields(row))
+        return made
 
 
 def work_item(row: Row[Any]) -> WorkItem:

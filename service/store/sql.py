@@ -74,6 +74,7 @@ class SqlStore(Store):
         self._engine = engine
         self._keys = SqlKeyStore(engine)
         self._sessions = SqlSessionStore(engine)
+        self._listed = rows.KeptRows()
         self._clock = clock
         self._checking = threading.Lock()
         self._proven_until = 0.0
@@ -148,8 +149,10 @@ class SqlStore(Store):
     def newest(
         self, kind: WorkKind, limit: int, before: str | None = None, wanted: WorkFilter = EVERYTHING
     ) -> list[WorkRow]:
+        listing = queries.Listing(kind, limit, before, wanted)
         with reading(self._engine) as connection:
-            return queries.newest(connection, kind, limit, before, wanted)
+            kept = self._listed.find(listing.versions(connection))
+            return [self._listed.take(row) for row in listing.rows(connection)] if kept is None else kept
 
     @override
     def cancel(self, work_id: str) -> WorkItem:

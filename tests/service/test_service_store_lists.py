@@ -47,6 +47,19 @@ def test_a_list_shows_what_its_filter_names(
     assert [row.id for row in rows] == [ids[place] for place in found]
 
 
+def test_a_list_that_was_seen_before_shows_what_changed_since(store: Store, new_id: NewId) -> None:
+    """What is kept of rows is never what they were: a new state shows, a new row comes first, a deleted one is gone."""
+    ids = [store.add(new_work(new_id("tun"))).id for _ in range(3)]
+    before = store.newest(TUNING, 10)
+    assert store.newest(TUNING, 10) == before
+    store.cancel(ids[0])
+    store.cancel(ids[1])
+    store.delete(ids[1])
+    ids.append(store.add(new_work(new_id("tun"))).id)
+    seen = [(row.id, row.state) for row in store.newest(TUNING, 10)]
+    assert seen == [(ids[3], State.QUEUED), (ids[2], State.QUEUED), (ids[0], State.CANCELLED)]
+
+
 def test_a_filtered_list_has_pages(store: Store, database_url: str) -> None:
     """Each page goes on after the one before; together they are the whole list."""
     with engine_at(database_url) as engine:
