@@ -71,7 +71,7 @@ def options(target: Target, shape: str) -> ExportOptions:
             arguments_of="hugging-face",
             job_name="gpt-small",
             processes_per_node=4,
-            queue="gpu",
+            queue=None if target.name in {"torchrun", "ray-jobs"} else "gpu",
         )
     return ExportOptions(allow_inexact=shape == "uneven-allowed")
 

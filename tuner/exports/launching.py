@@ -114,7 +114,7 @@ def c10d(endpoint: str, *, job: str, is_host: str | None = None) -> tuple[str, .
 
 def command_lines(words: tuple[str, ...], program: tuple[str, ...] = (), *, before: str = "") -> str:
     """One command over several lines of a shell script; of ``program`` nothing is expanded."""
-    return before + " \\\n  ".join([*words, *filter(None, [shlex.join(program)])]) + "\n"
+    return before + " \\\n  ".join([*words, *map(shlex.quote, program)]) + "\n"
 
 
 def unset_of(launch: Launch) -> str:

@@ -35,8 +35,8 @@ def run(node, address, port):
 
 def at(function, node):
     place = PlacementGroupSchedulingStrategy(reserved, placement_group_bundle_index=node)
-    options = dict(num_cpus=share["CPU"], num_gpus=share.get("GPU", 0), max_retries=0)
-    return ray.remote(function).options(scheduling_strategy=place, **options)
+    needs = {"num_%ss" % name.lower(): number for name, number in share.items()}
+    return ray.remote(function).options(scheduling_strategy=place, max_retries=0, **needs)
 
 ray.init()
 reserved = placement_group([share] * nodes, strategy="STRICT_SPREAD")

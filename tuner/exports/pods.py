@@ -108,9 +108,9 @@ def placement(launch: Launch) -> Fields:
     return {} if product is None else {"nodeSelector": {"nvidia.com/gpu.product": product}}
 
 
-def pod_warnings(order: Order, launch: Launch) -> tuple[Advice, ...]:
-    """What every manifest leaves to its reader."""
-    return (_image_holds(order, launch), *_placed(launch), _host(launch))
+def pod_warnings(order: Order, launch: Launch, *, placed: bool = True) -> tuple[Advice, ...]:
+    """What every manifest leaves to its reader; ``placed`` is whether the manifest holds ``placement``."""
+    return (_image_holds(order, launch), *_where(launch, placed=placed), _host(launch))
 
 
 def _product(launch: Launch) -> str | None:
@@ -130,10 +130,10 @@ def _image_holds(order: Order, launch: Launch) -> Advice:
     )
 
 
-def _placed(launch: Launch) -> tuple[Advice, ...]:
+def _where(launch: Launch, *, placed: bool) -> tuple[Advice, ...]:
     if not launch.on_gpu:
         return ()
-    if _product(launch) is None:
+    if _product(launch) is None or not placed:
         remedy = "Choose nodes with that device, by the labels that your nodes carry."
     else:
         remedy = (

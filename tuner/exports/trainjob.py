@@ -28,7 +28,9 @@ _NODE = "node"
 
 def _write(order: Order) -> Written:
     launch = launch_of(order, kubernetes=True)
-    warnings = (*pod_warnings(order, launch), *_unpatched(order, launch), _restarts(), *slices(launch))
+    patched = order.version == _PATCHES_SINCE
+    about_pods = pod_warnings(order, launch, placed=patched)
+    warnings = (*about_pods, *(() if patched else (_unpatched(),)), _restarts(), *slices(launch))
     manifest = yaml_file("trainjob.yaml", order, _manifest(order, launch))
     return Written((manifest,), ("kubectl", "create", "-f", "trainjob.yaml"), warnings)
 
@@ -67,17 +69,12 @@ def _patch(launch: Launch) -> Fields:
     return {"manager": "batchwright", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
 
 
-def _unpatched(order: Order, launch: Launch) -> tuple[Advice, ...]:
-    if order.version == _PATCHES_SINCE:
-        return ()
-    selector = " (and the nodeSelector for the measured device)" if placement(launch) else ""
-    return (
-        Advice(
-            code="runtime-lacks",
-            message=f"What changes the runtime's pods had another name in each release before {_PATCHES_SINCE}, so a "
-            f"memory volume for `/dev/shm`{selector} is not in this manifest: put it into the training runtime, or "
-            "load data without worker processes.",
-        ),
+def _unpatched() -> Advice:
+    return Advice(
+        code="runtime-lacks",
+        message=f"What changes the runtime's pods had another name in each release before {_PATCHES_SINCE}, so this "
+        "manifest has no memory volume for `/dev/shm` and no nodeSelector: put them into the training runtime, or load "
+        "data without worker processes.",
     )
 
 
