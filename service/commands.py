@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Column, Table
 
-from service.keys import ApiKey, CreatedKey, Scope, make_key
+from service.keys import LONGEST_DAYS, ApiKey, KeySubmission, Scope, check_name
 from tuner.documents import field_problems
 from tuner.errors import ServingError, SpecError
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from service.pruning import PruneReport
     from service.settings import Settings
     from service.store.base import Store
+    from service.use_cases.keys import KeyCases
 
 _SECONDS_PER_DAY = 86_400.0
-_LONGEST_DAYS = 3650.0
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": _SECONDS_PER_DAY, "w": 7 * _SECONDS_PER_DAY}
 _SHOWN_LENGTH = 40
@@ -55,7 +55,7 @@ def create(
     *,
     scope: Annotated[list[Scope], typer.Option("--scope", help="What it may be used for. May be repeated.")],
     expires_in_days: Annotated[
-        float | None, typer.Option(min=0.0, max=_LONGEST_DAYS, help="Days until it expires; never when left out.")
+        float | None, typer.Option(min=0.0, max=LONGEST_DAYS, help="Days until it expires; never when left out.")
     ] = None,
     database_url: _DatabaseUrl = None,
     json: _Json = False,
@@ -64,22 +64,21 @@ def create(
 
     Example: batchwright keys create scheduler --scope tunings:read --scope tunings:write --expires-in-days 90
     """
-    seconds = None if expires_in_days is None else expires_in_days * _SECONDS_PER_DAY
-    new, text = make_key(_checked_name(name), tuple(scope), seconds)
-    with _opened(database_url) as (store, _):
-        made = store.keys.add(new)
+    submission = _submission(name, scope, expires_in_days)
+    with _keys_in(database_url) as cases:
+        made = cases.create(submission)
     if json:
-        sys.stdout.write(CreatedKey(**dict(made), key=text).model_dump_json(indent=2) + "\n")
+        sys.stdout.write(made.model_dump_json(indent=2) + "\n")
     else:
         sys.stderr.write(f"{_in_words(made)}. Keep it safe: it is not shown again.\n")
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(made.key + "\n")
 
 
 @keys.command("list")
 def list_keys(*, database_url: _DatabaseUrl = None, json: _Json = False) -> None:
     """List every key there ever was, without what makes it a key."""
-    with _opened(database_url) as (store, _):
-        found = store.keys.list()
+    with _keys_in(database_url) as cases:
+        found = cases.list().items
     if json:
         sys.stdout.writelines(key.model_dump_json() + "\n" for key in found)
     else:
@@ -94,8 +93,8 @@ def revoke(
     json: _Json = False,
 ) -> None:
     """End a key for good. Services refuse it within five seconds; what it submitted goes on."""
-    with _opened(database_url) as (store, _):
-        ended = store.keys.revoke(key_id)
+    with _keys_in(database_url) as cases:
+        ended = cases.revoke(key_id)
     text = ended.model_dump_json(indent=2) if json else f"{_in_words(ended)}."
     sys.stdout.write(text + "\n")
 
@@ -103,7 +102,7 @@ def revoke(
 def _seconds(text: str) -> float:
     found = _DURATION.fullmatch(text.strip().lower())
     seconds = float(found[1]) * _UNITS[found[2]] if found else math.inf
-    if seconds > _LONGEST_DAYS * _SECONDS_PER_DAY:
+    if seconds > LONGEST_DAYS * _SECONDS_PER_DAY:
         shown = text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."
         raise typer.BadParameter(f"{shown!r} is no time up to ten years: write for example 30d, 12h or 90m")
     return seconds
@@ -174,11 +173,29 @@ def _opened(database_url: str | None) -> Iterator[tuple[Store, Settings]]:
         raise ServingError(str(error)) from None
 
 
-def _checked_name(name: str) -> str:
-    longest = 100
-    if not name.strip() or len(name) > longest or not name.isprintable():
-        raise ServingError(f"NAME must have 1 to {longest} printable characters; it has {len(name)}")
-    return name
+@contextmanager
+def _keys_in(database_url: str | None) -> Iterator[KeyCases]:
+    """What can be done with the keys in that database; raises what ``_opened`` does."""
+    from service.use_cases.keys import KeyCases  # noqa: PLC0415 - see the module's docstring
+
+    with _opened(database_url) as (store, _):
+        yield KeyCases(store.keys)
+
+
+def _submission(name: str, scopes: list[Scope], expires_in_days: float | None) -> KeySubmission:
+    """The key that is asked for.
+
+    Raises:
+        ServingError: naming the argument at fault.
+    """
+    try:
+        return KeySubmission(
+            name=check_name(name), scopes=tuple(dict.fromkeys(scopes)), expires_in_days=expires_in_days
+        )
+    except ValidationError as error:
+        raise SpecError(field_problems(error), "the key") from None
+    except ValueError as error:
+        raise ServingError(f"NAME {error}") from None
 
 
 def _in_words(key: ApiKey) -> str:
@@ -192,7 +209,7 @@ def _state(key: ApiKey) -> str:
     return "expired" if key.expires_at is not None and key.expires_at <= datetime.now(UTC) else "good"
 
 
-def _table(found: list[ApiKey]) -> Table:
+def _table(found: Sequence[ApiKey]) -> Table:
     table = Table(
         Column("id", no_wrap=True), "name", "scopes", "created (UTC)", "expires", "last used", "state", box=None
     )

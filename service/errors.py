@@ -16,6 +16,7 @@
        |- UnknownDeviceError, DeviceMismatchError, InfeasibleRecommendationError, UnsupportedJobError
        |- HostNotAllowedError, ForeignOriginError, CsrfTokenError, BodyTooLargeError, UnsupportedMediaTypeError
        |- NotAuthenticatedError, ScopeMissingError, NotOwnerError, QuotaExceededError
+       |- FirstKeyError, OwnKeyError
 """
 
 from __future__ import annotations
@@ -290,6 +291,22 @@ class NotOwnerError(RequestError):
     status = HTTPStatus.FORBIDDEN
     code = "not-owner"
     title = "It belongs to another API key"
+
+
+class FirstKeyError(RequestError):
+    """The first key is made by who can write to the database."""
+
+    status = HTTPStatus.FORBIDDEN
+    code = "first-key"
+    title = "The first API key is made by the command"
+
+
+class OwnKeyError(RequestError):
+    """Nobody revokes the key that they call with: they could not see what they did, nor undo it."""
+
+    status = HTTPStatus.CONFLICT
+    code = "own-key"
+    title = "It is the key of this call"
 
 
 class QuotaExceededError(RequestError):

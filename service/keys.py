@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from tuner.documents import Document
 
@@ -19,6 +19,7 @@ PREFIX = "bw"
 
 _SECRET_BYTES = 32
 _ID_BYTES = 8
+_ID = re.compile(r"[0-9a-f]{16}")
 _TOKEN = re.compile(rf"{PREFIX}_(?P<id>[0-9a-f]{{16}})_[0-9a-f]{{64}}")
 
 
@@ -34,7 +35,7 @@ class Scope(StrEnum):
     JOBS_RUN = "jobs:run"
     """Configure and run jobs, and cancel one's own."""
     ADMIN = "admin"
-    """All of the above, and cancelling what others submitted."""
+    """All of the above, cancelling what others submitted, and API keys."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,39 @@ class ApiKey(Document):
     """When it was last used, to within a minute or so."""
 
 
+class KeyList(Document):
+    """The API keys of the service."""
+
+    items: tuple[ApiKey, ...]
+    """Every key there ever was, oldest first."""
+
+
+LONGEST_DAYS = 3650.0
+_LONGEST_NAME = 100
+
+
+def check_name(name: str) -> str:
+    """The name of a key, if it can be one.
+
+    Raises:
+        ValueError: when it is empty, too long, or would not show as it is.
+    """
+    if not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
+        raise ValueError(f"must have 1 to {_LONGEST_NAME} printable characters; it has {len(name)}")
+    return name
+
+
+class KeySubmission(Document):
+    """A key to make."""
+
+    name: Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME), AfterValidator(check_name)]
+    """Who or what it is for, in printable characters."""
+    scopes: Annotated[tuple[Scope, ...], Field(min_length=1, max_length=len(Scope))]
+    """What it may be used for."""
+    expires_in_days: Annotated[float, Field(gt=0.0, le=LONGEST_DAYS)] | None = None
+    """Days until it expires; never when absent."""
+
+
 class CreatedKey(ApiKey):
     """A key that has just been made: the only time its text is shown."""
 
@@ -113,6 +147,11 @@ def make_key(name: str, scopes: tuple[Scope, ...], expires_in_seconds: float | N
 def digest_of(text: str) -> str:
     """SHA-256 of a key's text, in hexadecimal. With 256 random bits in it no slower hash is needed."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def is_key_id(text: str) -> bool:
+    """Whether this service could have made a key with that id."""
+    return _ID.fullmatch(text) is not None
 
 
 def id_in(text: str) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from service.api import estimates, exports, jobs, operations, recommendations, tunings
+from service.api import estimates, exports, jobs, keys, operations, recommendations, tunings
 from service.api.authentication import Doors
 from service.api.document import DESCRIPTION, TAGS, install_document
 from service.api.feed import ChangeFeed
@@ -70,7 +70,7 @@ def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on
     app.state.doors = parts.doors
     app.state.feed = feed
     app.state.reads = Reads(parts.cases)
-    for module in (recommendations, tunings, jobs, exports, estimates, operations):  # most asked first
+    for module in (recommendations, tunings, jobs, exports, estimates, keys, operations):  # most asked first
         app.router.routes.extend(module.router.routes)  # `include_router` would match every request twice
     install_document(app)
     install_handlers(app)

@@ -27,6 +27,7 @@ TAGS: list[dict[str, Any]] = [
     {"name": "jobs", "description": "Training runs made from recommendations."},
     {"name": "exports", "description": "Recommendations in the words of frameworks and launchers."},
     {"name": "estimates", "description": "What would fit on GPUs that need not be here; nothing is measured."},
+    {"name": "keys", "description": "Who may call, and what for."},
     {"name": "operations", "description": "Devices, the queue, and how well the service is."},
 ]
 

@@ -43,6 +43,11 @@ REQUESTS: dict[str, dict[str, Any]] = {
         },
         "a dry run": {"value": {"recommendation_id": _RECOMMENDATION, "training": {"updates": 200}, "dry_run": True}},
     },
+    "KeySubmission": {
+        "a scheduler": {
+            "value": {"name": "scheduler", "scopes": ["tunings:read", "tunings:write"], "expires_in_days": 90}
+        }
+    },
     "EstimateRequest": {
         "GPT-2": {"value": {"spec": _GPT2, "gpus": ["H100-80GB", "A10G", "48GiB"], "effective_batch_size": 512}}
     },

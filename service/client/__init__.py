@@ -14,7 +14,7 @@
 of answers; ``network`` alone sends.
 """
 
-from service.client.blocking import Devices, Estimates, Gpus, Jobs, Queue, Recommendations, Tunings
+from service.client.blocking import Devices, Estimates, Gpus, Jobs, Keys, Queue, Recommendations, Tunings
 from service.client.client import AsyncClient, Client
 from service.client.errors import (
     ApiError,
@@ -46,6 +46,7 @@ __all__ = [
     "Gpus",
     "InvalidRequestError",
     "Jobs",
+    "Keys",
     "NotAllowedError",
     "NotAuthenticatedError",
     "NotFoundError",

@@ -10,7 +10,7 @@ import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from service.client.calls import AsyncDevices, AsyncEstimates, AsyncGpus, AsyncQueue
+from service.client.calls import AsyncDevices, AsyncEstimates, AsyncGpus, AsyncKeys, AsyncQueue
 from service.client.jobs import AsyncJobs
 from service.client.tunings import AsyncRecommendations, AsyncTunings
 
@@ -144,3 +144,11 @@ class Gpus(Blocking[AsyncGpus]):
     """The GPUs that estimates know."""
 
     list = blocking(AsyncGpus.list)
+
+
+class Keys(Blocking[AsyncKeys]):
+    """API keys; for callers with the scope `admin`."""
+
+    create = blocking(AsyncKeys.create)
+    list = blocking(AsyncKeys.list)
+    revoke = blocking(AsyncKeys.revoke)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from service.client.core import Core, Resource
 from service.client.jobs import AsyncJobs
 from service.client.tunings import AsyncRecommendations, AsyncTunings
-from service.client.wire import Call, DocumentT
+from service.client.wire import Call, DocumentT, path_of
 from service.domain import GpuList
 from service.fleet import DeviceList, DeviceStatus, Health, Queue, QueueEntry
+from service.keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
 from tuner.catalogue import Gpu
 from tuner.estimates import Estimate, EstimateRequest
 
+_KEYS = "/v1/keys"
 _LONGEST_QUEUE_SECONDS = 15.0
 """What the service may let an estimate wait for its turn, and some more."""
 
@@ -52,6 +56,37 @@ class AsyncGpus(Resource):
         return (await self._core.read(GpuList, "/v1/gpus")).items
 
 
+class AsyncKeys(Resource):
+    """API keys; for callers with the scope `admin`."""
+
+    async def create(
+        self, name: str, scopes: Sequence[Scope | str], expires_in_days: float | None = None
+    ) -> CreatedKey:
+        """Make a key: ``key`` of the answer is its text, which is not shown again. Never sent twice.
+
+        Raises:
+            ApiError: when the service refuses.
+            ConnectionFailedError: when no answer came: a key that nobody knows may have been made.
+        """
+        given = KeySubmission(
+            name=name, scopes=tuple(Scope(scope) for scope in scopes), expires_in_days=expires_in_days
+        )
+        return await self._core.call(CreatedKey, Call("POST", _KEYS, body=given, repeatable=False))
+
+    async def list(self) -> tuple[ApiKey, ...]:
+        """Every key there ever was, oldest first."""
+        return (await self._core.read(KeyList, _KEYS)).items
+
+    async def revoke(self, key_id: str) -> ApiKey:
+        """End a key for good, within five seconds.
+
+        Raises:
+            NotFoundError: when there is none with this id.
+            ConflictError: when it is the key of this client.
+        """
+        return await self._core.call(ApiKey, Call("DELETE", path_of(_KEYS, key_id)))
+
+
 class AsyncCalls(Resource):
     """The whole API."""
 
@@ -64,6 +99,7 @@ class AsyncCalls(Resource):
         self.queue = AsyncQueue(core)
         self.estimates = AsyncEstimates(core)
         self.gpus = AsyncGpus(core)
+        self.keys = AsyncKeys(core)
 
     async def livez(self) -> Health:
         """Whether the service answers, asked once.

@@ -110,6 +110,7 @@ class Client(Blocking[AsyncCalls]):
         self.queue = blocking.Queue(self.calls.queue)
         self.estimates = blocking.Estimates(self.calls.estimates)
         self.gpus = blocking.Gpus(self.calls.gpus)
+        self.keys = blocking.Keys(self.calls.keys)
 
     def close(self) -> None:
         """Close the connections. Idempotent."""

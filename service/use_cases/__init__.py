@@ -12,6 +12,7 @@ from service.use_cases.desk import Desk
 from service.use_cases.exports import ExportCases
 from service.use_cases.fleet import FleetCases
 from service.use_cases.jobs import JobCases
+from service.use_cases.keys import KeyCases
 from service.use_cases.tunings import TuningCases
 
 
@@ -35,6 +36,7 @@ class UseCases:
         self.jobs = JobCases(desk)
         self.exports = ExportCases(desk)
         self.fleet = FleetCases(desk)
+        self.keys = KeyCases(store.keys)
 
     def events(self, work_id: str, after: int) -> list[Event]:
         """Events of a tuning or job that are newer than the id ``after``; a bounded number of them."""

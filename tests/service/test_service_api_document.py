@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 from running import Running
 
-from service import domain
+from service import domain, keys
 from service.api.examples import ANSWERS, REQUESTS
 from service.openapi import export_openapi
 from tuner.estimates import EstimateRequest
@@ -90,7 +90,7 @@ def test_examples_of_answers_are_what_they_stand_for(name: str) -> None:
 @pytest.mark.parametrize(("document", "name"), [(it, name) for it, named in REQUESTS.items() for name in named])
 def test_examples_of_requests_are_accepted(document: str, name: str) -> None:
     """Each is a valid body, read as strictly as the API does."""
-    kinds: dict[str, type[BaseModel]] = {**vars(domain), "EstimateRequest": EstimateRequest}
+    kinds: dict[str, type[BaseModel]] = {**vars(domain), **vars(keys), "EstimateRequest": EstimateRequest}
     kinds[document].model_validate_json(json.dumps(REQUESTS[document][name]["value"]), strict=True)
 
 

@@ -34,7 +34,7 @@ def test_the_sdk_imports_no_more_of_the_service_than_its_documents() -> None:
     """Of the service it loads the client and the documents alone."""
     code = "import sys, service.client; print(sorted(n for n in sys.modules if n.startswith('service.')))"
     loaded = set(eval(run(code)))  # noqa: S307 - printed by the line above
-    assert {name.split(".")[1] for name in loaded} == {"client", "domain", "fleet", "states"}
+    assert {name.split(".")[1] for name in loaded} == {"client", "domain", "fleet", "keys", "states"}
 
 
 def test_the_service_never_imports_torch() -> None:
