@@ -67,7 +67,7 @@ def row_of(plan: Planned, course: Course, reference: Final) -> dict[str, Any]:
 
 def soak(directory: Path, rounds: int, reference: Final) -> Iterator[dict[str, Any]]:
     """A row for every kill."""
-    with forked_starts():
+    with forked_starts(fsync_seconds=0.01):
         seconds = references(directory / "references")[0][1]
         for number in range(rounds):
             for place, plan in enumerate(planned()):

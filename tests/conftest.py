@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
+
+from forked import forked_starts
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported: spinning threads starve two cores
 for _name in [
@@ -40,3 +43,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _own_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test sees the user's data folder."""
     monkeypatch.setenv("BATCHWRIGHT_DATA_DIR", str(tmp_path_factory.mktemp("data")))
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[None]:
+    """Runs and supervisors of the module's tests start no interpreter: their processes are forked, torch imported."""
+    with forked_starts():
+        yield

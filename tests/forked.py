@@ -1,7 +1,7 @@
-"""Training processes that start at once: forked from a server that has torch imported, which takes seconds to import.
+"""Processes of ours that start at once: forked from a server that has torch imported, which takes seconds to import.
 
-They are the real ones in all but their start. Their ``fsync`` takes a while longer than this disk's, as on a slow disk,
-so that the moments of a save last long enough to be met by whoever looks for them.
+They are the real ones in all but their start: training processes, and the fork servers of probes. The server from which
+they are forked has what a CPU's recommendation sets for the allocator, which is read when a process starts.
 """
 
 from __future__ import annotations
@@ -9,44 +9,72 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 from unittest.mock import patch
 
+from tuner.memory.environment import CPU_ALLOCATOR
+from tuner.probing import supervisor
 from tuner.training import rank_processes
 from tuner.workloads.imports import late_imports
 
-_FSYNC_SECONDS = 0.01
+_PRELOADED = ["tuner.training.worker", "tuner.training.launch", "tuner.probing.fork_server", "tuner.probing.worker"]
 
 
 @contextmanager
-def forked_starts() -> Iterator[None]:
-    """Within the block a ``TrainingProcess`` starts its processes by forks of a server."""
-    stand_in = SimpleNamespace(
-        Popen=_ForkedProcess, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
-    )
-    with patch.object(rank_processes, "subprocess", stand_in):
+def forked_starts(fsync_seconds: float = 0.0) -> Iterator[None]:
+    """Within the block a ``TrainingProcess`` and a ``ProbeSupervisor`` start their processes by forks of a server.
+
+    Args:
+        fsync_seconds: how much longer ``fsync`` takes a training process than the disk, as on a slow one.
+    """
+
+    class Trainer(_ForkedProcess):
+        """One rank of a run."""
+
+        def __init__(self, command: list[str], *, env: Mapping[str, str], stdout: BinaryIO, **_: Any) -> None:
+            super().__init__(dict(env), stdout.name, _train, command[-2], fsync_seconds)
+
+    with (
+        patch.object(rank_processes, "subprocess", _module_with(Trainer)),
+        patch.object(supervisor, "subprocess", _module_with(_ForkedServer)),
+    ):
         yield
 
 
-_PRELOADED = ["tuner.training.worker", "tuner.training.launch", *late_imports()]
+@contextmanager
+def real_starts() -> Iterator[None]:
+    """Within the block, which is in one of ``forked_starts``, interpreters are started as ever."""
+    with patch.object(rank_processes, "subprocess", subprocess), patch.object(supervisor, "subprocess", subprocess):
+        yield
+
+
+def _module_with(popen: type[_ForkedProcess]) -> SimpleNamespace:
+    """What is used of ``subprocess``, with another ``Popen``."""
+    return SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
 
 
 class _ForkedProcess:
-    """What ``RankProcesses`` needs of ``subprocess.Popen``."""
+    """What is used of ``subprocess.Popen``: a process that leads a session of its own."""
 
-    def __init__(self, command: list[str], *, env: Mapping[str, str], stdout: BinaryIO, **_: Any) -> None:
+    def __init__(self, environment: dict[str, str], log: str, main: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
-        self._process = context.Process(target=_train, args=(command[-2], dict(env), stdout.name))
+        context.set_forkserver_preload([*_PRELOADED, *late_imports()])
+        with patch.dict(os.environ, CPU_ALLOCATOR):
+            forkserver.ensure_running()
+        self._process = context.Process(target=_become, args=(Path.cwd(), environment, log, main, *arguments))
         self._process.start()
         self.pid = int(self._process.pid or 0)
+        while self.poll() is None and os.getsid(self.pid) != self.pid:  # ``Popen`` returns later than that
+            time.sleep(0.001)
 
     def poll(self) -> int | None:
         """The exit status, once it has ended."""
@@ -56,33 +84,59 @@ class _ForkedProcess:
         """The exit status, waited for."""
         self._process.join(timeout)
         if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("a training process", timeout or 0.0)
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
         """As ``Popen`` does."""
         os.kill(self.pid, number)
 
+    def kill(self) -> None:
+        """As ``Popen`` does."""
+        self._process.kill()
 
-def _train(directory: str, environment: dict[str, str], log: str) -> None:
-    """In the forked process: what the interpreter's start would do, and the worker's own ``main``."""
+
+class _ForkedServer(_ForkedProcess):
+    """The fork server of a supervisor."""
+
+    def __init__(self, command: list[str], *, env: Mapping[str, str], stdout: BinaryIO, **_: Any) -> None:
+        with socket.socket(fileno=os.dup(int(command[-2]))) as connection:
+            super().__init__(dict(env), stdout.name, _serve, connection)
+
+
+def _become(folder: Path, environment: dict[str, str], log: str, main: Callable[..., None], *arguments: Any) -> None:
+    """In the forked process: what ``Popen`` and the interpreter's start would do, and the rest of its life."""
     os.setsid()
+    os.chdir(folder)
     with Path(log).open("ab") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
     os.environ.clear()
     os.environ.update(environment)
+    gc.freeze()  # what the server has imported: to look through it would copy it all into this process
+    main(*arguments)
+
+
+def _train(directory: str, fsync_seconds: float) -> None:
+    """A training process: the worker's own ``main``."""
     real = os.fsync
 
     def slow_fsync(fd: Any) -> None:
-        time.sleep(_FSYNC_SECONDS)
+        time.sleep(fsync_seconds)
         real(fd)
 
     os.fsync = slow_fsync
-    gc.freeze()  # what the server has imported: to look through it would copy it all into this process
     import torch  # noqa: PLC0415 - only where it is imported already
 
     from tuner.training import worker  # noqa: PLC0415 - likewise
 
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # what it reads of the environment when imported
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))  # what it reads of the environment when imported
     sys.exit(worker.main([directory, str(os.getppid())]))
+
+
+def _serve(connection: socket.socket) -> None:
+    """A fork server: its own ``main``."""
+    from tuner.probing import fork_server  # noqa: PLC0415 - only where torch is imported already
+
+    fork_server.main([str(connection.detach()), str(os.getppid())])

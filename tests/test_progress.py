@@ -21,6 +21,8 @@ from tuner.training.launch import TrainingProcess
 from tuner.training.progress import ProgressWriter, scalars
 from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingProgress, TrainingResult
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 def progress(update: int, **changes: Any) -> TrainingProgress:
     """An update of ten samples in a tenth of a second."""

@@ -22,6 +22,8 @@ from tuner.training.rank_processes import training_command
 from tuner.training.runs import RunOutcome, RunPaths, TrainingProgress
 from whole_runs import ENVIRONMENT, MIB, run_to_end, wait_for
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 SGD = {"name": "sgd", "learning_rate": 0.1}
 
 

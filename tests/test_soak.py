@@ -39,8 +39,8 @@ _AT_ONCE_SECONDS = 2.0
 
 @pytest.fixture(scope="module", autouse=True)
 def _forked_starts() -> Iterator[None]:
-    """No run of this module starts an interpreter."""
-    with forked_starts():
+    """No run of this module starts an interpreter; saves last long enough to be met by a kill."""
+    with forked_starts(fsync_seconds=0.01):
         yield
 
 

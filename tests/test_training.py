@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from factories import gpt_spec, mlp_spec, recommendation, resnet_spec
+from forked import real_starts
 from tuner.errors import CheckpointError, TrainingError
 from tuner.files import holding
 from tuner.memory.devices import open_device
@@ -26,6 +27,8 @@ from tuner.training.loop import TrainingLoop
 from tuner.training.optimizers import learning_rate_factor
 from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingProgress
 from whole_runs import ENVIRONMENT, MIB, run_to_end, wait_for
+
+pytestmark = pytest.mark.usefixtures("forked")
 
 
 def loop_for(directory: Path, found: Recommendation, request: TrainingRequest) -> TrainingLoop:
@@ -157,7 +160,8 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
 def test_a_process_trains_and_leaves_everything(tmp_path: Path) -> None:
     """Result, progress, checkpoint and weights, under the memory limit and the recommended environment."""
     found = recommendation(gpt_spec(), 16, 5, limit_bytes=400 * MIB, environment=ENVIRONMENT)
-    result = run_to_end(tmp_path, found, TrainingRequest(updates=6, checkpoint_every=4))
+    with real_starts():
+        result = run_to_end(tmp_path, found, TrainingRequest(updates=6, checkpoint_every=4))
     assert result.outcome is RunOutcome.SUCCEEDED, result.traceback
     assert result.updates == 6
     paths = RunPaths(tmp_path)
@@ -229,8 +233,9 @@ def test_a_stop_while_starting_is_no_failure(tmp_path: Path) -> None:
     """SIGTERM before the process can listen for it ends as STOPPED, with the updates that are on the disk."""
     trained(tmp_path, recommendation(), updates=2)
     process = TrainingProcess(tmp_path)
-    process.start(recommendation(), TrainingRequest(updates=100_000))
-    result = process.stop()
+    with real_starts():  # which take a while
+        process.start(recommendation(), TrainingRequest(updates=100_000))
+        result = process.stop()
     assert (result.outcome, result.updates) == (RunOutcome.STOPPED, 2)
 
 

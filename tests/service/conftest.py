@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from postgres import Databases, databases
-from running import Running, StartService, running
+from running import Running, StartService, migrated, running
 
 from scripted import ScriptedRunner, Trainer
 from service.client import Client
 from service.identifiers import IdentifierSource
 from service.store.base import Store
 from service.store.engine import open_engine
-from service.store.sql import SqlStore, open_store
+from service.store.sql import SqlStore
 
 _BACKENDS = ["sqlite", "postgresql"]
 
@@ -32,7 +32,7 @@ def postgresql() -> Iterator[Databases]:
 def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An SQLite database with our tables, to copy."""
     path = tmp_path_factory.mktemp("migrated") / "store.db"
-    open_store(f"sqlite:///{path}").close()
+    path.write_bytes(migrated())
     return path
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from scripted import ScriptedRunner, Trainer
 from service.bootstrap import System, app_of, build
 from service.client import Client
 from service.executor.inline import InlineExecutor
+from service.folders import make_own
 from service.settings import Settings
+from service.store.sql import open_store
 
 
 @dataclass
@@ -61,10 +65,34 @@ def listening(app: FastAPI) -> Iterator[str]:
             thread.join()
 
 
+_documents: list[dict[str, Any]] = []
+"""The OpenAPI document, once it is made: it is the same for every service, and takes longer than its start."""
+
+
+@cache
+def migrated() -> bytes:
+    """An SQLite database with our tables and nothing in them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "store.db"
+        open_store(f"sqlite:///{path}").close()
+        return path.read_bytes()
+
+
+def _app(system: System, settings: Settings) -> FastAPI:
+    app = app_of(system, settings)
+    if not _documents:
+        _documents.append(app.openapi())
+    app.openapi_schema = _documents[0]
+    return app
+
+
 @contextmanager
 def running(data_dir: Path, runner: ScriptedRunner, trainer: Trainer, **given: Any) -> Iterator[Running]:
     """A whole service: real store, coordinator and HTTP around a scripted runner; settings may be given."""
     settings = Settings(**{"data_dir": data_dir, "node_name": "host", "poll_seconds": 0.05, **given})
+    if not settings.database_url and not (database := Path(settings.url.removeprefix("sqlite:///"))).exists():
+        make_own(settings.data_dir)
+        database.write_bytes(migrated())
     system = build(settings, lambda device: InlineExecutor(device, runner, trainer), [CPU], {"torch": "2.8"})
-    with listening(app_of(system, settings)) as url, httpx.Client(base_url=url, verify=False) as http:  # noqa: S501
+    with listening(_app(system, settings)) as url, httpx.Client(base_url=url, verify=False) as http:  # noqa: S501
         yield Running(url, http, runner, trainer, system, settings)

@@ -23,6 +23,8 @@ from tuner.results import Outcome
 from tuner.training.launch import TrainingProcess
 from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 MakeExecutor = Callable[[ScriptedRunner], Executor]
 
 
