@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
+import re
 from functools import cached_property
 from importlib import metadata, util
 from pathlib import Path
@@ -21,6 +22,7 @@ _TEXT = ("text/", "application/json", "image/svg+xml")
 _MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".png": "image/png"}
 _FOR_GOOD = "public, max-age=31536000, immutable"
 _ASK_AGAIN = "no-cache"
+_ADDED_STYLE = re.compile(rb'getElementById\("([0-9a-f]{64})"\)')
 
 
 class Asset:
@@ -84,6 +86,14 @@ class Assets:
         if name not in self._ours:
             raise KeyError(f"there is no static file {name!r}")
         return f"/static/{self._version}/{name}"
+
+    @cached_property
+    def chart_styles(self) -> tuple[str, ...]:
+        """Ids by which plotly.js knows styles that it would add to a page: where an element has one, it adds none.
+
+        The pages' policy forbids what it would add, which is for maps.
+        """
+        return tuple(sorted({match.decode() for match in _ADDED_STYLE.findall(self._plotly.plain)}))
 
     def find(self, version: str, name: str) -> tuple[Asset, bool] | None:
         """A file, and whether that version of it is the one there is: a page from before an upgrade has another."""

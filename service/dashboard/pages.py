@@ -29,13 +29,16 @@ class Visitor:
 
 
 class Pages:
-    """Renders templates. Each knows ``static(name)``, ``version``, ``visitor`` (or none) and ``csrf_token``."""
+    """Renders templates. Each knows ``static(name)``, ``version``, ``visitor`` (or none) and ``csrf_token``.
+
+    Those that draw include ``charts.html`` in their head, which asks ``assets`` what plotly.js would add.
+    """
 
     def __init__(self, assets: Assets, version: str) -> None:
         self._environment = Environment(
             loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
-        self._environment.globals |= {"static": assets.url, "version": version}
+        self._environment.globals |= {"static": assets.url, "version": version, "assets": assets}
 
     def render(self, template: str, scope: AsgiScope, context: Mapping[str, Any]) -> str:
         """The text of a page for who sent this request."""

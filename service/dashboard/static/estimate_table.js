@@ -1,0 +1,48 @@
+/**
+ * What an estimate says of each GPU, marked as estimated.
+ *
+ *   estimateTable(estimate)  a node
+ */
+
+import { h } from "./dom.js";
+import { bytes, bytesExactly, count, plural } from "./format.js";
+import { mark, tag } from "./parts.js";
+import { makeTable } from "./table.js";
+
+const VERDICTS = {
+  fits: ["ok", "✓", "fits"],
+  uncertain: ["warn", "?", "uncertain"],
+  "does-not-fit": ["bad", "✕", "does not fit"],
+};
+
+/** A row for each GPU: whether it fits, the largest micro-batch with its interval, the plan. */
+export function estimateTable(estimate) {
+  const table = makeTable({
+    caption: "Estimated, not measured",
+    keyOf: (row) => row.gpu,
+    columns: [
+      { title: "GPU", class: "nowrap", cell: (row) => row.gpu },
+      { title: "Verdict", cell: (row) => h("span", { class: "tags" }, mark(...VERDICTS[row.feasible]), tag("estimated")), value: (row) => row.feasible },
+      { title: "Largest micro-batch", class: "number", cell: (row) => count(row.largest_micro_batch), value: (row) => row.largest_micro_batch },
+      { title: "Surely / perhaps", class: "number", cell: (row) => `${count(row.surely_fits)} / ${count(row.may_fit)}` },
+      { title: "Peak there", class: "number", cell: peak },
+      { title: "Usable", class: "number", cell: (row) => h("span", { title: bytesExactly(row.usable_bytes) }, bytes(row.usable_bytes)), value: (row) => row.usable_bytes },
+      { title: "Plan", cell: plan },
+      { title: "Notes", cell: (row) => row.notes.join(" ") },
+    ],
+  });
+  table.update(estimate.gpus);
+  return table.element;
+}
+
+function peak({ peak: found }) {
+  return found === null ? "–" : `${bytes(found.device_bytes.low)} to ${bytes(found.device_bytes.high)}`;
+}
+
+function plan({ plan: found }) {
+  if (found === null) {
+    return "–";
+  }
+  const sizes = found.micro_batch_sizes[0];
+  return `${plural(found.gradient_accumulation_steps, "step")} of ${count(Math.min(...sizes))} to ${count(Math.max(...sizes))}`;
+}

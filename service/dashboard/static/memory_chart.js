@@ -1,0 +1,133 @@
+/**
+ * Peak memory against micro-batch size: every probe, the line through the largest fits, the limit and what is left of it.
+ *
+ *   memoryFigure(probes, {limitBytes, probeLimitBytes, chosen})   {data, layout} for `makeChart`
+ *   memoryInWords(probes, ...)                                    the same in a sentence, for who cannot see it
+ */
+
+import { colour } from "./dom.js";
+import { bytes, seconds } from "./format.js";
+import { level, line, points } from "./chart.js";
+
+const GIB = 1024 ** 3;
+const MIB = 1024 ** 2;
+
+/** What a probe held at its peak: reserved on CUDA, the process on the CPU; null where it was not measured. */
+export function heldBytes(probe) {
+  if (probe.peak_reserved_bytes !== null) {
+    return probe.peak_reserved_bytes;
+  }
+  return probe.process_peak_bytes;
+}
+
+/** What grows with the micro-batch: tensors on CUDA, the process on the CPU. */
+export function usedBytes(probe) {
+  return probe.peak_allocated_bytes ?? probe.process_peak_bytes;
+}
+
+/** The line through the two largest fits of different sizes: {intercept, slope} in bytes; null where there are not two. */
+export function fittedLine(probes) {
+  const fits = new Map(probes.filter((it) => it.outcome === "FIT" && usedBytes(it)).map((it) => [it.micro_batch_size, usedBytes(it)]));
+  const [low, high] = [...fits].sort((one, other) => one[0] - other[0]).slice(-2);
+  if (high === undefined) {
+    return null;
+  }
+  const slope = (high[1] - low[1]) / (high[0] - low[0]);
+  return { slope, intercept: low[1] - slope * low[0] };
+}
+
+/** What `makeChart` draws. */
+export function memoryFigure(probes, { limitBytes, probeLimitBytes, chosen }) {
+  const unit = (limitBytes ?? probeLimitBytes ?? GIB) >= GIB ? [GIB, "GiB"] : [MIB, "MiB"];
+  const fitted = fittedLine(probes);
+  const levels = [
+    limitBytes && level(limitBytes / unit[0], `limit ${bytes(limitBytes)}`, "--bad"),
+    probeLimitBytes && probeLimitBytes !== limitBytes && level(probeLimitBytes / unit[0], `after the margin ${bytes(probeLimitBytes)}`, "--warn", { above: false }),
+  ].filter(Boolean);
+  return {
+    data: [...lineTrace(probes, fitted, unit), ...outcomeTraces(probes, fitted, unit, probeLimitBytes ?? limitBytes)],
+    layout: {
+      xaxis: { ...axis(), title: { text: "micro-batch size (samples)" }, rangemode: "tozero" },
+      yaxis: { ...axis(), title: { text: `peak memory (${unit[1]})` }, rangemode: "tozero" },
+      shapes: [...levels.map((it) => it.shape), ...chosenShape(chosen)],
+      annotations: levels.map((it) => it.annotation),
+    },
+  };
+}
+
+/** The chart in a sentence. */
+export function memoryInWords(probes, { limitBytes, chosen }) {
+  const fits = probes.filter((it) => it.outcome === "FIT").length;
+  const rest = probes.length - fits;
+  const fitted = fittedLine(probes);
+  const growth = fitted === null ? "" : ` It grows by ${bytes(fitted.slope)} a sample.`;
+  const answer = chosen ? ` The recommended micro-batch is ${chosen}.` : "";
+  return `${fits} of ${probes.length} probes fit, ${rest} did not; the limit is ${bytes(limitBytes)}.${growth}${answer}`;
+}
+
+function axis() {
+  return { gridcolor: colour("--grid"), linecolor: colour("--edge"), automargin: true };
+}
+
+function lineTrace(probes, fitted, [unit]) {
+  if (fitted === null) {
+    return [];
+  }
+  const largest = Math.max(...probes.filter((it) => it.outcome === "FIT").map((it) => it.micro_batch_size));
+  const sizes = [0, 1.25 * largest];
+  return [line("line through the largest fits", sizes, sizes.map((it) => (fitted.intercept + fitted.slope * it) / unit), "--chart-1")];
+}
+
+const MARKS = {
+  FIT: { token: "--ok", symbol: "circle" },
+  OOM: { token: "--bad", symbol: "x" },
+  OTHER: { token: "--warn", symbol: "diamond-open" },
+};
+
+/** A trace for each kind of outcome. A probe that failed never reached its peak: it stands on the line, or at the limit. */
+function outcomeTraces(probes, fitted, [unit], limit) {
+  const kinds = Object.groupBy(probes, (it) => (it.outcome in MARKS ? it.outcome : "OTHER"));
+  return Object.entries(MARKS).filter(([kind]) => kinds[kind]).map(([kind, style]) => {
+    const shown = kinds[kind];
+    const heights = shown.map((it) => heightOf(it, fitted, limit) / unit);
+    const name = kind === "OTHER" ? "neither" : kind;
+    return points(name, shown.map((it) => it.micro_batch_size), heights, { ...style, hover: shown.map(everyFigure) });
+  });
+}
+
+function heightOf(probe, fitted, limit) {
+  if (probe.outcome === "FIT" && usedBytes(probe)) {
+    return usedBytes(probe);
+  }
+  const expected = fitted === null ? limit : fitted.intercept + fitted.slope * probe.micro_batch_size;
+  return Math.min(expected ?? 0, 1.3 * (limit ?? expected ?? 0));
+}
+
+function everyFigure(probe) {
+  const figures = [
+    ["tensors", probe.peak_allocated_bytes], ["reserved", probe.peak_reserved_bytes], ["process", probe.process_peak_bytes],
+    ["between updates", probe.resident_bytes], ["context", probe.context_bytes], ["other processes", probe.other_processes_bytes],
+    ["limit", probe.limit_bytes],
+  ];
+  return [
+    `${probe.micro_batch_size} samples: ${probe.outcome}${probe.accumulates ? ", accumulating" : ""}`,
+    ...figures.filter(([, value]) => value !== null).map(([name, value]) => `${name}: ${bytes(value)}`),
+    ...(probe.allocator_retries ? [`allocator retries: ${probe.allocator_retries}`] : []),
+    `took: ${seconds(probe.seconds.total)}`,
+    ...wrapped(probe.outcome === "FIT" ? "" : probe.message),
+  ].join("\n");
+}
+
+/** Text in lines of some sixty characters, at most four. */
+function wrapped(text) {
+  const lines = text.match(/.{1,60}(\s|$)|\S{60}/gu) ?? [];
+  return lines.length > 4 ? [...lines.slice(0, 4), "…"] : lines;
+}
+
+function chosenShape(chosen) {
+  if (!chosen) {
+    return [];
+  }
+  const style = { color: colour("--ok"), width: 1.5, dash: "dot" };
+  return [{ type: "line", yref: "paper", y0: 0, y1: 1, x0: chosen, x1: chosen, line: style }];
+}

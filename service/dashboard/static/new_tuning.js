@@ -1,0 +1,163 @@
+/** The page that makes a tuning: the form, what it says as JSON, and an estimate beforehand. */
+
+import { get, may, post } from "./api.js";
+import { announce, byId, h, replace } from "./dom.js";
+import { estimateTable } from "./estimate_table.js";
+import { seconds } from "./format.js";
+import { alertBox, busy, codeBlock, problemAlert } from "./parts.js";
+import { makeForm } from "./schema_form.js";
+
+const USUAL_GPUS = ["H100-80GB", "A100-80GB", "L4"];
+const LATER = ["spec.optimizer", "spec.schedule", "spec.parallelism", "spec.data"];
+
+start();
+
+async function start() {
+  try {
+    const [document, devices, gpus] = await Promise.all([get("/openapi.json"), get("/v1/devices"), get("/v1/gpus")]);
+    show(document, devices.items, gpus.items);
+  } catch (problem) {
+    replace(byId("notices"), problemAlert(problem, { retry: start }));
+  }
+}
+
+function show(document, devices, gpus) {
+  const ids = devices.map((it) => it.device.id);
+  const form = makeForm(document, "TuningSubmission", { suggestions: { device: ids } });
+  const page = { form, gpus: gpuChoice(gpus) };
+  layOut(page);
+  offerExamples(page, document.paths["/v1/tunings"].post.requestBody.content["application/json"].examples ?? {});
+  byId("form").addEventListener("input", () => preview(page));
+  byId("form").addEventListener("change", () => preview(page));
+  byId("form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    busy(byId("submit"), () => submit(page));
+  });
+  byId("estimate").addEventListener("click", () => busy(byId("estimate"), () => estimate(page)));
+  byId("paste").addEventListener("click", () => busy(byId("paste"), () => fillFromText(page)));
+  byId("submit").disabled = !may("tunings:write");
+  byId("estimate").disabled = !may("tunings:write");
+  byId("form").hidden = false;
+  preview(page);
+}
+
+function layOut({ form, gpus }) {
+  replace(byId("model-fields"), form.field("spec.model"), form.field("spec.batch"), form.field("spec.precision"));
+  replace(byId("batch-fields"), ["effective_batch_size", "device", "memory_limit_bytes", "objective"].map(form.field));
+  replace(byId("training-fields"), LATER.map(form.field), form.rest("spec"));
+  replace(byId("search-fields"), form.rest("", ["spec"]));
+  replace(byId("gpus"), gpus.element);
+}
+
+function offerExamples(page, examples) {
+  const buttons = Object.entries(examples).map(([name, example]) => {
+    const fill = () => {
+      page.form.write(example.value);
+      preview(page);
+      announce(`Filled with: ${name}`);
+    };
+    return h("button", { type: "button", class: "button button-small", on: { click: fill } }, name);
+  });
+  replace(byId("examples"), h("span", { class: "label" }, "Start from"), buttons);
+}
+
+function gpuChoice(gpus) {
+  const input = h("select", { id: "gpu-choice", class: "input", multiple: true, size: 6 },
+    gpus.map((gpu) => h("option", { value: gpu.name, selected: USUAL_GPUS.includes(gpu.name) }, gpu.name)));
+  return {
+    element: h("div", { class: "field" }, h("label", { for: "gpu-choice" }, "GPUs to estimate for"), input),
+    chosen: () => [...input.selectedOptions].map((it) => it.value),
+  };
+}
+
+function preview(page) {
+  const { value } = page.form.read();
+  replace(byId("preview"), codeBlock(JSON.stringify(value, null, 2), { label: "What is sent to POST /v1/tunings", download: "tuning.json" }));
+}
+
+/** The form's value, or null where something in it cannot be read; then it is said beside the field. */
+function checked(page) {
+  const { value, problems } = page.form.read();
+  page.form.place(problems);
+  replace(byId("notices"));
+  if (problems.length > 0) {
+    point(problems.length);
+    return null;
+  }
+  return value;
+}
+
+async function submit(page) {
+  const value = checked(page);
+  if (value === null) {
+    return;
+  }
+  try {
+    const made = await post("/v1/tunings", value, { idempotencyKey: crypto.randomUUID?.() });
+    location.assign(`/tunings/${encodeURIComponent(made.id)}`);
+  } catch (problem) {
+    complain(page, problem);
+  }
+}
+
+async function estimate(page) {
+  const value = checked(page);
+  if (value === null) {
+    return;
+  }
+  replace(byId("estimated"), h("p", { class: "muted", role: "status" }, "Estimating: this takes some seconds…"));
+  try {
+    const asked = { spec: value.spec, gpus: page.gpus.chosen(), effective_batch_size: value.effective_batch_size };
+    const found = await post("/v1/estimates", asked);
+    replace(byId("estimated"),
+      h("p", { class: "muted small" }, `Estimated in ${seconds(found.seconds)}, not measured: a tuning measures.`),
+      estimateTable(found), found.notes.map((note) => h("p", { class: "small" }, note)));
+    announce("The estimate is there.");
+  } catch (problem) {
+    replace(byId("estimated"));
+    complain(page, problem);
+  }
+}
+
+async function fillFromText(page) {
+  replace(byId("paste-problem"));
+  try {
+    const parsed = await parse(byId("paste-text").value);
+    page.form.write("spec" in parsed ? parsed : { ...page.form.read().value, spec: parsed });
+    preview(page);
+    announce("The form is filled in.");
+  } catch (problem) {
+    replace(byId("paste-problem"), problemAlert(problem));
+  }
+}
+
+/** JSON is read here; YAML by the service. */
+async function parse(text) {
+  try {
+    const value = JSON.parse(text);
+    if (value !== null && typeof value === "object" && !Array.isArray(value)) {
+      return value;
+    }
+  } catch {
+    // then it is YAML
+  }
+  return (await post("/tunings/new/yaml", { text })).value;
+}
+
+function complain(page, problem) {
+  const left = page.form.place(problem.errors ?? []);
+  const placed = (problem.errors ?? []).length - left.length;
+  if (placed > 0) {
+    point(placed, left.map((it) => `${it.field}: ${it.message}`));
+  } else {
+    replace(byId("notices"), problemAlert(problem));
+    byId("notices").scrollIntoView({ block: "nearest" });
+  }
+}
+
+/** Leads to the first field at fault. */
+function point(number, others = []) {
+  const words = number === 1 ? "One field needs another look" : `${number} fields need another look`;
+  replace(byId("notices"), alertBox("bad", words, "They are marked below.", ...others));
+  document.querySelector('#form [aria-invalid="true"]')?.focus();
+}

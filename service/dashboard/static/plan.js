@@ -1,0 +1,95 @@
+/**
+ * A plan drawn to scale: the effective batch cut into ranks (rows) and micro-batches (pieces).
+ *
+ *   drawPlan(sizes)     sizes: for each rank, the sizes of its micro-batches in order -> a node
+ *   planInWords(sizes)  "8 ranks, 3 micro-batches each: 34 + 33 + 33"
+ */
+
+import { h } from "./dom.js";
+import { count, plural } from "./format.js";
+
+const MOST_PIECES = 40;
+const MOST_ROWS = 12;
+
+/** The plan as rows of pieces; ranks with the same sizes share a row. */
+export function drawPlan(sizes) {
+  const groups = groupsOf(sizes);
+  const largest = Math.max(...sizes.map(total));
+  const shown = groups.slice(0, MOST_ROWS);
+  const rest = groups.length - shown.length;
+  return h(
+    "div",
+    { class: "plan", role: "img", "aria-label": planInWords(sizes) },
+    shown.map((group) => drawRank(group, largest)),
+    rest > 0 && h("p", { class: "muted small" }, `and ${plural(rest, "more group", "more groups")} of ranks`),
+  );
+}
+
+/** The plan in a sentence. */
+export function planInWords(sizes) {
+  const parts = groupsOf(sizes).slice(0, 4).map(
+    ({ first, last, sizes: own }) => `${rankNames(first, last)}: ${runsOf(own).map(runInWords).join(" + ")}`,
+  );
+  return `${count(sizes.reduce((sum, own) => sum + total(own), 0))} samples per update over ${plural(sizes.length, "rank")}. ${parts.join("; ")}`;
+}
+
+function drawRank({ first, last, sizes }, largest) {
+  const pieces = sizes.length > MOST_PIECES ? runsOf(sizes) : sizes.map((size) => ({ size, times: 1 }));
+  const row = h("div", { class: "plan-pieces" }, pieces.map(drawPiece));
+  row.style.setProperty("inline-size", `${((100 * total(sizes)) / largest).toFixed(3)}%`);
+  return h(
+    "div",
+    { class: "plan-rank" },
+    h("div", { class: "plan-name" }, rankNames(first, last), h("span", { class: "muted" }, ` ${count(total(sizes))} samples each`)),
+    h("div", { class: "plan-track" }, row),
+  );
+}
+
+function drawPiece(run, index) {
+  const text = runInWords(run);
+  const piece = h("div", { class: `plan-piece plan-piece-${index % 2 === 0 ? "even" : "odd"}`, title: text }, h("span", {}, text));
+  piece.style.setProperty("flex-grow", run.size * run.times);
+  return piece;
+}
+
+function runInWords({ size, times }) {
+  return times === 1 ? count(size) : `${count(times)} × ${count(size)}`;
+}
+
+function rankNames(first, last) {
+  return first === last ? `Rank ${first}` : `Ranks ${first} to ${last}`;
+}
+
+/** Neighbouring ranks with the same sizes. */
+function groupsOf(sizes) {
+  const groups = [];
+  sizes.forEach((own, rank) => {
+    const group = groups.at(-1);
+    if (group !== undefined && same(group.sizes, own)) {
+      group.last = rank;
+    } else {
+      groups.push({ first: rank, last: rank, sizes: own });
+    }
+  });
+  return groups;
+}
+
+function runsOf(sizes) {
+  const runs = [];
+  for (const size of sizes) {
+    if (runs.at(-1)?.size === size) {
+      runs.at(-1).times += 1;
+    } else {
+      runs.push({ size, times: 1 });
+    }
+  }
+  return runs;
+}
+
+function same(one, other) {
+  return one.length === other.length && one.every((size, index) => size === other[index]);
+}
+
+function total(sizes) {
+  return sizes.reduce((sum, size) => sum + size, 0);
+}

@@ -1,0 +1,305 @@
+/** The page of a tuning: its state and probes as they come, the answer, and how to ask the same again. */
+
+import { del, get, keyId, may, post } from "./api.js";
+import { makeChart } from "./chart.js";
+import { announce, byId, h, replace, setText } from "./dom.js";
+import { bytes, bytesExactly, count, elapsed, number, percent, plural, seconds, time, words } from "./format.js";
+import { follow } from "./live.js";
+import { heldBytes, memoryFigure, memoryInWords } from "./memory_chart.js";
+import { alertBox, badge, busy, codeBlock, confirmDialog, definitions, emptyState, problemAlert, tag } from "./parts.js";
+import { drawPlan, planInWords } from "./plan.js";
+import { asCommand, asCurl } from "./repeating.js";
+import { makeTable } from "./table.js";
+
+const ENDED = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
+const id = byId("tuning").dataset.tuningId;
+const path = `/v1/tunings/${encodeURIComponent(id)}`;
+const page = { tuning: null, probes: [] };
+
+const table = makeTable({ caption: "Probes", columns: probeColumns(), keyOf: (row) => row.ordinal });
+const chart = makeChart(byId("chart"), () => memoryFigure(results(), limits()));
+
+start();
+
+async function start() {
+  try {
+    await reload();
+  } catch (problem) {
+    replace(byId("notices"), problemAlert(problem, { retry: start }));
+    return;
+  }
+  byId("content-body").hidden = false;
+  show();
+  if (!ENDED.has(page.tuning.state)) {
+    follow(`${path}/events`, heard, { after: page.tuning.events, onEnd: refresh, onProblem: complain });
+  }
+}
+
+async function reload() {
+  const [tuning, probes] = await Promise.all([get(path), get(`${path}/probes`)]);
+  page.tuning = tuning;
+  page.probes = probes.items;
+}
+
+async function refresh() {
+  try {
+    await reload();
+    show();
+    if (ENDED.has(page.tuning.state)) {
+      announce(`The tuning is ${words(page.tuning.state).toLowerCase()}.`);
+    }
+  } catch (problem) {
+    complain(problem);
+  }
+}
+
+function heard(event) {
+  if (event.kind === "probe") {
+    page.probes = [...page.probes.filter((it) => it.ordinal !== event.probe.ordinal), event.probe];
+    showProbes();
+    showState();
+  } else if (event.kind === "state") {
+    page.tuning = { ...page.tuning, state: event.state };
+    refresh();
+  }
+}
+
+function complain(problem) {
+  replace(byId("notices"), problemAlert(problem, { retry: () => location.reload() }));
+}
+
+function results() {
+  return page.probes.map((it) => it.result);
+}
+
+function limits() {
+  const { request, recommendation } = page.tuning;
+  return {
+    limitBytes: recommendation?.headroom?.limit_bytes ?? request.memory_limit_bytes,
+    probeLimitBytes: results().find((it) => it.limit_bytes !== null)?.limit_bytes ?? null,
+    chosen: recommendation?.micro_batch_size ?? null,
+  };
+}
+
+// --- what is shown --------------------------------------------------------------------------------------------------
+
+function show() {
+  setText(byId("model"), `of ${page.tuning.model}`);
+  showState();
+  showNotices();
+  showAnswer();
+  showProbes();
+  showPlans();
+  replace(byId("actions"), actions());
+  replace(byId("again"), again());
+}
+
+function showState() {
+  const { tuning } = page;
+  replace(byId("state"), badge(tuning.state));
+  replace(byId("progress"), progressText(tuning));
+  const { request } = tuning;
+  replace(byId("facts"), definitions([
+    ["Device", tuning.device],
+    ["Effective batch size", `${count(request.effective_batch_size)} samples`],
+    ["Ranks", `${count(request.spec.parallelism.world_size)} (${request.spec.parallelism.strategy})`],
+    ["Precision", request.spec.precision],
+    ["Objective", request.objective.replaceAll("_", " ")],
+    ["Memory limit", request.memory_limit_bytes === null ? "all that the device has" : bytes(request.memory_limit_bytes)],
+    ["Margin", percent(request.memory_margin)],
+    ["Submitted", time(tuning.created_at)],
+    ["Took", took(tuning)],
+    ["Run by", tuning.place],
+    ["Attempts", tuning.attempts > 1 ? `${tuning.attempts}: taken over or started again` : null],
+    ["API key", tuning.key_id && h("code", {}, tuning.key_id)],
+  ]));
+}
+
+function progressText(tuning) {
+  if (tuning.state === "QUEUED") {
+    return h("p", {}, "Waits for its device. ", h("a", { href: "/" }, "The queue is on the overview."));
+  }
+  if (tuning.state === "RUNNING") {
+    const last = page.probes.at(-1)?.result;
+    const newest = last ? `, the last: ${count(last.micro_batch_size)} samples, ${last.outcome}` : "";
+    return h("p", {}, `Probing: ${plural(page.probes.length, "probe")} so far${newest}.`);
+  }
+  return null;
+}
+
+function took(tuning) {
+  if (tuning.started_at === null) {
+    return null;
+  }
+  return tuning.ended_at === null ? elapsed(tuning.started_at) : seconds((Date.parse(tuning.ended_at) - Date.parse(tuning.started_at)) / 1000);
+}
+
+function showNotices() {
+  const { problem, recommendation } = page.tuning;
+  replace(
+    byId("notices"),
+    problem && alertBox("bad", problem.title, h("p", { class: "preline" }, problem.detail), h("p", { class: "small" }, "Code: ", h("code", {}, problem.code))),
+    (recommendation?.warnings ?? []).map((it) => alertBox("warn", words(it.code.replaceAll("-", "_")), it.message)),
+  );
+}
+
+function showAnswer() {
+  const found = page.tuning.recommendation;
+  byId("answer").hidden = found === null;
+  if (found === null) {
+    return;
+  }
+  replace(byId("answer-link"), h("a", { href: `/recommendations/${encodeURIComponent(found.id)}` }, "Recommendation and exports"));
+  replace(byId("answer-body"), found.feasible ? feasible(found) : infeasible(found));
+}
+
+function feasible(found) {
+  const { headroom } = found;
+  return [
+    h("div", { class: "figures" },
+      figure(count(found.micro_batch_size), "largest micro-batch (samples)"),
+      figure(count(found.gradient_accumulation_steps), found.gradient_accumulation_steps === 1 ? "accumulation step" : "accumulation steps"),
+      figure(count(found.world_size), found.world_size === 1 ? "rank" : "ranks"),
+      figure(count(found.effective_batch_size.achieved), found.effective_batch_size.exact ? "samples per update, exactly" : "samples per update"),
+      headroom && figure(percent(headroom.free_fraction), `of ${bytes(headroom.limit_bytes)} stay free`)),
+    h("p", { class: "text" }, found.evidence.proof.statement, " ", found.choice),
+    h("h3", {}, "The plan"),
+    drawPlan(found.micro_batch_sizes),
+    h("p", { class: "muted small" }, planInWords(found.micro_batch_sizes)),
+  ];
+}
+
+function infeasible(found) {
+  return [alertBox("warn", "No micro-batch fits", found.infeasible_reason), h("p", { class: "text" }, found.evidence.proof.statement)];
+}
+
+function figure(value, label) {
+  return h("div", {}, h("div", { class: "figure-value" }, value), h("div", { class: "figure-label" }, label));
+}
+
+function showProbes() {
+  const shown = results();
+  byId("chart").hidden = shown.length === 0;
+  setText(byId("chart-words"), shown.length === 0 ? "The first probe has not ended yet." : memoryInWords(shown, limits()));
+  if (shown.length > 0) {
+    chart.draw();
+  }
+  table.update(page.probes);
+  replace(byId("probes"), shown.length === 0 ? emptyState({ title: "No probe has ended yet", text: "Each shows up here as it ends." }) : table.element);
+}
+
+function probeColumns() {
+  const result = (read) => (row) => read(row.result);
+  return [
+    { title: "#", class: "number", cell: (row) => row.ordinal, value: (row) => row.ordinal },
+    { title: "Micro-batch", class: "number", cell: result((it) => count(it.micro_batch_size)), value: result((it) => it.micro_batch_size) },
+    { title: "Outcome", cell: result((it) => badge(it.outcome)), value: result((it) => it.outcome) },
+    { title: "Peak held", class: "number", cell: result((it) => exact(heldBytes(it))), value: result(heldBytes) },
+    { title: "Tensors", class: "number", cell: result((it) => exact(it.peak_allocated_bytes)), value: result((it) => it.peak_allocated_bytes) },
+    { title: "Limit", class: "number", cell: result((it) => exact(it.limit_bytes)) },
+    { title: "Took", class: "number", cell: result((it) => seconds(it.seconds.total)), value: result((it) => it.seconds.total) },
+    { title: "Update", class: "number", cell: result((it) => seconds(it.timing?.update_seconds)) },
+    { title: "What happened", class: "message", cell: result(happened) },
+  ];
+}
+
+function exact(value) {
+  return h("span", { title: bytesExactly(value) }, bytes(value));
+}
+
+function happened(result) {
+  if (result.traceback === null) {
+    return result.message;
+  }
+  return h("details", {}, h("summary", {}, result.message), h("pre", { class: "small", tabindex: 0 }, result.traceback));
+}
+
+function showPlans() {
+  const found = page.tuning.recommendation;
+  const plans = found?.alternatives ?? [];
+  const changes = found?.what_ifs ?? [];
+  byId("plans").hidden = plans.length < 2 && changes.length === 0;
+  replace(byId("plans-body"), plans.length > 1 && planTable(plans), changes.length > 0 && changeTable(changes));
+}
+
+function planTable(plans) {
+  const shown = makeTable({
+    caption: "Plans for the same effective batch",
+    keyOf: (row) => row.gradient_accumulation_steps,
+    columns: [
+      { title: "Steps", class: "number", cell: (row) => count(row.gradient_accumulation_steps) },
+      { title: "Micro-batch", class: "number", cell: (row) => count(row.micro_batch_size) },
+      { title: "Peak held", class: "number", cell: (row) => exact(row.peak_bytes) },
+      { title: "Samples per second", class: "number", cell: (row) => number(row.samples_per_second, 3) },
+      { title: "", cell: (row) => h("span", { class: "tags" }, row.chosen && tag("recommended"), tag(row.source), row.thrashing && tag("thrashing")) },
+    ],
+  });
+  shown.update(plans);
+  return shown.element;
+}
+
+function changeTable(changes) {
+  const shown = makeTable({
+    caption: "What other choices would let fit: estimated, not run",
+    showCaption: true,
+    keyOf: (row) => JSON.stringify(row.changes),
+    columns: [
+      { title: "Change", cell: (row) => Object.entries(row.changes).map(([field, value]) => `${field}: ${value}`).join(", ") },
+      { title: "Largest micro-batch", class: "number", cell: (row) => (row.largest_micro_batch === 0 ? "none" : count(row.largest_micro_batch)) },
+      { title: "Surely", class: "number", cell: (row) => (row.surely_fits === 0 ? "none" : count(row.surely_fits)) },
+      { title: "Peak there", class: "number", cell: (row) => exact(row.peak_bytes) },
+      { title: "", cell: () => tag("estimated") },
+    ],
+  });
+  shown.update(changes);
+  return shown.element;
+}
+
+// --- what can be done -----------------------------------------------------------------------------------------------
+
+function actions() {
+  const { tuning } = page;
+  const own = keyId() === (tuning.key_id ?? "") || may("admin");
+  if (!may("tunings:write")) {
+    return [];
+  }
+  const ended = ENDED.has(tuning.state);
+  return [
+    ended && button("Repeat", repeat, "button-primary"),
+    !ended && own && button(tuning.state === "CANCELLING" ? "Cancelling…" : "Cancel", cancel, "button-danger", tuning.state === "CANCELLING"),
+    ended && own && button("Delete", remove, "button-danger"),
+  ];
+}
+
+function button(text, act, kind, disabled = false) {
+  const made = h("button", { type: "button", class: `button ${kind}`, disabled }, text);
+  made.addEventListener("click", () => busy(made, act).catch(complain));
+  return made;
+}
+
+async function cancel() {
+  page.tuning = await post(`${path}/cancel`);
+  show();
+}
+
+async function repeat() {
+  const made = await post("/v1/tunings", { ...page.tuning.request, fresh: true }, { idempotencyKey: crypto.randomUUID?.() });
+  location.assign(`/tunings/${encodeURIComponent(made.id)}`);
+}
+
+async function remove() {
+  const text = "Its probes and events go with it. A recommendation that came of it stays.";
+  if (await confirmDialog({ title: "Delete this tuning?", text, action: "Delete" })) {
+    await del(path);
+    location.assign("/tunings");
+  }
+}
+
+function again() {
+  const { request } = page.tuning;
+  return [
+    codeBlock(JSON.stringify(request.spec, null, 2), { label: "spec.json", download: "spec.json" }),
+    codeBlock(asCommand(request), { label: "On the command line" }),
+    codeBlock(asCurl(request, location.origin, keyId() !== ""), { label: "Over HTTP" }),
+  ];
+}
