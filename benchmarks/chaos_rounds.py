@@ -220,8 +220,8 @@ def _judge_tuning(
 def _judge_job(ended: Job, client: Client, reference: Reference, verdict: Verdict) -> dict[str, Any]:
     verdict.check(ended.result is not None, f"it ended as {ended.state}: {ended.problem}")
     stated = ended.result.weights_sha256 if ended.result else None
-    weights = RunPaths(Path(ended.directory)).weights
-    written = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.exists() else None
+    weights = RunPaths(Path(ended.directory)).weights if ended.directory else None
+    written = hashlib.sha256(weights.read_bytes()).hexdigest() if weights and weights.exists() else None
     equal = stated == written == reference.weights_sha256
     verdict.check(equal, f"other weights: {stated} stated, {written} written; {ended.problem}")
     told = [event.progress.update for event in client.jobs.events(ended.id) if event.progress is not None]

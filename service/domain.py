@@ -200,8 +200,9 @@ class Job(JobSummary):
     """What was asked."""
     recommendation: Recommendation
     """What it was made from."""
-    directory: str
-    """The run's folder on the host that runs it: log, progress, checkpoints, weights."""
+    directory: str | None = None
+    """The run's folder, with its log, progress, checkpoints and weights, where that is on the host that answers; none
+    before the run begins, and for one that is, or was last, on another host: see `place`."""
     progress: TrainingProgress | None = None
     """The newest finished update."""
     result: TrainingResult | None = None

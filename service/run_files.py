@@ -13,8 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from service.domain import Checkpoint
+from service.placement import PLACE_FILE
 from tuner.training.runs import RunPaths
 
+_NAME = re.compile(r"\w+")
+"""Of a run's folder: nothing that leads elsewhere."""
+_LONGEST_PLACE = 300
 _CHECKPOINT = re.compile(r"update-(\d{8,})")
 
 
@@ -34,16 +38,7 @@ class RunFiles:
 
     def log_tail(self, job_id: str, most_bytes: int) -> bytes:
         """The end of a run's log; empty when it has none."""
-        try:
-            descriptor = os.open(RunPaths(self.directory(job_id)).log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            return b""
-        try:
-            told = os.fstat(descriptor)
-            start = max(0, told.st_size - most_bytes)
-            return os.pread(descriptor, most_bytes, start) if stat.S_ISREG(told.st_mode) else b""
-        finally:
-            os.close(descriptor)
+        return _end_of(RunPaths(self.directory(job_id)).log, most_bytes)
 
     def checkpoints(self, job_id: str) -> tuple[Checkpoint, ...]:
         """The checkpoints of a run, from the oldest to the newest."""
@@ -53,11 +48,32 @@ class RunFiles:
         found = [it for entry in os.scandir(folder) if (it := _checkpoint(entry)) is not None]
         return tuple(sorted(found, key=lambda checkpoint: checkpoint.update))
 
-    def remove(self, job_id: str) -> None:
-        """Remove a run's folder, if it is on this host."""
+    def place(self, job_id: str) -> str | None:
+        """Where the run whose folder is on this host ran last; none where that is not told."""
+        told = _end_of(self.directory(job_id) / PLACE_FILE, _LONGEST_PLACE)
+        return told.decode(errors="replace") or None
+
+    def remove(self, job_id: str) -> bool:
+        """Remove a run's folder, if it is on this host; whether nothing of it is left."""
         directory = self.directory(job_id)
-        if directory.parent == self._runs_dir and _is_folder(directory):
+        if _NAME.fullmatch(job_id) and _is_folder(directory):
             shutil.rmtree(directory, ignore_errors=True)
+            return not _is_folder(directory)
+        return True
+
+
+def _end_of(file: Path, most_bytes: int) -> bytes:
+    """The end of a file; empty when there is none, or something else in its place."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return b""
+    try:
+        told = os.fstat(descriptor)
+        start = max(0, told.st_size - most_bytes)
+        return os.pread(descriptor, most_bytes, start) if stat.S_ISREG(told.st_mode) else b""
+    finally:
+        os.close(descriptor)
 
 
 def _is_folder(path: Path) -> bool:

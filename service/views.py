@@ -55,8 +55,8 @@ def tuning(item: WorkItem, recommendation: Recommendation | None) -> Tuning:
     )
 
 
-def job(item: WorkItem, directory: Path) -> Job:
-    """A job in full."""
+def job(item: WorkItem, directory: Path | None) -> Job:
+    """A job in full, with its folder where that is on this host."""
     request = JobRequest.model_validate_json(item.payload)
     return Job(
         **_job_row(item),
@@ -66,7 +66,7 @@ def job(item: WorkItem, directory: Path) -> Job:
         result=item.result,
         training=request.training,
         recommendation=request.recommendation,
-        directory=str(directory),
+        directory=None if directory is None else str(directory),
     )
 
 

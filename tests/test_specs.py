@@ -25,6 +25,13 @@ GPT2: dict[str, Any] = {
         ({}, "model", "required"),
         ({"model": {"kind": "transformer"}}, "model", "'transformers', 'reference', 'python'"),
         ({"model": {"kind": "transformers", "task": "causal-lm", "config": {}}}, "model.config", "model_type"),
+        (
+            {"model": GPT2 | {"config": {"model_type": "a" * 301}}},
+            "model.config",
+            "301 characters, 'aaaa",
+        ),
+        ({"model": GPT2 | {"config": {"model_type": "gpt2\x00"}}}, "model.config", "300 of ASCII that are printed"),
+        ({"model": {"kind": "python", "target": "a:" + "b" * 299}}, "model.target", "at most 300 characters"),
         ({"model": {"kind": "transformers", "task": "chat", "config": {}}}, "model.task", "'causal-lm'"),
         (
             {"model": {"kind": "reference", "architecture": {"name": "mlp", "classes": 1}}},

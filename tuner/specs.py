@@ -25,9 +25,12 @@ TransformersTask = Literal[
     "image-classification",
 ]
 
+LONGEST_MODEL_NAME = 300
+"""Characters of a `model_type` or target: lists show it."""
+_MODEL_TYPE = rf"^[ -~]{{1,{LONGEST_MODEL_NAME}}}$"
 _HAS_MODEL_TYPE: dict[str, JsonValue] = {
     "required": ["model_type"],
-    "properties": {"model_type": {"type": "string", "minLength": 1, "examples": ["gpt2"]}},
+    "properties": {"model_type": {"type": "string", "pattern": _MODEL_TYPE, "examples": ["gpt2"]}},
 }
 """What a JSON schema says of a config, which is free apart from this."""
 
@@ -45,8 +48,14 @@ class TransformersModel(Document):
     @field_validator("config")
     @classmethod
     def _names_a_model_type(cls, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        if not isinstance(config.get("model_type"), str) or not config["model_type"]:
+        named = config.get("model_type")
+        if not isinstance(named, str) or not named:
             raise ValueError("must name a `model_type`, for example `gpt2`, `bert`, `llama` or `vit`")
+        if not re.fullmatch(_MODEL_TYPE, named):
+            raise ValueError(
+                f"has a `model_type` of {len(named)} characters, {named[:20]!r}: it can be {LONGEST_MODEL_NAME} of "
+                "ASCII that are printed, for example `gpt2`"
+            )
         return config
 
 
@@ -117,7 +126,7 @@ class PythonModel(Document):
 
     kind: Literal["python"]
     """Selects this kind of model."""
-    target: str
+    target: Annotated[str, Field(max_length=LONGEST_MODEL_NAME)]
     """`package.module:factory`. The service runs only targets that its operator has allow-listed."""
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
     """Keyword arguments of the factory."""

@@ -97,10 +97,19 @@ def waiting(connection: Connection, limit: int) -> list[Waiting]:
     turns = {row.id: row.turn for row in connection.execute(select(submitters))}
     positions = positioned(queued, turns, limit)
     age = (now_ms() - _work.updated_at).label("age_ms")
-    columns = (_work.id, _work.kind, _work.device, _work.model, _work.priority, age)
+    columns = (_work.id, _work.kind, _work.device, _work.model, _work.priority, _work.hardware, age)
     rows = connection.execute(select(*columns).where(is_queued, _work.id.in_(positions)))
     told = [
-        Waiting(it.id, WorkKind(it.kind), it.device, it.model, it.priority, positions[it.id], max(0, it.age_ms) / 1000)
+        Waiting(
+            id=it.id,
+            kind=WorkKind(it.kind),
+            device=it.device,
+            model=it.model,
+            priority=it.priority,
+            position=positions[it.id],
+            age_seconds=max(0, it.age_ms) / 1000,
+            hardware=it.hardware,
+        )
         for it in rows
     ]
     return sorted(told, key=lambda it: (it.position, it.device, it.id))

@@ -97,6 +97,8 @@ class Waiting:
     priority: int
     position: int
     age_seconds: float
+    hardware: str | None = None
+    """The kind of device it needs; none goes to any device with the id."""
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,8 @@ def _fields(row: Row[Any]) -> dict[str, Any]:
 class KeptRows:
     """Rows of lists, made once: most have ended, never change, and are listed again and again.
 
-    Each is kept under its version, `id updated_at event_count`: whatever changes a row adds an event, or a later time at
-    least. Safe to share between threads.
+    Each is kept under its version, `id updated_at event_count`: a change of a row brings an event, or at least a later
+    time. Safe to share between threads.
     """
 
     def __init__(self) -> None:

@@ -8,7 +8,14 @@ from pathlib import Path
 from pydantic_core import PydanticSerializationError
 
 from service import views
-from service.errors import InvalidInputError, NotFoundError, NotOwnerError, ScopeMissingError, UnknownDeviceError
+from service.errors import (
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    NotOwnerError,
+    ScopeMissingError,
+    UnknownDeviceError,
+)
 from service.idempotency import OnceEach
 from service.identifiers import IdentifierSource
 from service.keys import Caller, Scope
@@ -67,14 +74,22 @@ class Desk:
         return item
 
     def delete(self, work_id: str, kind: WorkKind, caller: Caller) -> None:
-        """Delete work that has ended, with all that was recorded of it.
+        """Delete work that has ended, with all that was recorded of it, and a job's folder where that is on this host.
+
+        The folder goes first: when this is interrupted, the row is there to delete the rest with.
 
         Raises:
             NotFoundError: when there is none of this kind.
             NotOwnerError: when another key made it.
             NotEndedError: when it has not ended.
+            ConflictError: when the folder cannot be removed whole.
         """
-        self._own(work_id, kind, caller, "delete")
+        state = self._own(work_id, kind, caller, "delete").state
+        if state.terminal and kind is WorkKind.JOB and not self.runs.remove(work_id):
+            raise ConflictError(
+                f"the folder of {work_id} cannot be removed: let the operator look at {self.runs.directory(work_id)}, "
+                "and delete it again"
+            )
         self.store.delete(work_id)
 
     def page(
@@ -107,11 +122,13 @@ class Desk:
             raise UnknownDeviceError(f"device {device or '(any)'} is not served here; served: {served}")
         return found
 
-    def _own(self, work_id: str, kind: WorkKind, caller: Caller, verb: str) -> None:
-        if not caller.may_change(self.get(work_id, kind).key_id):
+    def _own(self, work_id: str, kind: WorkKind, caller: Caller, verb: str) -> WorkItem:
+        item = self.get(work_id, kind)
+        if not caller.may_change(item.key_id):
             raise NotOwnerError(
                 f"{work_id!r} was not made with this API key: only that key, or one with the scope admin, can {verb} it"
             )
+        return item
 
 
 def check_priority(priority: int, caller: Caller) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+
+from service.errors import NotFoundError
 from service.expected_waits import RECENT, Running, expected_waits
 from service.fleet import DeviceList, DeviceStatus, Queue, QueueEntry
 from service.states import State, WorkKind
-from service.store.base import SeenDevice, WorkFilter, WorkRow
+from service.store.base import SeenDevice, Waiting, WorkFilter, WorkRow
 from service.use_cases.desk import Desk
 
 
@@ -27,9 +31,8 @@ class FleetCases:
         waits: dict[str, float | None] = {}
         for device in {it.device for it in waiting}:
             lines = [it for it in waiting if it.device == device]
-            serving = [self._running(it) for it in seen if it.served.device.id == device]
-            waits |= expected_waits(lines, serving, self._recent(device))
-        return Queue(items=tuple(QueueEntry(**vars(entry), expected_wait_seconds=waits[entry.id]) for entry in waiting))
+            waits |= self._waits(lines, [it for it in seen if it.served.device.id == device], self._recent(device))
+        return Queue(items=tuple(_entry(it, waits[it.id]) for it in waiting))
 
     # --- helpers ---
 
@@ -42,14 +45,33 @@ class FleetCases:
             queued=seen.queued,
         )
 
+    def _waits(
+        self, lines: Sequence[Waiting], serving: Sequence[SeenDevice], recent: Sequence[WorkRow]
+    ) -> dict[str, float | None]:
+        """How long each may wait for workers with the hardware it needs; what goes to any has the shortest wait."""
+        told: dict[str, float | None] = dict.fromkeys(it.id for it in lines)
+        workers = [(it.served.hardware, self._running(it)) for it in serving]
+        for kind in {it.hardware for it in lines if it.hardware} | {kind for kind, _ in workers}:
+            lane = [it for it in lines if it.hardware in {None, kind}]
+            expected = expected_waits(lane, [running for its_kind, running in workers if its_kind == kind], recent)
+            for work_id, seconds in expected.items():
+                told[work_id] = min((it for it in (told[work_id], seconds) if it is not None), default=None)
+        return told
+
     def _recent(self, device: str) -> list[WorkRow]:
         """What ended with success on a device lately, of both kinds."""
         wanted = WorkFilter(state=State.SUCCEEDED, device=device)
         return [row for kind in WorkKind for row in self._store.newest(kind, RECENT, None, wanted)]
 
     def _running(self, seen: SeenDevice) -> Running | None:
-        """What a worker is at; none when it is free."""
-        if seen.held_by is None:
-            return None
-        item = self._store.get(seen.held_by)
-        return Running(item.kind, item.started_at)
+        """What a worker is at; none when it is free, or what it held is gone since."""
+        with suppress(NotFoundError):
+            if seen.held_by is not None:
+                item = self._store.get(seen.held_by)
+                return Running(item.kind, item.started_at)
+        return None
+
+
+def _entry(waiting: Waiting, expected: float | None) -> QueueEntry:
+    shown = {name: value for name, value in vars(waiting).items() if name != "hardware"}
+    return QueueEntry(**shown, expected_wait_seconds=expected)

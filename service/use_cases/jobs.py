@@ -99,9 +99,9 @@ class JobCases:
             NotFoundError: when there is no such job.
             NotOwnerError: when another key made it.
             NotEndedError: when it has not ended.
+            ConflictError: when its folder cannot be removed whole.
         """
         self._desk.delete(job_id, WorkKind.JOB, caller)
-        self._desk.runs.remove(job_id)
 
     def log(self, job_id: str, most_bytes: int) -> bytes:
         """The end of what the run printed; empty while it has not begun.
@@ -152,15 +152,20 @@ class JobCases:
         return Submitted(item.id, self._view(item).model_dump_json())
 
     def _view(self, item: WorkItem) -> Job:
-        return views.job(item, self._desk.runs.directory(item.id))
+        return views.job(item, self._desk.runs.directory(item.id) if self._is_here(item) else None)
 
     def _check_is_here(self, job_id: str) -> None:
-        """Refuse what has begun and left no folder here."""
-        place = self._desk.get(job_id, WorkKind.JOB).place
-        if place is not None and not self._desk.runs.are_here(job_id):
+        """Refuse what has begun and left no folder here, or one of an earlier attempt."""
+        item = self._desk.get(job_id, WorkKind.JOB)
+        if item.place is not None and not self._is_here(item):
             raise NotOnThisHostError(
-                f"the folder of {job_id} is not on the host that answers; it runs, or ran last, at {place}"
+                f"the folder of {job_id} is not on the host that answers; it runs, or ran last, at {item.place}"
             )
+
+    def _is_here(self, item: WorkItem) -> bool:
+        """Whether the folder of a job's last attempt is on this host."""
+        runs = self._desk.runs
+        return item.place is not None and runs.are_here(item.id) and runs.place(item.id) in {None, item.place}
 
     def _trainable(self, submission: JobSubmission) -> tuple[Recommendation, ServedDevice]:
         """The recommendation of a submission, and what would run it."""

@@ -102,6 +102,7 @@ def test_a_job_is_configured_then_run(client: Client, service: Running) -> None:
     assert (job.state, job.recommendation_id) == (State.SUCCEEDED, answer.id)
     assert job.progress is not None
     assert job.progress.update == 3
+    assert job.directory is not None
     assert Path(job.directory).is_relative_to(service.settings.runs_dir)
 
 

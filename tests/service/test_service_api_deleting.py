@@ -7,12 +7,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from asking import PATIENCE_SECONDS, UNKNOWN, body, ended, problem_in
 from running import Running, StartService
 
 from factories import recommendation
 from scripted import ScriptedRunner, until_stopped
 from service.domain import JobSubmission
+from service.errors import StoreUnavailableError
 from service.keys import Scope, make_key
 from tuner.requests import TrainingRequest
 
@@ -82,6 +84,27 @@ def test_a_job_takes_its_folder_along(service: Running, tmp_path: Path) -> None:
     assert not directory.exists()
     assert (precious / "file").exists()
     problem_in(service.http.delete(location), 404, "not-found")
+
+
+def test_a_job_is_deleted_after_its_folder(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the database fails in between, the job is still there to be deleted again; when the folder stays, too."""
+    location = service.http.post("/v1/jobs", json=job_body()).headers["location"]
+    directory = Path(ended(service.http, location)["directory"])
+
+    def lost(_id: str) -> None:
+        raise StoreUnavailableError("the connection broke")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(service.system.store, "delete", lost)
+        problem_in(service.http.delete(location), 503, "store-unavailable")
+    assert not directory.exists()
+    assert service.http.get(location).status_code == 200
+    directory.mkdir()
+    with monkeypatch.context() as stuck:
+        stuck.setattr(shutil, "rmtree", lambda *_args, **_options: None)
+        assert str(directory) in problem_in(service.http.delete(location), 409, "conflict").detail
+    assert service.http.delete(location).status_code == 204
+    assert not directory.exists()
 
 
 def test_a_link_in_the_place_of_a_folder_is_left_alone(service: Running, tmp_path: Path) -> None:

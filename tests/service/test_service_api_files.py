@@ -13,6 +13,7 @@ from running import Running
 
 from factories import recommendation
 from service.domain import JobSubmission
+from service.placement import PLACE_FILE
 from service.run_files import RunFiles
 from tuner.requests import TrainingRequest
 from tuner.training.runs import RunPaths
@@ -72,6 +73,28 @@ def test_files_of_another_host_are_not_here(service: Running, job: dict[str, Any
     for path in ("logs", "checkpoints"):
         problem = problem_in(service.http.get(f"/v1/jobs/{job['id']}/{path}"), 409, "not-on-this-host")
         assert "host/cpu" in problem.detail
+
+
+def test_files_of_an_earlier_attempt_are_not_the_last_ones(
+    service: Running, job: dict[str, Any], paths: RunPaths
+) -> None:
+    """A folder that another place's attempt has gone on from elsewhere: 409, and the job names no folder here."""
+    paths.log.write_text("yesterday")
+    (paths.directory / PLACE_FILE).write_text("another/cpu")
+    for path in ("logs", "checkpoints"):
+        problem_in(service.http.get(f"/v1/jobs/{job['id']}/{path}"), 409, "not-on-this-host")
+    assert service.http.get(f"/v1/jobs/{job['id']}").json()["directory"] is None
+    (paths.directory / PLACE_FILE).write_text(job["place"])
+    assert service.http.get(f"/v1/jobs/{job['id']}/logs").text == "yesterday"
+    assert service.http.get(f"/v1/jobs/{job['id']}").json()["directory"] == str(paths.directory)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "job_1/..", "../runs"])
+def test_only_folders_of_jobs_are_removed(tmp_path: Path, name: str) -> None:
+    """A name that leads elsewhere removes nothing."""
+    (tmp_path / "runs" / "job_1").mkdir(parents=True)
+    assert RunFiles(tmp_path / "runs").remove(name)
+    assert (tmp_path / "runs" / "job_1").is_dir()
 
 
 def test_links_lead_nowhere(service: Running, job: dict[str, Any], paths: RunPaths, tmp_path: Path) -> None:

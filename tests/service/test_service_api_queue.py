@@ -7,15 +7,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from asking import PATIENCE_SECONDS, body, problem_in
+from asking import PATIENCE_SECONDS, body, ended, problem_in
 from running import Running, StartService
 
-from scripted import ScriptedRunner, until_stopped
+from scripted import ScriptedRunner, new_work, until_stopped
 from service.expected_waits import Running as AtWork
 from service.expected_waits import expected_waits
 from service.keys import Scope, make_key
 from service.states import State, WorkKind
-from service.store.base import Waiting, WorkRow
+from service.store.base import SeenDevice, Waiting, WorkRow
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -69,6 +69,41 @@ def test_going_first_needs_the_scope_admin(start_service: StartService) -> None:
     refused = service.http.post("/v1/tunings", json=body(priority=1), headers=headers)
     assert "priority 1" in problem_in(refused, 403, "scope-missing").detail
     assert service.http.post("/v1/tunings", json=body(priority=-1), headers=headers).status_code == 202
+
+
+def test_a_wait_is_for_the_hardware_it_needs(service: Running) -> None:
+    """A free device of another kind shortens no wait, and a kind that nobody serves promises none."""
+    store = service.system.store
+    for _ in range(3):
+        assert ended(service.http, service.http.post("/v1/tunings", json=body(fresh=True)).headers["location"])
+    (here,) = (seen.served for seen in store.devices())
+    other = here.device.model_copy(update={"total_bytes": here.device.total_bytes + 1})
+    idle = here.model_copy(update={"place": "other/cpu", "owner": "other", "device": other})
+    store.announce(idle)
+    for number, hardware in enumerate((idle.hardware, "none|1")):
+        store.add(new_work(f"tun_{number:032x}", hardware=hardware))
+    waits = {it["id"][-1]: it["expected_wait_seconds"] for it in service.http.get("/v1/queue").json()["items"]}
+    assert waits == {"0": 0.0, "1": None}
+
+
+def test_work_that_is_deleted_meanwhile_leaves_the_queue_readable(
+    busy: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a device held when it was looked at may be gone when its start is looked up."""
+    waits, store = submitted(busy, effective_batch_size=5), busy.system.store
+    devices = store.devices
+
+    def deleted_after() -> list[SeenDevice]:
+        seen = devices()
+        for it in seen:
+            if it.held_by is not None and it.held_by != waits:
+                busy.http.post(f"/v1/tunings/{it.held_by}/cancel")
+                ended(busy.http, f"/v1/tunings/{it.held_by}")
+                store.delete(it.held_by)
+        return seen
+
+    monkeypatch.setattr(store, "devices", deleted_after)
+    assert busy.http.get("/v1/queue").status_code == 200
 
 
 @pytest.mark.parametrize("priority", [-101, 101, 0.5])
