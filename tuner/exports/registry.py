@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tuner.accumulation import balanced_plan, uniform_plan
 from tuner.errors import ExportError
@@ -85,9 +86,15 @@ def export(
             batch and `options.allow_inexact` does not say that this is fine.
     """
     target = find_target(name)
-    order = _order(target, recommendation, version, options)
+    framework = _framework(target, options)
+    figures = _figures(recommendation, options, framework or target)
+    order = Order(recommendation, figures, _version(target, version), options)
+    passed_on: tuple[Advice, ...] = ()
+    if framework is not None and framework.arguments is not None:
+        inner = replace(order, version=framework.versions[0])
+        order = replace(order, arguments=framework.arguments(inner))
+        passed_on = framework.write(inner).warnings
     written = target.write(order)
-    figures = order.figures
     return Export(
         format=target.name,
         title=target.title,
@@ -100,7 +107,7 @@ def export(
         micro_batch_size=figures.micro_batch_size,
         gradient_accumulation_steps=figures.gradient_accumulation_steps,
         world_size=figures.world_size,
-        warnings=(*_changes(figures), *written.warnings),
+        warnings=tuple(dict.fromkeys((*_changes(figures), *written.warnings, *passed_on))),
     )
 
 
@@ -110,20 +117,6 @@ def _changes(figures: Figures) -> tuple[Advice, ...]:
         return ()
     code = "more-steps" if figures.batch.exact else "effective-batch-changed"
     return (Advice(code=code, message=figures.change),)
-
-
-def _order(target: Target, recommendation: Recommendation, version: str | None, options: ExportOptions) -> Order:
-    framework = _framework(target, options)
-    order = Order(
-        recommendation,
-        _figures(recommendation, options, framework or target),
-        _version(target, version),
-        options,
-    )
-    if framework is None or framework.arguments is None:
-        return order
-    arguments = framework.arguments(Order(recommendation, order.figures, framework.versions[0], options))
-    return Order(recommendation, order.figures, order.version, options, arguments)
 
 
 def _framework(target: Target, options: ExportOptions) -> Target | None:
