@@ -21,10 +21,11 @@ from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOut
 from tuner.estimates import EstimateRequest, Verdict
 from tuner.estimation.attention import Attention, Kernel, choose
 from tuner.estimation.launch import _has_ended, estimate
+from tuner.estimation.runs import TracedRuns
 from tuner.estimation.shim import NoCompilerError, _identity, _torch_folder, compiled
 from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
 from tuner.estimation.tracing import trace
-from tuner.estimation.workload import _scaled, trace_workload
+from tuner.estimation.workload import SizedWorkload, _scaled
 from tuner.specs import WorkloadSpec
 
 MIB = 1024**2
@@ -97,6 +98,8 @@ def on_cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Trace]]:
         for precision in ("fp32", "bf16-mixed")
     ]
     cases.append(_case("gpt2, dropout", DROPPING_OUT, [4]))
+    cases.append(_case("gpt2, side by side", KINDS["gpt2"], SIZES) | {"forked": len(SIZES)})
+    cases.append(_case("lstm, forks die", python_spec("traced_models:homesick"), SIZES) | {"forked": 0})
     return traced_on_cuda(cases, tmp_path_factory.mktemp("cache"))
 
 
@@ -137,6 +140,16 @@ def test_blocks_are_taken_once_and_given_back_once(name: str, on_cuda: dict[str,
     state = (Category.PARAMETERS, Category.OPTIMIZER_STATE)
     for category in state:
         assert held_bytes(taken, "end", category) == held_bytes(taken, "first-update", category) > 0
+
+
+def test_traces_taken_side_by_side_are_those_taken_one_by_one(on_cuda: dict[str, list[Trace]]) -> None:
+    """Forked processes tell just what one process would."""
+    assert on_cuda["gpt2, side by side"] == on_cuda["gpt2"][:-1]
+
+
+def test_what_dead_processes_owe_is_traced_again(on_cuda: dict[str, list[Trace]]) -> None:
+    """Where every forked process is killed, the traces are there all the same."""
+    assert on_cuda["lstm, forks die"] == on_cuda["lstm"][:-1]
 
 
 def test_published_peak_in_fp32(on_cuda: dict[str, list[Trace]]) -> None:
@@ -219,7 +232,7 @@ def test_shapes_that_depend_on_values_are_refused() -> None:
 
 def test_workloads_that_differ_between_sizes_are_scaled() -> None:
     """Where no trace serves all sizes, the answer says so."""
-    workload = trace_workload(python_spec("traced_models:conditional"), None)
+    workload = SizedWorkload(TracedRuns(python_spec("traced_models:conditional")), None)
     assert most_bytes(workload.trace_at(64, accumulates=True)) > most_bytes(workload.trace_at(32, accumulates=True))
     assert not workload.exact_sizes
     assert workload.notes

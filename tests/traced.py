@@ -1,7 +1,8 @@
 """Traces taken with CUDA's decisions, in a process of its own: torch must not be imported before the shim.
 
 ``python traced.py`` reads ``[{"name", "spec", "sizes", "accumulates", "compute_capability"}, ...]`` from its standard
-input and prints the traces by name. Also workloads that are traced as the ``python`` target ``traced:...``.
+input and prints the traces by name. A case with ``"forked"`` is traced by several processes, of which so many sizes are
+expected to be told.
 """
 
 from __future__ import annotations
@@ -63,21 +64,21 @@ def main(cache: str) -> None:
     from tuner.estimation.shim import load_shim  # noqa: PLC0415 - before torch
 
     shim = load_shim(Path(cache))
-    from tuner.estimation.shapes import Shapes  # noqa: PLC0415 - torch comes with it
-    from tuner.estimation.tracing import trace  # noqa: PLC0415 - likewise
+    import traced_models  # noqa: F401, PLC0415 - imported by the process that forks others
+
+    from tuner.estimation.runs import TracedRuns  # noqa: PLC0415 - torch comes with it
+    from tuner.estimation.shapes import Shapes  # noqa: PLC0415 - likewise
     from tuner.specs import parse_spec  # noqa: PLC0415 - likewise
 
     shapes = Shapes()
     found = {}
-    for case in json.loads(sys.stdin.read()):
+    for case in sorted(json.loads(sys.stdin.read()), key=lambda it: "forked" not in it):  # before any backward pass
         profile = KernelProfile(compute_capability=tuple(case["compute_capability"]), kind="cuda")
-        spec = parse_spec(case["spec"])
-        found[case["name"]] = [
-            trace(spec, size, accumulates=case["accumulates"], profile=profile, shim=shim, shapes=shapes).model_dump(
-                mode="json"
-            )
-            for size in case["sizes"]
-        ]
+        runs = TracedRuns(parse_spec(case["spec"]), shim=shim, processes=3 if "forked" in case else 1, shapes=shapes)
+        runs.prepare((profile, size, case["accumulates"]) for size in case["sizes"])
+        assert len(runs._made) == case.get("forked", 0)
+        traces = [runs.get(profile, size, accumulates=case["accumulates"]).trace for size in case["sizes"]]
+        found[case["name"]] = [it.model_dump(mode="json") for it in traces]
     print(json.dumps(found))  # noqa: T201 - this is the answer
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 import time
 from typing import Any
@@ -13,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from tuner.workloads.base import LossTerms
 
 _BUILDS: list[int] = []
+_HOME = os.getpid()
 
 
 class Recurrent(nn.Module):
@@ -112,6 +115,16 @@ class FailingOnce(Tokens):
         return super().build_model()
 
 
+class Homesick(Tokens):
+    """Kills every process but the one that imported it."""
+
+    def build_model(self) -> nn.Module:
+        """The same where it may be built."""
+        if os.getpid() != _HOME:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().build_model()
+
+
 class Conditional(Tokens):
     """Another loss for more than two samples."""
 
@@ -154,6 +167,11 @@ def spilling() -> Tokens:
 def failing_once() -> Tokens:
     """Fails once."""
     return FailingOnce()
+
+
+def homesick() -> Homesick:
+    """Kills forked processes."""
+    return Homesick()
 
 
 def conditional() -> Tokens:

@@ -5,13 +5,16 @@ Started by ``tuner.estimation.launch`` as ``python -P -m tuner.estimation.child 
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import resource
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tuner.catalogue import KernelProfile
@@ -21,12 +24,15 @@ from tuner.estimates import Estimate, EstimateRequest
 from tuner.estimation.answer import TracedWorkload, answer, profiles
 from tuner.estimation.messages import EstimatePaths, Failure
 from tuner.estimation.shim import NoCompilerError, Shim, load_shim
+from tuner.estimation.side_by_side import worthwhile_processes
 from tuner.files import write_atomically
 from tuner.fingerprint import installed_versions
 from tuner.memory.failures import FailureKind, classify_exception
 from tuner.processes import die_with_parent, tighten_limit
 from tuner.requests import ExpectationRequest
 from tuner.results import ExpectedPeaks
+from tuner.specs import WorkloadSpec
+from tuner.workloads.imports import late_imports
 
 _FILE_BYTES = 1024**3
 """The largest file that traced code may write."""
@@ -45,9 +51,10 @@ def run(question: str, paths: EstimatePaths) -> None:
 def _expectation(asked: bytes) -> ExpectedPeaks:
     request = ExpectationRequest.model_validate_json(asked)
     shim = _shim()[0] if request.compute_capability else None
-    from tuner.estimation.expectation import expected_peaks  # noqa: PLC0415 - torch comes with it, after the shim
+    with _importing(request.spec):
+        from tuner.estimation.expectation import expected_peaks  # noqa: PLC0415 - torch comes with it, after the shim
 
-    return expected_peaks(request, shim)
+    return expected_peaks(request, shim, processes=worthwhile_processes())
 
 
 def _estimate(asked: bytes) -> Estimate:
@@ -83,20 +90,40 @@ def _traced(
     Raises:
         SpecError: when the spec is wrong.
     """
-    from tuner.estimation.kernels import representative  # noqa: PLC0415 - torch comes with it, after the shim
-    from tuner.estimation.shapes import Shapes  # noqa: PLC0415 - likewise
-    from tuner.estimation.workload import trace_workload  # noqa: PLC0415 - likewise
+    with _importing(request.spec):
+        from tuner.estimation.kernels import representative  # noqa: PLC0415 - torch comes with it, after the shim
+        from tuner.estimation.runs import TracedRuns  # noqa: PLC0415 - likewise
+        from tuner.estimation.workload import SizedWorkload, first_wanted  # noqa: PLC0415 - likewise
 
-    shapes = Shapes()
+    runs = TracedRuns(request.spec, shim=shim, processes=worthwhile_processes())
+    distinct = tuple(dict.fromkeys(map(representative, wanted)))
+    runs.prepare(it for profile in distinct for it in first_wanted(profile))
     known: dict[KernelProfile, TracedWorkload | Exception] = {}
-    for profile in dict.fromkeys(map(representative, wanted)):
+    for profile in distinct:
         try:
-            known[profile] = trace_workload(request.spec, profile, shim=shim, shapes=shapes)
+            known[profile] = SizedWorkload(runs, profile)
         except SpecError:
             raise
         except Exception as error:  # noqa: BLE001 - user code runs here; other cards may do without what fails
             known[profile] = error
     return {profile: known[representative(profile)] for profile in wanted}
+
+
+@contextmanager
+def _importing(spec: WorkloadSpec) -> Iterator[None]:
+    """In the block and after it what tracing needs is imported, without looking for garbage in it now or later.
+
+    Looking takes more than a tenth of the time, and there is none.
+    """
+    gc.disable()
+    try:
+        yield
+        with suppress(Exception):  # a package that is missing or broken is told when it is needed
+            for module in late_imports(spec):
+                importlib.import_module(module)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _failure(error: BaseException) -> Failure:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from tuner.catalogue import KernelProfile
+from tuner.estimation.runs import TracedRuns
 from tuner.estimation.settings import AllocatorSettings
-from tuner.estimation.shapes import Shapes
 from tuner.estimation.shim import Shim
 from tuner.estimation.trace import SizedTrace
-from tuner.estimation.tracing import trace
 from tuner.requests import ExpectationRequest
 from tuner.results import ExpectedPeak, ExpectedPeaks
 from tuner.training.micro_batches import tensors_of
@@ -30,19 +29,20 @@ _PAGE_BYTES, _MAPPED_BYTES = 4096, 65_536
 """Blocks from this size on are mapped by themselves, in pages (``MALLOC_MMAP_THRESHOLD_`` of the CPU's probes)."""
 
 
-def expected_peaks(request: ExpectationRequest, shim: Shim | None = None) -> ExpectedPeaks:
+def expected_peaks(request: ExpectationRequest, shim: Shim | None = None, *, processes: int = 1) -> ExpectedPeaks:
     """The memory curve of a workload.
 
     Args:
         request: what will be probed, and where.
         shim: for a card the device that stands in for it; without one operators take the CPU's decisions.
+        processes: how many processes may trace at once, as of ``tuner.estimation.runs.TracedRuns``.
 
     Raises:
         EstimateError: when the workload cannot be traced, or PYTORCH_ALLOC_CONF not followed.
         SpecError, WorkloadError: as building the workload.
     """
     began = time.monotonic()
-    held = _held_on_card(request, shim) if request.compute_capability else _held_on_cpu(request)
+    held = _held_on_card(request, shim, processes) if request.compute_capability else _held_on_cpu(request, processes)
     points: list[ExpectedPeak] = []
     residents: list[int] = []
     for size in _doubled(request.largest_micro_batch):
@@ -58,11 +58,11 @@ _Held: TypeAlias = Callable[[int], tuple[int, int]]
 """Bytes held between updates, and at most during an update, by micro-batch size."""
 
 
-def _held_on_card(request: ExpectationRequest, shim: Shim | None) -> _Held:
+def _held_on_card(request: ExpectationRequest, shim: Shim | None, processes: int) -> _Held:
     """What torch's caching allocator counts as allocated, set as this process's environment sets it."""
     settings = AllocatorSettings.from_environment(os.environ)
     profile = KernelProfile(compute_capability=request.compute_capability or (0, 0), kind="cuda")
-    sized = _sized(request, profile=profile, shim=shim, warm_up=True)
+    sized = _sized(TracedRuns(request.spec, shim=shim, processes=processes, shards=False), profile)
     began = sized.trace.position("measured-update")
 
     def held(size: int) -> tuple[int, int]:
@@ -72,9 +72,9 @@ def _held_on_card(request: ExpectationRequest, shim: Shim | None) -> _Held:
     return held
 
 
-def _held_on_cpu(request: ExpectationRequest) -> _Held:
+def _held_on_cpu(request: ExpectationRequest, processes: int) -> _Held:
     """What glibc takes from the system, with the whole window's samples, which the budget bounds too."""
-    sized = _sized(request, warm_up=False)
+    sized = _sized(TracedRuns(request.spec, processes=processes, warm_up=False, shards=False))
     sample_bytes = _sample_bytes(build_workload(request.spec))
     began = sized.trace.position("measured-update")
 
@@ -87,11 +87,9 @@ def _held_on_cpu(request: ExpectationRequest) -> _Held:
     return held
 
 
-def _sized(request: ExpectationRequest, **options: Any) -> SizedTrace:  # noqa: ANN401 - of trace
-    shapes = Shapes()
-    return SizedTrace.of(
-        [trace(request.spec, it, accumulates=True, shapes=shapes, shards=False, **options) for it in _TRACED_SIZES]
-    )
+def _sized(runs: TracedRuns, profile: KernelProfile | None = None) -> SizedTrace:
+    runs.prepare((profile, it, True) for it in _TRACED_SIZES)
+    return SizedTrace.of([runs.get(profile, it, accumulates=True).trace for it in _TRACED_SIZES])
 
 
 def _doubled(largest: int) -> list[int]:

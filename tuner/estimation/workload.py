@@ -6,11 +6,8 @@ from contextlib import suppress
 
 from tuner.catalogue import KernelProfile
 from tuner.errors import EstimateError
-from tuner.estimation.shapes import Shapes
-from tuner.estimation.shim import Shim
+from tuner.estimation.runs import TracedRuns, Wanted
 from tuner.estimation.trace import Category, SizedTrace, Trace
-from tuner.estimation.tracing import TracedRun, trace_run
-from tuner.specs import WorkloadSpec
 
 _SIZES = ((4, 6, 10), (16, 24, 40))
 """Three tell a quadratic. Some code does other things with one sample, or with few (GPT-2's masks with up to 3): then
@@ -31,31 +28,19 @@ class SizedWorkload:
     It traces when it is asked: updates of several micro-batches and of a single one apart.
 
     Args:
-        spec: what is trained.
+        runs: of what is trained.
         profile: the kind of card; none for the CPU's own run.
-        shim: the device that stands in for the card; without one the CPU's decisions are traced.
-        shapes: what operators are known to return; one object serves all profiles.
 
     Raises:
         SpecError, WorkloadError, EstimateError: as ``tuner.estimation.tracing.trace``.
     """
 
-    def __init__(
-        self,
-        spec: WorkloadSpec,
-        profile: KernelProfile | None,
-        *,
-        shim: Shim | None = None,
-        shapes: Shapes | None = None,
-    ) -> None:
-        self.spec = spec
+    def __init__(self, runs: TracedRuns, profile: KernelProfile | None) -> None:
         self.profile = profile
-        self._shim = shim
-        self._shapes = shapes or Shapes()
+        self._runs = runs
         self._sized: dict[bool, SizedTrace | Trace] = {}
-        first = self._run(_SIZES[0][0], accumulates=True)
-        self._first: TracedRun | None = first
-        self.parameters = first.parameters
+        runs.prepare(first_wanted(profile))
+        self.parameters = runs.get(profile, _SIZES[0][0], accumulates=True).parameters
         self.exact_sizes = True
         self.notes: tuple[str, ...] = ()
 
@@ -71,7 +56,8 @@ class SizedWorkload:
         traces: list[Trace] = []
         found: SizedTrace | None = None
         for sizes in _SIZES:
-            latest = [self._trace(it, accumulates=accumulates) for it in sizes]
+            self._runs.prepare((self.profile, it, accumulates) for it in sizes)
+            latest = [self._runs.get(self.profile, it, accumulates=accumulates).trace for it in sizes]
             traces += latest
             with suppress(EstimateError):  # they differ in more than sizes
                 found = SizedTrace.of(traces if found else latest)
@@ -81,23 +67,10 @@ class SizedWorkload:
         self.notes = tuple(dict.fromkeys((*self.notes, _UNEVEN if found else _DIFFER)))
         return found or next(it for it in traces if it.micro_batch_size == _SCALED_FROM)
 
-    def _trace(self, size: int, *, accumulates: bool) -> Trace:
-        if self._first is not None and accumulates and size == self._first.trace.micro_batch_size:
-            first, self._first = self._first, None
-            return first.trace
-        return self._run(size, accumulates=accumulates).trace
 
-    def _run(self, size: int, *, accumulates: bool) -> TracedRun:
-        return trace_run(
-            self.spec, size, accumulates=accumulates, profile=self.profile, shim=self._shim, shapes=self._shapes
-        )
-
-
-def trace_workload(
-    spec: WorkloadSpec, profile: KernelProfile | None, *, shim: Shim | None = None, shapes: Shapes | None = None
-) -> SizedWorkload:
-    """``spec`` traced for cards of ``profile``, or as the CPU runs it."""
-    return SizedWorkload(spec, profile, shim=shim, shapes=shapes)
+def first_wanted(profile: KernelProfile | None) -> tuple[Wanted, ...]:
+    """The runs that a ``SizedWorkload`` needs first."""
+    return tuple((profile, size, True) for size in _SIZES[0])
 
 
 def _scaled(trace: Trace, size: int) -> Trace:

@@ -18,6 +18,7 @@ from tuner.accumulation import balanced_split
 from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
 from tuner.estimation.expectation import expected_peaks
 from tuner.estimation.launch import MEMORY_BYTES
+from tuner.estimation.side_by_side import worthwhile_processes
 from tuner.files import write_atomically
 from tuner.memory.devices import MemoryDevice, open_device, translate_certain
 from tuner.probing.clock import TimedEngine, TimedUpdate, enough, timing
@@ -230,7 +231,7 @@ def run_expect(paths: ProbePaths) -> None:
     """Estimate the memory curve that the request in ``paths`` asks for, and leave it there."""
     request = ExpectationRequest.model_validate_json(paths.request.read_bytes())
     tighten_limit(resource.RLIMIT_DATA, MEMORY_BYTES)
-    write_atomically(paths.result, expected_peaks(request).model_dump_json())
+    write_atomically(paths.result, expected_peaks(request, processes=worthwhile_processes()).model_dump_json())
 
 
 TASKS = {"probe": run_probe, "check": run_check, "expect": run_expect}

@@ -1,0 +1,98 @@
+"""Tasks in forked processes: what they tell, what becomes of those that end early, and of all when this one ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tuner.estimation.side_by_side import side_by_side
+
+_ORPHANS = r"""
+import os, sys, time
+from tuner.estimation.side_by_side import side_by_side
+
+def tell_and_wait():
+    os.write(1, f"{os.getpid()}\n".encode())
+    time.sleep(600)
+
+side_by_side([tell_and_wait] * 2, 2)
+"""
+
+
+def _fail() -> str:
+    raise RuntimeError("no")
+
+
+def _die() -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "not reached"
+
+
+def _leave() -> str:
+    sys.exit(0)
+
+
+def _tell_what_cannot_be_told() -> str:
+    return sys.stdout  # type: ignore[return-value] # no stream can be pickled
+
+
+@pytest.mark.parametrize("processes", [2, 3, 8])
+def test_results_come_in_order(processes: int) -> None:
+    """Whoever runs a task, its result is at its place; and none was run here."""
+    tasks: list[Callable[[], tuple[int, int]]] = [partial(lambda it: (it, os.getpid()), it) for it in range(5)]
+    found = side_by_side(tasks, processes)
+    told = [it for it in found if it is not None]
+    assert [number for number, _ in told] == [0, 1, 2, 3, 4]
+    assert len({pid for _, pid in told} - {os.getpid()}) == min(processes, 5)
+
+
+@pytest.mark.parametrize("failing", [_fail, _die, _leave, _tell_what_cannot_be_told])
+def test_a_task_that_fails_leaves_the_others_theirs(failing: Callable[[], str]) -> None:
+    """An exception, a killed process, an early exit, a result that cannot be told: none of them is raised here."""
+    assert side_by_side([failing, lambda: "told"], 2) == [None, "told"]
+
+
+def test_results_larger_than_a_pipe_arrive() -> None:
+    """Megabytes from several processes: none waits for another to be read."""
+    assert side_by_side([lambda: "a" * 2**22, lambda: "b" * 2**22], 2) == ["a" * 2**22, "b" * 2**22]
+
+
+def test_without_processes_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no process can be started, tasks are left to whoever asked, and no descriptor stays open."""
+
+    def refuse() -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert side_by_side([lambda: 1, lambda: 2], 2) == [None, None]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_forked_processes_end_with_the_one_that_forked_them() -> None:
+    """Killed by -9, it leaves none of them behind."""
+    parent = subprocess.Popen([sys.executable, "-c", _ORPHANS], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    forked = [int(parent.stdout.readline()) for _ in range(2)]
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(_runs(pid) for pid in forked) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(_runs(pid) for pid in forked)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
