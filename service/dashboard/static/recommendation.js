@@ -1,0 +1,104 @@
+/** The page of a recommendation: the answer, its exports, what other GPUs would do, and what it rests on. */
+
+import { get, may, post } from "./api.js";
+import { byId, h, replace, setText } from "./dom.js";
+import { estimateTable } from "./estimate_table.js";
+import { exportForm } from "./export_form.js";
+import { bytes, count, percent, plural, seconds, time, words } from "./format.js";
+import { alertBox, busy, codeBlock, definitions, problemAlert } from "./parts.js";
+import { drawPlan, planInWords } from "./plan.js";
+
+const id = byId("recommendation").dataset.recommendationId;
+const path = `/v1/recommendations/${encodeURIComponent(id)}`;
+
+start();
+
+async function start() {
+  try {
+    const [found, formats] = await Promise.all([get(path), get("/v1/exports")]);
+    show(found, formats.items);
+  } catch (problem) {
+    replace(byId("notices"), problemAlert(problem, { retry: start }));
+  }
+}
+
+function show(found, formats) {
+  byId("content-body").hidden = false;
+  setText(byId("model"), `for ${found.device.name}`);
+  replace(byId("notices"), found.warnings.map((it) => alertBox("warn", words(it.code.replaceAll("-", "_")), it.message)));
+  replace(byId("answer"), found.feasible ? answer(found) : alertBox("warn", "No micro-batch fits", found.infeasible_reason));
+  byId("exports").hidden = !found.feasible;
+  if (found.feasible) {
+    exportForm({ form: byId("export-form"), result: byId("exported"), path, formats });
+  }
+  replace(byId("actions"), actions(found));
+  replace(byId("gpus"), gpuButton(found));
+  replace(byId("facts"), facts(found), codeBlock(JSON.stringify(found.request, null, 2), { label: "What was asked", download: `${id}.json` }));
+}
+
+function answer(found) {
+  const { headroom } = found;
+  const figure = (value, label) => h("div", {}, h("div", { class: "figure-value" }, value), h("div", { class: "figure-label" }, label));
+  return [
+    h("div", { class: "figures" },
+      figure(count(found.micro_batch_size), "samples in the largest micro-batch"),
+      figure(count(found.gradient_accumulation_steps), "accumulation steps"),
+      figure(count(found.world_size), found.world_size === 1 ? "rank" : "ranks"),
+      figure(count(found.effective_batch_size.achieved), "samples per update"),
+      headroom && figure(percent(headroom.free_fraction), `of ${bytes(headroom.limit_bytes)} stay free`)),
+    drawPlan(found.micro_batch_sizes),
+    h("p", { class: "muted small" }, planInWords(found.micro_batch_sizes)),
+    h("p", { class: "text" }, found.evidence.proof.statement, " ", found.choice),
+    environment(found),
+  ];
+}
+
+function environment(found) {
+  const lines = Object.entries(found.environment).map(([name, value]) => `${name}=${value}`).join("\n");
+  return lines && codeBlock(lines, { label: "The job must run with" });
+}
+
+function facts(found) {
+  return definitions([
+    ["Device", `${found.device.id}: ${found.device.name}`],
+    ["Made", time(found.created_at)],
+    ["Probes", `${plural(found.timings.probes, "probe")} in ${seconds(found.timings.probe_seconds)}, ${found.timings.out_of_memory_probes} out of memory`],
+    ["Fingerprint", h("code", {}, found.fingerprint)],
+    ["Versions", Object.entries(found.versions).map(([name, version]) => `${name} ${version}`).join(", ")],
+  ]);
+}
+
+// --- what can be done -----------------------------------------------------------------------------------------------
+
+function actions(found) {
+  const train = h("button", { type: "button", class: "button button-primary" }, "Train with it");
+  train.addEventListener("click", () => busy(train, () => startJob(found)).catch((problem) => replace(byId("notices"), problemAlert(problem))));
+  const others = h("a", { class: "button", href: `/recommendations?fingerprint=${found.fingerprint}` }, "Same question");
+  return [found.feasible && may("jobs:run") && train, others];
+}
+
+async function startJob(found) {
+  const job = await post("/v1/jobs", { recommendation_id: found.id }, { idempotencyKey: crypto.randomUUID?.() });
+  location.assign(`/jobs/${encodeURIComponent(job.id)}`);
+}
+
+function gpuButton(found) {
+  const place = h("div", { class: "stack" });
+  const button = h("button", { type: "button", class: "button", disabled: !may("tunings:write") }, "Estimate for every GPU of the catalogue");
+  button.addEventListener("click", () => busy(button, () => estimate(found, place)));
+  const text = "Which GPUs would take this spec, and with which plan. It takes some seconds and probes nothing.";
+  return [h("p", { class: "text" }, text), h("p", {}, button), place];
+}
+
+async function estimate(found, place) {
+  replace(place, h("p", { class: "muted", role: "status" }, "Estimating…"));
+  try {
+    const { items } = await get("/v1/gpus");
+    const { spec, effective_batch_size, memory_margin } = found.request;
+    const asked = { spec, effective_batch_size, memory_margin, gpus: items.map((it) => it.name) };
+    replace(place, estimateTable(await post("/v1/estimates", asked)));
+  } catch (problem) {
+    replace(place, problemAlert(problem));
+  }
+}
+

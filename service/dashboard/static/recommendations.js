@@ -1,0 +1,73 @@
+/** The list of recommendations: search, and choose some to compare. */
+
+import { addressOf } from "./api.js";
+import { byId, h } from "./dom.js";
+import { count, plural, shortId, time } from "./format.js";
+import { mark } from "./parts.js";
+import { makeList } from "./table.js";
+
+const MOST_COMPARED = 8;
+const ANY = ["", "Any"];
+const PRECISIONS = ["fp32", "bf16-mixed", "fp16-mixed", "bf16"];
+const OBJECTIVES = ["largest", "fewest_steps", "fastest"];
+const chosen = new Set();
+
+makeList({
+  root: byId("list"),
+  path: "/v1/recommendations",
+  caption: "Recommendations",
+  ended: () => true,
+  refreshSeconds: 10,
+  filters: [
+    { name: "model", label: "Model", placeholder: "its whole name", suggest: (row) => row.model },
+    { name: "device", label: "Device", placeholder: "cuda:0, or a product's name", suggest: (row) => row.device_name },
+    { name: "precision", label: "Precision", options: [ANY, ...PRECISIONS.map((it) => [it, it])] },
+    { name: "objective", label: "Objective", options: [ANY, ...OBJECTIVES.map((it) => [it, it.replaceAll("_", " ")])] },
+    { name: "fingerprint", label: "Fingerprint", placeholder: "64 hexadecimal digits", pattern: "[0-9a-f]*", maxlength: 64 },
+  ],
+  columns: [
+    { title: "Recommendation", class: "nowrap", cell: (row) => h("a", { href: `/recommendations/${encodeURIComponent(row.id)}`, class: "mono", title: row.id }, shortId(row.id)) },
+    { title: "Compare", cell: chooser },
+    { title: "Model", class: "model", cell: (row) => row.model },
+    { title: "Device", cell: (row) => `${row.device} (${row.device_name})` },
+    { title: "Precision", class: "nowrap", cell: (row) => row.precision },
+    { title: "Objective", class: "nowrap", cell: (row) => row.objective?.replaceAll("_", " ") },
+    { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) },
+    { title: "Plan", class: "nowrap", cell: plan },
+    { title: "Made", class: "nowrap", cell: (row) => time(row.created_at) },
+  ],
+  empty: {
+    title: "No recommendations yet",
+    text: "Each tuning that ends with an answer leaves one, with its evidence and exports for frameworks and schedulers.",
+    action: h("a", { class: "button button-primary", href: "/tunings/new" }, "Make a tuning"),
+  },
+});
+showChosen();
+
+function plan(row) {
+  if (!row.feasible) {
+    return mark("warn", "⊘", "nothing fits");
+  }
+  return `${plural(row.world_size, "rank")} × ${plural(row.gradient_accumulation_steps, "step")} × ≤ ${count(row.micro_batch_size)}`;
+}
+
+function chooser(row) {
+  const box = h("input", { type: "checkbox", checked: chosen.has(row.id), "aria-label": `Compare ${row.id}` });
+  box.addEventListener("change", () => {
+    chosen[box.checked ? "add" : "delete"](row.id);
+    if (chosen.size > MOST_COMPARED) {
+      chosen.delete(row.id);
+      box.checked = false;
+    }
+    showChosen();
+  });
+  return h("label", { class: "tap" }, box);
+}
+
+function showChosen() {
+  const link = byId("compare");
+  const query = new URLSearchParams([...chosen].map((id) => ["id", id]));
+  link.hidden = chosen.size < 2;
+  link.textContent = `Compare ${plural(chosen.size, "recommendation")}`;
+  link.href = chosen.size < 2 ? addressOf("/recommendations/compare") : `/recommendations/compare?${query}`;
+}
