@@ -1,0 +1,130 @@
+"""The registry: what is refused and why, and what an export says of the plan it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from exports.plans import infeasible, plan
+
+from factories import mlp_spec
+from tuner.errors import ExportError
+from tuner.exports.base import ExportOptions
+from tuner.exports.registry import TARGETS, export, find_target
+from tuner.results import Recommendation
+
+
+def _refused(recommendation: Recommendation, name: str, version: str | None = None, **options: Any) -> ExportError:
+    with pytest.raises(ExportError) as caught:
+        export(recommendation, name, version=version, options=ExportOptions(**options))
+    return caught.value
+
+
+def test_an_unknown_format_is_refused_with_those_that_there_are() -> None:
+    """The message lists every format."""
+    error = _refused(plan(16), "deepsped")
+
+    assert error.reason == "unknown-format"
+    assert "'deepsped'" in str(error)
+    assert all(name in str(error) for name in TARGETS)
+
+
+def test_an_unknown_version_is_refused_with_those_that_there_are() -> None:
+    """The message names the target's versions."""
+    error = _refused(plan(16), "torchtitan", version="9.9")
+
+    assert error.reason == "unknown-version"
+    assert "'9.9'" in str(error)
+    assert all(version in str(error) for version in TARGETS["torchtitan"].versions)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_first_version_is_the_default(name: str) -> None:
+    """An export without a version is that of the first."""
+    target = find_target(name)
+
+    assert export(plan(16), name) == export(plan(16), name, version=target.versions[0])
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_does_not_fit_is_not_exported(name: str) -> None:
+    """The reason why nothing fits is handed on."""
+    error = _refused(infeasible(), name)
+
+    assert error.reason == "infeasible"
+    assert "Not even one sample fits into 1.0 GiB." in str(error)
+
+
+@pytest.mark.parametrize("name", [it.name for it in TARGETS.values() if it.repeats_one_size])
+def test_a_changed_effective_batch_has_to_be_allowed(name: str) -> None:
+    """A target that repeats one size refuses 100 over 3 ranks; allowed, it says by how much the batch changes."""
+    uneven = plan(100, world_size=3, micro_batch_size=9)
+
+    error = _refused(uneven, name)
+    allowed = export(uneven, name, options=ExportOptions(allow_inexact=True))
+
+    assert error.reason == "inexact"
+    assert "96 instead of 100 (-4)" in str(error)
+    assert "`allow_inexact`" in str(error)
+    assert allowed.effective_batch_size.achieved == 96
+    assert not allowed.effective_batch_size.exact
+    change = next(it.message for it in allowed.warnings if it.code == "effective-batch-changed")
+    assert change.startswith("The effective batch becomes 96 instead of 100 (-4)")
+
+
+@pytest.mark.parametrize("name", [it.name for it in TARGETS.values() if it.repeats_one_size])
+def test_more_steps_are_said(name: str) -> None:
+    """Of 34 samples, at most 7 at a time, come 17 micro-batches of 2; of 30 come 5 of 6, which needs no word."""
+    (said,) = [it.message for it in export(plan(34, micro_batch_size=7), name).warnings if it.code == "more-steps"]
+
+    assert said.startswith("17 accumulation steps instead of 5: 2 is the largest size up to 7")
+    assert all(it.code != "more-steps" for it in export(plan(30, micro_batch_size=7), name).warnings)
+
+
+@pytest.mark.parametrize("name", [it.name for it in TARGETS.values() if it.kind == "launcher"])
+def test_a_launcher_follows_the_framework_it_passes_arguments_of(name: str) -> None:
+    """By itself it carries the uneven plan; with a framework that repeats one size it is refused like that."""
+    uneven = plan(100, world_size=3, micro_batch_size=9)
+
+    assert export(uneven, name).effective_batch_size.exact
+    assert _refused(uneven, name, arguments_of="axolotl").reason == "inexact"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("megatron", {"arguments_of": "torchtitan"}, "megatron is none"),
+        ("torchrun", {"arguments_of": "deepspeed"}, "does not take the batch figures as arguments"),
+        ("torchrun", {"processes_per_node": 3}, "processes_per_node"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(name: str, options: dict[str, Any], said: str) -> None:
+    """The message says what does not fit."""
+    error = _refused(plan(16, world_size=2), name, **options)
+
+    assert error.reason == "wrong-option"
+    assert said in str(error)
+
+
+def test_an_unknown_framework_of_arguments_is_refused() -> None:
+    """It is looked up like a format."""
+    assert _refused(plan(16), "torchrun", arguments_of="nothing").reason == "unknown-format"
+
+
+def test_a_variable_that_no_shell_can_set_is_refused() -> None:
+    """Launchers write the environment, and check its names."""
+    error = _refused(plan(16, environment={"A B": "1"}), "torchrun")
+
+    assert error.reason == "wrong-environment"
+    assert "'A B'" in str(error)
+
+
+def test_tokens_cannot_be_counted_without_a_sequence_length() -> None:
+    """The later generation of torchtitan counts tokens, the earlier one samples."""
+    pixels = plan(16, spec=mlp_spec())
+
+    error = _refused(pixels, "torchtitan", version="main-2026-08-20")
+
+    assert error.reason == "not-expressible"
+    assert "`batch.sequence_length`" in str(error)
+    assert export(pixels, "torchtitan", version="0.3.0").micro_batch_size == 8
