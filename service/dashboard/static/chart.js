@@ -26,10 +26,10 @@ export function makeChart(element, figure) {
   return { draw };
 }
 
-/** A line without marks. */
-export function line(name, x, y, token, { dash = "solid", hover = "skip" } = {}) {
+/** A line, with marks where there are few points. */
+export function line(name, x, y, token, { dash = "solid", hover = "skip", marks = false } = {}) {
   const style = { color: colour(token), width: 1.5, dash };
-  return { type: "scatter", mode: "lines", name, x, y, line: style, hoverinfo: hover };
+  return { type: "scatter", mode: marks ? "lines+markers" : "lines", name, x, y, line: style, hoverinfo: hover };
 }
 
 /** Marks, each with the text that `hover` gives for it. */

@@ -1,0 +1,288 @@
+/** The page of a job: state and curves live, splits after an OOM, the log followed, checkpoints. */
+
+import { addressOf, del, get, keyId, may, post, request } from "./api.js";
+import { line, makeChart, points } from "./chart.js";
+import { announce, byId, colour, h, replace, setText } from "./dom.js";
+import { bytes, bytesExactly, count, elapsed, number, plural, seconds, time, words } from "./format.js";
+import { makeHistory } from "./history.js";
+import { follow, poll } from "./live.js";
+import { alertBox, badge, bar, busy, confirmDialog, definitions, emptyState, problemAlert } from "./parts.js";
+import { makeTable } from "./table.js";
+
+const GIB = 1024 ** 3;
+const MIB = 1024 ** 2;
+const ENDED = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
+const MOST_POINTS = 2000;
+const FEW = 50; // points that are marked too
+const DRAW_MILLISECONDS = 500;
+const LOG_SECONDS = 2;
+const LOG_BYTES = 64 * 1024;
+
+const id = byId("job").dataset.jobId;
+const path = `/v1/jobs/${encodeURIComponent(id)}`;
+const page = { job: null, history: makeHistory(MOST_POINTS), drawing: false, following: null, logging: null };
+
+const charts = [
+  makeChart(byId("loss"), () => curve("loss", (row) => row.loss, "--chart-1", { more: splitMarks(), fromZero: false })),
+  makeChart(byId("throughput"), () => curve("samples per second", (row) => row.samples / row.seconds, "--chart-3")),
+  makeChart(byId("learning-rate"), () => curve("learning rate", (row) => row.learning_rate, "--chart-4")),
+  makeChart(byId("memory"), memoryCurve),
+];
+const splitTable = makeTable({ caption: "Micro-batches that ran out of memory and went through in parts", columns: splitColumns(), keyOf: (row) => row.key });
+const checkpointTable = makeTable({ caption: "Checkpoints", columns: checkpointColumns(), keyOf: (row) => row.update });
+
+start();
+
+async function start() {
+  try {
+    page.job = await get(path);
+  } catch (problem) {
+    replace(byId("notices"), problemAlert(problem, { retry: start }));
+    return;
+  }
+  byId("content-body").hidden = false;
+  show();
+  followJob();
+  followLog();
+}
+
+function followJob() {
+  page.following?.stop();
+  page.following = follow(`${path}/events`, heard, { onEnd: refresh, onProblem: complain });
+}
+
+function heard(event) {
+  if (event.kind === "progress") {
+    page.history.add(event.progress);
+    page.job.progress = event.progress;
+    drawSoon();
+    if (event.progress.update % page.job.training.checkpoint_every === 0) {
+      setTimeout(showCheckpoints, 1000 * LOG_SECONDS);
+    }
+  } else if (event.kind === "state" && event.state !== page.job.state) {
+    refresh();
+  }
+}
+
+async function refresh() {
+  try {
+    const before = page.job.state;
+    page.job = await get(path);
+    show();
+    if (before !== page.job.state && ENDED.has(page.job.state)) {
+      announce(`The job is ${words(page.job.state).toLowerCase()}.`);
+    }
+  } catch (problem) {
+    complain(problem);
+  }
+}
+
+function complain(problem) {
+  replace(byId("notices"), problemAlert(problem, { retry: () => location.reload() }));
+}
+
+// --- what is shown --------------------------------------------------------------------------------------------------
+
+function show() {
+  const { job } = page;
+  setText(byId("model"), `of ${job.model}`);
+  replace(byId("state"), badge(job.state));
+  replace(byId("notices"), notices(job));
+  replace(byId("actions"), actions(job));
+  replace(byId("facts"), definitions([
+    ["Made from", h("a", { href: `/recommendations/${encodeURIComponent(job.recommendation_id)}`, class: "mono" }, job.recommendation_id)],
+    ["Effective batch size", `${count(job.effective_batch_size)} samples`],
+    ["Device", job.device],
+    ["Updates", count(job.training.updates)],
+    ["Checkpoint every", plural(job.training.checkpoint_every, "update")],
+    ["Submitted", time(job.created_at)],
+    ["Took", took(job)],
+    ["Run by", job.place],
+    ["Attempts", job.attempts > 1 ? `${job.attempts}: taken over or started again` : null],
+    ["Folder", job.directory && h("code", {}, job.directory)],
+    ["Weights (SHA-256)", job.result?.weights_sha256 && h("code", {}, job.result.weights_sha256)],
+    ["API key", job.key_id && h("code", {}, job.key_id)],
+  ]));
+  showProgress();
+  showCheckpoints();
+}
+
+function notices({ problem, result, state }) {
+  return [
+    problem && alertBox("bad", problem.title, h("p", { class: "preline" }, problem.detail), h("p", { class: "small" }, "Code: ", h("code", {}, problem.code))),
+    state === "FAILED" && problem === null && result !== null && alertBox("bad", "The run failed", result.message),
+    (result?.notes ?? []).map((note) => alertBox("warn", null, note)),
+  ];
+}
+
+function took(job) {
+  if (job.started_at === null) {
+    return null;
+  }
+  return job.ended_at === null ? elapsed(job.started_at) : seconds((Date.parse(job.ended_at) - Date.parse(job.started_at)) / 1000);
+}
+
+function showProgress() {
+  const { progress, state, training } = page.job;
+  const rows = page.history.rows();
+  byId("curves").hidden = rows.length === 0;
+  setText(byId("curves-words"), rows.length === 0 ? "No update has been made yet." : inWords(progress));
+  const made = progress?.update ?? 0;
+  replace(byId("progress"), state === "QUEUED" ? h("p", {}, "Waits for its device.") : bar({ value: made, max: training.updates, label: "Updates made", text: `${count(made)} of ${count(training.updates)} updates` }));
+  replace(byId("newest"), progress && newest(progress));
+  showSplits();
+  if (rows.length > 0) {
+    charts.forEach((chart) => chart.draw());
+  }
+}
+
+function newest(progress) {
+  const rate = progress.samples / progress.seconds;
+  const left = (progress.updates - progress.update) * progress.seconds;
+  return definitions([
+    ["Loss", number(progress.loss)],
+    ["Samples per second", number(rate, 3)],
+    ["Learning rate", number(progress.learning_rate, 3)],
+    ["Gradient norm", number(progress.gradient_norm, 3)],
+    ["Most memory held", h("span", { title: bytesExactly(progress.peak_bytes) }, bytes(progress.peak_bytes))],
+    ["Samples seen", count(progress.samples_seen)],
+    ["Left, at this pace", page.job.state === "RUNNING" ? seconds(left) : null],
+  ]);
+}
+
+function inWords(progress) {
+  return progress === null ? "" : `Update ${count(progress.update)} of ${count(progress.updates)}: loss ${number(progress.loss)}.`;
+}
+
+function drawSoon() {
+  if (!page.drawing) {
+    page.drawing = true;
+    setTimeout(() => {
+      page.drawing = false;
+      showProgress();
+    }, DRAW_MILLISECONDS);
+  }
+}
+
+function memoryCurve() {
+  const largest = Math.max(...page.history.rows().map((row) => row.peak_bytes ?? 0));
+  const [unit, name] = largest >= GIB ? [GIB, "GiB"] : [MIB, "MiB"];
+  setText(byId("memory-unit"), ` (${name})`);
+  return curve("memory", (row) => (row.peak_bytes === null ? null : row.peak_bytes / unit), "--chart-2");
+}
+
+function curve(name, read, token, { more = [], fromZero = true } = {}) {
+  const rows = page.history.rows();
+  const axis = { gridcolor: colour("--grid"), linecolor: colour("--edge"), automargin: true };
+  const main = line(name, rows.map((row) => row.update), rows.map(read), token, { hover: "x+y", marks: rows.length <= FEW });
+  return { data: [main, ...more], layout: { showlegend: more.length > 0, hovermode: "x unified", xaxis: { ...axis, title: { text: "update" } }, yaxis: { ...axis, rangemode: fromZero ? "tozero" : "normal" }, margin: { l: 56, r: 12, t: 8, b: 40 } } };
+}
+
+function splitMarks() {
+  const rows = page.history.splits();
+  if (rows.length === 0) {
+    return [];
+  }
+  const hover = rows.map((row) => `update ${row.update}: split after running out of memory`);
+  return [points("split after OOM", rows.map((row) => row.update), rows.map((row) => row.loss), { token: "--bad", symbol: "x", hover })];
+}
+
+function showSplits() {
+  const rows = page.history.splits().flatMap((row) => row.splits.map((split, index) => ({ ...split, update: row.update, key: `${row.update}-${index}` })));
+  splitTable.update(rows);
+  replace(byId("splits"), rows.length > 0 && [alertBox("warn", "Memory ran out in some micro-batches", "They went through in smaller parts: the gradients are those of the whole."), splitTable.element]);
+}
+
+function splitColumns() {
+  return [
+    { title: "Update", class: "number", cell: (row) => count(row.update) },
+    { title: "Rank", class: "number", cell: (row) => row.rank },
+    { title: "Micro-batch", class: "number", cell: (row) => count(row.size) },
+    { title: "Went through as", cell: (row) => row.parts.join(" + ") },
+  ];
+}
+
+function checkpointColumns() {
+  return [
+    { title: "After update", class: "number", cell: (row) => count(row.update) },
+    { title: "Size", class: "number", cell: (row) => h("span", { title: bytesExactly(row.size_bytes) }, bytes(row.size_bytes)) },
+    { title: "Written", class: "nowrap", cell: (row) => time(row.modified_at) },
+  ];
+}
+
+async function showCheckpoints() {
+  try {
+    const { items } = await get(`${path}/checkpoints`);
+    checkpointTable.update(items);
+    replace(byId("checkpoints"), items.length > 0 ? checkpointTable.element : emptyState({ title: "No checkpoint yet", text: `One is written every ${plural(page.job.training.checkpoint_every, "update")}, and at the end.` }));
+  } catch (problem) {
+    replace(byId("checkpoints"), h("p", { class: "muted" }, problem.detail));
+  }
+}
+
+// --- the log --------------------------------------------------------------------------------------------------------
+
+function followLog() {
+  page.logging?.stop();
+  page.logging = poll(async (signal) => {
+    const response = await request("GET", addressOf(`${path}/logs`, { tail: LOG_BYTES }), undefined, { signal, headers: { Accept: "text/plain, application/problem+json" } });
+    showLog(await response.text());
+    replace(byId("log-problem"));
+    if (ENDED.has(page.job.state)) {
+      page.logging.stop();
+    }
+  }, LOG_SECONDS, { onProblem: (problem) => {
+    replace(byId("log-problem"), h("p", { class: "muted" }, problem.detail));
+    page.logging.stop();
+  } });
+}
+
+function showLog(text) {
+  const log = byId("log");
+  setText(log, text || "Nothing has been printed yet.");
+  if (byId("follow-log").checked) {
+    log.scrollTop = log.scrollHeight;
+  }
+}
+
+// --- what can be done -----------------------------------------------------------------------------------------------
+
+function actions(job) {
+  const own = keyId() === (job.key_id ?? "") || may("admin");
+  if (!may("jobs:run") || !own) {
+    return [];
+  }
+  const ended = ENDED.has(job.state);
+  return [
+    ended && job.state !== "SUCCEEDED" && button("Resume", resume, "button-primary"),
+    !ended && button(job.state === "CANCELLING" ? "Cancelling…" : "Cancel", cancel, "button-danger", job.state === "CANCELLING"),
+    ended && button("Delete", remove, "button-danger"),
+  ];
+}
+
+function button(text, act, kind, disabled = false) {
+  const made = h("button", { type: "button", class: `button ${kind}`, disabled }, text);
+  made.addEventListener("click", () => busy(made, act).catch(complain));
+  return made;
+}
+
+async function cancel() {
+  page.job = await post(`${path}/cancel`);
+  show();
+}
+
+async function resume() {
+  page.job = await post(`${path}/resume`);
+  show();
+  followJob();
+  followLog();
+}
+
+async function remove() {
+  const text = "Its events, log, checkpoints and weights go with it.";
+  if (await confirmDialog({ title: "Delete this job?", text, action: "Delete" })) {
+    page.logging?.stop();
+    await del(path);
+    location.assign("/jobs");
+  }
+}
