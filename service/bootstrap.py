@@ -75,6 +75,11 @@ class System(WorkerSystem):
     estimates: Estimates
     access: Access
 
+    def stop(self) -> None:
+        """Stop the workers, handing back what runs, write what is counted, and close the store. Idempotent."""
+        self.cases.tally.flush()
+        super().stop()
+
 
 def create_app(settings: Settings) -> FastAPI:
     """The application, its workers started and stopped with it.

@@ -5,11 +5,13 @@ The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torc
 
 from __future__ import annotations
 
+from datetime import datetime
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
-from service.states import WorkKind
+from service.states import State, WorkKind
 from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.results import DeviceInfo
 
@@ -82,6 +84,78 @@ class Queue(Document):
 
     items: tuple[QueueEntry, ...]
     """At most as many as were asked for; the positions of each device count from 1."""
+
+
+class Period(StrEnum):
+    """How far back a summary looks."""
+
+    DAY = "24h"
+    """What ended within the last 24 hours."""
+    WEEK = "7d"
+    """What ended within the last 7 days."""
+    ALL = "all"
+    """All there is: what was deleted or pruned is not counted."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Its length; none has no bound."""
+        return {Period.DAY: 86_400.0, Period.WEEK: 7 * 86_400.0, Period.ALL: None}[self]
+
+
+class Failures(Document):
+    """Tunings or jobs that failed of the same cause."""
+
+    kind: WorkKind
+    """What failed."""
+    code: str
+    """The stable word of their problems."""
+    count: PositiveInt
+    """How many."""
+    message: str
+    """What the newest twenty say most often."""
+    newest_id: str
+    """The one that failed last."""
+    newest_at: datetime
+    """When that was (UTC)."""
+
+
+class SpentSeconds(Document):
+    """Device-seconds spent at one place. What runs counts up to now, and what ended counts whole."""
+
+    place: str
+    """Host and device on which the work ran last."""
+    probes_seconds: NonNegativeFloat
+    """In tunings, which are probes one after another."""
+    jobs_seconds: NonNegativeFloat
+    """In jobs."""
+
+
+class StoredAnswers(Document):
+    """How often a submitted tuning was answered from the store. Submissions with `fresh` do not count."""
+
+    hits: NonNegativeInt
+    """Answered at once by a stored recommendation."""
+    misses: NonNegativeInt
+    """Queued, since none was stored."""
+    hit_rate: Annotated[float, Field(ge=0.0, le=1.0)] | None
+    """Hits of both; none while nothing was asked."""
+
+
+class Summary(Document):
+    """What happened in a period, and what has not ended."""
+
+    period: Period
+    """How far back it looks. What has not ended is always in it."""
+    tunings: dict[State, NonNegativeInt]
+    """How many tunings are in each state."""
+    jobs: dict[State, NonNegativeInt]
+    """How many jobs are in each state."""
+    failures: tuple[Failures, ...]
+    """By cause, the most frequent first, at most twenty. Those of jobs only for callers who may read jobs."""
+    device_seconds: tuple[SpentSeconds, ...]
+    """By place, where any was spent, of what is in the period."""
+    stored_answers: StoredAnswers
+    """From the beginning of the hour in which the period began."""
 
 
 class Health(Document):

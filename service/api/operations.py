@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
-from service.api.authentication import needs
+from service.api.authentication import Calling, needs
 from service.api.dependencies import Cases, Limit
 from service.api.problems import COMMON_STATUSES, declared
-from service.fleet import DeviceList, Health, Queue
+from service.fleet import DeviceList, Health, Period, Queue, Summary
 from service.keys import Scope
+
+SummaryPeriod = Annotated[Period, Query(description="How far back to look.")]
 
 router = APIRouter(tags=["operations"], responses=declared(*COMMON_STATUSES))
 
@@ -37,6 +40,21 @@ def list_devices(cases: Cases) -> DeviceList:
 def read_queue(cases: Cases, limit: Limit = 50) -> Queue:
     """What waits, in the order in which it is taken, and how long that may last where it can be told."""
     return cases.fleet.queue(limit)
+
+
+@router.get(
+    "/v1/summary",
+    operation_id="readSummary",
+    summary="Read what happened lately",
+    dependencies=[needs(Scope.TUNINGS_READ)],
+    responses=declared(HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def read_summary(cases: Cases, caller: Calling, period: SummaryPeriod = Period.DAY) -> Summary:
+    """What ended within a period, and what has not ended: states, causes of failures, device-seconds, stored answers.
+
+    Why jobs failed is told to callers with `jobs:read` alone.
+    """
+    return cases.summary.read(period, caller)
 
 
 @router.get("/livez", operation_id="checkLiveness", summary="Whether the process answers")

@@ -9,7 +9,7 @@ from service.client.jobs import AsyncJobs
 from service.client.tunings import AsyncRecommendations, AsyncTunings
 from service.client.wire import Call, DocumentT, path_of
 from service.domain import GpuList
-from service.fleet import DeviceList, DeviceStatus, Health, Queue, QueueEntry
+from service.fleet import DeviceList, DeviceStatus, Health, Period, Queue, QueueEntry, Summary
 from service.keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
 from tuner.catalogue import Gpu
 from tuner.estimates import Estimate, EstimateRequest
@@ -100,6 +100,14 @@ class AsyncCalls(Resource):
         self.estimates = AsyncEstimates(core)
         self.gpus = AsyncGpus(core)
         self.keys = AsyncKeys(core)
+
+    async def summary(self, period: Period | str = Period.DAY) -> Summary:
+        """What happened within the last day, the last 7 days (`7d`) or ever (`all`), and what has not ended.
+
+        Raises:
+            ApiError: when the service refuses.
+        """
+        return await self._core.call(Summary, Call("GET", "/v1/summary", {"period": Period(period).value}))
 
     async def livez(self) -> Health:
         """Whether the service answers, asked once.

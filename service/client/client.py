@@ -85,6 +85,7 @@ class Client(Blocking[AsyncCalls]):
         ClientError: when the key or the address cannot be one.
     """
 
+    summary = blocking.blocking(AsyncCalls.summary)
     livez = blocking.blocking(AsyncCalls.livez)
     readyz = blocking.blocking(AsyncCalls.readyz)
     call = blocking.blocking(AsyncCalls.call)

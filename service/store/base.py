@@ -33,10 +33,12 @@ from service.store.records import (
     SeenDevice,
     StoredKey,
     StoredSession,
+    Totals,
     Waiting,
     WorkFilter,
     WorkItem,
     WorkRow,
+    WorkTotal,
 )
 from tuner.results import ProbeResult, Recommendation
 from tuner.training.runs import TrainingProgress
@@ -64,10 +66,12 @@ __all__ = [
     "Store",
     "StoredKey",
     "StoredSession",
+    "Totals",
     "Waiting",
     "WorkFilter",
     "WorkItem",
     "WorkRow",
+    "WorkTotal",
 ]
 
 
@@ -271,6 +275,17 @@ class Store(ABC):
         self, wanted: RecommendationFilter, limit: int, before: str | None = None
     ) -> list[RecommendationSummary]:
         """At most ``limit`` recommendations, newest first, older than the id ``before``."""
+
+    @abstractmethod
+    def totals(self, seconds: float | None) -> Totals:
+        """What ended within that time, to the millisecond, and what has not ended; all there is for none.
+
+        Hits and misses are kept by the hour: those of the hour in which the period began count too.
+        """
+
+    @abstractmethod
+    def count_answers(self, hits: int, misses: int) -> None:
+        """Add to the hits and misses of this hour."""
 
     # --- owners ---
 

@@ -30,6 +30,7 @@ from tuner.training.runs import TrainingProgress
 
 _work = work_items.c
 
+_LONGEST_CODE = 64
 _ADVISORY_LOCK = 0x636C6169
 """Any number that nothing else in the database locks: "clai"."""
 
@@ -182,6 +183,7 @@ def finish(connection: Connection, lease: Lease, ending: Ending) -> None:
     values: dict[str, Any] = {
         "state": ending.state,
         "problem": rows.as_json(ending.problem),
+        "problem_code": None if ending.problem is None else ending.problem.code[:_LONGEST_CODE],
         "result": rows.as_json(ending.result),
         "ended_at": now_ms(),
     }

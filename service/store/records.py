@@ -250,3 +250,40 @@ class StoredSession:
 
     stored: StoredKey
     seconds_left: float
+
+
+@dataclass(frozen=True)
+class WorkTotal:
+    """How much work of a kind is in a state, of what ran last at one place, and what it took."""
+
+    kind: WorkKind
+    state: State
+    place: str | None
+    count: int
+    device_seconds: float
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Failures with the same cause."""
+
+    kind: WorkKind
+    code: str
+    count: int
+    message: str
+    """The most frequent one among the newest."""
+    newest_id: str
+    newest_at: datetime
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What ended within a period, and all that has not ended."""
+
+    work: tuple[WorkTotal, ...]
+    failures: tuple[FailureGroup, ...]
+    """The most frequent cause first."""
+    hits: int
+    """Submitted tunings that a stored recommendation answered."""
+    misses: int
+    """Submitted tunings that none answered."""

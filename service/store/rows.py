@@ -39,6 +39,7 @@ _UNLISTED = {
     "claimed_at",
     "lease_expires_at",
     "lost_leases",
+    "problem_code",
 }
 LISTED_WORK = [column for column in SLIM_WORK if column.name not in _UNLISTED]
 """What a row of a list is made from."""

@@ -15,7 +15,7 @@ from service.domain import Event, RecommendationSummary, RecordedProbe
 from service.errors import ConflictError, NotFoundError
 from service.fleet import ServedDevice
 from service.states import State, WorkKind
-from service.store import adding, claims, queries, queue, retention, rows
+from service.store import adding, claims, queries, queue, retention, rows, summary
 from service.store.base import (
     EVERYTHING,
     PROVEN_SECONDS,
@@ -35,6 +35,7 @@ from service.store.base import (
     SeenDevice,
     SessionStore,
     Store,
+    Totals,
     Waiting,
     WorkFilter,
     WorkItem,
@@ -207,6 +208,16 @@ class SqlStore(Store):
     ) -> list[RecommendationSummary]:
         with reading(self._engine) as connection:
             return queries.list_recommendations(connection, wanted, limit, before)
+
+    @override
+    def totals(self, seconds: float | None) -> Totals:
+        with reading(self._engine) as connection:
+            return summary.totals(connection, seconds)
+
+    @override
+    def count_answers(self, hits: int, misses: int) -> None:
+        with writing(self._engine) as connection:
+            summary.count_answers(connection, hits, misses)
 
     # --- owners ---
 

@@ -27,6 +27,7 @@ metadata = MetaData()
 held_states = sorted(HELD_STATES)
 _held = "state IN ({})".format(", ".join(f"'{state}'" for state in held_states))
 _queued = f"state = '{State.QUEUED}'"
+_failed = f"state = '{State.FAILED}'"
 
 work_items = Table(
     "work_items",
@@ -62,6 +63,7 @@ work_items = Table(
     Column("progress", Text),
     Column("result", Text),
     Column("problem", Text),
+    Column("problem_code", String(64)),
 )
 """Tunings and jobs. The fencing token rises with every claim, so it counts attempts too; ``device_ms`` is the time on
 devices of every claim but one that holds, and ``key_id`` the API key that asked for it (not a foreign key: it names an
@@ -69,6 +71,7 @@ owner, and must never keep work from being stored)."""
 
 is_queued = text(_queued)
 is_held = text(_held)
+is_failed = text(_failed)
 """Conditions as the indexes below have them: a database uses a partial index for the same words only, not for the same
 values bound to parameters."""
 
@@ -79,6 +82,13 @@ for _column in ("fingerprint", "question"):
     Index(f"work_items_by_{_column}", work_items.c[_column], work_items.c.id)
 for _column in ("recommendation_id", "earlier_recommendation_id", "ended_at"):
     Index(f"work_items_by_{_column}", work_items.c[_column])
+Index("work_items_counted", *(work_items.c[name] for name in ("kind", "state", "place", "ended_at", "device_ms")))
+Index(
+    "work_items_failed",
+    *(work_items.c[name] for name in ("kind", "problem_code", "ended_at", "id")),
+    sqlite_where=is_failed,
+    postgresql_where=is_failed,
+)
 Index("work_items_by_key", work_items.c.key_id, work_items.c.ended_at)
 Index(
     "work_items_queued",
@@ -197,6 +207,15 @@ api_keys = Table(
     Column("last_used_at", BigInteger),
 )
 """API keys: SHA-256 of their text, never the text. Rows are never deleted: they name the owners of work."""
+
+stored_answers = Table(
+    "stored_answers",
+    metadata,
+    Column("hour", Integer, primary_key=True, autoincrement=False),
+    Column("hits", BigInteger, nullable=False),
+    Column("misses", BigInteger, nullable=False),
+)
+"""How many submitted tunings had a stored answer, and how many had not, by hours since 1970."""
 
 sessions = Table(
     "sessions",

@@ -8,11 +8,13 @@ from pathlib import Path
 from service.domain import Event
 from service.policy import Policy
 from service.store.base import Store
+from service.tally import Tally
 from service.use_cases.desk import Desk
 from service.use_cases.exports import ExportCases
 from service.use_cases.fleet import FleetCases
 from service.use_cases.jobs import JobCases
 from service.use_cases.keys import KeyCases
+from service.use_cases.summary import SummaryCases
 from service.use_cases.tunings import TuningCases
 
 
@@ -32,11 +34,13 @@ class UseCases:
     ) -> None:
         desk = Desk(store, policy, runs_dir, lease_seconds, notify)
         self._store = store
-        self.tunings = TuningCases(desk)
+        self.tally = Tally(store.count_answers)
+        self.tunings = TuningCases(desk, self.tally)
         self.jobs = JobCases(desk)
         self.exports = ExportCases(desk)
         self.fleet = FleetCases(desk)
         self.keys = KeyCases(store.keys)
+        self.summary = SummaryCases(store, self.tally)
 
     def events(self, work_id: str, after: int) -> list[Event]:
         """Events of a tuning or job that are newer than the id ``after``; a bounded number of them."""

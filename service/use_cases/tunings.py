@@ -15,6 +15,7 @@ from service.idempotency import Submitted, first_time
 from service.keys import Caller
 from service.states import WorkKind
 from service.store.base import EVERYTHING, Idempotency, NewWork, RecommendationFilter, WorkFilter, WorkItem
+from service.tally import Tally
 from service.tracing import current_trace_parent
 from service.use_cases.desk import Desk, check_priority, model_name, payload
 from tuner.requests import TuningRequest
@@ -24,8 +25,9 @@ from tuner.tuning import Tuning as TuningCourse
 class TuningCases:
     """What callers can do with tunings. Safe to share between threads."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, tally: Tally) -> None:
         self._desk = desk
+        self._tally = tally
         self._store = desk.store
 
     def submit(self, submission: TuningSubmission, caller: Caller, once: Idempotency | None = None) -> Submitted:
@@ -114,9 +116,13 @@ class TuningCases:
         work = replace(self._new(course, seen.served), key_id=caller.key_id, priority=submission.priority)
         if not submission.fresh:
             if (known := self._known(work.fingerprint)) is not None:
-                return self._answer_from(known, replace(work, priority=0), request, seen.served, once)
+                answer = self._answer_from(known, replace(work, priority=0), request, seen.served, once)
+                self._tally.count(hit=True)
+                return answer
             work = replace(work, earlier_recommendation_id=find_earlier(self._store, course))
         item = self._store.add(work, self._desk.policy.quota, first_time(once, _queued))
+        if not submission.fresh:
+            self._tally.count(hit=False)
         self._desk.notify()
         return _queued(item)
 

@@ -42,6 +42,7 @@ REVISIONS: dict[str, dict[str, Any]] = {
     "0002_keys": {"key_id": KEY, "device_ms": 5000},
     "0003_questions": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
     "0004_scheduling": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
+    "0005_sessions": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
 }
 """Every released revision, and what its tunings hold beyond the first one's."""
 

@@ -1,0 +1,93 @@
+"""What happened in a period: counted in the database, from indexes that hold all that is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, Select, case, func, literal, or_, select, union_all
+
+from service.domain import Problem
+from service.states import State, WorkKind
+from service.store.engine import insert_or_skip
+from service.store.records import FailureGroup, Totals, WorkTotal
+from service.store.rows import moment
+from service.store.tables import is_failed, is_held, now_ms, stored_answers, work_items
+
+_work = work_items.c
+_answers = stored_answers.c
+
+_MOST_CAUSES = 20
+_LOOKED_AT = 20
+"""Failures of each cause whose messages are compared."""
+_LONGEST_MESSAGE = 1000
+_MS_PER_HOUR = 3_600_000
+
+
+def totals(connection: Connection, seconds: float | None) -> Totals:
+    """What ended within that time, and what has not ended."""
+    since = 0 if seconds is None else connection.execute(select(now_ms())).scalar_one() - int(seconds * 1000)
+    groups = connection.execute(_failed_since(since)).mappings().all()
+    counted = select(func.sum(_answers.hits), func.sum(_answers.misses)).where(_answers.hour >= since // _MS_PER_HOUR)
+    hits, misses = connection.execute(counted).one()
+    return Totals(
+        work=tuple(_work_total(row) for row in connection.execute(_counted(since)).mappings()),
+        failures=tuple(_failure_group(connection, group) for group in groups),
+        hits=int(hits or 0),
+        misses=int(misses or 0),
+    )
+
+
+def count_answers(connection: Connection, hits: int, misses: int) -> None:
+    """Add to this hour's."""
+    hour = connection.execute(select(now_ms())).scalar_one() // _MS_PER_HOUR
+    insert_or_skip(connection, stored_answers, {"hour": hour, "hits": 0, "misses": 0})
+    more = {"hits": _answers.hits + hits, "misses": _answers.misses + misses}
+    connection.execute(stored_answers.update().where(_answers.hour == hour).values(**more))
+
+
+def _counted(since: int) -> Select[Any]:
+    """Rows by kind, state and place: what ended, what has not, and no row but the time of what runs right now."""
+    group = (_work.kind, _work.state, _work.place)
+    told = (*group, func.count().label("count"), func.sum(_work.device_ms).label("ms"))
+    running = case((_work.claimed_at.is_not(None), now_ms() - _work.claimed_at), else_=0)
+    parts = union_all(
+        select(*told).where(or_(_work.ended_at > since, _work.ended_at.is_(None))).group_by(*group),
+        select(*group, literal(0), running).where(is_held),
+    ).subquery()
+    columns = (parts.c.kind, parts.c.state, parts.c.place)
+    sums = (func.sum(parts.c.count).label("count"), func.sum(parts.c.ms).label("ms"))
+    return select(*columns, *sums).group_by(*columns)
+
+
+def _failed_since(since: int) -> Select[Any]:
+    group = (_work.kind, _work.problem_code)
+    found = select(*group, func.count().label("count")).where(is_failed, _work.ended_at > since).group_by(*group)
+    return found.order_by(func.count().desc(), *group).limit(_MOST_CAUSES)
+
+
+def _failure_group(connection: Connection, group: RowMapping) -> FailureGroup:
+    code = group["problem_code"]
+    named = _work.problem_code.is_(None) if code is None else _work.problem_code == code
+    same = (is_failed, _work.kind == group["kind"], named)
+    newest = select(_work.id, _work.ended_at, _work.problem).where(*same)
+    found = connection.execute(newest.order_by(_work.ended_at.desc(), _work.id.desc()).limit(_LOOKED_AT)).all()
+    messages = Counter(Problem.model_validate_json(it.problem).detail for it in found if it.problem)
+    return FailureGroup(
+        kind=WorkKind(group["kind"]),
+        code=code or "",
+        count=group["count"],
+        message=max(messages, key=messages.__getitem__, default="")[:_LONGEST_MESSAGE],
+        newest_id=found[0].id,
+        newest_at=moment(found[0].ended_at),
+    )
+
+
+def _work_total(row: RowMapping) -> WorkTotal:
+    return WorkTotal(
+        kind=WorkKind(row["kind"]),
+        state=State(row["state"]),
+        place=row["place"],
+        count=int(row["count"]),
+        device_seconds=float(row["ms"]) / 1000,
+    )

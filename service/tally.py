@@ -1,0 +1,59 @@
+"""Counts how often the store had the answer, for all processes and over restarts, without making anyone wait."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from service.errors import StoreUnavailableError
+
+_log = logging.getLogger(__name__)
+
+_SECONDS = 2.0
+"""How long counts are gathered: a process that is killed loses those of that time."""
+
+
+class Tally:
+    """Gathers hits and misses, and writes them together a moment later. Safe to share between threads.
+
+    Args:
+        write: takes how many hits and misses came since it was last called.
+        seconds: how long to gather.
+    """
+
+    def __init__(self, write: Callable[[int, int], None], seconds: float = _SECONDS) -> None:
+        self._write = write
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._hits = 0
+        self._misses = 0
+        self._timer: threading.Timer | None = None
+
+    def count(self, *, hit: bool) -> None:
+        """Note an answer."""
+        with self._lock:
+            self._hits += hit
+            self._misses += not hit
+            if self._timer is None:
+                self._timer = threading.Timer(self._seconds, self.flush)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def flush(self) -> None:
+        """Write what was gathered now. What the store does not take is kept for the next time."""
+        with self._lock:
+            hits, self._hits = self._hits, 0
+            misses, self._misses = self._misses, 0
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        if not (hits or misses):
+            return
+        try:
+            self._write(hits, misses)
+        except StoreUnavailableError as error:
+            _log.warning("%d hits and %d misses are not counted yet: %s", hits, misses, error)
+            with self._lock:
+                self._hits += hits
+                self._misses += misses
