@@ -51,14 +51,13 @@ function revokeButton(key) {
   const label = `Revoke ${key.name}`;
   const act = (event) => revoke(key, event.currentTarget);
   const attributes = { type: "button", class: "button button-small button-danger", "aria-label": label, on: { click: act } };
-  return isGood(key) && h("button", attributes, "Revoke");
+  return isGood(key) && key.id !== keyId() && h("button", attributes, "Revoke");
 }
 
 // --- revoking -------------------------------------------------------------------------------------------------------
 
 async function revoke(key, button) {
-  const own = key.id === keyId() ? [" It is the key you are signed in with: you will be signed out."] : [];
-  const text = [h("p", {}, `Whoever uses “${key.name}” (${key.prefix}…) is refused within five seconds. What it submitted goes on. This cannot be undone.`, own)];
+  const text = h("p", {}, `Whoever uses “${key.name}” (${key.prefix}…) is refused within five seconds. What it submitted goes on. This cannot be undone.`);
   if (await confirmDialog({ title: `Revoke “${key.name}”?`, text, action: "Revoke" })) {
     try {
       await busy(button, () => del(`/v1/keys/${key.id}`));
@@ -149,7 +148,6 @@ function shownOnce(made, dialog) {
     alertBox("warn", "Copy it now", "It is not shown again, and nobody can find it out later: only its digest is kept."),
     codeBlock(made.key, { label: "API key" }),
     h("p", { class: "muted" }, until),
-    keyId() === "" && alertBox("info", "From now on every caller needs a key", "Sign in with one that has the scope admin to go on here."),
     h("div", { class: "dialog-buttons" }, h("button", { type: "button", class: "button button-primary", on: { click: () => dialog.close() } }, "I have it")),
   ];
 }
@@ -161,9 +159,10 @@ function show(keys) {
   table.update(keys.toSorted((one, other) => order(one) - order(other) || other.created_at.localeCompare(one.created_at)));
   const none = () => emptyState({
     title: "No keys yet: whoever reaches this machine's loopback may do everything",
-    text: "From the first key on, every caller needs one. Give the first the scope admin, and keep it: with it you sign in here. On the command line:",
-    action: codeBlock("batchwright keys create operator --scope admin", { label: "Make an admin's key" }),
+    text: "From the first key on, every caller needs one. Make the first on the service's host, with the scope admin; sign in here with it to make others:",
+    action: codeBlock("batchwright keys create operator --scope admin", { label: "The first key" }),
   });
+  byId("new-key").hidden = keys.length === 0; // the first is made on the service's host
   const wanted = keys.length > 0 ? table.element : none();
   if (byId("key-list").firstChild !== table.element || keys.length === 0) {
     replace(byId("key-list"), wanted);

@@ -160,8 +160,9 @@ export function confirmDialog({ title, text, action, keep = "Keep", danger = tru
   });
 }
 
-/** Runs `act` with the button disabled, so that nothing is sent twice. */
+/** Runs `act` with the button disabled, so that nothing is sent twice; the focus comes back to it. */
 export async function busy(button, act) {
+  const focused = document.activeElement === button;
   button.disabled = true;
   button.setAttribute("aria-busy", "true");
   try {
@@ -169,6 +170,9 @@ export async function busy(button, act) {
   } finally {
     button.disabled = false;
     button.removeAttribute("aria-busy");
+    if (focused && document.activeElement === document.body) {
+      button.focus();
+    }
   }
 }
 

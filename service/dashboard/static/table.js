@@ -14,10 +14,11 @@
  */
 
 import { addressOf, get } from "./api.js";
-import { announce, h, replace } from "./dom.js";
+import { h, replace, setText } from "./dom.js";
 import { count } from "./format.js";
 import { poll } from "./live.js";
-import { emptyState, problemAlert } from "./parts.js";
+import { makePages } from "./pages.js";
+import { busy, emptyState, problemAlert } from "./parts.js";
 
 const REFRESH_SECONDS = 3;
 const MOST_SUGGESTIONS = 200;
@@ -55,133 +56,95 @@ export function makeTable({ caption, columns, keyOf = (row) => row.id, showCapti
 }
 
 /**
- * A list of the API: filters, rows, "Load more". Rows that have not ended are read again every few seconds: the first
- * page, and one other page at a time, however many are loaded.
+ * A list of the API: filters, rows, "Load more". Rows that have not ended are read again every few seconds (pages.js).
  *
  * @param {{root: HTMLElement, path: string, caption: string, columns: Object[], filters?: Object[], empty: Object,
  *   pageSize?: number, ended?: (row: Object) => boolean, refreshSeconds?: number}} list  `empty` is what `emptyState`
- *   takes, shown when there is nothing at all. `refreshSeconds: 0`: it is not read again by itself.
+ *   takes, shown when there is nothing at all. `refreshSeconds`: how often it is read again.
  * @returns {{refresh: () => void}}
  */
 export function makeList(list) {
   const { root, path, caption, columns, filters = [], empty, pageSize = 50, refreshSeconds = REFRESH_SECONDS } = list;
   const ended = list.ended ?? ((row) => ENDED.has(row.state));
   const table = makeTable({ caption, columns });
-  const pages = makePages((cursor, signal) => get(path, { query: { ...query(), limit: pageSize, cursor }, signal }));
   const form = filterForm(filters, restart);
-  const status = h("p", { class: "list-status muted", role: "status" }, "Loading…");
-  const more = h("button", { type: "button", class: "button", hidden: true, on: { click: loadMore } }, "Load more");
+  const pages = makePages((cursor, limit, signal) => get(path, { query: { ...form.values(), limit, cursor }, signal }), pageSize);
+  const status = h("span", { class: "muted", role: "status" }, "Loading…");
+  const newer = h("button", { type: "button", class: "button", hidden: true, on: { click: back } }, "Show newer");
+  const more = h("button", { type: "button", class: "button", hidden: true, on: { click: load } }, "Load more");
   const place = h("div", { class: "list-body" });
-  replace(root, filters.length > 0 && form.element, place, h("div", { class: "list-foot" }, status, more));
-
-  function query() {
-    return form.values();
-  }
-
-  function restart() {
-    history.replaceState(null, "", addressOf(location.pathname, query()));
-    pages.clear();
-    polling.now();
-  }
+  const problems = h("div");
+  const foot = h("div", { class: "list-foot" }, status, more);
+  replace(root, filters.length > 0 && form.element, problems, h("div", {}, newer), place, foot);
 
   function show() {
     const rows = pages.rows();
     form.learn(rows);
     table.update(rows);
-    replace(place, rows.length > 0 ? table.element : nothing(form, empty));
-    more.hidden = pages.next() === null;
-    status.textContent = rows.length === 0 ? "" : `${count(rows.length)} shown${more.hidden ? ", that is all" : ""}`;
+    showOnly(place, rows.length > 0 ? table.element : nothing(form, empty));
+    newer.hidden = !pages.hasNewer();
+    more.hidden = !pages.hasOlder();
+    setText(status, rows.length === 0 ? "" : `${count(rows.length)} shown${more.hidden && newer.hidden ? ", that is all" : ""}`);
   }
 
-  async function loadMore() {
-    more.disabled = true;
+  function restart() {
+    history.replaceState(null, "", addressOf(location.pathname, form.values()));
+    pages.clear();
+    setText(status, "Loading…");
+    polling.now();
+  }
+
+  function back() {
+    pages.back();
+    show();
+    newer.scrollIntoView({ block: "start" });
+  }
+
+  async function load() {
     try {
-      const before = pages.rows().length;
-      await pages.load();
+      await busy(more, pages.load);
+      replace(problems);
       show();
-      announce(`${count(pages.rows().length - before)} more rows`);
     } catch (problem) {
-      place.append(problemAlert(problem));
-    } finally {
-      more.disabled = false;
+      tellUnlessLeft(problem);
     }
   }
 
-  const once = refreshSeconds === 0;
-  const polling = poll(async (signal) => {
-    const asked = pages.version();
-    await pages.refresh(ended, signal);
-    if (asked === pages.version()) {
+  async function refresh(signal) {
+    try {
+      await pages.refresh(ended, signal);
+      replace(problems);
       show();
+    } catch (problem) {
+      if (problem.name !== "AbortError") {
+        throw problem;
+      }
     }
-  }, once ? 3600 : refreshSeconds, { onProblem: (problem) => replace(place, problemAlert(problem, { retry: polling.now })) });
+  }
+
+  /** What was left for another list is no problem. */
+  function tellUnlessLeft(problem) {
+    if (problem.name !== "AbortError") {
+      replace(problems, problemAlert(problem));
+    }
+  }
+
+  const polling = poll(refresh, refreshSeconds, { onProblem: tellUnlessLeft });
   return { refresh: polling.now };
 }
 
-// --- pages ----------------------------------------------------------------------------------------------------------
-
-/** The pages that were read: each with its cursor, so that any can be read again by itself. */
-function makePages(read) {
-  let pages = [];
-  let version = 0;
-  let turn = 0;
-
-  async function readInto(index, cursor, signal) {
-    const asked = version;
-    const answer = await read(cursor, signal);
-    if (asked === version) {
-      pages[index] = { cursor, rows: answer.items, next: answer.next_cursor };
-    }
-  }
-
-  /** A page other than the first that has something going on, each in its turn. */
-  function other(ended) {
-    const lively = pages.map((_, index) => index).filter((index) => index > 0 && !pages[index].rows.every(ended));
-    turn += 1;
-    return lively[turn % lively.length];
-  }
-
-  return {
-    version: () => version,
-    next: () => pages.at(-1)?.next ?? null,
-    rows: () => distinct(pages.flatMap((page) => page.rows)),
-    load: () => readInto(pages.length, pages.at(-1)?.next ?? null),
-    clear() {
-      pages = [];
-      version += 1;
-    },
-    async refresh(ended, signal) {
-      const index = other(ended);
-      await readFirst(signal);
-      if (index !== undefined && index < pages.length) {
-        await readInto(index, pages[index].cursor, signal);
-      }
-    },
-  };
-
-  /** The first page moves on as work is submitted: what it no longer holds stays in a page between. */
-  async function readFirst(signal) {
-    const known = pages[0];
-    await readInto(0, null, signal);
-    const now = pages[0];
-    if (known !== undefined && now !== undefined && now.next !== known.next && pages.length > 1) {
-      const held = new Set(now.rows.map((row) => row.id));
-      const left = known.rows.filter((row) => !held.has(row.id));
-      pages.splice(1, 0, { cursor: now.next, rows: left, next: known.next });
-    }
+function showOnly(place, node) {
+  if (place.firstChild !== node && !place.firstChild?.isEqualNode(node)) {
+    replace(place, node);
   }
 }
 
-function distinct(rows) {
-  return [...new Map(rows.map((row) => [row.id, row])).values()];
-}
+// --- filters --------------------------------------------------------------------------------------------------------
 
 function nothing(form, empty) {
   const cleared = h("button", { type: "button", class: "button", on: { click: form.clear } }, "Clear the filters");
   return form.isSet() ? emptyState({ title: "Nothing matches these filters", action: cleared }) : emptyState(empty);
 }
-
-// --- filters --------------------------------------------------------------------------------------------------------
 
 /** Filters match whole values: a choice applies at once, text when it is a suggested value, or when it is finished. */
 function filterForm(filters, onChange) {
@@ -252,16 +215,15 @@ function choiceInput({ name, options }, id, value) {
 
 function nodeOf(kept, key, row, columns) {
   const entry = kept.get(key);
-  const written = JSON.stringify(row);
   if (entry === undefined) {
     const node = h("tr", {}, cellsOf(row, columns));
-    kept.set(key, { node, written });
+    kept.set(key, { node, row });
     return node;
   }
-  if (entry.written !== written) {
-    entry.written = written;
+  if (entry.row !== row && JSON.stringify(entry.row) !== JSON.stringify(row)) {
     renew(entry.node, cellsOf(row, columns));
   }
+  entry.row = row;
   return entry.node;
 }
 
