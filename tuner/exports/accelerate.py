@@ -81,7 +81,26 @@ def _sharding(order: Order) -> dict[str, JsonValue]:
 
 def _launch(order: Order, variables: dict[str, str]) -> str:
     command = ("accelerate", "launch", "--config_file", _CONFIG, order.options.script)
+    if _kind(order) == "MULTI_CPU":
+        variables = {**variables, **_read_from_environment(order)}
+        command = ("torchrun", *_ranks_on_cpu(order), order.options.script)
     return f'#!/bin/sh\n{origin(order)}set -eu\n{exports_of(variables)}exec {shell_words(command)} "$@"\n'
+
+
+# --- ranks on CPUs: without MPI, `accelerate launch` would start one ---
+
+
+def _read_from_environment(order: Order) -> dict[str, str]:
+    """What `accelerate launch` would tell its processes."""
+    spec = spec_of(order)
+    compiled = {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"} if spec.compile else {}
+    return {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": _PRECISIONS[spec.precision], **compiled}
+
+
+def _ranks_on_cpu(order: Order) -> tuple[str, ...]:
+    machines, processes = nodes(order)
+    where = f"--nnodes={machines}" if machines > 1 else "--standalone"
+    return (where, f"--nproc-per-node={processes}")
 
 
 # --- warnings ---
@@ -97,6 +116,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
         optimizer_in_code(order),
         *(() if sharded else checkpointing_in_code(order)),
         *lower_precision_in_code(order),
+        *_on_cpus(order),
         *_machines(order),
         *of_the_workload(order),
     )
@@ -146,13 +166,25 @@ def _clipping(order: Order) -> Advice:
     return Advice(code="gradient-clipping", message=message)
 
 
+def _on_cpus(order: Order) -> tuple[Advice, ...]:
+    if _kind(order) != "MULTI_CPU":
+        return ()
+    message = (
+        f"On CPUs `accelerate launch` starts one process unless it is told of MPI, whatever `num_processes` says, and "
+        f"the effective batch shrinks to a rank's: {_LAUNCH} uses torchrun."
+    )
+    return (Advice(code="ranks-on-cpu", message=message),)
+
+
 def _machines(order: Order) -> tuple[Advice, ...]:
     machines, _ = nodes(order)
     if machines == 1:
         return ()
+    gpu = "`--machine_rank`, `--main_process_ip` and `--main_process_port`"
+    options = "`--rdzv-backend=c10d` and `--rdzv-endpoint`" if on_cpu(order) else gpu
     message = (
-        f"It runs on {machines} machines: start `sh {_LAUNCH}` on each, with `--machine_rank`, `--main_process_ip` and "
-        f"`--main_process_port` set before the script's name in {_LAUNCH}."
+        f"It runs on {machines} machines: start `sh {_LAUNCH}` on each, with {options} put before the script's name in "
+        f"{_LAUNCH}."
     )
     return (Advice(code="several-machines", message=message),)
 

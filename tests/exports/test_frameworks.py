@@ -1,0 +1,325 @@
+"""What exports to frameworks say of a spec, and what they warn of. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+from exports.plans import plan
+
+from factories import CPU, CUDA, gpt_spec, mlp_spec, python_spec, transformers_spec
+from tuner.errors import ExportError
+from tuner.exports.base import Export, ExportOptions
+from tuner.exports.registry import export
+from tuner.specs import WorkloadSpec
+
+SCHEMAS = Path(__file__).parent / "schemas"
+FRAMEWORKS = ("pytorch", "hugging-face", "accelerate", "lightning", "deepspeed", "composer")
+
+
+def made(  # noqa: PLR0913 - what the cases vary
+    name: str,
+    spec: WorkloadSpec | None = None,
+    *,
+    batch: int = 16,
+    ranks: int = 1,
+    version: str | None = None,
+    cpu: bool = False,
+    **options: Any,
+) -> Export:
+    """The export of a plan with micro-batches of at most 8."""
+    recommended = plan(batch, ranks, spec=spec, device=CPU if cpu else CUDA)
+    return export(recommended, name, version=version, options=ExportOptions(**options))
+
+
+def read(given: Export) -> Any:
+    """The first file, parsed."""
+    return yaml.safe_load(given.files[0].content)
+
+
+def warned(given: Export) -> dict[str, str]:
+    """Messages by their codes."""
+    return {it.code: it.message for it in given.warnings}
+
+
+# --- all of them ---
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS[1:])
+@pytest.mark.parametrize(
+    ("spec", "counts"),
+    [
+        (gpt_spec(), True),
+        (python_spec("mine:build"), True),
+        (mlp_spec(), False),
+        (transformers_spec("image-classification", {"model_type": "vit"}), False),
+    ],
+)
+def test_token_weighting_is_warned_of_where_tokens_may_count(name: str, spec: WorkloadSpec, counts: bool) -> None:  # noqa: FBT001 - a case's expectation
+    """A loss over whole samples is weighed rightly by all of them."""
+    assert ("token-weighting" in warned(made(name, spec))) is counts
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_the_longest_sample_is_said(name: str) -> None:
+    """Longer ones were not measured."""
+    assert "16 tokens" in warned(made(name))["longest-sample"]
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_the_average_of_weights_is_kept_or_said_to_be_missing(name: str) -> None:
+    """Our script keeps it; the others' is the user's."""
+    given = made(name, gpt_spec(ema_decay=0.99))
+
+    assert ("get_ema_multi_avg_fn(0.99)" in given.files[0].content) is (name == "pytorch")
+    assert ("moving-average" in warned(given)) is (name != "pytorch")
+
+
+@pytest.mark.parametrize("name", ["accelerate", "lightning", "deepspeed", "composer", "pytorch"])
+def test_activation_checkpointing_that_is_the_models_is_said(name: str) -> None:
+    """Without it the micro-batch would not fit."""
+    spec = gpt_spec(activation_checkpointing=True)
+
+    assert "activation-checkpointing-in-code" in warned(made(name, spec))
+    assert "activation-checkpointing-in-code" not in warned(made(name))
+
+
+@pytest.mark.parametrize("name", ["hugging-face", "accelerate", "lightning", "deepspeed"])
+def test_more_steps_for_one_size_are_said(name: str) -> None:
+    """20 samples in micro-batches of at most 8 are 7, 7, 6; of one size, four of 5."""
+    given = made(name, batch=20)
+
+    assert (given.micro_batch_size, given.gradient_accumulation_steps) == (5, 4)
+    assert warned(given)["more-steps"].startswith("4 accumulation steps instead of 3")
+
+
+@pytest.mark.parametrize("name", ["hugging-face", "composer"])
+def test_another_effective_batch_has_to_be_allowed_and_is_said(name: str) -> None:
+    """21 samples on two ranks: the refusal names what can be reached, and the export by how much it differs."""
+    with pytest.raises(ExportError, match="allow_inexact") as refused:
+        made(name, batch=21, ranks=2)
+    given = made(name, batch=21, ranks=2, allow_inexact=True)
+
+    assert refused.value.reason == "inexact"
+    assert not given.effective_batch_size.exact
+    difference = f"({given.effective_batch_size.achieved - 21:+d})"
+    assert difference in warned(given)["effective-batch-changed"]
+    if given.files[0].media_type == "application/yaml":
+        assert difference in given.files[0].content
+
+
+def test_processes_per_node_must_divide_the_ranks() -> None:
+    """Else a node would have fewer."""
+    with pytest.raises(ExportError, match="3 processes per node do not divide the world size of 8"):
+        made("lightning", ranks=8, processes_per_node=3)
+
+
+# --- Hugging Face ---
+
+
+@pytest.mark.parametrize("version", ["5.0", "4.57"])
+def test_arguments_of_earlier_transformers_are_those_of_their_sources(version: str) -> None:
+    """Names, types and allowed values, whatever the spec."""
+    schema = json.loads((SCHEMAS / f"hugging-face-{version}.json").read_text("utf-8"))
+    validator = jsonschema_rs.Draft202012Validator(schema)
+    optimizers = [{"name": "adamw", "implementation": "fused"}, {"name": "sgd", "momentum": 0.9}, {"name": "sgd"}]
+    for precision, optimizer, flag in itertools.product(("fp32", "bf16-mixed", "bf16"), optimizers, (False, True)):
+        spec = gpt_spec(precision=precision, optimizer=optimizer, activation_checkpointing=flag, compile=flag)
+        given = made("hugging-face", spec, version=version, cpu=flag)
+        assert [str(it) for it in validator.iter_errors(read(given))] == []
+
+
+def test_no_clipping_is_written() -> None:
+    """The library's own default clips at 1.0."""
+    assert read(made("hugging-face"))["max_grad_norm"] == 0.0
+    assert read(made("hugging-face", gpt_spec(gradient_clipping=0.5)))["max_grad_norm"] == 0.5
+
+
+def test_checkpointing_has_the_name_and_the_kind_that_was_measured() -> None:
+    """It was renamed; before that it was reentrant unless told otherwise."""
+    spec = gpt_spec(activation_checkpointing=True)
+
+    assert read(made("hugging-face", spec))["activation_checkpointing"] is True
+    older = read(made("hugging-face", spec, version="4.57"))
+    assert (older["gradient_checkpointing"], older["gradient_checkpointing_kwargs"]) == (True, {"use_reentrant": False})
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "version", "cpu"),
+    [
+        ({"name": "adam", "weight_decay": 0.1}, "5.23", False),
+        ({"implementation": "foreach"}, "5.23", True),
+        ({"implementation": "for-loop"}, "5.23", False),
+        ({"name": "sgd", "momentum": 0.9}, "4.57", False),
+        ({"name": "sgd", "implementation": "fused"}, "5.23", False),
+    ],
+)
+def test_an_optimizer_the_trainer_cannot_make_is_the_users(optimizer: dict[str, Any], version: str, cpu: bool) -> None:  # noqa: FBT001 - a case's device
+    """Nothing like it is written in its place: `optim` would take other memory, or step otherwise."""
+    given = made("hugging-face", gpt_spec(optimizer=optimizer), version=version, cpu=cpu)
+
+    assert "optim" not in read(given)
+    assert "torch.optim." in warned(given)["optimizer-in-code"]
+
+
+def test_arguments_on_the_command_line_are_those_of_the_file() -> None:
+    """A launcher passes on each of them."""
+    spec = gpt_spec(activation_checkpointing=True)
+    launched = made("torchrun", spec, arguments_of="hugging-face").files[0].content
+
+    words = shlex.split(launched, comments=True)
+    passed = dict(it.removeprefix("--").split("=", 1) for it in words if it.startswith("--") and "=" in it)
+    for name, value in read(made("hugging-face", spec)).items():
+        assert passed[name] == (value if isinstance(value, str) else json.dumps(value))
+
+
+# --- Accelerate ---
+
+
+def test_accelerates_steps_are_in_the_environment_and_the_micro_batch_in_words() -> None:
+    """Its configuration holds neither."""
+    given = made("accelerate", batch=32)
+
+    assert given.environment["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
+    assert "export ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4\n" in given.files[1].content
+    assert "batch_size=8, drop_last=True" in warned(given)["data-loader-batch"]
+    assert "batch_size=8, drop_last=True" in given.files[0].content
+
+
+def test_accelerate_starts_ranks_on_cpus_by_torchrun() -> None:
+    """`accelerate launch` starts one there, unless it is told of MPI."""
+    given = made("accelerate", ranks=2, cpu=True)
+
+    assert "exec torchrun --standalone --nproc-per-node=2 train.py" in given.files[1].content
+    assert "ranks-on-cpu" in warned(given)
+    assert "ranks-on-cpu" not in warned(made("accelerate", ranks=2))
+
+
+def test_accelerate_on_several_machines_says_what_each_needs() -> None:
+    """The file is the same on all of them."""
+    given = made("accelerate", ranks=16)
+
+    assert (read(given)["num_processes"], read(given)["num_machines"]) == (16, 2)
+    assert "--machine_rank" in warned(given)["several-machines"]
+
+
+# --- Lightning ---
+
+
+def test_lightning_clips_or_shards() -> None:
+    """Its FSDP refuses to clip by norm: whole copies, as measured, do not."""
+    sharded = {"parallelism": {"strategy": "fsdp"}}
+
+    assert read(made("lightning", gpt_spec(**sharded), ranks=2))["trainer"]["strategy"] == "fsdp"
+    clipped = made("lightning", gpt_spec(gradient_clipping=0.5, **sharded), ranks=2)
+    assert read(clipped)["trainer"]["strategy"] == "ddp"
+    assert "sharding-left-out" in warned(clipped)
+
+
+# --- DeepSpeed ---
+
+
+def test_deepspeeds_batch_is_the_product_and_clipping_is_always_written() -> None:
+    """It asserts the one, and clips at 1.0 without the other."""
+    settings = read(made("deepspeed", batch=64, ranks=2))
+
+    product = settings["train_micro_batch_size_per_gpu"] * settings["gradient_accumulation_steps"] * 2
+    assert settings["train_batch_size"] == product == 64
+    assert settings["gradient_clipping"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("precision", "autocast"),
+    [
+        ("fp32", {"enabled": False}),
+        ("bf16", {"enabled": False}),
+        ("bf16-mixed", {"enabled": True, "dtype": "bfloat16"}),
+        ("fp16-mixed", {"enabled": True, "dtype": "float16"}),
+    ],
+)
+def test_deepspeed_keeps_no_copies_that_were_not_measured(precision: str, autocast: dict[str, Any]) -> None:
+    """Its own bf16 and fp16 do, so mixed precision is torch's."""
+    settings = read(made("deepspeed", gpt_spec(precision=precision)))
+
+    assert settings["torch_autocast"] == autocast
+    assert (settings["bf16"], settings["fp16"]) == ({"enabled": False}, {"enabled": False})
+
+
+# --- Composer ---
+
+
+def test_composer_takes_a_ranks_batch_whole() -> None:
+    """20 samples are exact although no size divides them: Composer divides them into 7, 7 and 6."""
+    given = made("composer", batch=20)
+
+    assert read(given)["train_dataloader"]["batch_size"] == 20
+    assert read(given)["trainer"]["device_train_microbatch_size"] == given.micro_batch_size == 7
+    assert (given.gradient_accumulation_steps, given.effective_batch_size.exact) == (3, True)
+
+
+def test_composer_never_runs_more_than_was_proven() -> None:
+    """What Composer makes of any batch is as many micro-batches as planned, and none above the largest that fits."""
+    for batch in range(1, 80):
+        given = made("composer", batch=batch)
+        micro = read(given)["trainer"]["device_train_microbatch_size"]
+        assert micro <= 8
+        assert -(-batch // micro) == given.gradient_accumulation_steps == -(-batch // 8)
+
+
+def test_composers_token_flag_is_left_to_who_can_count_them() -> None:
+    """Without a count of tokens it would divide by none."""
+    given = made("composer")
+
+    assert "accumulate_train_batch_on_tokens" not in read(given)["trainer"]
+    assert "accumulate_train_batch_on_tokens" in warned(given)["token-weighting"]
+
+
+# --- our own script ---
+
+
+def test_our_script_is_python_for_any_spec() -> None:
+    """Every combination of what changes a line of it compiles, and imports neither service nor command line."""
+    optimizers = [{"name": name, "implementation": "fused"} for name in ("adamw", "adam", "sgd")]
+    schedules = [{}, {"name": "cosine", "warmup_updates": 3}]
+    values = itertools.product(
+        ("fp32", "bf16", "bf16-mixed", "fp16-mixed"), optimizers, schedules, (None, 0.9), (None, 1.5)
+    )
+    for precision, optimizer, schedule, decay, limit in values:
+        spec = gpt_spec(
+            precision=precision, optimizer=optimizer, schedule=schedule, ema_decay=decay, gradient_clipping=limit
+        )
+        script = made("pytorch", spec).files[0].content
+        compile(script, "train.py", "exec")
+        assert "service" not in script.replace("no service", "")
+
+
+def test_our_script_has_the_environment_of_the_probes() -> None:
+    """It is set before anything of it is read, by starting anew."""
+    recommended = plan(16, environment={"PYTORCH_ALLOC_CONF": "a'b\"c\\d"})
+    script = export(recommended, "pytorch").files[0].content
+
+    head = script.split("import torch\n")[0]
+    assert "'PYTORCH_ALLOC_CONF': 'a\\'b\"c\\\\d'" in head
+    assert "os.execv(" in head
+
+
+@pytest.mark.parametrize(
+    ("ranks", "command"),
+    [
+        (1, ("python", "train.py")),
+        (8, ("torchrun", "--standalone", "--nproc-per-node=8", "train.py")),
+        (16, ()),
+    ],
+)
+def test_our_script_says_how_it_is_started(ranks: int, command: tuple[str, ...]) -> None:
+    """Over several machines that is a launcher's to say."""
+    given = made("pytorch", ranks=ranks, batch=2 * ranks)
+
+    assert given.command == command
+    assert ("several-machines" in warned(given)) is (ranks == 16)
