@@ -59,12 +59,17 @@ def start(given: Export, folder: Path, node: int = 0) -> Called:
     for name, text in (("torchrun", _TOLD), ("srun", _SRUN), ("scontrol", _SCONTROL)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    for file in given.files:
-        (folder / file.name).write_text(file.content)
-    command, variables = _COMMANDS[given.format](given, node)
+    command, variables = write(given, folder, node)
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "TOLD": str(folder), **variables}
     subprocess.run(command, cwd=folder, env=environment, check=True, timeout=30)
     return Called(_words(folder / "arguments"), dict(it.split("=", 1) for it in _words(folder / "environment")))
+
+
+def write(given: Export, folder: Path, node: int = 0) -> tuple[list[str], dict[str, str]]:
+    """Write an export's files, and say what its launcher runs on a node: the command, and the variables it sets."""
+    for file in given.files:
+        (folder / file.name).write_text(file.content)
+    return _COMMANDS[given.format](given, node)
 
 
 def document(given: Export, kind: str | None = None) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from exports.plans import plan
 from exports.starting import document, start
@@ -299,6 +301,14 @@ def test_a_device_name_cannot_leave_its_comment_in_a_batch_script() -> None:
 
     (line,) = [it for it in given.files[0].content.splitlines() if "--wrap" in it]
     assert line.startswith(r"# Measured on x\n#SBATCH --wrap=y\u2028: add its type")
+
+
+@pytest.mark.parametrize("world_size", [2, 16])
+def test_a_rayjob_holds_no_field_that_kuberay_does_not_know(world_size: int) -> None:
+    """Against the schema recorded from its sources; pods are read by Kubernetes' own models elsewhere."""
+    schema = json.loads((Path(__file__).parent / "schemas" / "rayjob-1.4.json").read_text("utf-8"))
+
+    jsonschema_rs.validate(schema, document(exported("rayjob", world_size, queue="team-a")))
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

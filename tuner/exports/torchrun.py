@@ -19,7 +19,7 @@ from tuner.exports.launching import (
 from tuner.exports.text import exports_of, origin, script_file
 from tuner.results import Advice
 
-_ASK = ': "${MASTER_ADDR:?set it to the first node\'s name or address, the same on every node}"\n'
+_ASK = ': "${MASTER_ADDR:?set it to the name or address of the first node, the same on every node}"\n'
 
 
 def _write(order: Order) -> Written:

@@ -4,7 +4,7 @@
 set -eu
 unset PYTORCH_ALLOC_CONF
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
-: "${MASTER_ADDR:?set it to the first node's name or address, the same on every node}"
+: "${MASTER_ADDR:?set it to the name or address of the first node, the same on every node}"
 exec torchrun \
   --nnodes=2 \
   --nproc-per-node=4 \

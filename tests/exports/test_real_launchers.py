@@ -1,0 +1,286 @@
+"""Launchers read and run what is exported to them: torchrun, shells, Slurm, Ray, SkyPilot, models of Kubernetes.
+
+`make test-exports` installs what is no part of the tests' own environment: a Python environment of the launchers
+(`BATCHWRIGHT_TEST_LAUNCHERS`) and Debian's packages of Slurm, unpacked (`BATCHWRIGHT_TEST_SLURM`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from exports.plans import plan
+from exports.read_by_launchers import holds
+from exports.slurm_cluster import Slurm
+from exports.starting import document, write
+
+from factories import CPU
+from tuner.exports.base import Export, ExportOptions
+from tuner.exports.registry import export
+from tuner.results import DeviceInfo
+
+pytestmark = [pytest.mark.exports, pytest.mark.timeout(600)]
+
+H100 = DeviceInfo(id="cuda:0", kind="cuda", name="NVIDIA H100 80GB HBM3", total_bytes=80 * 1024**3)
+PROGRAM = Path(__file__).parent / "programs" / "telling_rank.py"
+SCRIPT = "a program's.py"
+ARGUMENTS_OF = "hugging-face"
+
+
+def on_cpu(name: str, world_size: int, **options: Any) -> Export:
+    """An export that can run here."""
+    recommendation = plan(13 * world_size, world_size, 8, device=CPU, environment={"MALLOC_ARENA_MAX": "1"})
+    return export(recommendation, name, options=ExportOptions(script=SCRIPT, **options))
+
+
+def on_gpus(name: str, world_size: int, **options: Any) -> Export:
+    """An export that can be read here."""
+    return export(plan(13 * world_size, world_size, 8, device=H100), name, options=ExportOptions(**options))
+
+
+def path_with(*folders: Path) -> str:
+    """A search path that begins with these folders, and then has the tests' own programs."""
+    return os.pathsep.join([*map(str, folders), str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+def free_port() -> str:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def told(folder: Path, ranks: int) -> list[dict[str, str]]:
+    """The environments that ranks told, once it is sure that they found each other."""
+    tales = [json.loads((folder / "told" / str(rank)).read_text()) for rank in range(ranks)]
+    assert [it["ranks"] for it in tales] == [ranks] * ranks
+    return [it["environment"] for it in tales]
+
+
+def assert_figures(environments: list[dict[str, str]]) -> None:
+    """All know the plan and the allocator's settings."""
+    for environment in environments:
+        assert environment["BATCHWRIGHT_EFFECTIVE_BATCH_SIZE"] == str(13 * len(environments))
+        assert environment["BATCHWRIGHT_WORLD_SIZE"] == environment["WORLD_SIZE"] == str(len(environments))
+        assert environment["MALLOC_ARENA_MAX"] == "1"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a job is started, with its program."""
+    shutil.copy(PROGRAM, tmp_path / SCRIPT)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def launchers() -> Path:
+    """The folder of the launchers' own programs."""
+    return _installed("BATCHWRIGHT_TEST_LAUNCHERS") / "bin"
+
+
+@pytest.fixture
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Slurm:
+    """Slurm's commands; no cluster runs yet."""
+    return Slurm(_installed("BATCHWRIGHT_TEST_SLURM"), tmp_path_factory.mktemp("slurm"))
+
+
+def _installed(variable: str) -> Path:
+    if variable not in os.environ:
+        pytest.skip(f"{variable} is not set: `make test-exports` does")
+    return Path(os.environ[variable]).resolve()
+
+
+@pytest.mark.parametrize("name", ["torchrun", "kubernetes", "trainjob", "skypilot"])
+def test_ranks_of_one_node_find_each_other(name: str, folder: Path) -> None:
+    """Two processes are started, and know their figures."""
+    command, variables = write(on_cpu(name, 2), folder)
+
+    subprocess.run(command, cwd=folder, env={"PATH": path_with(), **_pet(variables, 0, "1")}, check=True, timeout=120)
+
+    assert_figures(told(folder, 2))
+
+
+@pytest.mark.parametrize("name", ["torchrun", "kubernetes", "trainjob", "skypilot"])
+def test_ranks_of_two_nodes_find_each_other(name: str, folder: Path) -> None:
+    """Both nodes are this host, under the names that the launcher gives to them."""
+    port = free_port()
+    nodes = []
+    for node in (1, 0):
+        command, variables = write(on_cpu(name, 2, processes_per_node=1), folder, node)
+        words = [it.replace("batchwright-0.batchwright:29500", f"localhost:{port}") for it in command]
+        words = [it.replace("$head_node:29500", f"$head_node:{port}") for it in words]
+        here = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1"}
+        environment = {"PATH": path_with(), **_pet(variables, node, "2", port), **here}
+        nodes.append(subprocess.Popen(words, cwd=folder, env=environment))
+
+    assert [it.wait(120) for it in nodes] == [0, 0]
+    assert_figures(told(folder, 2))
+
+
+def _pet(variables: dict[str, str], node: int, nodes: str, port: str = "29400") -> dict[str, str]:
+    """What Kubeflow's operator adds: a number of processes too, which the export's own must rule."""
+    operator = {
+        "PET_NNODES": nodes,
+        "PET_NPROC_PER_NODE": "7",
+        "PET_NODE_RANK": str(node),
+        "PET_MASTER_ADDR": "localhost",
+        "PET_MASTER_PORT": port,
+    }
+    return {**variables, **(operator if "PET_NNODES" in variables else {})}
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [(it, size) for it in ("torchrun", "slurm", "skypilot", "ray-jobs") for size in (3, 16)] + [("kubernetes", 16)],
+)
+def test_shellcheck_finds_nothing(name: str, world_size: int, launchers: Path, tmp_path: Path) -> None:
+    """Neither in scripts nor in commands that a shell reads; a Kubernetes Job of one node has none."""
+    command, _ = write(on_gpus(name, world_size, arguments_of=ARGUMENTS_OF, allow_inexact=True), tmp_path)
+    script = tmp_path / command[1]
+    if command[1] == "-c":
+        script = tmp_path / "script"
+        script.write_text(command[2])
+    shell = "bash" if command[0] == "bash" else "sh"
+
+    subprocess.run([launchers / "shellcheck", "--shell", shell, script], check=True)
+
+
+@pytest.mark.parametrize("world_size", [2, 16])
+@pytest.mark.parametrize("options", [{}, {"queue": "team-a", "job_name": "a.b_c-d"}])
+def test_kubernetes_ray_and_skypilot_read_all_that_is_written(
+    world_size: int, options: dict[str, Any], launchers: Path
+) -> None:
+    """Their own classes lose no field of it, and refuse none."""
+    without_queue = {name: value for name, value in options.items() if name != "queue"}
+    in_kubernetes = {**options, "job_name": "a-b"}
+    readings: list[tuple[str, Any]] = [
+        ("TrainerV1alpha1TrainJob", document(on_gpus("trainjob", world_size, **in_kubernetes))),
+        ("skypilot", document(on_gpus("skypilot", world_size, **options))),
+        ("ray-jobs", document(on_gpus("ray-jobs", world_size, **without_queue))),
+    ]
+    job = yaml.safe_load_all(on_gpus("kubernetes", world_size, **in_kubernetes).files[0].content)
+    readings += [("IoK8sApi" + {"Job": "BatchV1Job", "Service": "CoreV1Service"}[it["kind"]], it) for it in job]
+    cluster = document(on_gpus("rayjob", world_size, **in_kubernetes))["spec"]["rayClusterSpec"]
+    groups = (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
+    readings += [("IoK8sApiCoreV1PodTemplateSpec", it["template"]) for it in groups]
+
+    program = Path(__file__).with_name("read_by_launchers.py")
+    read = subprocess.run(
+        [launchers / "python", program], input=json.dumps(readings), capture_output=True, text=True, check=False
+    )
+
+    assert read.stdout.split() == ["read"] * len(readings), read.stderr
+
+
+@pytest.mark.parametrize("world_size", [1, 16])
+def test_kubectl_reads_all_of_a_job(world_size: int, tmp_path: Path) -> None:
+    """It keeps the fields that its own types know, which are all."""
+    if (kubectl := shutil.which("kubectl")) is None:
+        pytest.skip("no kubectl")
+    job = document(on_gpus("kubernetes", world_size, queue="team-a"), "Job")
+    (tmp_path / "job.json").write_text(json.dumps(job))
+
+    read = json.loads(
+        subprocess.check_output([kubectl, "set", "env", "--local", "-f", tmp_path / "job.json", "X=1", "-o", "json"])
+    )
+
+    job["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": "X", "value": "1"})
+    assert holds(read, job)
+
+
+@pytest.mark.parametrize(("world_size", "device"), [(2, CPU), (16, H100)])
+def test_sbatch_knows_every_option(world_size: int, device: DeviceInfo, slurm: Slurm, tmp_path: Path) -> None:
+    """It reads the script, and fails only for want of a controller; a wrong option it names."""
+    given = export(
+        plan(26, world_size, 1, device=device), "slurm", options=ExportOptions(queue="team-a", job_name="a.b")
+    )
+    write(given, tmp_path)
+    (tmp_path / "wrong.sbatch").write_text(given.files[0].content.replace("--open-mode", "--opened-mode"))
+
+    assert (
+        "Unable to contact slurm controller" in slurm.run("sbatch", "--test-only", "job.sbatch", folder=tmp_path).stderr
+    )
+    assert "unrecognized option" in slurm.run("sbatch", "--test-only", "wrong.sbatch", folder=tmp_path).stderr
+
+
+def test_slurm_runs_two_nodes(slurm: Slurm, folder: Path) -> None:
+    """A real controller and two daemons run the batch script, and its four ranks find each other."""
+    write(on_cpu("slurm", 4, processes_per_node=2), folder)
+    slurm.environment["PATH"] = f"{slurm.root}/usr/bin:{path_with()}"
+
+    with slurm.started():
+        ended = slurm.run("sbatch", "--wait", "job.sbatch", folder=folder)
+
+    assert ended.returncode == 0, ended.stderr + "".join(it.read_text() for it in folder.glob("slurm-*.out"))
+    environments = told(folder, 4)
+    assert_figures(environments)
+    assert sorted(it["SLURM_NODEID"] for it in environments) == ["0", "0", "1", "1"]
+
+
+_CLUSTER = """\
+import sys
+from ray.cluster_utils import Cluster
+head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": int(sys.argv[1])}
+cluster = Cluster(initialize_head=True, head_node_args=head)
+cluster.add_node(num_cpus=2)
+cluster.add_node(num_cpus=2)
+print("up", flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+@contextmanager
+def ray_cluster(launchers: Path, folder: Path) -> Iterator[str]:
+    """A cluster of two nodes beside the head, which finds programs in a folder, and the URL of its jobs."""
+    port = free_port()
+    environment = {**os.environ, "PATH": path_with(launchers), "RAY_USAGE_STATS_ENABLED": "0"}
+    with subprocess.Popen(
+        [launchers / "python", "-c", _CLUSTER, port],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=folder,
+        env=environment,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        while process.stdout.readline().strip() not in {"up", ""}:
+            pass
+        yield f"http://127.0.0.1:{port}/api/jobs/"
+        process.stdin.close()
+
+
+def _asked(url: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
+    answer = httpx.request("GET" if request is None else "POST", url, json=request, timeout=120)
+    return dict(answer.raise_for_status().json())
+
+
+def test_ray_runs_one_node_and_two(launchers: Path, folder: Path) -> None:
+    """A real cluster takes both requests; the second reserves both of its nodes for two torchruns that meet."""
+    with ray_cluster(launchers, folder) as jobs:
+        for name, processes_per_node in (("one", 2), ("two", 1)):
+            _asked(jobs, document(on_cpu("ray-jobs", 2, job_name=name, processes_per_node=processes_per_node)))
+
+            assert _ended(jobs + name) == "SUCCEEDED", _asked(f"{jobs}{name}/logs")["logs"]
+            assert_figures(told(folder, 2))
+            shutil.rmtree(folder / "told")
+
+
+def _ended(url: str) -> str:
+    end = time.monotonic() + 240
+    while (state := str(_asked(url)["status"])) in {"PENDING", "RUNNING"} and time.monotonic() < end:
+        time.sleep(0.5)
+    return state
