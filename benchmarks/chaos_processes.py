@@ -111,7 +111,7 @@ class Component:
         """Whether it lives."""
         return self._process is not None and self._process.poll() is None
 
-    def start(self, patience_seconds: float = 60.0) -> None:
+    def start(self, patience_seconds: float = 180.0) -> None:
         """Start it, and wait until it is ready.
 
         Raises:

@@ -23,8 +23,9 @@ from tuner.specs import parse_spec
 from tuner.training.runs import RunPaths
 
 MIB = 1024**2
-TRAINING = TrainingRequest(updates=16, checkpoint_every=3, seed=7)
-_PATIENCE_SECONDS = 120.0
+TRAINING = TrainingRequest(updates=40, checkpoint_every=4, seed=7)
+"""Most moments of a job are to come after its first checkpoint: a process takes as long as ten updates to start."""
+_PATIENCE_SECONDS = 300.0
 
 
 def request() -> TuningRequest:

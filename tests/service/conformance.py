@@ -24,7 +24,7 @@ from service.store.sql import open_store
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 DOCUMENT = ROOT / "openapi" / "openapi.json"
-_START_SECONDS = 60.0
+_START_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
