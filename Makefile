@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format serve gpu-test gpu-demo bench-install bench conformance openapi clean
+.PHONY: help install demo test lint format serve gpu-test gpu-demo bench-install bench test-exports conformance openapi clean
 
 help:  ## Show these lines
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -67,6 +67,33 @@ bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/sigkill_soak.py
 	$(BIN)/python benchmarks/chaos.py
 	$(BIN)/python benchmarks/api_load.py
+
+# Frameworks that exports are loaded by, apart from .venv/lib: those that ask for other versions of torch than ours (and
+# work with ours), and those of which only the parsers of settings are wanted. So none of what they depend on is
+# installed but what is named.
+EXPORTS := $(VENV)/exports
+APART := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target
+
+$(EXPORTS)/deepspeed/ready: Makefile $(VENV)/bench
+	$(APART) $(@D) deepspeed==0.19.8 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2 py-cpuinfo==9.0.0
+	@touch $@
+
+$(EXPORTS)/composer/ready: Makefile $(VENV)/bench
+	$(APART) $(@D) mosaicml==0.32.1 mosaicml-cli==0.7.3 torchvision==0.28.0 torch-optimizer==0.3.0 \
+	  pytorch-ranger==0.1.1 coolname==5.0.0 tabulate==0.10.0 py-cpuinfo==9.0.0 importlib-metadata==10.2.0 \
+	  requests==2.34.2 urllib3==2.8.0 charset-normalizer==3.5.2 zipp==4.1.2 argcomplete==3.7.2 arrow==1.4.0 \
+	  backoff==2.2.1 gql==4.4.0 graphql-core==3.3.2 lazy-importer==0.1.0 prompt-toolkit==3.0.53 questionary==2.1.1 \
+	  ruamel.yaml==0.19.1 termcolor==3.3.0 validators==0.36.0 wcwidth==0.9.4 websockets==17.4 yahp==0.1.3
+	@touch $@
+
+$(EXPORTS)/configs/ready: Makefile $(VENV)/bench
+	$(APART) $(@D) torchtitan==0.3.0 torchtune==0.6.1 axolotl==0.19.0 llamafactory==0.9.5 nemo-automodel==0.7.0 \
+	  megatron-core==0.16.1 peft==0.21.2 tyro==1.0.17 docstring-parser==0.18.0 typeguard==4.6.0 omegaconf==2.4.0 \
+	  antlr4-python3-runtime==4.9.3
+	@touch $@
+
+test-exports: $(EXPORTS)/deepspeed/ready $(EXPORTS)/composer/ready $(EXPORTS)/configs/ready  ## Have the frameworks themselves load exports
+	PYTHONPATH='$(CURDIR)/$(EXPORTS)/configs' $(BIN)/python -m pytest -m exports tests/exports
 
 # The tools that are no Python packages of ours: Java and npm must be there. `promtool` is of Debian's package
 # `prometheus`, which is unpacked, not installed.

@@ -80,7 +80,7 @@ def _sharding(order: Order) -> dict[str, JsonValue]:
 
 
 def _launch(order: Order, variables: dict[str, str]) -> str:
-    command = ("accelerate", "launch", "--config_file", _CONFIG, order.options.script)
+    command: tuple[str, ...] = ("accelerate", "launch", "--config_file", _CONFIG, order.options.script)
     if _kind(order) == "MULTI_CPU":
         variables = {**variables, **_read_from_environment(order)}
         command = ("torchrun", *_ranks_on_cpu(order), order.options.script)
