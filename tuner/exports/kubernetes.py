@@ -83,5 +83,5 @@ TARGET = Target(
     versions=("1.37",),
     repeats_one_size=False,
     write=_write,
-    checked="read by kubectl and by models made from Kubernetes' published schema",
+    checked="read by kubectl and by models of Kubernetes' published schema; its command run by torchrun on the CPU",
 )

@@ -62,5 +62,5 @@ TARGET = Target(
     versions=("2.60",),
     repeats_one_size=False,
     write=_write,
-    checked="read by Ray's own request class, and run by a Ray cluster on the CPU",
+    checked="run by a Ray cluster on the CPU, on one node and two",
 )

@@ -112,5 +112,5 @@ TARGET = Target(
     versions=("22.05",),
     repeats_one_size=False,
     write=_write,
-    checked="its options against those of sbatch; the script by bash and shellcheck; no cluster ran it",
+    checked="run by a Slurm cluster of two nodes on the CPU; options read by sbatch, the script by shellcheck",
 )

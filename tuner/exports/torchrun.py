@@ -57,5 +57,5 @@ TARGET = Target(
     versions=("2",),
     repeats_one_size=False,
     write=_write,
-    checked="run by torchrun, on the CPU with two processes; the script checked by shellcheck",
+    checked="run by torchrun on the CPU, on one node and two; the script checked by shellcheck",
 )
