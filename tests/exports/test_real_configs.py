@@ -1,0 +1,221 @@
+"""Frameworks that are too heavy to train with here read exports by their own configuration classes and parsers.
+
+`make test-exports` puts their packages beside ours, without what they depend on, and the modules that read settings are
+imported without the rest of the package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from exports.plans import plan
+
+from factories import gpt_spec
+from tuner.exports.base import Export, ExportOptions, Order
+from tuner.exports.registry import TARGETS, export
+from tuner.results import Recommendation
+
+pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
+
+Load = Callable[..., Any]
+
+
+_INSTALLED = Path(sys.prefix) / "exports" / "configs"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    """Imports a module of a package whose `__init__` is left out, as are those of the packages on the way."""
+    monkeypatch.syspath_prepend(_INSTALLED)
+    before = dict(sys.modules)
+
+    def load(name: str) -> Any:
+        parts = name.split(".")
+        for depth in range(1, len(parts)):
+            _hollow(".".join(parts[:depth]))
+        return importlib.import_module(name)
+
+    yield load
+    for name in set(sys.modules) - set(before):
+        if name.split(".")[0] in {"torchtitan", "torchtune", "axolotl", "llamafactory", "nemo_automodel", "megatron"}:
+            del sys.modules[name]
+
+
+def _hollow(package: str) -> None:
+    """The package with its folder, and without what its `__init__` imports."""
+    if package in sys.modules:
+        return
+    spec = importlib.util.find_spec(package)
+    assert spec is not None, f"{package} is not installed: `make test-exports` installs it"
+    module = ModuleType(package)
+    module.__path__ = list(spec.submodule_search_locations or [])
+    sys.modules[package] = module
+
+
+def _recommendation() -> Recommendation:
+    return plan(64, world_size=2, spec=gpt_spec(precision="bf16", gradient_clipping=0.5))
+
+
+def _exported(name: str, version: str | None = None) -> Export:
+    return export(_recommendation(), name, version=version)
+
+
+def _settings(name: str, version: str | None = None) -> Any:
+    return yaml.safe_load(_exported(name, version).files[0].content)
+
+
+def _arguments(name: str) -> tuple[str, ...]:
+    """What a launcher passes on."""
+    target = TARGETS[name]
+    assert target.arguments is not None
+    given = export(_recommendation(), name)
+    figures = SimpleNamespace(
+        micro_batch_size=given.micro_batch_size,
+        gradient_accumulation_steps=given.gradient_accumulation_steps,
+        world_size=given.world_size,
+        effective_batch_size=given.effective_batch_size.achieved,
+    )
+    order = Order(_recommendation(), figures, target.versions[0], ExportOptions())  # type: ignore[arg-type] # these suffice
+    return target.arguments(order)
+
+
+def test_megatrons_own_calculator_derives_the_steps(load: Load) -> None:
+    """The flags give the plan's number of micro-batches."""
+    calculator = load("megatron.core.num_microbatches_calculator").ConstantNumMicroBatchesCalculator
+    flags = dict(it.removeprefix("--").split("=") for it in _arguments("megatron"))
+
+    made = calculator(int(flags["global-batch-size"]), int(flags["micro-batch-size"]), 2, False, 0)
+
+    assert (made.get(), made.get_micro_batch_size(), made.get_current_global_batch_size()) == (4, 8, 64)
+
+
+def test_torchtitans_own_config_takes_the_settings(load: Load) -> None:
+    """Every setting is a field of `TrainingConfig` or `ParallelismConfig`, and nothing else changes."""
+    configs = load("torchtitan.config.configs")
+    config = SimpleNamespace(training=configs.TrainingConfig(), parallelism=configs.ParallelismConfig())
+    module: dict[str, Any] = {}
+    exec(_exported("torchtitan", "0.3.0").files[0].content, module)  # noqa: S102 - a module that we wrote
+
+    training = module["with_batch"](config).training
+
+    assert (training.local_batch_size, training.global_batch_size, training.seq_len) == (8, 64, 16)
+    assert (training.max_norm, training.dtype, training.steps) == (0.5, "bfloat16", configs.TrainingConfig().steps)
+    assert (config.parallelism.data_parallel_replicate_degree, config.parallelism.data_parallel_shard_degree) == (2, 1)
+
+
+def test_torchtitans_parser_reads_the_arguments(load: Load) -> None:
+    """`tyro`, which reads torchtitan's command line, finds every argument."""
+    tyro = importlib.import_module("tyro")
+    configs = load("torchtitan.config.configs")
+    both = dataclasses.make_dataclass(
+        "Config",
+        [
+            ("training", configs.TrainingConfig, dataclasses.field(default_factory=configs.TrainingConfig)),
+            ("parallelism", configs.ParallelismConfig, dataclasses.field(default_factory=configs.ParallelismConfig)),
+        ],
+    )
+
+    read = tyro.cli(both, args=list(_arguments("torchtitan")))
+
+    assert (read.training.local_batch_size, read.training.global_batch_size) == (8, 64)
+    assert read.training.max_norm == 0.5
+
+
+def test_torchtitan_of_another_generation_refuses_the_settings(load: Load) -> None:
+    """A setting that this torchtitan does not have is an error, not ignored."""
+    configs = load("torchtitan.config.configs")
+    config = SimpleNamespace(training=configs.TrainingConfig(), parallelism=configs.ParallelismConfig())
+    module: dict[str, Any] = {}
+    exec(_exported("torchtitan", "main-2026-08-20").files[0].content, module)  # noqa: S102 - a module that we wrote
+
+    with pytest.raises(AttributeError, match="num_tokens_per_microbatch_per_dp_rank"):
+        module["with_batch"](config)
+
+
+def test_axolotls_own_schema_validates_the_hyperparameters(load: Load) -> None:
+    """Batch, steps and clipping are read by the schema of hyperparameters."""
+    schema = load("axolotl.utils.schemas.training").HyperparametersConfig
+    settings = {name: value for name, value in _settings("axolotl").items() if name in schema.model_fields}
+
+    read = schema(learning_rate=1e-3, **settings)
+
+    assert (read.micro_batch_size, read.gradient_accumulation_steps, read.max_grad_norm) == (8, 4, 0.5)
+    assert read.batch_size is None
+
+
+def test_axolotls_command_line_has_the_arguments(load: Load) -> None:
+    """Its generated options include those that are given."""
+    options = load("axolotl.cli.config_options").AXOLOTL_CONFIG_CLI_OPTIONS
+    known = {name for names, *_ in options for name in names}
+
+    assert {it.partition("=")[0] for it in _arguments("axolotl")} <= known
+
+
+def test_llama_factorys_new_trainer_parses_the_file(load: Load) -> None:
+    """Every key is an argument of v1."""
+    load("llamafactory.v1.config.arg_utils")
+    arguments = load("llamafactory.v1.config.training_args").TrainingArguments
+    (read,) = (
+        importlib.import_module("transformers")
+        .HfArgumentParser([arguments])
+        .parse_dict(_settings("llama-factory", "v1"))
+    )
+
+    assert (read.micro_batch_size, read.global_batch_size, read.cutoff_len, read.max_grad_norm) == (8, 64, 16, 0.5)
+    assert read.enable_activation_checkpointing is False
+
+
+def test_llama_factory_parses_the_file(load: Load, tmp_path: Path) -> None:
+    """Every key is an argument of the model, of the data, of training or of fine-tuning."""
+    parts = {"model": "Model", "data": "Data", "training": "Training", "finetuning": "Finetuning"}
+    kinds = [getattr(load(f"llamafactory.hparams.{module}_args"), f"{name}Arguments") for module, name in parts.items()]
+    parser = importlib.import_module("transformers").HfArgumentParser(kinds)
+    place = {"model_name_or_path": "unused", "output_dir": str(tmp_path), "use_cpu": True}
+
+    model, data, training, finetuning = parser.parse_dict(_settings("llama-factory") | place)
+
+    assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (8, 4)
+    assert (data.cutoff_len, training.max_grad_norm, finetuning.pure_bf16) == (16, 0.5, True)
+    assert model.disable_gradient_checkpointing is True
+
+
+def test_torchtunes_own_merge_reads_file_and_arguments(load: Load) -> None:
+    """The recipe's file and its overrides become the same settings."""
+    merge = load("torchtune.config._utils")._merge_yaml_and_cli_args
+    from_file = Namespace(**_settings("torchtune"))
+
+    read = merge(from_file, [])
+    overridden = merge(Namespace(batch_size=1, gradient_accumulation_steps=1), list(_arguments("torchtune")))
+
+    assert (read.batch_size, read.gradient_accumulation_steps, read.clip_grad_norm, read.dtype) == (8, 4, 0.5, "bf16")
+    assert (overridden.batch_size, overridden.gradient_accumulation_steps) == (8, 4)
+
+
+def test_automodels_own_step_scheduler_derives_the_steps(load: Load) -> None:
+    """Built from the file's settings it accumulates the plan's number of micro-batches."""
+    config = load("nemo_automodel.components.training.step_scheduler").StepSchedulerConfig
+    settings = _settings("nemo-automodel")["step_scheduler"]
+    local = settings.pop("local_batch_size")
+
+    made = config(**settings, preemption_signal=None).build([0] * 8, 2, local)
+
+    assert made.grad_acc_steps == 4
+
+
+def test_automodels_own_parser_reads_the_arguments(load: Load) -> None:
+    """The overrides are taken for dotted settings."""
+    parse = load("nemo_automodel.components.config._arg_parser").parse_cli_argv
+
+    _, overrides = parse(argv=["--config", "recipe.yaml", *_arguments("nemo-automodel")])
+
+    assert overrides == ["step_scheduler.global_batch_size=64", "step_scheduler.local_batch_size=8"]
