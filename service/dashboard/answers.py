@@ -15,7 +15,7 @@ _POLICY = (
 )
 PROTECTING = {
     "Content-Security-Policy": _POLICY,
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with "no-referrer" browsers send forms with `Origin: null`
     "X-Content-Type-Options": "nosniff",
     "Vary": "Accept-Encoding",
 }

@@ -12,7 +12,7 @@ const SUMMARY_SECONDS = 15;
 const QUEUE_SHOWN = 20;
 const RUNNING_SHOWN = 100;
 const DETAILED = 6; // running work that is asked for by itself each time
-const PERIODS = { day: "24 hours", week: "7 days", all: "All time" };
+const PERIODS = { "24h": "24 hours", "7d": "7 days", all: "All time" };
 const HELD = ["RUNNING", "CANCELLING"];
 const PATHS = { tuning: "tunings", job: "jobs" };
 const NEARLY_FULL = 0.9;
@@ -212,18 +212,27 @@ function workLink(identifier) {
 const failures = makeTable({
   caption: "Failures by cause",
   showCaption: true,
-  keyOf: (row) => row.code,
+  keyOf: (row) => `${row.kind} ${row.code}`,
   columns: [
-    { title: "Cause", class: "model", cell: (row) => [h("span", {}, row.title), h("div", { class: "muted small" }, h("code", {}, row.code))] },
-    { title: "Tunings", class: "number", cell: (row) => count(row.tunings) },
-    { title: "Jobs", class: "number", cell: (row) => count(row.jobs) },
-    { title: "Newest", class: "nowrap", cell: (row) => [workLink(row.latest_id), h("div", { class: "small" }, time(row.latest_at))] },
-    { title: "What it said", class: "wide said", cell: (row) => row.latest_detail },
+    { title: "Cause", class: "model", cell: (row) => [h("code", {}, row.code), " ", tag(row.kind)] },
+    { title: "How often", class: "number", cell: (row) => count(row.count) },
+    { title: "Newest", class: "nowrap", cell: (row) => [workLink(row.newest_id), h("div", { class: "small" }, time(row.newest_at))] },
+    { title: "What it said", class: "wide said", cell: (row) => row.message },
   ],
 });
 
-let summary = null;
-let period = "day";
+const spent = makeTable({
+  caption: "Device time by place",
+  showCaption: true,
+  keyOf: (row) => row.place,
+  columns: [
+    { title: "Place", class: "model", cell: (row) => row.place },
+    { title: "Probes", class: "number", cell: (row) => seconds(row.probes_seconds) },
+    { title: "Jobs", class: "number", cell: (row) => seconds(row.jobs_seconds) },
+  ],
+});
+
+let period = "24h";
 
 function showPeriods() {
   replace(byId("periods"), Object.entries(PERIODS).map(([name, text]) => {
@@ -239,30 +248,39 @@ function choosePeriod(event) {
     for (const each of byId("periods").children) {
       each.setAttribute("aria-pressed", String(each === button));
     }
-    showSummary();
+    summaries.now();
   }
 }
 
-function showSummary() {
-  const found = summary?.periods.find((each) => each.name === period);
-  if (found === undefined) {
-    return;
+function showSummary(summary) {
+  failures.update(summary.failures);
+  spent.update(summary.device_seconds);
+  const text = "Work that ends without an answer is listed here by its cause.";
+  const failed = summary.failures.length > 0 ? failures.element : emptyState({ title: "No failures", text });
+  const shown = [byId("figures"), byId("failures"), byId("spent")];
+  replace(shown[0], figuresOf(summary).map(figure));
+  if (shown[1].firstChild !== failed) {
+    replace(shown[1], failed);
   }
-  const figures = h("div", { class: "card figures" }, figuresOf(found).map(figure));
-  const none = () => emptyState({ title: "No failures", text: "Work that ends without an answer is grouped here by its cause." });
-  failures.update(found.failures);
-  replace(byId("summary"), figures, found.failures.length > 0 ? failures.element : none());
+  if (shown[2].firstChild !== spent.element) {
+    replace(shown[2], spent.element);
+  }
+  shown[2].hidden = summary.device_seconds.length === 0;
 }
 
-function figuresOf({ submitted, ended, device_seconds: spent, stored_answers: stored }) {
+function figuresOf({ tunings, jobs, device_seconds: places, stored_answers: stored }) {
+  const both = (...states) => states.reduce((sum, state) => sum + (tunings[state] ?? 0) + (jobs[state] ?? 0), 0);
+  const probes = places.reduce((sum, place) => sum + place.probes_seconds, 0);
+  const training = places.reduce((sum, place) => sum + place.jobs_seconds, 0);
   const asked = stored.hits + stored.misses;
   return [
-    ["Submitted", count(submitted.tunings + submitted.jobs), `${plural(submitted.tunings, "tuning")}, ${plural(submitted.jobs, "job")}`],
-    ["Succeeded", count(ended.SUCCEEDED)],
-    ["Failed", count(ended.FAILED)],
-    ["Cancelled", count(ended.CANCELLED)],
-    ["Device time", seconds(spent.tunings + spent.jobs), `${seconds(spent.tunings)} tunings, ${seconds(spent.jobs)} jobs`],
-    ["Answered from the store", asked === 0 ? "–" : percent(stored.hits / asked), `${count(stored.hits)} of ${plural(asked, "submission")}`],
+    ["Waiting", count(both("QUEUED"))],
+    ["Running", count(both("RUNNING", "CANCELLING"))],
+    ["Succeeded", count(both("SUCCEEDED"))],
+    ["Failed", count(both("FAILED"))],
+    ["Cancelled", count(both("CANCELLED"))],
+    ["Device time", seconds(Math.round(probes + training)), `${seconds(probes)} probes, ${seconds(training)} jobs`],
+    ["Answered from the store", percent(stored.hit_rate), `${count(stored.hits)} of ${plural(asked, "question")}`],
   ];
 }
 
@@ -294,8 +312,12 @@ async function refreshNow(signal) {
 }
 
 async function refreshSummary(signal) {
-  summary = await get("/v1/summary", { signal });
-  showSummary();
+  const asked = period;
+  const summary = await get("/v1/summary", { query: { period: asked }, signal });
+  if (asked === period) {
+    showSummary(summary);
+    replace(byId("summary-problem"));
+  }
 }
 
 function showProblem(problem) {
@@ -305,4 +327,6 @@ function showProblem(problem) {
 showPeriods();
 byId("periods").addEventListener("click", choosePeriod);
 poll(refreshNow, NOW_SECONDS, { onProblem: showProblem });
-poll(refreshSummary, SUMMARY_SECONDS, { onProblem: (problem) => replace(byId("summary"), problemAlert(problem)) });
+const summaries = poll(refreshSummary, SUMMARY_SECONDS, {
+  onProblem: (problem) => replace(byId("summary-problem"), problemAlert(problem)),
+});
