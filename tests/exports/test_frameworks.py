@@ -120,6 +120,15 @@ def test_processes_per_node_must_divide_the_ranks() -> None:
         made("lightning", ranks=8, processes_per_node=3)
 
 
+@pytest.mark.parametrize("name", ["hugging-face", "deepspeed"])
+def test_a_learning_rate_that_nobody_said_is_asked_about(name: str) -> None:
+    """It takes the place of the framework's own default."""
+    chosen = gpt_spec(optimizer={"learning_rate": 3e-4})
+
+    assert "0.001" in warned(made(name))["default-learning-rate"]
+    assert "default-learning-rate" not in warned(made(name, chosen))
+
+
 # --- Hugging Face ---
 
 

@@ -127,6 +127,15 @@ def optimizer_in_code(order: Order) -> Advice:
     return Advice(code="optimizer-in-code", message=message)
 
 
+def learning_rate(order: Order) -> tuple[Advice, ...]:
+    """For exports that write the rate: a spec that never said one has its default."""
+    rate = spec_of(order).optimizer.learning_rate
+    if rate != OptimizerSpec().learning_rate:
+        return ()
+    message = f"The learning rate of {rate} is the default of a spec, in place of this framework's: is it yours?"
+    return (Advice(code="default-learning-rate", message=message),)
+
+
 def checkpointing_in_code(order: Order) -> tuple[Advice, ...]:
     """For frameworks that leave activation checkpointing to the model."""
     if not spec_of(order).activation_checkpointing:

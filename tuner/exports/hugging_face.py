@@ -13,6 +13,7 @@ from tuner.exports.base import Order, Target, Written
 from tuner.exports.frameworks import (
     counts_tokens,
     dropped_samples,
+    learning_rate,
     lower_precision_in_code,
     of_the_workload,
     on_cpu,
@@ -134,7 +135,7 @@ def _tail(order: Order) -> Advice:
 
 def _own_optimizer(order: Order) -> tuple[Advice, ...]:
     if _has_optimizer(order):
-        return ()
+        return learning_rate(order)
     message = (
         f"No `optim` of the Trainer is what was measured: pass `optimizers=({torch_call(spec_of(order).optimizer)}, "
         "None)`."
