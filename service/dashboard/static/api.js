@@ -113,7 +113,7 @@ async function answered(address, init) {
     if (error.name === "AbortError") {
       throw error;
     }
-    const detail = "The service cannot be reached. It may be restarting; this page goes on when it answers again.";
+    const detail = "The service cannot be reached. It may be restarting.";
     throw new ApiProblem({ code: "unreachable", title: "No answer", detail });
   }
 }

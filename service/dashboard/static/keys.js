@@ -28,7 +28,7 @@ const table = makeTable({
     { title: "Made", class: "nowrap", cell: (key) => time(key.created_at) },
     { title: "Last used", class: "nowrap", cell: (key) => (key.last_used_at === null ? "never" : time(key.last_used_at)) },
     { title: "Expires", class: "nowrap", cell: (key) => (key.expires_at === null ? "never" : time(key.expires_at)) },
-    { title: "", cell: revokeButton },
+    { title: "Action", cell: revokeButton },
   ],
 });
 

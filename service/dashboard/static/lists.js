@@ -1,9 +1,9 @@
 /** The lists of tunings and of jobs. */
 
-import { keyId } from "./api.js";
-import { byId, h } from "./dom.js";
+import { keyId, may } from "./api.js";
+import { byId, h, replace } from "./dom.js";
 import { count, elapsed, seconds, shortId, time, words } from "./format.js";
-import { badge, codeBlock } from "./parts.js";
+import { badge, codeBlock, scopeAlert } from "./parts.js";
 import { makeList } from "./table.js";
 
 const STATES = ["QUEUED", "RUNNING", "CANCELLING", "SUCCEEDED", "FAILED", "CANCELLED"];
@@ -86,4 +86,9 @@ function jobCall() {
 }
 
 const root = byId("list");
-makeList({ root, ...(root.dataset.kind === "jobs" ? JOBS : TUNINGS) });
+const { kind } = root.dataset;
+if (may(`${kind}:read`)) {
+  makeList({ root, ...(kind === "jobs" ? JOBS : TUNINGS) });
+} else {
+  replace(root, scopeAlert(`${kind}:read`));
+}

@@ -6,6 +6,8 @@
  *   const polling = poll(async (signal) => show(await get("/v1/queue", {signal})), 3)
  *   following.stop(); polling.now(); polling.stop();
  *
+ *   const tuning = await eventually(() => get(`/v1/tunings/${id}`))      a first answer, however long the service is away
+ *
  * `follow` reads server-sent events with fetch, not `EventSource`: so it can begin after an event that the page already
  * knows (Last-Event-ID), see the status of a refusal, and give the connection back while nobody looks.
  */
@@ -13,7 +15,7 @@
 import { ApiProblem, request } from "./api.js";
 
 const FIRST_PAUSE_SECONDS = 1;
-const LONGEST_PAUSE_SECONDS = 15;
+const LONGEST_PAUSE_SECONDS = 6;
 const SILENCE_SECONDS = 45; // the service sends a comment every 15 s
 const TERMINAL = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 
@@ -59,6 +61,27 @@ export function poll(fn, seconds, { onProblem, onState } = {}) {
   const bell = makeBell();
   pollAll(fn, seconds, { told, bell, onProblem }, stopping.signal).finally(() => told.leave());
   return { stop: () => stopping.abort(), now: bell.ring };
+}
+
+/**
+ * What `fn(signal)` gives once the service answers: while it is away or busy, `fn` is called again after a pause.
+ *
+ * @throws what `fn` throws otherwise.
+ */
+export function eventually(fn) {
+  return new Promise((resolve, reject) => {
+    const trying = poll(async (signal) => {
+      try {
+        resolve(await fn(signal));
+      } catch (error) {
+        if (error instanceof ApiProblem && error.passing) {
+          throw error;
+        }
+        reject(error);
+      }
+      trying.stop();
+    }, FIRST_PAUSE_SECONDS);
+  });
 }
 
 /**

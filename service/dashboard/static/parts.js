@@ -8,6 +8,7 @@
  *   emptyState({title, text, action: node})             what to do where there is nothing
  *   alertBox("bad"|"warn"|"ok"|"info", title, ...text)  a message
  *   problemAlert(problem, {retry: f})                   what happened (an ApiProblem), and how to go on
+ *   scopeAlert("jobs:read")                             for a key without the scope that a page needs
  *   definitions([["Device", "cuda:0"], ...])            a definition list; entries without a value are left out
  *   bar({value, max, label, mark})                      a share of something (memory, progress), with its text
  *   await confirmDialog({title, text, action: "Revoke", danger: true})   true or false
@@ -112,6 +113,12 @@ export function problemAlert(problem, { retry = null } = {}) {
     faults.length > 0 ? h("ul", {}, faults) : problem.detail,
     retry && h("p", {}, h("button", { type: "button", class: "button", on: { click: retry } }, "Try again")),
   );
+}
+
+/** What to show to a key without the scope that a page needs. */
+export function scopeAlert(scope) {
+  const how = "Ask who runs this service for it, or sign in with another key.";
+  return alertBox("warn", "Your key may not see this", h("p", {}, "It needs the scope ", h("code", {}, scope), `. ${how}`));
 }
 
 /** A definition list of pairs; those whose value is null, undefined or "" are left out. */
