@@ -12,6 +12,7 @@
     |- RequestError            the caller can mend it; each has a status and a code
        |- NotFoundError, ConflictError, NotEndedError, InvalidCursorError, InvalidInputError
        |- IdempotencyKeyInFlightError, IdempotencyKeyReusedError, NotOnThisHostError
+       |- NotResumableError
        |- TargetNotAllowedError, DataPathNotAllowedError
        |- UnknownDeviceError, DeviceMismatchError, InfeasibleRecommendationError, UnsupportedJobError
        |- HostNotAllowedError, ForeignOriginError, CsrfTokenError, BodyTooLargeError, UnsupportedMediaTypeError
@@ -124,6 +125,14 @@ class NotEndedError(RequestError):
     status = HTTPStatus.CONFLICT
     code = "not-ended"
     title = "It has not ended"
+
+
+class NotResumableError(RequestError):
+    """The job cannot go on; the message says why."""
+
+    status = HTTPStatus.CONFLICT
+    code = "not-resumable"
+    title = "The job cannot go on"
 
 
 class NotOnThisHostError(RequestError):

@@ -26,8 +26,8 @@ class State(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing follows."""
-        return not TRANSITIONS[self]
+        """Whether nothing follows, unless someone resumes it."""
+        return self in TERMINAL_STATES
 
 
 TRANSITIONS: dict[State, frozenset[State]] = {
@@ -36,12 +36,16 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     # It may have ended before the cancellation reached it: then what it found is kept.
     State.CANCELLING: frozenset({State.CANCELLED, State.SUCCEEDED, State.FAILED}),
     State.SUCCEEDED: frozenset(),
-    State.FAILED: frozenset(),
-    State.CANCELLED: frozenset(),
+    # A job may be resumed that has a checkpoint.
+    State.FAILED: frozenset({State.QUEUED}),
+    State.CANCELLED: frozenset({State.QUEUED}),
 }
 """The one table of transitions. The store turns each into an update that requires the old state."""
 
-TERMINAL_STATES = frozenset(state for state in State if state.terminal)
+TERMINAL_STATES = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
+"""States in which work has ended."""
+RESUMABLE_STATES = TERMINAL_STATES & {state for state, targets in TRANSITIONS.items() if targets}
+"""Ends from which a job may go on."""
 HELD_STATES = frozenset({State.RUNNING, State.CANCELLING})
 """States in which a worker holds a device."""
 

@@ -98,7 +98,7 @@ async def _lines(work_id: str, watch: Watch, after: int) -> AsyncIterator[str]:
             if events:
                 news, after = False, events[-1].id
                 yield "".join(map(_line, events))  # at once: a follower who left is noticed between sends
-                if _ends(events):
+                if _ends(events) and not await watch.reads.events.get((work_id, after)):
                     return
             elif news:  # and no event: it was deleted
                 return
@@ -109,7 +109,9 @@ async def _lines(work_id: str, watch: Watch, after: int) -> AsyncIterator[str]:
 
 
 def _ends(events: Sequence[Event]) -> bool:
-    return any(event.state is not None and event.state.terminal for event in events)
+    """Whether the last state among these is an end: a job may have been resumed after an earlier one."""
+    last = next((event.state for event in reversed(events) if event.state is not None), None)
+    return last is not None and last.terminal
 
 
 async def _stands(standing: Standing) -> bool:

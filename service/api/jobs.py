@@ -47,7 +47,7 @@ from service.store.base import WorkFilter
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=ALWAYS)
 
-_OF_ONE = links("job_id", "id", "getJob", "followJob", "cancelJob", "deleteJob", "readJobLog", "listJobCheckpoints")
+_OF_ONE = links("job_id", "id", "getJob", "followJob", "cancelJob", "resumeJob", "deleteJob", "readJobLog", "listJobCheckpoints")
 _DEFAULT_TAIL_BYTES = 64 * 1024
 
 _SUBMITTED: Responses = {
@@ -63,6 +63,7 @@ _SUBMITTED: Responses = {
         "content": examples.of("JobQueued"),
     },
 }
+_RESUMED: Responses = {202: {"description": "Queued again.", "links": _OF_ONE}}
 _LOG: Responses = {
     200: {
         "description": "What the run printed.",
@@ -211,6 +212,29 @@ def list_job_checkpoints(job_id: JobId, cases: Cases) -> CheckpointList:
 def cancel_job(job_id: JobId, caller: Calling, cases: Cases) -> Job:
     """End a job. One that has ended already stays as it is, so repeating this is harmless."""
     return cases.jobs.cancel(job_id, caller)
+
+
+@router.post(
+    "/{job_id}/resume",
+    operation_id="resumeJob",
+    summary="Resume a job",
+    dependencies=[needs(Scope.JOBS_RUN)],
+    status_code=HTTPStatus.ACCEPTED,
+    responses=_RESUMED
+    | declared(
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.CONFLICT,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.TOO_MANY_REQUESTS,
+    ),
+)
+def resume_job(job_id: JobId, caller: Calling, cases: Cases) -> Job:
+    """Queue a job again that is FAILED or CANCELLED: it goes on from its newest checkpoint, in the same folder.
+
+    Refused with 409 where it cannot: it has no checkpoint, its folder is on another host, nobody serves the place it
+    ran at. Where hosts share no `BATCHWRIGHT_RUNS_DIR`, another one with such a device may take it, and begins anew.
+    """
+    return cases.jobs.resume(job_id, caller)
 
 
 @router.delete(

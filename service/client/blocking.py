@@ -118,6 +118,7 @@ class Jobs(Blocking[AsyncJobs]):
     logs = blocking(AsyncJobs.logs)
     checkpoints = blocking(AsyncJobs.checkpoints)
     cancel = blocking(AsyncJobs.cancel)
+    resume = blocking(AsyncJobs.resume)
     delete = blocking(AsyncJobs.delete)
     list = iterating(AsyncJobs.list)
 

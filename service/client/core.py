@@ -17,6 +17,7 @@ from service.client.network import Network
 from service.client.retrying import Patience, Retries
 from service.client.wire import Call, DocumentT, EventParser, parsed, problem_in
 from service.domain import Event, Job, Tuning
+from service.states import State
 
 _LONGEST_WAIT_SECONDS = 30.0
 """Of one long poll: below the idle limits of proxies, and below the service's own 60."""
@@ -191,6 +192,7 @@ class Core:
             ConnectionFailedError: when it stays away.
         """
         patience = Patience(self._retries)
+        ended = False
         while True:
             error: ClientError
             try:
@@ -198,14 +200,17 @@ class Core:
                     async for event in stream:
                         after = event.id
                         yield event
-                        if event.state is not None and event.state.terminal:
-                            return
+                        ended = ended if event.state is None else event.state.terminal
+                        if event.state is State.SUCCEEDED:
+                            return  # after another end a job may have been resumed: the service ends the stream
             except _NothingMoreError:
                 return
             except ClientError as caught:
                 error = caught
             else:
                 error = ConnectionFailedError("the stream of events ended before the last")
+            if ended:
+                return
             pause = patience.pause_after(error, self.network.now())
             if pause is None:
                 raise error

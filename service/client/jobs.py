@@ -128,6 +128,16 @@ class AsyncJobs(Resource):
         """
         return await self._core.call(Job, Call("POST", path_of(_JOBS, job_id, "cancel"), repeatable=True))
 
+    async def resume(self, job_id: str) -> Job:
+        """Let a job go on from its newest checkpoint that failed or was cancelled. Not sent twice.
+
+        Raises:
+            NotFoundError: when there is no such job.
+            ConflictError: when it cannot go on; the problem says why.
+            NotAllowedError: when another API key made it.
+        """
+        return await self._core.call(Job, Call("POST", path_of(_JOBS, job_id, "resume"), repeatable=False))
+
     async def delete(self, job_id: str) -> None:
         """Delete a job that has ended, with its events and its run's folder.
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, delete, insert, select, tuple_, update
 
-from service.states import State
+from service.errors import NotResumableError
+from service.states import RESUMABLE_STATES, State, WorkKind
 from service.store.engine import insert_or_skip
 from service.store.keys import check_quota
 from service.store.queries import read_item
@@ -53,6 +54,24 @@ def add_work(
     if first is not None:
         _fill(connection, first.idempotency, first.answer(item))
     return item
+
+
+def resume(connection: Connection, work_id: str, quota: Quota) -> WorkItem:
+    """Queue a job again that failed or was cancelled.
+
+    Raises:
+        NotFoundError: when there is none.
+        NotResumableError: when it is in another state, or no job.
+        QuotaExceededError: when its key has used its quota.
+    """
+    check_quota(connection, read_item(connection, work_id).key_id, quota)
+    may_go_on = and_(_work.id == work_id, _work.kind == WorkKind.JOB, _work.state.in_(sorted(RESUMABLE_STATES)))
+    forgotten = dict.fromkeys(("ended_at", "problem", "problem_code", "result"))
+    values = {"state": State.QUEUED, "lost_leases": 0, **forgotten}
+    if change(connection, may_go_on, values, [state_event(State.QUEUED)]) is None:
+        item = read_item(connection, work_id)
+        raise NotResumableError(f"{work_id} is {item.state}: only a job that is FAILED or CANCELLED can be resumed")
+    return read_item(connection, work_id)
 
 
 def remember(connection: Connection, idempotency: Idempotency, answer: FirstAnswer) -> None:

@@ -239,6 +239,16 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def resume(self, work_id: str, quota: Quota = UNLIMITED) -> WorkItem:
+        """Queue a job again that was FAILED or CANCELLED; what was recorded of it is kept, how it ended is not.
+
+        Raises:
+            NotFoundError: when there is none.
+            NotResumableError: when it is in another state, or no job.
+            QuotaExceededError: when its key has used its quota.
+        """
+
+    @abstractmethod
     def probes(self, work_id: str) -> list[RecordedProbe]:
         """Every recorded probe, in order; empty for unknown work."""
 

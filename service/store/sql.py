@@ -166,6 +166,11 @@ class SqlStore(Store):
             return queries.read_item(connection, work_id)
 
     @override
+    def resume(self, work_id: str, quota: Quota = UNLIMITED) -> WorkItem:
+        with writing(self._engine) as connection:
+            return adding.resume(connection, work_id, quota)
+
+    @override
     def probes(self, work_id: str) -> list[RecordedProbe]:
         with reading(self._engine) as connection:
             return queries.read_probes(connection, work_id)

@@ -68,7 +68,7 @@ class Desk:
             NotFoundError: when there is none of this kind.
             NotOwnerError: when another key made it.
         """
-        self._own(work_id, kind, caller, "cancel")
+        self.own(work_id, kind, caller, "cancel")
         item = self.store.cancel(work_id)
         self.notify()
         return item
@@ -84,7 +84,7 @@ class Desk:
             NotEndedError: when it has not ended.
             ConflictError: when the folder cannot be removed whole.
         """
-        state = self._own(work_id, kind, caller, "delete").state
+        state = self.own(work_id, kind, caller, "delete").state
         if state.terminal and kind is WorkKind.JOB and not self.runs.remove(work_id):
             raise ConflictError(
                 f"the folder of {work_id} cannot be removed: let the operator look at {self.runs.directory(work_id)}, "
@@ -122,7 +122,13 @@ class Desk:
             raise UnknownDeviceError(f"device {device or '(any)'} is not served here; served: {served}")
         return found
 
-    def _own(self, work_id: str, kind: WorkKind, caller: Caller, verb: str) -> WorkItem:
+    def own(self, work_id: str, kind: WorkKind, caller: Caller, verb: str) -> WorkItem:
+        """The work with this id, if the caller may change it; ``verb`` is what they want.
+
+        Raises:
+            NotFoundError: when there is none of this kind.
+            NotOwnerError: when another key made it.
+        """
         item = self.get(work_id, kind)
         if not caller.may_change(item.key_id):
             raise NotOwnerError(

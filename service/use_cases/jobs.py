@@ -6,7 +6,7 @@ from pathlib import Path
 
 from service import views
 from service.domain import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission
-from service.errors import InfeasibleRecommendationError, InvalidInputError, NotOnThisHostError
+from service.errors import InfeasibleRecommendationError, InvalidInputError, NotOnThisHostError, NotResumableError
 from service.fleet import ServedDevice
 from service.idempotency import Submitted, first_time
 from service.keys import Caller
@@ -16,7 +16,7 @@ from service.placement import (
     check_same_device,
     processes_of,
 )
-from service.states import WorkKind
+from service.states import RESUMABLE_STATES, WorkKind
 from service.store.base import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
 from service.tracing import current_trace_parent
 from service.use_cases.desk import Desk, check_priority, model_name, payload
@@ -92,6 +92,23 @@ class JobCases:
         """
         return self._view(self._desk.cancel(job_id, WorkKind.JOB, caller))
 
+    def resume(self, job_id: str, caller: Caller) -> Job:
+        """Let a job go on from its newest checkpoint, in the same folder, that failed or was cancelled.
+
+        Raises:
+            NotFoundError: when there is no such job.
+            NotOwnerError: when another key made it.
+            NotResumableError: when it is in another state, has no checkpoint, or nobody serves the place it ran at.
+            NotOnThisHostError: when its folder is elsewhere.
+            RequestError: when the operator allows it no more, or another device is there by now.
+            QuotaExceededError: when its key has used its quota.
+        """
+        item = self._desk.own(job_id, WorkKind.JOB, caller, "resume")
+        self._check_can_go_on(item)
+        resumed = self._store.resume(job_id, self._desk.policy.quota)
+        self._desk.notify()
+        return self._view(resumed)
+
     def delete(self, job_id: str, caller: Caller) -> None:
         """Delete a job that has ended, and its folder where that is on this host.
 
@@ -153,6 +170,21 @@ class JobCases:
 
     def _view(self, item: WorkItem) -> Job:
         return views.job(item, self._desk.runs.directory(item.id) if self._is_here(item) else None)
+
+    def _check_can_go_on(self, item: WorkItem) -> None:
+        if item.state not in RESUMABLE_STATES:
+            raise NotResumableError(f"{item.id} is {item.state}: only a job that is FAILED or CANCELLED can be resumed")
+        self._check_is_here(item.id)
+        if not self._desk.runs.checkpoints(item.id):
+            raise NotResumableError(
+                f"{item.id} has no checkpoint to go on from: submit it again, with `training.checkpoint_every`"
+            )
+        recommendation = JobRequest.model_validate_json(item.payload).recommendation
+        seen = next((it for it in self._store.devices() if it.served.place == item.place), None)
+        if seen is None or not self._desk.is_alive(seen):
+            raise NotResumableError(f"{item.id} ran at {item.place}, which no worker serves now")
+        check_same_device(recommendation.device, seen.served.device)
+        self._check_spec(recommendation.request.spec)
 
     def _check_is_here(self, job_id: str) -> None:
         """Refuse what has begun and left no folder here, or one of an earlier attempt."""

@@ -153,7 +153,7 @@ def test_every_page_is_protected_and_compressed(opened: FastAPI, path: str) -> N
     assert response.headers["content-security-policy"] == POLICY
     assert (response.headers["x-content-type-options"], response.headers["referrer-policy"]) == (
         "nosniff",
-        "no-referrer",
+        "same-origin",
     )
     assert (response.headers["cache-control"], response.headers["content-encoding"]) == ("no-store", "gzip")
     plain = Browser(opened).get(path, Accept_Encoding="gzip;q=0, identity")
