@@ -47,7 +47,9 @@ from service.store.base import WorkFilter
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=ALWAYS)
 
-_OF_ONE = links("job_id", "id", "getJob", "followJob", "cancelJob", "resumeJob", "deleteJob", "readJobLog", "listJobCheckpoints")
+_OF_ONE = links(
+    "job_id", "id", "getJob", "followJob", "cancelJob", "resumeJob", "deleteJob", "readJobLog", "listJobCheckpoints"
+)
 _DEFAULT_TAIL_BYTES = 64 * 1024
 
 _SUBMITTED: Responses = {

@@ -26,7 +26,7 @@ from service.identifiers import IdentifierSource
 from service.locks import DeviceLock
 from service.policy import Policy
 from service.settings import Settings
-from service.states import TERMINAL_STATES, TRANSITIONS, State, sources_of
+from service.states import RESUMABLE_STATES, TERMINAL_STATES, TRANSITIONS, State, sources_of
 from service.store.base import Store
 from service.views import decode_cursor, encode_cursor
 from tuner.errors import TuningFailedError
@@ -65,9 +65,11 @@ def test_a_cursor_leads_back_to_its_identifier() -> None:
 
 
 def test_the_table_of_transitions_is_closed() -> None:
-    """Every state has a row, terminal ones lead nowhere, and every other can reach an end."""
+    """Every state has a row; success leads nowhere, another end to the queue alone, for jobs that are resumed."""
     assert set(TRANSITIONS) == set(State)
     assert {State.SUCCEEDED, State.FAILED, State.CANCELLED} == TERMINAL_STATES
+    assert {State.FAILED, State.CANCELLED} == RESUMABLE_STATES == sources_of(State.QUEUED) - {State.RUNNING}
+    assert not TRANSITIONS[State.SUCCEEDED]
     assert sources_of(State.RUNNING) == {State.QUEUED}
     assert sources_of(State.CANCELLED) == {State.QUEUED, State.CANCELLING}
 
