@@ -38,6 +38,9 @@ export function seconds(value) {
   if (!known(value)) {
     return NONE;
   }
+  if (value === 0) {
+    return "0 s";
+  }
   if (value < 60) {
     return value < 1 ? `${Math.round(value * 1000)} ms` : `${value < 10 ? value.toFixed(1) : Math.round(value)} s`;
   }
