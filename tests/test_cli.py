@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import called
 from rich.console import Console
 
 from factories import CPU, CUDA, gpt_spec, mlp_spec, recommendation, resnet_spec, tuning_request
@@ -24,16 +25,18 @@ from tuner.results import Recommendation
 from tuner.specs import WorkloadSpec
 from tuner.training.runs import MicroBatchSplit, ProgressLog, RunOutcome, RunPaths, TrainingProgress, TrainingResult
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 UNKNOWN_MODEL = """
 model: {kind: transformers, task: causal-lm, config: {model_type: gpt9}}
 batch: {sequence_length: 8}
 """
 
 
-def batchwright(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def batchwright(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
     command = [sys.executable, "-m", "tuner.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=240)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
 @pytest.fixture
@@ -54,8 +57,8 @@ def test_help_names_every_command_and_exit_code() -> None:
 def test_plan_as_json_and_as_text() -> None:
     """Without a device, in a moment."""
     arguments = ("plan", "--effective-batch-size", "100", "--max-micro-batch-size", "37")
-    assert json.loads(batchwright(*arguments, "--json").stdout)["micro_batch_sizes"] == [[34, 33, 33]]
-    assert "34 + 33 + 33 = 100" in batchwright(*arguments).stdout
+    assert json.loads(called(*arguments, "--json").stdout)["micro_batch_sizes"] == [[34, 33, 33]]
+    assert "34 + 33 + 33 = 100" in called(*arguments).stdout
 
 
 def test_a_uniform_plan_says_what_it_changes() -> None:
@@ -70,9 +73,9 @@ def test_a_uniform_plan_says_what_it_changes() -> None:
         "2",
         "--uniform",
     )
-    found = json.loads(batchwright(*arguments, "--json").stdout)
+    found = json.loads(called(*arguments, "--json").stdout)
     assert found["effective_batch_size"] == {"requested": 101, "achieved": 100, "exact": False}
-    assert "100 instead of 101" in " ".join(batchwright(*arguments).stdout.split())
+    assert "100 instead of 101" in " ".join(called(*arguments).stdout.split())
 
 
 def test_tune_then_train_then_go_on(spec_file: Path, tmp_path: Path) -> None:
@@ -88,7 +91,7 @@ def test_tune_then_train_then_go_on(spec_file: Path, tmp_path: Path) -> None:
     command = ("train", spec_file, "--recommendation", rec, "--output-dir", run, "--checkpoint-every", "2", "--json")
     first = json.loads(batchwright(*command, "--updates", "2").stdout)
     assert (first["outcome"], first["updates"], first["resumed_from"]) == ("SUCCEEDED", 2, None)
-    second = json.loads(batchwright(*command, "--updates", "3").stdout)
+    second = json.loads(called(*command, "--updates", "3").stdout)
     assert (second["outcome"], second["updates"], second["resumed_from"]) == ("SUCCEEDED", 3, 2)
 
 
@@ -98,7 +101,7 @@ def test_nothing_fits_ends_with_its_own_code(tmp_path: Path) -> None:
     spec = mlp_spec(model={"kind": "reference", "architecture": architecture})
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     limits = ("--effective-batch-size", "8", "--device", "cpu", "--memory-limit", "32MiB")
-    tuned = batchwright("tune", tmp_path / "spec.json", *limits, "--json")
+    tuned = called("tune", tmp_path / "spec.json", *limits, "--json")
     assert tuned.returncode == 3, tuned.stdout
     assert "does not fit" in json.loads(tuned.stdout)["infeasible_reason"]
 
@@ -106,7 +109,7 @@ def test_nothing_fits_ends_with_its_own_code(tmp_path: Path) -> None:
 def test_run_tunes_and_trains(spec_file: Path, tmp_path: Path) -> None:
     """Both in one command; the result is the training's."""
     limits = ("--effective-batch-size", "6", "--device", "cpu", "--memory-limit", "1GiB")
-    done = batchwright("run", spec_file, *limits, "--updates", "2", "--output-dir", tmp_path / "run", "--json")
+    done = called("run", spec_file, *limits, "--updates", "2", "--output-dir", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["updates"] == 2
     assert (tmp_path / "run" / "model.safetensors").exists()
@@ -124,7 +127,7 @@ def test_run_tunes_and_trains(spec_file: Path, tmp_path: Path) -> None:
 def test_a_wrong_spec_ends_with_code_2_and_no_traceback(tmp_path: Path, content: str, words: str) -> None:
     """Before any probe, naming the field."""
     (tmp_path / "spec.yaml").write_text(content)
-    tuned = batchwright("tune", tmp_path / "spec.yaml", "--effective-batch-size", "8", "--device", "cpu")
+    tuned = called("tune", tmp_path / "spec.yaml", "--effective-batch-size", "8", "--device", "cpu")
     assert tuned.returncode == 2
     assert words in tuned.stderr
     assert "Traceback" not in tuned.stderr
@@ -134,7 +137,7 @@ def test_a_wrong_spec_ends_with_code_2_and_no_traceback(tmp_path: Path, content:
 def test_errors_are_json_when_asked_for(tmp_path: Path) -> None:
     """A script reads the field at fault from standard output."""
     (tmp_path / "spec.yaml").write_text("model: {kind: reference, architecture: {name: gpt}}")
-    tuned = batchwright("tune", tmp_path / "spec.yaml", "--effective-batch-size", "8", "--json")
+    tuned = called("tune", tmp_path / "spec.yaml", "--effective-batch-size", "8", "--json")
     document = json.loads(tuned.stdout)
     assert document["error"] == "SpecError"
     assert "batch.sequence_length" in document["problems"][0]["message"]
@@ -156,7 +159,7 @@ def test_errors_are_json_when_asked_for(tmp_path: Path) -> None:
 )
 def test_wrong_arguments_have_their_codes(spec_file: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
     """Each names the value and the remedy."""
-    tuned = batchwright("tune", spec_file, "--effective-batch-size", "8", *arguments)
+    tuned = called("tune", spec_file, "--effective-batch-size", "8", *arguments)
     assert tuned.returncode == code, tuned.stderr
     assert words in tuned.stderr
     assert "Traceback" not in tuned.stderr
@@ -173,7 +176,7 @@ def test_a_bug_in_the_workload_ends_with_code_4(tmp_path: Path) -> None:
         "def build(): return W()\n"
     )
     (tmp_path / "spec.yaml").write_text("model: {kind: python, target: 'mine:build'}")
-    tuned = batchwright("tune", "spec.yaml", "--effective-batch-size", "8", "--device", "cpu", cwd=tmp_path)
+    tuned = called("tune", "spec.yaml", "--effective-batch-size", "8", "--device", "cpu", cwd=tmp_path)
     assert tuned.returncode == 4
     assert "mat1 and mat2 shapes cannot be multiplied" in tuned.stderr
 
@@ -187,7 +190,7 @@ def test_a_bug_in_the_workload_ends_with_code_4(tmp_path: Path) -> None:
 )
 def test_wrong_arguments_of_a_run_are_found_before_it(spec_file: Path, arguments: tuple[str, ...], words: str) -> None:
     """Exit code 2 before anything is tuned or written."""
-    done = batchwright("run", spec_file, "--effective-batch-size", "8", "--device", "cpu", *arguments)
+    done = called("run", spec_file, "--effective-batch-size", "8", "--device", "cpu", *arguments)
     assert done.returncode == 2, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
@@ -197,7 +200,7 @@ def test_wrong_arguments_of_a_run_are_found_before_it(spec_file: Path, arguments
 def test_training_into_a_file_is_refused(spec_file: Path, tmp_path: Path) -> None:
     """Exit code 2, and the option is named."""
     (tmp_path / "rec.json").write_text(recommendation(gpt_spec()).model_dump_json())
-    trained = batchwright("train", spec_file, "--recommendation", tmp_path / "rec.json", "--output-dir", spec_file)
+    trained = called("train", spec_file, "--recommendation", tmp_path / "rec.json", "--output-dir", spec_file)
     assert trained.returncode == 2
     assert "--output-dir: is no folder" in trained.stderr
 
@@ -205,7 +208,7 @@ def test_training_into_a_file_is_refused(spec_file: Path, tmp_path: Path) -> Non
 def test_training_another_model_than_was_tuned_is_refused(spec_file: Path, tmp_path: Path) -> None:
     """What changes memory must be tuned again; the field is named."""
     (tmp_path / "rec.json").write_text(recommendation(mlp_spec()).model_dump_json())
-    trained = batchwright("train", spec_file, "--recommendation", tmp_path / "rec.json")
+    trained = called("train", spec_file, "--recommendation", tmp_path / "rec.json")
     assert trained.returncode == 2
     assert "model: differs from the spec that was tuned" in trained.stderr
 
@@ -215,7 +218,7 @@ def train(spec: WorkloadSpec, directory: Path, *options: str) -> subprocess.Comp
     (directory / "spec.json").write_text(spec.model_dump_json())
     (directory / "rec.json").write_text(recommendation(spec).model_dump_json())
     files: tuple[str | Path, ...] = ("--recommendation", directory / "rec.json", "--output-dir", directory / "run")
-    return batchwright("train", directory / "spec.json", *files, "--updates", "2", *options)
+    return called("train", directory / "spec.json", *files, "--updates", "2", *options)
 
 
 def test_two_processes_share_the_effective_batch(tmp_path: Path) -> None:
@@ -336,7 +339,7 @@ def test_an_interrupt_while_tuning_leaves_no_process(spec_file: Path, tmp_path: 
         assert process.stderr is not None
         first = process.stderr.readline()
         process.send_signal(number)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     assert first.startswith("probe ")
     assert process.returncode == 130
     time.sleep(0.2)
@@ -358,7 +361,7 @@ def test_sigterm_while_training_leaves_a_checkpoint(spec_file: Path, tmp_path: P
     process.terminate()
     time.sleep(0.05)
     process.terminate()
-    result = TrainingResult.model_validate_json(process.communicate(timeout=60)[0])
+    result = TrainingResult.model_validate_json(process.communicate(timeout=120)[0])
     assert (process.returncode, result.outcome) == (130, RunOutcome.STOPPED)
     assert result.updates == run.checkpointed_update()
 

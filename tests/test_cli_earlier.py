@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import called
 
 from factories import mlp_spec
 from tuner.results import Recommendation
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 def tune(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own."""
-    command = [sys.executable, "-m", "tuner.cli", "tune", *map(str, arguments), "--device", "cpu", "--json"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    """The command's answer."""
+    return called("tune", *arguments, "--device", "cpu", "--json")
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,9 @@ def spec_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def earlier(spec_file: Path) -> Path:
+def earlier(spec_file: Path, forked: None) -> Path:
     """An answer whose largest size is the bound that was asked for."""
+    del forked
     path = spec_file.parent / "earlier.json"
     done = tune(spec_file, "--effective-batch-size", "100", "--max-micro-batch-size", "8", "-o", path)
     assert done.returncode == 0, done.stderr

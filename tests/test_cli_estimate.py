@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import called
 from rich.console import Console, RenderableType
 
 from factories import mlp_spec, python_spec
@@ -29,10 +30,8 @@ LARGE = {"name": "mlp", "hidden_features": 12_000, "hidden_layers": 2}
 
 
 def batchwright(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "COLUMNS": "110"}
-    command = [sys.executable, "-m", "tuner.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=240)
+    """The command's answer; what it traces finds this folder's workloads."""
+    return called(*arguments, columns=110, PYTHONPATH=str(Path(__file__).parent))
 
 
 def written(folder: Path, spec: WorkloadSpec) -> Path:
@@ -95,7 +94,7 @@ def test_a_schedulers_end_leaves_no_process_and_no_files(tmp_path: Path) -> None
             assert process.poll() is None
             time.sleep(0.05)
         process.terminate()
-        assert process.wait(30) == 130
+        assert process.wait(120) == 130
     assert not list((tmp_path / "tmp").glob("batchwright-*"))
     for pid in journal.read_text().split():
         assert not _is_alive(pid)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from command import called
 from running import StartService
 
 from service.client import ApiError, Client
@@ -17,9 +17,8 @@ ARGUMENTS_WRONG = 2
 
 
 def keys(database_url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own."""
-    command = [sys.executable, "-m", "tuner.cli", "keys", *arguments, "--database-url", database_url]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    """The command's answer."""
+    return called("keys", *arguments, "--database-url", database_url)
 
 
 def used_for(client: Client, seconds: float) -> None:

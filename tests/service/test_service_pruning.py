@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from command import called
 from stores import answered, ended, set_work
 
 from scripted import new_work
@@ -52,15 +51,8 @@ class Kept:
         return job_id
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run the command in a process of its own, on the data folder of the settings."""
-        return subprocess.run(
-            [sys.executable, "-m", "tuner.cli", "prune", *arguments],
-            env={**os.environ, "BATCHWRIGHT_DATA_DIR": str(self.data_dir)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        """The command's answer, on the data folder of the settings."""
+        return called("prune", *arguments, BATCHWRIGHT_DATA_DIR=str(self.data_dir))
 
 
 @pytest.fixture
@@ -144,8 +136,10 @@ def test_a_folder_that_cannot_be_removed_is_named(kept: Kept) -> None:
     class Stuck(RunFiles):
         """Removes nothing, as on a file system that became read-only."""
 
-        def remove(self, job_id: str) -> None:
+        def remove(self, job_id: str) -> bool:
             """Do nothing."""
+            del job_id
+            return False
 
     job_id = kept.job(LONG_AGO)
     report = prune(kept.store, Stuck(kept.data_dir / "runs"), DAY, recommendations=False, dry_run=False)

@@ -1,0 +1,38 @@
+"""The command line, called in the test's own process: one of its own takes seconds to start."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
+
+from tuner.cli import main
+
+
+def called(
+    *arguments: str | Path, cwd: Path | None = None, columns: int = 80, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What ``batchwright`` prints with these arguments, and its exit status; what it does not catch is raised."""
+    command = ["batchwright", *map(str, arguments)]
+    printed, told = io.StringIO(), io.StringIO()
+    before = signal.getsignal(signal.SIGTERM)
+    with (
+        patch.object(sys, "argv", command),
+        patch.dict(os.environ, {"COLUMNS": str(columns), **environment}),
+        redirect_stdout(printed),
+        redirect_stderr(told),
+        chdir(cwd or Path.cwd()),
+    ):
+        try:
+            main()
+            status = 0
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return subprocess.CompletedProcess(command, status, printed.getvalue(), told.getvalue())
