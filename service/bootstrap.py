@@ -28,7 +28,7 @@ from service.settings import Settings
 from service.store.base import Quota, Store
 from service.store.sql import open_store
 from service.use_cases import UseCases
-from tuner.estimation import launch
+from tuner.estimation.warm import WarmEstimates
 from tuner.fingerprint import installed_versions
 from tuner.memory import inventory
 from tuner.probing.supervisor import ProbeSupervisor
@@ -74,9 +74,11 @@ class System(WorkerSystem):
     cases: UseCases
     estimates: Estimates
     access: Access
+    estimator: WarmEstimates
 
     def stop(self) -> None:
         """Stop the workers, handing back what runs, write what is counted, and close the store. Idempotent."""
+        self.estimator.close()
         self.cases.tally.flush()
         super().stop()
 
@@ -124,12 +126,14 @@ def build(
     store, coordinator, watch = worker.store, worker.coordinator, worker.instruments
     watch.metrics.watch_queue(store.queue_depths)
     policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
+    estimator = WarmEstimates()
     return System(
         cases=UseCases(store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify),
         estimates=Estimates(
-            launch.estimate, policy, here, EstimateLimits(slots=settings.estimate_slots), watch.metrics
+            estimator.estimate, policy, here, EstimateLimits(slots=settings.estimate_slots), watch.metrics
         ),
         access=Access(store.keys, keyless_here=settings.listens_on_loopback),
+        estimator=estimator,
         store=store,
         coordinator=coordinator,
         instruments=watch,

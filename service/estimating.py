@@ -23,7 +23,7 @@ from tuner.specs import PythonModel
 
 ShouldStop = Callable[[], bool]
 Estimator = Callable[[EstimateRequest, ShouldStop], Estimate]
-"""Makes an estimate, in a process that has ended when this returns; ``tuner.estimation.launch.estimate``."""
+"""Makes an estimate, in processes of its own; what it takes to give one up has ended when it returns."""
 
 _POLL_SECONDS = 0.05
 _AT_ONCE = 4
@@ -35,7 +35,7 @@ class EstimateLimits:
     """How much of the host estimates may take."""
 
     slots: int = 1
-    """Estimates that are made at once. Each keeps a processor busy, and may take gigabytes."""
+    """Estimates that are made at once. Each keeps a few processors busy for seconds, and may take gigabytes."""
     queue: int = 8
     """Callers that may wait for a slot; each holds a thread of the API."""
     wait_seconds: float = 10.0

@@ -20,7 +20,7 @@ from tuner.catalogue import KernelProfile
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
 from tuner.estimates import EstimateRequest, Verdict
 from tuner.estimation.attention import Attention, Kernel, choose
-from tuner.estimation.launch import _has_ended, estimate
+from tuner.estimation.launch import estimate
 from tuner.estimation.runs import TracedRuns
 from tuner.estimation.shim import NoCompilerError, _identity, _torch_folder, compiled
 from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
@@ -434,11 +434,6 @@ def test_wrong_fields_come_back_as_fields() -> None:
     with pytest.raises(SpecError) as raised:
         estimate(_request(transformers_spec("causal-lm", {"model_type": "gpt3"}, batch=TEXT)))
     assert [it.field for it in raised.value.problems] == ["model.config.model_type"]
-
-
-def test_a_process_that_nobody_has_to_wait_for_has_ended() -> None:
-    """Where SIGCHLD is ignored, the kernel knows no ended child."""
-    assert _has_ended(os.getppid())
 
 
 def test_launching_needs_no_torch() -> None:

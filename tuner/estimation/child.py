@@ -1,6 +1,8 @@
-"""The process in which workloads are traced: a request in, an answer or what stands in its way out.
+"""The process in which workloads are traced: it imports torch once, and answers each request in a fork of itself.
 
-Started by ``tuner.estimation.launch`` as ``python -P -m tuner.estimation.child QUESTION DIRECTORY PARENT BYTES``.
+Started by ``tuner.estimation.launch`` as ``python -P -m tuner.estimation.child PARENT IDLE_SECONDS READY``, with a
+socket as its standard input. It runs no operation of torch itself, and nothing of a user: what a request does ends with
+its fork.
 """
 
 from __future__ import annotations
@@ -9,20 +11,23 @@ import gc
 import importlib
 import os
 import resource
+import select
+import signal
+import socket
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from tuner.catalogue import KernelProfile
-from tuner.documents import Document
 from tuner.errors import BatchwrightError, EstimateError, SpecError
 from tuner.estimates import Estimate, EstimateRequest
 from tuner.estimation.answer import TracedWorkload, answer, profiles
-from tuner.estimation.messages import EstimatePaths, Failure
+from tuner.estimation.messages import Done, EstimatePaths, Failure, Order, Question
 from tuner.estimation.shim import NoCompilerError, Shim, load_shim
 from tuner.estimation.side_by_side import worthwhile_processes
 from tuner.files import write_atomically
@@ -31,7 +36,6 @@ from tuner.memory.failures import FailureKind, classify_exception
 from tuner.processes import die_with_parent, tighten_limit
 from tuner.requests import ExpectationRequest
 from tuner.results import ExpectedPeaks
-from tuner.specs import WorkloadSpec
 from tuner.workloads.imports import late_imports
 
 _FILE_BYTES = 1024**3
@@ -40,40 +44,123 @@ _NO_SHIM = "CUDA's decisions cannot be followed here, the CPU's are instead"
 _NOT_KEPT = "the device that stands in for CUDA was compiled for this estimate alone, which takes time"
 
 
-def run(question: str, paths: EstimatePaths) -> None:
-    """Answer the request in ``paths``, and leave the answer or the failure there."""
-    try:
-        write_atomically(paths.result, _ANSWERS[question](paths.request.read_bytes()).model_dump_json())
-    except BaseException as error:  # noqa: BLE001 - user code runs here and may raise anything
-        write_atomically(paths.failure, _failure(error).model_dump_json())
+class Server:
+    """Carries out one order after the other.
 
+    Args:
+        connection: where orders come from; the side that asks closes it.
+        idle_seconds: how long to wait for an order.
+    """
 
-def _expectation(asked: bytes) -> ExpectedPeaks:
-    request = ExpectationRequest.model_validate_json(asked)
-    shim = _shim()[0] if request.compute_capability else None
-    with _importing(request.spec):
+    def __init__(self, connection: socket.socket, idle_seconds: float) -> None:
+        self._connection = connection
+        self._orders = connection.makefile("rb")
+        self._idle_seconds = idle_seconds
+        self._shim: Shim | None = None
+        self._notes: tuple[str, ...] | None = None
+
+    def serve(self, *, ready: bool) -> None:
+        """Until nobody asks any more, or has not for long.
+
+        Args:
+            ready: whether to import what estimates need before the first order is read.
+        """
+        arrivals = select.poll()
+        arrivals.register(self._connection, select.POLLIN)
+        began: float | None = time.monotonic()  # what is imported for the first order counts as part of it
+        if ready:
+            with suppress(Exception):  # told by the first fork that meets it
+                self.make_ready()
+        while arrivals.poll(self._idle_seconds * 1000) and (line := self._orders.readline()):
+            done = Done(status=self._carried_out(Order.model_validate_json(line), began or time.monotonic()))
+            self._connection.sendall(done.model_dump_json().encode() + b"\n")
+            began = None
+
+    def make_ready(self) -> None:
+        """Import what every estimate for a card needs; the second time at once.
+
+        Raises:
+            EstimateError: when torch is missing, or was imported too early.
+        """
+        if self._notes is None:
+            self._shim, self._notes = _loaded_shim()
+        with _importing():
+            importlib.import_module("tuner.estimation.workload")
+
+    def _carried_out(self, order: Order, began: float) -> int:
+        """The exit code of the fork that did it."""
+        paths = EstimatePaths(Path(order.directory))
+        with suppress(Exception):  # the fork meets the same, and leaves it in its failure
+            self._prepare(_request(order.question, paths))
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_task(order, paths, parent, began)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def _prepare(self, request: EstimateRequest | ExpectationRequest) -> None:
+        """Import what this request needs, for its fork and for later ones."""
+        if isinstance(request, EstimateRequest) or request.compute_capability:
+            self.make_ready()
+        with _importing():
+            for module in ("tuner.estimation.expectation", *late_imports(request.spec)):
+                importlib.import_module(module)
+
+    def _become_task(self, order: Order, paths: EstimatePaths, parent: int, began: float) -> NoReturn:
+        """The rest of a fork's life, which ends without the clean-up of thousands of modules."""
+        status = 1
+        try:
+            die_with_parent(parent)
+            self._connection.close()
+            _redirect_output(paths.output)
+            tighten_limit(resource.RLIMIT_DATA, order.memory_bytes)
+            tighten_limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
+            self._answer(order.question, paths, began)
+            status = 0
+        except BaseException:  # noqa: BLE001 - the last line of defence: what is printed here becomes the evidence
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def _answer(self, question: Question, paths: EstimatePaths, began: float) -> None:
+        """Answer the request in ``paths``, and leave the answer or the failure there."""
+        try:
+            request = _request(question, paths)
+            found = self._estimate(request, began) if isinstance(request, EstimateRequest) else self._expected(request)
+            write_atomically(paths.result, found.model_dump_json())
+        except BaseException as error:  # noqa: BLE001 - user code runs here and may raise anything
+            write_atomically(paths.failure, _failure(error).model_dump_json())
+
+    def _expected(self, request: ExpectationRequest) -> ExpectedPeaks:
         from tuner.estimation.expectation import expected_peaks  # noqa: PLC0415 - torch comes with it, after the shim
 
-    return expected_peaks(request, shim, processes=worthwhile_processes())
+        if request.compute_capability:
+            self.make_ready()
+        return expected_peaks(request, self._shim, processes=worthwhile_processes())
+
+    def _estimate(self, request: EstimateRequest, began: float) -> Estimate:
+        wanted = profiles(request)
+        self.make_ready()
+        traced = _traced(request, wanted, self._shim)
+        estimate = answer(request, traced, versions=installed_versions(), seconds=time.monotonic() - began)
+        notes = tuple(dict.fromkeys((*estimate.notes, *(self._notes or ()))))
+        return estimate.model_copy(update={"seconds": time.monotonic() - began, "notes": notes})
 
 
-def _estimate(asked: bytes) -> Estimate:
-    began = time.monotonic()
-    request = EstimateRequest.model_validate_json(asked)
-    wanted = profiles(request)
-    shim, notes = _shim()
-    traced = _traced(request, wanted, shim)
-    versions = installed_versions()
-    estimate = answer(request, traced, versions=versions, seconds=time.monotonic() - began)
-    return estimate.model_copy(
-        update={"seconds": time.monotonic() - began, "notes": tuple(dict.fromkeys((*estimate.notes, *notes)))}
-    )
+def _redirect_output(path: Path) -> None:
+    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
 
 
-_ANSWERS: dict[str, Callable[[bytes], Document]] = {"estimate": _estimate, "expectation": _expectation}
+def _request(question: Question, paths: EstimatePaths) -> EstimateRequest | ExpectationRequest:
+    kind = EstimateRequest if question == "estimate" else ExpectationRequest
+    return kind.model_validate_json(paths.request.read_bytes())
 
 
-def _shim() -> tuple[Shim | None, tuple[str, ...]]:
+def _loaded_shim() -> tuple[Shim | None, tuple[str, ...]]:
     """The device that stands in for CUDA, loaded before torch; without a compiler none, and why."""
     try:
         shim = load_shim()
@@ -90,10 +177,9 @@ def _traced(
     Raises:
         SpecError: when the spec is wrong.
     """
-    with _importing(request.spec):
-        from tuner.estimation.kernels import representative  # noqa: PLC0415 - torch comes with it, after the shim
-        from tuner.estimation.runs import TracedRuns  # noqa: PLC0415 - likewise
-        from tuner.estimation.workload import SizedWorkload, first_wanted  # noqa: PLC0415 - likewise
+    from tuner.estimation.kernels import representative  # noqa: PLC0415 - torch comes with it, after the shim
+    from tuner.estimation.runs import TracedRuns  # noqa: PLC0415 - likewise
+    from tuner.estimation.workload import SizedWorkload, first_wanted  # noqa: PLC0415 - likewise
 
     runs = TracedRuns(request.spec, shim=shim, processes=worthwhile_processes())
     distinct = tuple(dict.fromkeys(map(representative, wanted)))
@@ -110,17 +196,11 @@ def _traced(
 
 
 @contextmanager
-def _importing(spec: WorkloadSpec) -> Iterator[None]:
-    """In the block and after it what tracing needs is imported, without looking for garbage in it now or later.
-
-    Looking takes more than a tenth of the time, and there is none.
-    """
+def _importing() -> Iterator[None]:
+    """What the block imports is not looked through for garbage, now or later: that takes a fifth of the time."""
     gc.disable()
     try:
         yield
-        with suppress(Exception):  # a package that is missing or broken is told when it is needed
-            for module in late_imports(spec):
-                importlib.import_module(module)
     finally:
         gc.freeze()
         gc.enable()
@@ -141,17 +221,17 @@ def _failure(error: BaseException) -> Failure:
 
 
 def main(arguments: list[str]) -> None:
-    """Answer, within the memory given."""
-    question, directory, parent, memory_bytes = arguments
+    """Serve until the process that started this one ends, or has nothing to ask."""
+    parent, idle_seconds, ready = arguments
     die_with_parent(int(parent))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody hears how a fork ended
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a card of this host is never touched
-    tighten_limit(resource.RLIMIT_DATA, int(memory_bytes))
-    tighten_limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
     warnings.simplefilter("ignore")  # of torch and the workload: nobody reads them here
-    run(question, EstimatePaths(Path(directory)))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # without the clean-up of thousands of modules
+    connection = socket.socket(fileno=os.dup(0))
+    silence = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(silence, 0)
+    Server(connection, float(idle_seconds)).serve(ready=ready == "ready")
+    os._exit(0)
 
 
 if __name__ == "__main__":

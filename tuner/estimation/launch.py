@@ -1,8 +1,11 @@
-"""Estimates, asked for from a process that has no torch: each in a bounded process of its own."""
+"""Estimates, asked for from a process that has no torch: each is made in a bounded process of its own."""
 
 from __future__ import annotations
 
 import os
+import select
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,9 +14,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from tuner.catalogue import find_gpu
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError
 from tuner.estimates import Estimate, EstimateRequest
-from tuner.estimation.messages import EstimatePaths, Failure, Question
+from tuner.estimation.messages import Done, EstimatePaths, Failure, Order, Question
 from tuner.files import tail, write_atomically
 from tuner.processes import kill_group
 from tuner.requests import ExpectationRequest
@@ -23,6 +27,8 @@ MEMORY_BYTES = 8 * 1024**3
 """Private host memory that tracing may take: torch, the workload's code and a few samples. Tensors take none."""
 _POLL_SECONDS = 0.02
 _OUTPUT_BYTES = 2000
+_LINE_BYTES = 4096
+_Request = EstimateRequest | ExpectationRequest
 
 
 def estimate(
@@ -43,8 +49,19 @@ def estimate(
         EstimateCancelledError: when ``should_stop`` said so.
         EstimateError: when a GPU is not known, the workload cannot be traced, or the memory does not suffice.
     """
-    answer = _ask("estimate", request, request.timeout_seconds, should_stop, memory_bytes)
-    return Estimate.model_validate_json(answer)
+    check_gpus(request)
+    with TracingProcess() as process:
+        return process.estimate(request, should_stop, memory_bytes=memory_bytes)
+
+
+def check_gpus(request: EstimateRequest) -> None:
+    """See that all GPUs are known, before a process is asked.
+
+    Raises:
+        EstimateError: when one is not known, or is that of several.
+    """
+    for name in request.gpus:
+        find_gpu(name)
 
 
 def expect(
@@ -55,84 +72,172 @@ def expect(
     Raises:
         BatchwrightError: as ``estimate``.
     """
-    answer = _ask("expectation", request, timeout_seconds, should_stop, MEMORY_BYTES)
-    return ExpectedPeaks.model_validate_json(answer)
+    with TracingProcess(ready=request.compute_capability is not None) as process:
+        return process.expect(request, should_stop, timeout_seconds=timeout_seconds)
 
 
-def _ask(
-    question: Question,
-    request: EstimateRequest | ExpectationRequest,
-    timeout_seconds: float,
-    should_stop: Callable[[], bool],
-    memory_bytes: int,
-) -> bytes:
-    """What a process of its own answers, as JSON."""
-    with ExitStack() as stack:
-        try:
-            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="batchwright-estimate-"))
-            paths = EstimatePaths(Path(directory))
-            write_atomically(paths.request, request.model_dump_json())
-            process = _start(question, paths, memory_bytes)
-        except OSError as error:
-            raise EstimateError(f"the process that traces cannot be started: {error}") from error
-        try:
-            _wait(process, timeout_seconds, should_stop)
-        finally:
-            kill_group(process.pid)
-            process.wait()
-        return _answer(paths, process.returncode)
+class LostError(EstimateError):
+    """The process ended before it had carried out its order; the message says how."""
 
 
-def _start(question: Question, paths: EstimatePaths, memory_bytes: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-m", "tuner.estimation.child"]
-    with paths.output.open("wb") as output:
-        return subprocess.Popen(  # noqa: S603 - our own module, in the interpreter that runs this
-            [*command, question, str(paths.directory), str(os.getpid()), str(memory_bytes)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            process_group=0,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "PASSIVE"},
-        )
+class TracingProcess:
+    """A process that traces what it is asked, each time in a fork of itself. It ends with the thread that starts it.
 
+    The first answer waits for torch to be imported, later ones do not. Not for several threads at once.
 
-def _wait(process: subprocess.Popen[bytes], timeout_seconds: float, should_stop: Callable[[], bool]) -> None:
-    """Until the process ends.
+    Args:
+        ready: whether to import torch before anything is asked, as an estimate for a card needs it.
+        idle_seconds: how long it stays with nothing to do.
 
     Raises:
-        EstimateTimedOutError: when it takes too long.
-        EstimateCancelledError: when it was stopped.
+        EstimateError: when it cannot be started.
     """
-    deadline = time.monotonic() + timeout_seconds
-    while not _has_ended(process.pid):
-        if should_stop():
-            raise EstimateCancelledError("the estimate was stopped")
-        if time.monotonic() > deadline:
-            raise EstimateTimedOutError(
-                f"tracing took longer than {timeout_seconds:g} s: allow more by `timeout_seconds`, or measure instead"
+
+    def __init__(self, *, ready: bool = True, idle_seconds: float = 60.0) -> None:
+        self._files = ExitStack()
+        try:
+            folder = self._files.enter_context(tempfile.TemporaryDirectory(prefix="batchwright-estimate-"))
+            self._folder = Path(folder)
+            self._start("ready" if ready else "", idle_seconds)
+        except OSError as error:
+            self._files.close()
+            raise EstimateError(f"the process that traces cannot be started: {error}") from error
+        self._asked = 0
+        self.is_free = True
+        """Whether it waits for a question, as far as is known: not while it has one, or after one was given up."""
+
+    def _start(self, ready: str, idle_seconds: float) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", "tuner.estimation.child", str(os.getpid()), str(idle_seconds), ready]
+        with theirs, self._output.open("wb") as output:
+            self._files.callback(ours.close)
+            self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - our own module, in the interpreter that runs this
+                command,
+                stdin=theirs.fileno(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "PASSIVE"},
             )
-        time.sleep(_POLL_SECONDS)
+        self._connection = ours
+        self._arrivals = select.poll()  # not select(), which knows no descriptor above 1023
+        self._arrivals.register(ours, select.POLLIN)
 
+    @property
+    def _output(self) -> Path:
+        return self._folder / "output.txt"
 
-def _has_ended(child: int) -> bool:
-    """Whether a child has ended. It is left unreaped: until then no other process can get its id, or its group's."""
-    try:
-        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # where SIGCHLD is ignored, nobody has to wait
-        return True
+    @property
+    def pid(self) -> int:
+        """Of the process, and of its group."""
+        return self._process.pid
+
+    def estimate(
+        self, request: EstimateRequest, should_stop: Callable[[], bool], *, memory_bytes: int = MEMORY_BYTES
+    ) -> Estimate:
+        """As the function ``estimate``.
+
+        Raises:
+            LostError: when the process itself ended.
+            BatchwrightError: as the function.
+        """
+        answer = self._ask("estimate", request, request.timeout_seconds, should_stop, memory_bytes)
+        return Estimate.model_validate_json(answer)
+
+    def expect(
+        self, request: ExpectationRequest, should_stop: Callable[[], bool], *, timeout_seconds: float
+    ) -> ExpectedPeaks:
+        """As the function ``expect``.
+
+        Raises:
+            LostError: when the process itself ended.
+            BatchwrightError: as the function.
+        """
+        answer = self._ask("expectation", request, timeout_seconds, should_stop, MEMORY_BYTES)
+        return ExpectedPeaks.model_validate_json(answer)
+
+    def _ask(
+        self,
+        question: Question,
+        request: _Request,
+        timeout_seconds: float,
+        should_stop: Callable[[], bool],
+        memory_bytes: int,
+    ) -> bytes:
+        """What is answered, as JSON."""
+        self.is_free = False
+        self._asked += 1
+        paths = EstimatePaths(self._folder / str(self._asked))
+        order = Order(question=question, directory=str(paths.directory), memory_bytes=memory_bytes)
+        try:
+            write_atomically(paths.request, request.model_dump_json())
+            done = self._carried_out(order, timeout_seconds, should_stop)
+            self.is_free = True
+            return _answer(paths, done.status)
+        except OSError as error:
+            raise EstimateError(f"the process that traces cannot be asked: {error}") from error
+        finally:
+            shutil.rmtree(paths.directory, ignore_errors=True)
+
+    def _carried_out(self, order: Order, timeout_seconds: float, should_stop: Callable[[], bool]) -> Done:
+        """Wait until the order is carried out.
+
+        Raises:
+            EstimateTimedOutError: when it takes too long.
+            EstimateCancelledError: when it was stopped.
+            LostError: when the process ended.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            self._connection.sendall(order.model_dump_json().encode() + b"\n")
+            while not self._arrivals.poll(_POLL_SECONDS * 1000):
+                if should_stop():
+                    raise EstimateCancelledError("the estimate was stopped")
+                if time.monotonic() > deadline:
+                    raise EstimateTimedOutError(
+                        f"tracing took longer than {timeout_seconds:g} s: allow more by `timeout_seconds`, or measure "
+                        "instead"
+                    )
+            told = self._connection.recv(_LINE_BYTES)
+        except (BrokenPipeError, ConnectionResetError):
+            told = b""
+        if not told:
+            raise LostError(_no_answer(self._end(), self._output))
+        return Done.model_validate_json(told)
+
+    def _end(self) -> int:
+        """Kill the group, whose id is its own until the process is waited for; how the process ended."""
+        if self._process.returncode is None:
+            kill_group(self._process.pid)
+        return self._process.wait()
+
+    def close(self) -> None:
+        """End the process and all that it has started. Idempotent."""
+        self._end()
+        self._files.close()
+
+    def __enter__(self) -> TracingProcess:  # noqa: PYI034 - not meant for subclassing
+        """Ready to be asked."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
 
 
 def _answer(paths: EstimatePaths, status: int) -> bytes:
-    """What the process has left.
+    """What was left in ``paths``.
 
     Raises:
-        BatchwrightError: what it failed with.
+        BatchwrightError: what answering failed with.
     """
     if paths.result.exists():
         return paths.result.read_bytes()
     if paths.failure.exists():
         raise Failure.model_validate_json(paths.failure.read_bytes()).to_error()
-    said = tail(paths.output, _OUTPUT_BYTES).strip()
-    raise EstimateError(
-        f"the process that traces ended with status {status} and no answer: {said or 'it said nothing'}"
-    )
+    raise EstimateError(_no_answer(status, paths.output))
+
+
+def _no_answer(status: int, output: Path) -> str:
+    said = tail(output, _OUTPUT_BYTES).strip() if output.exists() else ""
+    return f"the process that traces ended with status {status} and no answer: {said or 'it said nothing'}"

@@ -1,4 +1,4 @@
-"""What the process that traces and the one that asked leave for each other on disk. No torch."""
+"""What the process that traces and the one that asks tell each other, over a socket and on disk. No torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from tuner.documents import Document
+from tuner.documents import Document, PositiveInt
 from tuner.errors import BatchwrightError, EstimateError, FieldProblem, PlanError, SpecError, WorkloadError
 
 Question: TypeAlias = Literal["estimate", "expectation"]
 """What a process is asked."""
 
 _KINDS: dict[str, type[BatchwrightError]] = {it.__name__: it for it in (EstimateError, PlanError, WorkloadError)}
+
+
+class Order(Document):
+    """What the process that traces is to do next: a line of its socket."""
+
+    question: Question
+    """What is asked."""
+    directory: str
+    """Where the request lies, and the answer is left: that of ``EstimatePaths``."""
+    memory_bytes: PositiveInt
+    """Host memory that answering may take."""
+
+
+class Done(Document):
+    """That an order was carried out, well or not: the line that answers it."""
+
+    status: int
+    """How the process that did it ended; below 0 by which signal."""
 
 
 class Problem(Document):
