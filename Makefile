@@ -83,7 +83,8 @@ $(EXPORTS)/composer/ready: Makefile $(VENV)/bench
 	  pytorch-ranger==0.1.1 coolname==5.0.0 tabulate==0.10.0 py-cpuinfo==9.0.0 importlib-metadata==10.2.0 \
 	  requests==2.34.2 urllib3==2.8.0 charset-normalizer==3.5.2 zipp==4.1.2 argcomplete==3.7.2 arrow==1.4.0 \
 	  backoff==2.2.1 gql==4.4.0 graphql-core==3.3.2 lazy-importer==0.1.0 prompt-toolkit==3.0.53 questionary==2.1.1 \
-	  ruamel.yaml==0.19.1 termcolor==3.3.0 validators==0.36.0 wcwidth==0.9.4 websockets==17.4 yahp==0.1.3
+	  ruamel.yaml==0.19.1 termcolor==3.3.0 validators==0.36.0 wcwidth==0.9.4 websockets==17.4 yahp==0.1.3 \
+	  tenacity==9.2.1 jsonschema==4.7.2 pyrsistent==0.20.0 six==1.17.0
 	@touch $@
 
 $(EXPORTS)/configs/ready: Makefile $(VENV)/bench
@@ -93,7 +94,7 @@ $(EXPORTS)/configs/ready: Makefile $(VENV)/bench
 	@touch $@
 
 test-exports: $(EXPORTS)/deepspeed/ready $(EXPORTS)/composer/ready $(EXPORTS)/configs/ready  ## Have the frameworks themselves load exports
-	PYTHONPATH='$(CURDIR)/$(EXPORTS)/configs' $(BIN)/python -m pytest -m exports tests/exports
+	$(BIN)/python -m pytest -m exports tests/exports
 
 # The tools that are no Python packages of ours: Java and npm must be there. `promtool` is of Debian's package
 # `prometheus`, which is unpacked, not installed.

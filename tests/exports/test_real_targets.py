@@ -378,14 +378,7 @@ def test_deepspeeds_config_takes_the_file_of_eight_cards(tmp_path: Path) -> None
     """Its assertion on batch, micro-batch, steps and ranks holds, and sharding becomes ZeRO 3."""
     spec = gpt_spec(precision="bf16-mixed", parallelism={"strategy": "fsdp"})
     here = Job(tmp_path, export(plan(256, 8, spec=spec), "deepspeed"), 0)
-    program = (
-        "import json, types\n"
-        "from deepspeed.runtime.config import DeepSpeedConfig\n"
-        "ranks = types.SimpleNamespace(get_data_parallel_world_size=lambda: 8)\n"
-        "read = DeepSpeedConfig(json.load(open('deepspeed.json')), mpu=ranks)\n"
-        "print(read.train_batch_size, read.gradient_clipping, read.zero_optimization_stage, read.torch_autocast_dtype)"
-    )
 
-    printed = here.run(sys.executable, "-c", program, framework="deepspeed")
+    printed = here.run(*torchrun(1, PROGRAMS / "deepspeed_config.py", "deepspeed.json"), framework="deepspeed")
 
     assert printed.splitlines()[-1] == "256 0.0 3 torch.bfloat16"

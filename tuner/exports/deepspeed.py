@@ -135,5 +135,5 @@ TARGET = Target(
     versions=("0.19",),
     repeats_one_size=True,
     write=_write,
-    checked="loaded by deepspeed",
+    checked="loaded by deepspeed and trained with",
 )
