@@ -69,7 +69,7 @@ class Reference:
 
 def undisturbed(deployment: Deployment) -> Reference:
     """The second of two tunings, which must agree, and a job made from it."""
-    with Client(deployment.url) as client:
+    with Client(deployment.url, retry_seconds=_PATIENCE_SECONDS) as client:
         answers = [_tune(client) for _ in range(2)]
         (first, _), (second, seconds) = answers
         if decision(first) != decision(second):
@@ -120,7 +120,7 @@ def play(deployment: Deployment, planned: Round, reference: Reference) -> dict[s
     """One round, as it is written."""
     began, since = time.monotonic(), time.time()
     verdict = Verdict()
-    with Client(deployment.url) as client:
+    with Client(deployment.url, retry_seconds=_PATIENCE_SECONDS) as client:
         work_id, struck = _submit_and_strike(client, deployment, planned, reference)
         try:
             ended = _await_end(client, planned.work, work_id)
