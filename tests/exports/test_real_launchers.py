@@ -99,7 +99,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Slurm:
 def _installed(variable: str) -> Path:
     if variable not in os.environ:
         pytest.skip(f"{variable} is not set: `make test-exports` does")
-    return Path(os.environ[variable]).resolve()
+    folder = Path(os.environ[variable]).resolve()
+    if not folder.is_dir():
+        pytest.skip(f"there is no folder {folder}: `make test-exports` could not make it")
+    return folder
 
 
 @pytest.mark.parametrize("name", ["torchrun", "kubernetes", "trainjob", "skypilot"])
