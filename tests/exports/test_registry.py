@@ -90,6 +90,20 @@ def test_a_launcher_follows_the_framework_it_passes_arguments_of(name: str) -> N
     assert _refused(uneven, name, arguments_of="axolotl").reason == "inexact"
 
 
+@pytest.mark.parametrize("name", [it.name for it in TARGETS.values() if it.kind == "launcher"])
+def test_a_launcher_hands_on_the_warnings_of_a_framework_but_that_of_ranks(name: str) -> None:
+    """The framework's says how many processes to start, and the launcher starts them."""
+    recommendation = plan(64, world_size=2)
+    framework = [it.code for it in export(recommendation, "hugging-face").warnings]
+    launcher = [
+        it.code for it in export(recommendation, name, options=ExportOptions(arguments_of="hugging-face")).warnings
+    ]
+
+    assert "world-size" in framework
+    assert "world-size" not in launcher
+    assert {*framework} - {"world-size"} <= {*launcher}
+
+
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [

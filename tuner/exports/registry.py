@@ -57,6 +57,8 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in _TARGETS}
 """In the order in which they are listed: frameworks, then launchers."""
 
 _DEFAULTS = ExportOptions()
+_STARTED_BY_LAUNCHERS = "world-size"
+"""The advice to start as many processes as there are ranks, which a launcher does."""
 
 
 def find_target(name: str) -> Target:
@@ -93,7 +95,7 @@ def export(
     if framework is not None and framework.arguments is not None:
         inner = replace(order, version=framework.versions[0])
         order = replace(order, arguments=framework.arguments(inner))
-        passed_on = framework.write(inner).warnings
+        passed_on = tuple(it for it in framework.write(inner).warnings if it.code != _STARTED_BY_LAUNCHERS)
     written = target.write(order)
     return Export(
         format=target.name,
