@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
+from service.api.compression import compressed, takes_gzip
 from service.api.conditional import conditional, tagged
 from service.api.docs_files import DOCS_FILES, PAGE, DocsFile
 from service.domain import Event
@@ -31,6 +33,7 @@ TAGS: list[dict[str, Any]] = [
     {"name": "operations", "description": "Devices, the queue, and how well the service is."},
 ]
 
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -46,7 +49,7 @@ _PAGE_HEADERS = {
 def install_document(app: FastAPI) -> None:
     """Serve the document at /openapi.json and the page at /docs; neither is part of the document."""
     generated: Callable[[], dict[str, Any]] = app.openapi
-    written: list[bytes] = []
+    written: list[tuple[bytes, bytes]] = []
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -55,8 +58,13 @@ def install_document(app: FastAPI) -> None:
 
     async def document(request: Request) -> Response:
         if not written:
-            written.append(json.dumps(openapi(), ensure_ascii=False, separators=(",", ":")).encode())
-        return _cached(request, written[0], "application/json")
+            text = json.dumps(openapi(), ensure_ascii=False, separators=(",", ":")).encode()
+            written.append((text, compressed(text)))
+        plain, zipped = written[0]
+        if not takes_gzip(request.headers):
+            return _cached(request, plain, "application/json", {"Vary": "Accept-Encoding"})
+        told = {"Vary": "Accept-Encoding", "Content-Encoding": "gzip"}
+        return _cached(request, zipped, "application/json", told)
 
     app.openapi = openapi  # type: ignore[method-assign] # the way FastAPI names for changing it
     app.add_route("/openapi.json", document, methods=["GET"], include_in_schema=False)
@@ -97,6 +105,7 @@ def _page(file: DocsFile) -> Callable[[Request], Any]:
     return page
 
 
-def _cached(request: Request, body: bytes, media_type: str) -> Response:
+def _cached(request: Request, body: bytes, media_type: str, headers: Mapping[str, str] = _NO_HEADERS) -> Response:
     """A file that a browser keeps, asking each time whether it is still the same."""
-    return conditional(tagged(body, media_type=media_type), request.headers.get("if-none-match"), _PAGE_HEADERS)
+    known = request.headers.get("if-none-match")
+    return conditional(tagged(body, media_type=media_type), known, {**_PAGE_HEADERS, **headers})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Mapping
 from http import HTTPStatus
 
 from fastapi import Response
 from starlette.datastructures import Headers
+
+from service.api.compression import compressed, takes_gzip
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -22,20 +23,6 @@ PROTECTING = {
 """On every page and file: nothing comes from elsewhere, nothing runs that is written in a page."""
 _UNCOMPRESSED_BYTES = 512
 """What is shorter fits in a packet anyway."""
-
-
-def takes_gzip(headers: Headers) -> bool:
-    """Whether the answer may be compressed."""
-    for part in ",".join(headers.getlist("accept-encoding")).lower().split(","):
-        coding, _, weight = part.partition(";")
-        if coding.strip() == "gzip":
-            return weight.replace(" ", "") not in {"q=0", "q=0.0", "q=0.00", "q=0.000"}
-    return False
-
-
-def compressed(body: bytes) -> bytes:
-    """The same bytes are compressed to the same bytes."""
-    return gzip.compress(body, mtime=0)
 
 
 def page(text: str, asked: Headers, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:

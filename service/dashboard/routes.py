@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from service.api.authentication import Doors
 from service.api.guard import PagePaths
-from service.dashboard import sign_in, yaml_specs
+from service.dashboard import new_tuning, sign_in
 from service.dashboard.answers import page
 from service.dashboard.assets import Assets
 from service.dashboard.pages import Pages
@@ -59,7 +59,7 @@ def install(app: FastAPI, doors: Doors, version: str) -> None:
     for it in _PAGES:
         app.add_route(it.path, _endpoint(it, pages), methods=["GET"], include_in_schema=False)
     sign_in.install(app, doors, pages)
-    yaml_specs.install(app)
+    new_tuning.install(app)
     app.add_route("/static/{version}/{name}", _static(assets), methods=["GET"], include_in_schema=False)
     app.add_middleware(ProblemPages, pages=pages)
 

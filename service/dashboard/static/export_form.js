@@ -8,7 +8,7 @@ import { get } from "./api.js";
 import { h, replace } from "./dom.js";
 import { count } from "./format.js";
 import { quoted } from "./repeating.js";
-import { alertBox, codeBlock, problemAlert, tag } from "./parts.js";
+import { alertBox, codeBlock, problemAlert } from "./parts.js";
 
 const LAUNCHER_FIELDS = [
   ["script", "Script", "train.py"],
@@ -73,7 +73,8 @@ export function exportForm({ form, result, path, formats }) {
 function exported(made, format) {
   const batch = made.effective_batch_size;
   return [
-    h("p", {}, `${made.title} ${made.target_version}: ${count(batch.achieved)} samples per update. `, tag(format.checked)),
+    h("p", {}, `${made.title} ${made.target_version}: ${count(batch.achieved)} samples per update.`),
+    h("p", { class: "muted small" }, `Checked: ${format.checked}.`),
     !batch.exact && alertBox("warn", "Not the effective batch that was asked for", `${count(batch.achieved)} instead of ${count(batch.requested)}.`),
     made.files.map((file) => codeBlock(file.content, { label: file.name, download: file.name.split("/").at(-1) })),
     made.command.length > 0 && codeBlock(made.command.map(quoted).join(" "), { label: "Start it with" }),

@@ -14,7 +14,7 @@ start();
 
 async function start() {
   try {
-    const [document, devices, gpus] = await Promise.all([get("/openapi.json"), get("/v1/devices"), get("/v1/gpus")]);
+    const [document, devices, gpus] = await Promise.all([get("/tunings/new/schema"), get("/v1/devices"), get("/v1/gpus")]);
     show(document, devices.items, gpus.items);
   } catch (problem) {
     replace(byId("notices"), problemAlert(problem, { retry: start }));
@@ -26,7 +26,7 @@ function show(document, devices, gpus) {
   const form = makeForm(document, "TuningSubmission", { suggestions: { device: ids } });
   const page = { form, gpus: gpuChoice(gpus) };
   layOut(page);
-  offerExamples(page, document.paths["/v1/tunings"].post.requestBody.content["application/json"].examples ?? {});
+  offerExamples(page, document.examples);
   byId("form").addEventListener("input", () => preview(page));
   byId("form").addEventListener("change", () => preview(page));
   byId("form").addEventListener("submit", (event) => {

@@ -1,0 +1,87 @@
+"""A real browser for the tests of the pages: headless Chromium, and what went wrong in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
+
+VARIABLE = "BATCHWRIGHT_TEST_CHROMIUM"
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_ARGUMENTS = ["--no-sandbox", "--disable-quic", "--disable-background-networking", "--disable-component-update"]
+PATIENCE_MILLISECONDS = 60_000
+
+expect.set_options(timeout=PATIENCE_MILLISECONDS)
+
+
+def _program() -> str:
+    found = os.environ.get(VARIABLE) or next((path for name in _NAMES if (path := shutil.which(name))), None)
+    assert found, f"no Chromium is installed; install the package `chromium`, or name one in {VARIABLE}"
+    return found
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser, started here and ended afterwards."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=_program(), args=_ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Watched:
+    """A page, and what it must not do: ask another origin, write errors to the console, open a dialog."""
+
+    page: Page
+    url: str
+    faults: list[str] = field(default_factory=list)
+    excused: tuple[str, ...] = ()
+    """Words of faults that the test brings about on purpose."""
+    received_bytes: int = 0
+
+    def open(self, path: str) -> Page:
+        """Go to a page of the service."""
+        self.page.goto(self.url + path)
+        return self.page
+
+    def check(self) -> None:
+        """Fail where something happened that must not."""
+        assert [it for it in self.faults if not any(words in it for words in self.excused)] == []
+
+    def on_request(self, request: Request) -> None:
+        """Only this service is asked."""
+        if urlsplit(request.url).scheme in {"http", "https"} and not request.url.startswith(self.url + "/"):
+            self.faults.append(f"foreign request: {request.url}")
+
+    def on_console(self, message: ConsoleMessage) -> None:
+        """Nothing is wrong."""
+        if message.type in {"error", "warning"}:
+            self.faults.append(f"console: {message.text}")
+
+    def on_response(self, response: Response) -> None:
+        """Nothing that a page asks for is missing."""
+        if response.status >= 400:
+            self.faults.append(f"{response.status}: {urlsplit(response.url).path}")
+
+
+@contextmanager
+def watched(browser: Browser, url: str, **options: object) -> Iterator[Watched]:
+    """A page in a context of its own, with its own cookies; checked at the end. ``options`` are Playwright's."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})  # type: ignore[arg-type] # its own names
+    context.set_default_timeout(PATIENCE_MILLISECONDS)
+    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=url)
+    made = Watched(context.new_page(), url)
+    made.page.on("request", made.on_request)
+    made.page.on("console", made.on_console)
+    made.page.on("response", made.on_response)
+    made.page.on("pageerror", lambda error: made.faults.append(f"page error: {error}"))
+    made.page.on("dialog", lambda dialog: made.faults.append(f"dialog: {dialog.message}"))
+    yield made
+    made.check()
+    context.close()
