@@ -36,6 +36,7 @@ from tuner.memory.failures import FailureKind, classify_exception
 from tuner.processes import die_with_parent, tighten_limit
 from tuner.requests import ExpectationRequest
 from tuner.results import ExpectedPeaks
+from tuner.specs import TransformersModel
 from tuner.workloads.imports import late_imports
 
 _FILE_BYTES = 1024**3
@@ -103,6 +104,8 @@ class Server:
         if isinstance(request, EstimateRequest) or request.compute_capability:
             self.make_ready()
         with _importing():
+            if isinstance(request.spec.model, TransformersModel):
+                importlib.import_module("tuner.estimation.transformers_import").import_transformers()
             for module in ("tuner.estimation.expectation", *late_imports(request.spec)):
                 importlib.import_module(module)
 

@@ -1,0 +1,32 @@
+"""``transformers``, imported in less time: what it is afterwards."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_CODE = """
+import sys
+from pathlib import Path
+from tuner.estimation.transformers_import import import_transformers
+
+import_transformers()
+from transformers.utils.import_utils import define_import_structure
+
+folder = Path(sys.modules["transformers"].__file__).parent / "models"
+scans = define_import_structure.cache_info().misses
+given = sys.modules["transformers.models"]
+true = define_import_structure(str(folder / "__init__.py"))
+assert define_import_structure.cache_info().misses == scans + 1, "the folder was looked through twice"
+plain = type(given)("plain", str(folder / "__init__.py"), true)
+assert {name: value for name, value in vars(given).items() if name in ("_class_to_module", "_modules")} == {
+    name: value for name, value in vars(plain).items() if name in ("_class_to_module", "_modules")
+}
+assert given.GPT2Config.__module__ == "transformers.models.gpt2.configuration_gpt2"
+"""
+
+
+def test_its_models_are_found_as_if_it_had_looked_itself() -> None:
+    """The same names in the same modules, and the folder was looked through once."""
+    done = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True, check=False, timeout=250)
+    assert done.returncode == 0, done.stderr
