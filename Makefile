@@ -30,7 +30,13 @@ install: $(VENV)/runtime  ## Make .venv and install everything needed to run
 demo: install  ## Start a service, tune a GPT over real text, train it; leaves runs/demo/
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/dev  ## Install what the tests need, and run them
+$(VENV)/browser: $(VENV)/torch
+	@command -v chromium || command -v google-chrome \
+	  || (apt-get update -q && apt-get install -q -y --no-install-recommends chromium) \
+	  || (echo 'no Chromium: install the package `chromium`' >&2; exit 1)
+	@touch $@
+
+test: $(VENV)/dev $(VENV)/browser  ## Install what the tests need, and run them
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/dev  ## Style, types and formatting
