@@ -9,7 +9,7 @@ from functools import lru_cache
 from urllib.parse import parse_qs, urlsplit
 
 import anyio
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.authentication import PUBLIC_PATHS, Doors, identify
@@ -89,10 +89,11 @@ class Guard:
         except ServiceError as error:
             await problem_response(error)(scope, receive, send)
             return
+        kept = send if session is None else _private(send)
         if scope["method"] == "HEAD":
-            await self._answer_head(scope, receive, send)
+            await self._answer_head(scope, receive, kept)
         else:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, kept)
 
     async def _answer_head(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What GET would be answered with, without the body: of a stream that goes on, only its beginning is made."""
@@ -184,6 +185,17 @@ def _check_origin(headers: Headers) -> None:
             raise ForeignOriginError(f"a page of {origin} may not make changes here")
     if headers.get("sec-fetch-site") in _FOREIGN_SITES:
         raise ForeignOriginError("a page of another site may not make changes here")
+
+
+def _private(send: Send) -> Send:
+    """A ``send`` that lets no shared cache keep the answer: of itself a cookie, unlike a key, does not forbid it."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).setdefault("Cache-Control", "private, no-cache")
+        await send(message)
+
+    return sent
 
 
 def _replay(first: Message, receive: Receive) -> Receive:

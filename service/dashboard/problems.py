@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from http import HTTPStatus
 from urllib.parse import quote
 
@@ -13,8 +14,18 @@ from service.api.problems import PROBLEM_MEDIA_TYPE
 from service.dashboard.answers import page, redirect
 from service.dashboard.pages import Pages
 from service.domain import Problem
+from service.errors import make_problem
 
 SIGN_IN = "/sign-in"
+_GO_ON = """\
+<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={0}"><title>Batchwright</title></head>
+<body><p><a href="{0}">Go on</a></p></body>
+</html>
+"""
+"""Leads to where one signs in, from this site: along a link of another, and its redirects, browsers send no cookie that
+is `SameSite=Strict`. Who is signed in is led on from there."""
 _API = "/v1/"
 _KEPT = frozenset({b"retry-after", b"allow", b"x-request-id"})
 
@@ -37,7 +48,7 @@ class ProblemPages:
         held = _Held(send)
         await self._app(scope, receive, held.send)
         if held.start is not None:
-            response = self._shown(scope, Problem.model_validate_json(bytes(held.body)))
+            response = self._shown(scope, _problem_in(held))
             kept = [item for item in held.start["headers"] if item[0] in _KEPT]
             response.raw_headers.extend(kept)
             await response(scope, receive, send)
@@ -45,7 +56,10 @@ class ProblemPages:
     def _shown(self, scope: Scope, problem: Problem) -> Response:
         status = problem.status or HTTPStatus.INTERNAL_SERVER_ERROR
         if status == HTTPStatus.UNAUTHORIZED:
-            return redirect(_sign_in_first(scope))
+            address = _sign_in_first(scope)
+            if _is_from_elsewhere(scope):
+                return page(_GO_ON.format(escape(address)), Headers(scope=scope))
+            return redirect(address)
         text = self._pages.render("problem.html", scope, {"problem": problem, "status": int(status)})
         return page(text, Headers(scope=scope), status)
 
@@ -68,6 +82,14 @@ class _Held:
             await self._send(message)
 
 
+def _problem_in(held: _Held) -> Problem:
+    """The problem of an answer; of one to HEAD, which has no body, as much as its status tells."""
+    if held.body or held.start is None:
+        return Problem.model_validate_json(bytes(held.body))
+    status = HTTPStatus(held.start["status"])
+    return make_problem(status, status.phrase.lower().replace(" ", "-"), status.phrase, status.description)
+
+
 def _is_problem(start: Message) -> bool:
     return Headers(raw=list(start.get("headers", ()))).get("content-type") == PROBLEM_MEDIA_TYPE
 
@@ -75,6 +97,13 @@ def _is_problem(start: Message) -> bool:
 def _is_for_a_person(scope: Scope) -> bool:
     """Whether a browser asks for a page. The API itself always answers with documents."""
     return not scope["path"].startswith(_API) and "text/html" in Headers(scope=scope).get("accept", "")
+
+
+def _is_from_elsewhere(scope: Scope) -> bool:
+    """Whether a browser follows a link of another site: who it comes from may be signed in nevertheless."""
+    headers = Headers(scope=scope)
+    followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return scope["method"] == "GET" and followed and headers.get("sec-fetch-site") in {"cross-site", "same-site"}
 
 
 def _sign_in_first(scope: Scope) -> str:

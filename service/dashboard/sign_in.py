@@ -42,9 +42,12 @@ class _Door:
         self._pages = pages
 
     async def form(self, request: Request) -> Response:
-        """The form; where no key is needed, a way on."""
+        """The form; where no key is needed, a way on; who is signed in goes on at once."""
+        back = local_path(request.query_params.get("next", ""))
+        if await self._is_signed_in(request):
+            return _onward(back)
         is_open = await run_in_threadpool(self._doors.access.is_open, local=is_local(request.scope))
-        return self._shown(request, local_path(request.query_params.get("next", "")), is_open=is_open)
+        return self._shown(request, back, is_open=is_open)
 
     async def sign_in(self, request: Request) -> Response:
         """The page that was asked for, signed in; or the form again, with what is wrong."""
@@ -55,7 +58,7 @@ class _Door:
         except NotAuthenticatedError as error:
             return self._shown(request, back, message=_sentence(error), challenge=error.challenge)
         await self._close(request)
-        response = redirect(quote(back, safe="/%?&=+:,;@~!$*'()"))
+        response = _onward(back)
         _set_cookie(request, response, token, SESSION_SECONDS)
         return response
 
@@ -65,6 +68,13 @@ class _Door:
         response = redirect(SIGN_IN)
         _set_cookie(request, response, "", 0)
         return response
+
+    async def _is_signed_in(self, request: Request) -> bool:
+        token = session_in(request.headers)
+        try:
+            return token is not None and bool(await run_in_threadpool(self._doors.sessions.admit, token))
+        except NotAuthenticatedError:
+            return False
 
     async def _close(self, request: Request) -> None:
         """End the session that the request came in, if any."""
@@ -87,6 +97,10 @@ def local_path(path: str) -> str:
     return path if good else _HOME
 
 
+def _onward(back: str) -> Response:
+    return redirect(quote(back, safe="/%?&=+:,;@~!$*'()"))
+
+
 def _fields(body: bytes) -> dict[str, str]:
     try:
         found = parse_qs(body.decode("ascii"), max_num_fields=_MOST_FIELDS)
@@ -101,8 +115,11 @@ def _sentence(error: NotAuthenticatedError) -> str:
 
 
 def _set_cookie(request: Request, response: Response, token: str, seconds: int) -> None:
-    """Only for this host, no script, no other site; over TLS only, where it came over TLS."""
-    secure = request.url.scheme == "https"
+    """Only for this host, no script, no other site; over TLS only, where it came over TLS.
+
+    The browser knows that better than a proxy that may not say so: the guard has compared the `Origin` with the host.
+    """
+    secure = request.url.scheme == "https" or request.headers.get("origin", "").lower().startswith("https://")
     response.set_cookie(
         SESSION_COOKIE, token, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict"
     )

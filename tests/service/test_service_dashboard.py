@@ -8,6 +8,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 
 import anyio
@@ -187,6 +188,12 @@ def test_a_wrong_address_is_a_page_to_people_and_a_problem_to_programs(opened: F
     assert code_of(Browser(opened).get("/v1/jobs/none")) == "not-found"
 
 
+def test_what_is_wrong_has_a_head(opened: FastAPI) -> None:
+    """HEAD is answered as GET is, for people too, though the problem in it has no body to make a page from."""
+    response = Browser(opened).ask("HEAD", "/wrong-page")
+    assert (response.status_code, response.headers["content-type"]) == (404, "text/html; charset=utf-8")
+
+
 def test_a_failure_is_a_page_that_names_its_request(opened: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator finds the line in the log by it; nothing of the insides is told."""
 
@@ -299,6 +306,30 @@ def test_the_cookie_is_out_of_reach(locked: tuple[System, FastAPI], key: str) ->
     assert re.match(f"{COOKIE}=[0-9a-f]{{64}};", plain)
     tls = Browser(locked[1], url=HOME.replace("http:", "https:")).sign_in(key).headers["set-cookie"]
     assert "; Secure" in tls
+    origin = {"Host": "ops.example", "Origin": "https://ops.example"}
+    hidden = Browser(app_of(locked[0], Settings(allowed_hosts=("ops.example",))), url="http://ops.example")
+    behind = hidden.ask("POST", "/sign-in", data={"key": key}, headers=origin)
+    assert "; Secure" in behind.headers["set-cookie"], "the proxy does not say that it speaks TLS, the browser does"
+
+
+def test_a_link_of_another_site_leads_who_is_signed_in_to_its_page(browser: Browser, key: str) -> None:
+    """Browsers send no strict cookie along it: the answer leads to a page of this site, to which the cookie is sent."""
+    followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    first = browser.get("/jobs?state=FAILED&model=%22%3E", **followed)
+    assert (first.status_code, first.headers["cache-control"]) == (200, "no-store")
+    found = re.search(r'content="0; url=([^"]*)"', first.text)
+    assert found is not None
+    address = unescape(found[1])
+    assert "API key" in browser.get(address).text, "who is not signed in gets the form"
+    browser.sign_in(key)
+    assert browser.get(address).headers["location"] == "/jobs?state=FAILED&model=%22%3E"
+
+
+def test_answers_to_a_cookie_stay_with_the_browser(browser: Browser, key: str) -> None:
+    """A shared cache may keep what was asked for without `Authorization`, unless it is told otherwise."""
+    browser.sign_in(key)
+    for path in ("/v1/tunings", "/v1/devices", "/v1/summary", "/v1/keys"):
+        assert browser.get(path).headers["cache-control"] == "private, no-cache"
 
 
 def test_each_session_has_a_token_of_its_own(browser: Browser, key: str) -> None:
