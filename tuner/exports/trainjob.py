@@ -93,5 +93,5 @@ TARGET = Target(
     versions=("2.3", "2.0"),
     repeats_one_size=False,
     write=_write,
-    checked="2.3 read by models of Kubeflow Trainer's published schema, its command run by torchrun; 2.0 not by that release",
+    checked="2.3 read by models of its published schema, its command run by torchrun; 2.0 by no release of its own",
 )
