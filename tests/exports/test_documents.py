@@ -1,0 +1,70 @@
+"""What the guide to exports says of the targets is what the registry has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from exports.plans import plan
+
+from tuner.errors import ExportRefusal
+from tuner.exports.base import ExportOptions, Target
+from tuner.exports.registry import TARGETS, export
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "exports.md").read_text("utf-8")
+KINDS = {"Frameworks": "framework", "Launchers": "launcher"}
+
+
+def rows(heading: str) -> list[dict[str, str]]:
+    """The cells of a section's table by their column."""
+    section = GUIDE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")
+    ]
+    return [dict(zip(lines[0], cells, strict=True)) for cells in lines[2:]]
+
+
+def words(cell: str) -> list[str]:
+    """What is written as code in a cell."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def follows(target: Target) -> str:
+    """Which plans a target follows, as the guide says it."""
+    return "no" if target.repeats_one_size else "equal ranks" if target.divides_shares else "yes"
+
+
+@pytest.mark.parametrize("heading", KINDS)
+def test_the_tables_have_the_registrys_targets_and_versions(heading: str) -> None:
+    """Exactly those, in its order."""
+    told = [(words(row["format"]), words(row["versions"])) for row in rows(heading)]
+
+    assert told == [([it.name], list(it.versions)) for it in TARGETS.values() if it.kind == KINDS[heading]]
+
+
+@pytest.mark.parametrize("heading", KINDS)
+def test_the_tables_say_what_each_target_writes_and_follows(heading: str) -> None:
+    """Its files, whether it follows uneven plans, and whether a launcher can pass its figures on."""
+    for row in rows(heading):
+        target = TARGETS[words(row["format"])[0]]
+
+        assert words(row["writes"]) == [it.name for it in export(plan(16), target.name).files]
+        assert row["uneven plans"] == follows(target)
+        assert row.get("arguments", "no") == ("yes" if target.arguments else "no")
+
+
+def test_every_row_says_how_it_was_checked() -> None:
+    """By a release, or against what was recorded of one."""
+    for heading in KINDS:
+        assert all(re.search(r"\d+\.\d+|recorded", row["checked"]) for row in rows(heading))
+
+
+def test_every_option_and_every_refusal_is_told() -> None:
+    """Those of an export, and the codes of its problems over HTTP."""
+    options = [it for row in rows("Options") for it in words(row["option"])]
+    codes = [words(row["`code` of the problem"])[0] for row in rows("Exit codes, and answers over HTTP")]
+
+    assert {f"--{it.replace('_', '-')}" for it in ExportOptions.model_fields} <= set(options)
+    assert codes == [f"export-{it}" for it in get_args(ExportRefusal)]
