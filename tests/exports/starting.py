@@ -91,7 +91,7 @@ def _torchrun(given: Export, _node: int) -> tuple[list[str], dict[str, str]]:
 
 def _slurm(given: Export, _node: int) -> tuple[list[str], dict[str, str]]:
     cpus = re.findall(r"^#SBATCH --cpus-per-task=(\d+)$", given.files[0].content, re.MULTILINE)
-    return ["bash", given.files[0].name], {
+    return ["bash", *given.command[1:]], {
         "SLURM_JOB_ID": "1234567",
         "SLURM_JOB_NODELIST": "node[1-2]",
         "SLURM_CPUS_PER_TASK": cpus[0],

@@ -41,6 +41,19 @@ def test_the_file_goes_to_standard_output(stored: Path, monkeypatch: pytest.Monk
     assert "warning: 4 accumulation steps instead of 3" in " ".join(printed.err.split())
 
 
+def test_variables_that_no_file_sets_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+    """The allocator's settings are part of what was measured; a launcher's script sets them itself."""
+    path = tmp_path / "recommendation.json"
+    path.write_text(recommendation(environment={"MALLOC_ARENA_MAX": "1 2"}).model_dump_json())
+    told = {}
+    for name in ("hugging-face", "torchrun"):
+        assert batchwright(monkeypatch, "export", path, "--format", name, "--allow-inexact") == 0
+        told[name] = capsys.readouterr().err
+
+    assert "set in the environment: 'MALLOC_ARENA_MAX=1 2'" in told["hugging-face"]
+    assert "MALLOC_ARENA_MAX" not in told["torchrun"]
+
+
 def test_the_export_as_a_document(stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
     """`--json` prints all of it, with the options in it."""
     options = ("--script", "my train.py", "--json")

@@ -48,7 +48,57 @@ def warned(given: Export) -> dict[str, str]:
     return {it.code: it.message for it in given.warnings}
 
 
+RECIPES = ("megatron", "torchtitan", "nemo-automodel", "torchtune", "axolotl", "llama-factory")
+"""Frameworks that build model and optimizer themselves."""
+
 # --- all of them ---
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_a_recipe_does_not_hold_of_the_spec_is_said(name: str) -> None:
+    """Compiling changes memory, an average of the weights the result, and longer samples may not fit."""
+    warnings = warned(made(name, gpt_spec(compile=True, ema_decay=0.999)))
+    plain = warned(made(name, gpt_spec()))
+
+    assert name in warnings["compile-not-written"].lower().replace("nemo automodel", "nemo-automodel").replace(
+        "-lm", ""
+    )
+    assert "0.999" in warnings["moving-average"]
+    assert not {"compile-not-written", "moving-average"} & set(plain)
+
+
+@pytest.mark.parametrize("name", ["accelerate", "lightning", "deepspeed", "composer"])
+def test_a_schedule_that_is_the_programs_is_said(name: str) -> None:
+    """With its shape and its warm-up; a constant rate needs no word."""
+    scheduled = gpt_spec(schedule={"name": "cosine", "warmup_updates": 10})
+
+    assert "`cosine` after 10 updates" in warned(made(name, scheduled))["schedule-in-code"]
+    assert "schedule-in-code" not in warned(made(name, gpt_spec()))
+
+
+@pytest.mark.parametrize("name", ["hugging-face", "composer", "llama-factory"])
+def test_what_starts_the_ranks_is_said(name: str) -> None:
+    """The file does not hold their number, and with another one the effective batch is another."""
+    assert "start exactly 4" in warned(made(name, ranks=4))["world-size"]
+
+
+@pytest.mark.parametrize(("name", "said"), [("hugging-face", "--nnodes=2 --nproc-per-node=4"), ("composer", "-n 4 ")])
+def test_ranks_of_several_machines_are_started_on_each(name: str, said: str) -> None:
+    """As many as a machine has devices, not all of them on one."""
+    message = warned(made(name, ranks=8, processes_per_node=4))["world-size"]
+
+    assert said in message
+    assert "each of 2 machines" in message
+
+
+@pytest.mark.parametrize(("name", "file"), [("accelerate", "launch.sh"), ("megatron", "megatron_arguments.sh")])
+def test_scripts_take_away_what_the_probes_did_not_have(name: str, file: str) -> None:
+    """A setting of the allocator that is left over in the shell; on the CPU there is none."""
+    (script,) = (it.content for it in made(name).files if it.name == file)
+    (on_cpu,) = (it.content for it in made(name, cpu=True).files if it.name == file)
+
+    assert "unset PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF\n" in script
+    assert "unset" not in on_cpu
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS[1:])
@@ -77,7 +127,7 @@ def test_the_average_of_weights_is_kept_or_said_to_be_missing(name: str) -> None
     """Our script keeps it; the others' is the user's."""
     given = made(name, gpt_spec(ema_decay=0.99))
 
-    assert ("get_ema_multi_avg_fn(0.99)" in given.files[0].content) is (name == "pytorch")
+    assert ("1 - 0.99)" in given.files[0].content) is (name == "pytorch")
     assert ("moving-average" in warned(given)) is (name != "pytorch")
 
 
@@ -116,7 +166,9 @@ def test_another_effective_batch_has_to_be_allowed_and_is_said(name: str) -> Non
 
 def test_processes_per_node_must_divide_the_ranks() -> None:
     """Else a node would have fewer."""
-    with pytest.raises(ExportError, match="3 processes per node do not divide the world size of 8"):
+    with pytest.raises(
+        ExportError, match="nodes of 3: `processes_per_node` has to divide 8, so 1, 2, 4, 8"
+    ):
         made("lightning", ranks=8, processes_per_node=3)
 
 
@@ -263,6 +315,14 @@ def test_deepspeed_keeps_no_copies_that_were_not_measured(precision: str, autoca
 # --- Composer ---
 
 
+def test_deepspeed_is_told_that_its_shards_take_sgd() -> None:
+    """Else it refuses every optimizer that is not on its list; whole copies need no such word."""
+    spec = gpt_spec(optimizer={"name": "sgd"}, parallelism={"strategy": "fsdp"})
+
+    assert read(made("deepspeed", spec, ranks=2))["zero_allow_untested_optimizer"] is True
+    assert "zero_allow_untested_optimizer" not in read(made("deepspeed", spec))
+
+
 def test_composer_takes_a_ranks_batch_whole() -> None:
     """20 samples are exact although no size divides them: Composer divides them into 7, 7 and 6."""
     given = made("composer", batch=20)
@@ -315,7 +375,16 @@ def test_our_script_has_the_environment_of_the_probes() -> None:
 
     head = script.split("import torch\n")[0]
     assert "'PYTORCH_ALLOC_CONF': 'a\\'b\"c\\\\d'" in head
-    assert "os.execv(" in head
+    assert "STRANGE = ('PYTORCH_CUDA_ALLOC_CONF',)" in head
+    assert "os.execve(" in head
+
+
+def test_our_script_keeps_averages_in_fp32() -> None:
+    """As the engine does: in bf16 a decay near 1 would never move them."""
+    script = made("pytorch", gpt_spec(precision="bf16", ema_decay=0.999)).files[0].content
+
+    assert "it.detach().to(torch.float32, copy=True) for it in accumulation.parameters" in script
+    assert "average.lerp_(parameter.detach().float(), 1 - 0.999)" in script
 
 
 @pytest.mark.parametrize(

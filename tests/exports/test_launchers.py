@@ -94,6 +94,25 @@ def test_slurm_hands_all_cpus_of_a_node_to_its_task(tmp_path: Path) -> None:
     assert "--cpus-per-task=8" in (tmp_path / "srun").read_text().split("\0")
 
 
+def test_slurm_hands_variables_on_where_it_was_told_to_hand_on_none(tmp_path: Path) -> None:
+    """`sbatch --export=NONE`, the default of some sites, holds for `srun` too, and the allocator's would be lost."""
+    start(exported("slurm"), tmp_path)
+
+    assert "--export=ALL\0" in (tmp_path / "srun").read_text()
+
+
+@pytest.mark.parametrize(("name", "file"), [("torchrun", "launch.sh"), ("slurm", "job.sbatch")])
+def test_a_script_hands_its_own_arguments_to_the_program(name: str, file: str, tmp_path: Path) -> None:
+    """Behind those of the framework, so that a configuration file can be named."""
+    given = exported(name, arguments_of="torchtune")
+    (command,) = (it for it in [given.command] if it[-1] == file)
+    extended = given.model_copy(update={"command": (*command, "--config", "a b")})
+
+    called = start(extended, tmp_path)
+
+    assert called.program[-2:] == ["--config", "a b"]
+
+
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_figures_and_allocator_reach_the_program(name: str, tmp_path: Path) -> None:
     """They are in its environment, in full."""

@@ -142,3 +142,48 @@ def test_tokens_cannot_be_counted_without_a_sequence_length() -> None:
     assert error.reason == "not-expressible"
     assert "`batch.sequence_length`" in str(error)
     assert export(pixels, "torchtitan", version="0.3.0").micro_batch_size == 8
+
+
+LAUNCHERS = [it.name for it in TARGETS.values() if it.kind == "launcher"]
+
+
+def _said(code: str, recommendation: Recommendation, name: str, **options: Any) -> list[str]:
+    given = export(recommendation, name, options=ExportOptions(**options))
+    return [it.message for it in given.warnings if it.code == code]
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_launcher_says_that_micro_batches_differ(name: str) -> None:
+    """9 samples in 4 steps on 3 ranks are 108, not 100: a program that repeats one size has to know."""
+    (message,) = _said("micro-batches-differ", plan(100, world_size=3, micro_batch_size=9), name)
+
+    assert "trains 108 samples per update, not 100" in message
+    assert not _said("micro-batches-differ", plan(96, world_size=3, micro_batch_size=8), name)
+
+
+@pytest.mark.parametrize("framework", [it.name for it in TARGETS.values() if it.arguments_leave])
+def test_a_launcher_says_what_arguments_do_not_hold(framework: str) -> None:
+    """Of frameworks with a file of their own the batch figures alone are passed on."""
+    (message,) = _said("figures-alone", plan(16), "torchrun", arguments_of=framework)
+
+    assert f"an export to {framework}" in message
+    assert not _said("figures-alone", plan(16), "torchrun", arguments_of="hugging-face")
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("script", "mine.py"), ("job_name", "mine"), ("processes_per_node", 2), ("image", "mine:1"), ("queue", "mine")],
+)
+def test_an_option_without_a_place_is_said_to_be_unused(name: str, option: str, value: Any) -> None:
+    """It changes an export, except where a warning says that it does not."""
+    if option == "queue" and name in {"torchrun", "ray-jobs"}:
+        assert _refused(plan(16), name, queue=value).reason == "wrong-option"
+        return
+    ranks = plan(16, world_size=4)
+    usual, given = export(ranks, name), export(ranks, name, options=ExportOptions.model_validate({option: value}))
+    unused = [it for it in given.warnings if it.code == "option-not-used"]
+    rest = given.model_copy(update={"warnings": tuple(it for it in given.warnings if it not in unused)})
+
+    if name != "torchrun" or option != "job_name":  # it names the meeting of several nodes
+        assert (rest == usual) is bool(unused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -104,12 +105,19 @@ def in_words(made: Export, written: tuple[Path, ...] = ()) -> RenderableType:
     lines = [f"{target}: {batch.achieved} samples per update, {made.world_size} rank(s), {plan}"]
     if not batch.exact:
         lines.append(f"NOT EXACT: {batch.requested} were asked for")
+    lines += [f"set in the environment: {shlex.quote(f'{name}={value}')}" for name, value in _to_be_set(made).items()]
     lines += [f"warning: {item.message}" for item in made.warnings]
     lines += [f"wrote {path}" for path in written]
     if not written and len(made.files) > 1:
         others = ", ".join(file.name for file in made.files[1:])
         lines.append(f"not printed: {others}; --output-dir writes all")
     return Group(*(Text(line) for line in lines))
+
+
+def _to_be_set(made: Export) -> dict[str, str]:
+    """Variables that the job must run with, and that no file of the export sets."""
+    texts = [file.content for file in made.files]
+    return {name: value for name, value in made.environment.items() if not any(name in text for text in texts)}
 
 
 def _options(**fields: object) -> ExportOptions:

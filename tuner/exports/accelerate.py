@@ -19,9 +19,10 @@ from tuner.exports.frameworks import (
     of_the_workload,
     on_cpu,
     optimizer_in_code,
+    schedule_in_code,
     spec_of,
 )
-from tuner.exports.text import exports_of, figures_in_environment, origin, script_file, shell_words, yaml_file
+from tuner.exports.text import exports_of, figures_in_environment, origin, script_file, shell_words, unset_of, yaml_file
 from tuner.results import Advice
 from tuner.specs import TransformersModel
 
@@ -84,7 +85,8 @@ def _launch(order: Order, variables: dict[str, str]) -> str:
     if _kind(order) == "MULTI_CPU":
         variables = {**variables, **_read_from_environment(order)}
         command = ("torchrun", *_ranks_on_cpu(order), order.options.script)
-    return f'#!/bin/sh\n{origin(order)}set -eu\n{exports_of(variables)}exec {shell_words(command)} "$@"\n'
+    settings = f"{unset_of(order)}{exports_of(variables)}"
+    return f'#!/bin/sh\n{origin(order)}set -eu\n{settings}exec {shell_words(command)} "$@"\n'
 
 
 # --- ranks on CPUs: without MPI, `accelerate launch` would start one ---
@@ -114,6 +116,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
         _tail(order),
         _clipping(order),
         optimizer_in_code(order),
+        *schedule_in_code(order),
         *(() if sharded else checkpointing_in_code(order)),
         *lower_precision_in_code(order),
         *_on_cpus(order),
@@ -195,6 +198,7 @@ TARGET = Target(
     kind="framework",
     versions=("1.15",),
     repeats_one_size=True,
+    takes=frozenset({"script", "processes_per_node"}),
     write=_write,
     checked="loaded by accelerate and trained with",
 )

@@ -43,7 +43,7 @@ def _arguments(order: Order) -> tuple[str, ...]:
 def _warnings(order: Order) -> tuple[Advice, ...]:
     spec = order.recommendation.request.spec
     found = [
-        notes.measured_elsewhere(order, "axolotl"),
+        *notes.measured_elsewhere(order, "axolotl"),
         notes.packing("`sample_packing: true`"),
         notes.data_parallel_ranks(order, "`tensor_parallel_size` x `context_parallel_size`"),
         Advice(
@@ -82,5 +82,6 @@ TARGET = Target(
     repeats_one_size=True,
     write=_write,
     arguments=_arguments,
+    arguments_leave="`sequence_len`, `gradient_checkpointing`, `max_grad_norm` and the precision",
     checked="validated by axolotl's own schema of hyperparameters; other keys compared with the recorded ones",
 )

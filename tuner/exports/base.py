@@ -172,6 +172,10 @@ class Target:
     """Makes the files."""
     arguments: Callable[[Order], tuple[str, ...]] | None = None
     """Frameworks: the batch figures as arguments of its command line, where it takes them so."""
+    arguments_leave: str = ""
+    """Frameworks: what of its file those arguments do not hold, in words; empty when they hold all."""
+    takes: frozenset[str] = frozenset()
+    """Options that it writes, beside `allow_inexact` and `arguments_of`."""
     checked: str
     """How an export is known to be right: `loaded by transformers`, `validated against the published schema` ..."""
 

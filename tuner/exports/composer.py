@@ -14,10 +14,12 @@ from tuner.exports.frameworks import (
     checkpointing_in_code,
     counts_tokens,
     lower_precision_in_code,
+    nodes,
     of_the_workload,
     on_cpu,
     optimizer_in_code,
     replicated,
+    schedule_in_code,
     spec_of,
 )
 from tuner.exports.text import yaml_file
@@ -62,6 +64,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
         *_autocast(order),
         *_clipping(order),
         optimizer_in_code(order),
+        *schedule_in_code(order),
         *checkpointing_in_code(order),
         *lower_precision_in_code(order),
         *replicated(order),
@@ -70,10 +73,13 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
 
 
 def _processes(order: Order) -> Advice:
-    figures = order.figures
+    figures, (machines, processes) = order.figures, nodes(order)
+    start = f"`composer -n {processes} {order.options.script}`"
+    if machines > 1:
+        start += f" on each of {machines} machines, with its options `--world_size`, `--node_rank` and `--master_addr`"
     message = (
         f"The DataLoader's batch is that of one rank ({figures.per_rank} samples of {figures.effective_batch_size}): "
-        f"start exactly {figures.world_size} (`composer -n {figures.world_size} {order.options.script}`)."
+        f"start exactly {figures.world_size} ({start})."
     )
     return Advice(code="world-size", message=message)
 
@@ -124,6 +130,7 @@ TARGET = Target(
     versions=("0.32",),
     repeats_one_size=False,
     divides_shares=True,
+    takes=frozenset({"script", "processes_per_node"}),
     write=_write,
     checked="loaded by composer and trained with",
 )

@@ -16,6 +16,7 @@ from tuner.exports.frameworks import (
     counts_tokens,
     learning_rate,
     of_the_workload,
+    schedule_in_code,
     spec_of,
     torch_arguments,
     torch_class,
@@ -49,6 +50,7 @@ def _configuration(order: Order) -> dict[str, JsonValue]:
         "fp16": {"enabled": False},
         "torch_autocast": {"enabled": dtype is not None, **({"dtype": dtype} if dtype else {})},
         "zero_optimization": {"stage": _WEIGHTS if sharded else 0},
+        **({"zero_allow_untested_optimizer": True} if sharded and spec.optimizer.name == "sgd" else {}),
         "optimizer": _optimizer(order),
     }
 
@@ -74,6 +76,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
         _tail(order),
         *_lower_precision(order),
         *learning_rate(order),
+        *schedule_in_code(order),
         *checkpointing_in_code(order),
         *compile_in_code(order),
         *of_the_workload(order),

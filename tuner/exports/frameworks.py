@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from tuner.errors import ExportError
 from tuner.exports.base import Order
 from tuner.results import Advice
-from tuner.specs import Mlp, OptimizerSpec, ReferenceModel, ResNet, TransformersModel, WorkloadSpec
+from tuner.specs import Mlp, OptimizerSpec, ReferenceModel, ResNet, ScheduleSpec, TransformersModel, WorkloadSpec
 
 _MOST_PER_NODE = 8
 _WHOLE_SAMPLES = {"sequence-classification", "image-classification"}
@@ -47,12 +47,17 @@ def nodes(order: Order) -> tuple[int, int]:
     Raises:
         ExportError: when they do not divide it.
     """
-    world_size, asked = order.figures.world_size, order.options.processes_per_node
+    world, asked = order.figures.world_size, order.options.processes_per_node
     if asked is None:
-        asked = max(it for it in range(1, _MOST_PER_NODE + 1) if world_size % it == 0)
-    if world_size % asked:
-        raise ExportError("wrong-option", f"{asked} processes per node do not divide the world size of {world_size}")
-    return world_size // asked, asked
+        asked = max(it for it in range(1, _MOST_PER_NODE + 1) if world % it == 0)
+    if world % asked:
+        fitting = ", ".join(str(it) for it in range(1, min(world, 64) + 1) if world % it == 0)
+        raise ExportError(
+            "wrong-option",
+            f"{world} processes (one per device) cannot be spread over nodes of {asked}: `processes_per_node` has to "
+            f"divide {world}, so {fitting}",
+        )
+    return world // asked, asked
 
 
 # --- the optimizer ---
@@ -134,6 +139,18 @@ def learning_rate(order: Order) -> tuple[Advice, ...]:
         return ()
     message = f"The learning rate of {rate} is the default of a spec, in place of this framework's: is it yours?"
     return (Advice(code="default-learning-rate", message=message),)
+
+
+def schedule_in_code(order: Order) -> tuple[Advice, ...]:
+    """For frameworks whose learning-rate schedule is made in the user's program."""
+    schedule = spec_of(order).schedule
+    if schedule == ScheduleSpec():
+        return ()
+    message = (
+        f"The learning-rate schedule is not written: `{schedule.name}` after {schedule.warmup_updates} updates of "
+        "warm-up, one step of it per update, whatever the accumulation."
+    )
+    return (Advice(code="schedule-in-code", message=message),)
 
 
 def checkpointing_in_code(order: Order) -> tuple[Advice, ...]:

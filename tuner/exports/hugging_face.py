@@ -15,6 +15,7 @@ from tuner.exports.frameworks import (
     dropped_samples,
     learning_rate,
     lower_precision_in_code,
+    nodes,
     of_the_workload,
     on_cpu,
     replicated,
@@ -105,7 +106,10 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
 
 def _processes(order: Order) -> Advice:
     ranks, micro = order.figures.world_size, order.figures.micro_batch_size
-    start = f"`torchrun --nproc-per-node={ranks}`" if ranks > 1 else "`python` with `CUDA_VISIBLE_DEVICES=0`"
+    machines, processes = nodes(order)
+    start = f"`torchrun --nproc-per-node={processes}`" if ranks > 1 else "`python` with `CUDA_VISIBLE_DEVICES=0`"
+    if machines > 1:
+        start = f"`torchrun --nnodes={machines} --nproc-per-node={processes}` on each of {machines} machines"
     message = (
         f"TrainingArguments do not hold the number of ranks: start exactly {ranks}, one per device ({start}). One "
         f"process that sees several devices runs `DataParallel`, and takes {micro} samples for each of them."
@@ -171,6 +175,7 @@ TARGET = Target(
     kind="framework",
     versions=(NEWEST, FIVE, FOUR),
     repeats_one_size=True,
+    takes=frozenset({"processes_per_node"}),
     write=_write,
     arguments=_arguments,
     checked="5.23 loaded by transformers and trained with; 5.0 and 4.57 against the fields of their sources",

@@ -82,6 +82,7 @@ TARGET = Target(
     kind="launcher",
     versions=("1.37",),
     repeats_one_size=False,
+    takes=frozenset({"script", "job_name", "processes_per_node", "queue", "image"}),
     write=_write,
     checked="read by kubectl and by models of Kubernetes' published schema; its command run by torchrun on the CPU",
 )

@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from tuner.catalogue import find_gpu
 from tuner.errors import EstimateError, ExportError
 from tuner.exports.base import Order
+from tuner.exports.frameworks import nodes
 from tuner.exports.text import checked, figures_in_environment
 from tuner.gpus import Gpu
-from tuner.memory.environment import CUDA_ALLOCATOR_VARIABLES
 from tuner.results import Advice
 
 PORT = 29500
 """Where ranks meet: torchrun's own default."""
 
-_MOST_PER_NODE = 8
 _NAME = re.compile(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
 _LONGEST_NAME = 63
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -74,11 +73,11 @@ def launch_of(order: Order, *, kubernetes: bool = False) -> Launch:
     """
     options, recommendation = order.options, order.recommendation
     device = recommendation.device
-    per_node = _processes_per_node(order)
+    hosts, per_node = nodes(order)
     named = options.arguments_of is not None
     return Launch(
         name=_label(options.job_name) if kubernetes else _name(options.job_name),
-        nodes=order.figures.world_size // per_node,
+        nodes=hosts,
         processes_per_node=per_node,
         environment=dict(checked(recommendation.environment)) if named else figures_in_environment(order),
         program=(_path(options.script), *order.arguments),
@@ -112,15 +111,9 @@ def c10d(endpoint: str, *, job: str, is_host: str | None = None) -> tuple[str, .
     return (*words, f'--rdzv-conf="{settings}"' if is_host is None else f'--rdzv-conf="{settings},is_host={is_host}"')
 
 
-def command_lines(words: tuple[str, ...], program: tuple[str, ...] = (), *, before: str = "") -> str:
-    """One command over several lines of a shell script; of ``program`` nothing is expanded."""
-    return before + " \\\n  ".join([*words, *map(shlex.quote, program)]) + "\n"
-
-
-def unset_of(launch: Launch) -> str:
-    """A line that takes away allocator settings which the probes did not have."""
-    strange = [name for name in CUDA_ALLOCATOR_VARIABLES if name not in launch.environment]
-    return f"unset {' '.join(strange)}\n" if launch.on_gpu and strange else ""
+def command_lines(words: tuple[str, ...], program: tuple[str, ...] = (), *more: str, before: str = "") -> str:
+    """One command over several lines of a shell script; of ``program`` nothing is expanded, of ``more`` all."""
+    return before + " \\\n  ".join([*words, *map(shlex.quote, program), *more]) + "\n"
 
 
 def without_queue(order: Order, title: str) -> None:
@@ -189,20 +182,6 @@ def slices(launch: Launch) -> tuple[Advice, ...]:
             f"scheduler's words.{several if launch.nodes * launch.processes_per_node > 1 else ''}",
         ),
     )
-
-
-def _processes_per_node(order: Order) -> int:
-    world, asked = order.figures.world_size, order.options.processes_per_node
-    if asked is None:
-        return max(it for it in range(1, _MOST_PER_NODE + 1) if world % it == 0)
-    if world % asked:
-        fitting = ", ".join(str(it) for it in range(1, min(world, 64) + 1) if world % it == 0)
-        raise ExportError(
-            "wrong-option",
-            f"{world} processes (one per device) cannot be spread over nodes of {asked}: `processes_per_node` has to "
-            f"divide {world}, so {fitting}",
-        )
-    return asked
 
 
 def _name(name: str) -> str:

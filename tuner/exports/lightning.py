@@ -19,6 +19,7 @@ from tuner.exports.frameworks import (
     of_the_workload,
     on_cpu,
     optimizer_in_code,
+    schedule_in_code,
     spec_of,
 )
 from tuner.exports.text import yaml_file
@@ -94,6 +95,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
         _tail(order),
         *_unsharded(order),
         optimizer_in_code(order),
+        *schedule_in_code(order),
         *checkpointing_in_code(order),
         *compile_in_code(order),
         *of_the_workload(order),
@@ -146,6 +148,7 @@ TARGET = Target(
     kind="framework",
     versions=("2.6",),
     repeats_one_size=True,
+    takes=frozenset({"processes_per_node"}),
     write=_write,
     arguments=_arguments,
     checked="loaded by lightning and trained with",

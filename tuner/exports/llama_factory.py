@@ -55,7 +55,7 @@ def _arguments(order: Order) -> tuple[str, ...]:
 
 def _warnings(order: Order) -> tuple[Advice, ...]:
     spec = order.recommendation.request.spec
-    found = [notes.measured_elsewhere(order, "LLaMA-Factory")]
+    found = [*notes.measured_elsewhere(order, "LLaMA-Factory")]
     if spec.batch.sequence_length is not None:
         found.append(
             Advice(
@@ -63,11 +63,20 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
                 message=f"Samples are cut at `cutoff_len` ({spec.batch.sequence_length} tokens).",
             )
         )
-    return (*found, *(_warnings_of_v1(order) if order.version == _V1 else _warnings_of_0_9()))
+    return (*found, *(_warnings_of_v1(order) if order.version == _V1 else _warnings_of_0_9(order)))
 
 
-def _warnings_of_0_9() -> list[Advice]:
-    return [notes.packing("`packing: true`, which `stage: pt` turns on by itself,")]
+def _warnings_of_0_9(order: Order) -> list[Advice]:
+    ranks = order.figures.world_size
+    message = (
+        f"The file does not hold the number of ranks: start exactly {ranks} (`llamafactory-cli` starts one for each "
+        f"device that it sees: `NPROC_PER_NODE={ranks}`, with as many `CUDA_VISIBLE_DEVICES`), or the effective batch "
+        f"is another than {order.figures.effective_batch_size}."
+    )
+    return [
+        Advice(code="world-size", message=message),
+        notes.packing("`packing: true`, which `stage: pt` turns on by itself,"),
+    ]
 
 
 def _warnings_of_v1(order: Order) -> list[Advice]:
@@ -98,5 +107,6 @@ TARGET = Target(
     repeats_one_size=True,
     write=_write,
     arguments=_arguments,
+    arguments_leave="`cutoff_len`, `disable_gradient_checkpointing`, `max_grad_norm` and the precision",
     checked="parsed into the argument classes of LLaMA-Factory 0.9.5, those of v1 among them",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuner.exports import notes
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.text import exports_of, origin, script_file, shell_words
+from tuner.exports.text import exports_of, origin, script_file, shell_words, unset_of
 from tuner.results import Advice
 
 
@@ -28,7 +28,7 @@ def _write(order: Order) -> Written:
         f"{origin(order)}"
         "# To be sourced by a bash script that then passes them on:\n"
         '#   torchrun ... pretrain_gpt.py "${BATCH_ARGS[@]}" "${MODEL_ARGS[@]}" ...\n'
-        f"{exports_of(order.recommendation.environment)}"
+        f"{unset_of(order)}{exports_of(order.recommendation.environment)}"
         f"BATCH_ARGS=(\n{lines})\n"
     )
     return Written((script_file("megatron_arguments.sh", content),), warnings=_warnings(order))
@@ -37,7 +37,7 @@ def _write(order: Order) -> Written:
 def _warnings(order: Order) -> tuple[Advice, ...]:
     spec, figures = order.recommendation.request.spec, order.figures
     found = [
-        notes.measured_elsewhere(order, "Megatron-LM"),
+        *notes.measured_elsewhere(order, "Megatron-LM"),
         notes.data_parallel_ranks(order, "tensor x pipeline x context parallel size"),
         Advice(
             code="batch-size-schedules",

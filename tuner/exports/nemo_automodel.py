@@ -6,6 +6,7 @@ from pydantic import JsonValue
 
 from tuner.exports import notes
 from tuner.exports.base import Order, Target, Written
+from tuner.exports.frameworks import longest_sample
 from tuner.exports.text import yaml_file
 from tuner.results import Advice
 
@@ -33,7 +34,8 @@ def _arguments(order: Order) -> tuple[str, ...]:
 def _warnings(order: Order) -> tuple[Advice, ...]:
     spec = order.recommendation.request.spec
     found = [
-        notes.measured_elsewhere(order, "NeMo AutoModel"),
+        *notes.measured_elsewhere(order, "NeMo AutoModel"),
+        *longest_sample(order),
         notes.packing("`packed_sequence`"),
         notes.data_parallel_ranks(order, "`tp_size` x `pp_size` x `cp_size`"),
         Advice(
@@ -56,5 +58,6 @@ TARGET = Target(
     repeats_one_size=True,
     write=_write,
     arguments=_arguments,
+    arguments_leave="`clip_grad_norm` and `distributed`",
     checked="built into AutoModel's own step scheduler; other keys compared with the recorded ones",
 )

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from tuner.exports.base import Order
+from tuner.exports.frameworks import moving_average, spec_of
 from tuner.results import Advice
 
 
-def measured_elsewhere(order: Order, title: str) -> Advice:
-    """The probes ran Batchwright's own loop, not this framework."""
+def measured_elsewhere(order: Order, title: str) -> tuple[Advice, ...]:
+    """The probes ran Batchwright's own loop, not this framework; and what of the spec is not written."""
     message = (
         f"A micro-batch of {order.figures.micro_batch_size} was proven with the model of the spec in Batchwright's own "
         f"loop. {title} builds model, optimizer and sharding by itself, which takes other memory: watch the peak of "
         "its first updates."
     )
-    return Advice(code="memory-measured-elsewhere", message=message)
+    measured = Advice(code="memory-measured-elsewhere", message=message)
+    return (measured, *_compiling(order, title), *moving_average(order))
+
+
+def _compiling(order: Order, title: str) -> tuple[Advice, ...]:
+    if not spec_of(order).compile:
+        return ()
+    message = f"Compiling is not written: turn it on in {title}'s own words. It changes memory, and was measured."
+    return (Advice(code="compile-not-written", message=message),)
 
 
 def data_parallel_ranks(order: Order, sizes: str) -> Advice:

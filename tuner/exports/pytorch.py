@@ -12,7 +12,7 @@ from tuner.exports.frameworks import (
     spec_of,
     torch_call,
 )
-from tuner.exports.text import checked, origin, python_file
+from tuner.exports.text import checked, origin, python_file, strange_variables
 from tuner.results import Advice
 from tuner.specs import ScheduleSpec
 
@@ -58,7 +58,6 @@ def _head(order: Order) -> str:
         "import torch",
         "from torch import nn",
         "from torch.nn import functional as F",
-        *(["from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn"] if spec.ema_decay else []),
         "from torch.utils.data import TensorDataset, default_collate",
         "",
         *(["from tuner.specs import ScheduleSpec"] if scheduled else []),
@@ -73,17 +72,18 @@ def _head(order: Order) -> str:
 
 def _environment(order: Order) -> list[str]:
     """What has to be in the environment before the process starts, since C libraries read it then."""
-    variables = dict(checked(order.recommendation.environment))
-    if not variables:
+    variables, strange = dict(checked(order.recommendation.environment)), strange_variables(order)
+    if not variables and not strange:
         return []
     entries = [f"    {name!r}: {value!r}," for name, value in variables.items()]
     return [
         "ENVIRONMENT = {  # what fits was measured with these; memory allocators read them when the process starts",
         *entries,
         "}",
-        "if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):",
-        "    os.environ.update(ENVIRONMENT)",
-        "    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])",
+        f"STRANGE = {strange!r}  # settings of the allocator that the probes did not have",
+        "environment = {name: value for name, value in os.environ.items() if name not in STRANGE} | ENVIRONMENT",
+        "if environment != dict(os.environ):",
+        "    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)",
         "",
     ]
 
@@ -151,8 +151,8 @@ def _main(order: Order) -> str:
         *(["    model = torch.compile(model)"] if spec.compile else []),
         f"    optimizer = {torch_call(spec.optimizer)}",
         *([f"    schedule = build_schedule({_schedule(spec.schedule)}, optimizer, updates)"] if scheduled else []),
-        *([f"    averages = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn({spec.ema_decay!r}))"] * averaged),
         f"    accumulation = GradientAccumulation({', '.join(_engine(order))})",
+        *(["    averages = [it.detach().to(torch.float32, copy=True) for it in accumulation.parameters]"] * averaged),
         "    data = build_data()",
         "    windows = Windows(SEED, len(data), EFFECTIVE_BATCH_SIZE, ranks.rank, ranks.size)",
         "    position = Position()",
@@ -163,7 +163,8 @@ def _main(order: Order) -> str:
         "        report = accumulation.update(batches, loss)",
         *(["        if not report.skipped:"] if scheduled or averaged else []),
         *(["            schedule.step()"] if scheduled else []),
-        *(["            averages.update_parameters(model)"] if averaged else []),
+        *(["            for average, parameter in zip(averages, accumulation.parameters):"] if averaged else []),
+        *([f"                average.lerp_(parameter.detach().float(), 1 - {spec.ema_decay!r})"] if averaged else []),
         "        if ranks.rank == 0:",
         "            samples = windows.size(position)",
         '            print(f"update {position.update + 1}: {samples} samples, loss {report.loss:.4f}")',
@@ -215,6 +216,7 @@ TARGET = Target(
     kind="framework",
     versions=("2.8",),
     repeats_one_size=False,
+    takes=frozenset({"processes_per_node"}),
     write=_write,
     checked="run with torch, alone and under torchrun",
 )

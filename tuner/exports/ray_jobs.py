@@ -61,6 +61,7 @@ TARGET = Target(
     kind="launcher",
     versions=("2.60",),
     repeats_one_size=False,
+    takes=frozenset({"script", "job_name", "processes_per_node"}),
     write=_write,
     checked="run by a Ray cluster on the CPU, on one node and two",
 )

@@ -94,6 +94,7 @@ TARGET = Target(
     kind="launcher",
     versions=("1.4",),
     repeats_one_size=False,
+    takes=frozenset({"script", "job_name", "processes_per_node", "queue", "image"}),
     write=_write,
     checked="pods read by models of Kubernetes' published schema, the rest by one recorded from KubeRay's sources",
 )

@@ -95,8 +95,10 @@ def export(
     if framework is not None and framework.arguments is not None:
         inner = replace(order, version=framework.versions[0])
         order = replace(order, arguments=framework.arguments(inner))
-        passed_on = tuple(it for it in framework.write(inner).warnings if it.code != _STARTED_BY_LAUNCHERS)
+        theirs = (it for it in framework.write(inner).warnings if it.code != _STARTED_BY_LAUNCHERS)
+        passed_on = (*_left_out(framework), *theirs)
     written = target.write(order)
+    of_the_plan = (*_changes(figures), *_unused(target, options), *_of_unlike_sizes(target, order))
     return Export(
         format=target.name,
         title=target.title,
@@ -109,7 +111,7 @@ def export(
         micro_batch_size=figures.micro_batch_size,
         gradient_accumulation_steps=figures.gradient_accumulation_steps,
         world_size=figures.world_size,
-        warnings=tuple(dict.fromkeys((*_changes(figures), *written.warnings, *passed_on))),
+        warnings=tuple(dict.fromkeys((*of_the_plan, *written.warnings, *passed_on))),
     )
 
 
@@ -119,6 +121,45 @@ def _changes(figures: Figures) -> tuple[Advice, ...]:
         return ()
     code = "more-steps" if figures.batch.exact else "effective-batch-changed"
     return (Advice(code=code, message=figures.change),)
+
+
+def _unused(target: Target, options: ExportOptions) -> tuple[Advice, ...]:
+    """Options that were given and are in no file of this target."""
+    said = options.model_dump(exclude={"allow_inexact", "arguments_of"}, exclude_defaults=True)
+    names = [name for name in said if name not in target.takes]
+    if not names:
+        return ()
+    listed = ", ".join(f"`{name}`" for name in names)
+    message = f"An export to {target.title} has no place for {listed}: not used."
+    return (Advice(code="option-not-used", message=message),)
+
+
+def _of_unlike_sizes(target: Target, order: Order) -> tuple[Advice, ...]:
+    """What a program may make of a launcher's variables where no framework's arguments tell it the figures."""
+    figures = order.figures
+    repeated = figures.micro_batch_size * figures.gradient_accumulation_steps * figures.world_size
+    if target.kind == "framework" or order.arguments or repeated == figures.effective_batch_size:
+        return ()
+    message = (
+        f"Micro-batches are not all of one size: a program that repeats {figures.micro_batch_size} samples in "
+        f"{figures.gradient_accumulation_steps} steps on every rank trains {repeated} samples per update, not "
+        f"{figures.effective_batch_size}. Divide BATCHWRIGHT_EFFECTIVE_BATCH_SIZE over the ranks, and each share into "
+        "micro-batches of at most BATCHWRIGHT_MICRO_BATCH_SIZE, as Batchwright's engine does, or name the framework "
+        "in `arguments_of`."
+    )
+    return (Advice(code="micro-batches-differ", message=message),)
+
+
+def _left_out(framework: Target) -> tuple[Advice, ...]:
+    """What a framework's command line does not hold of its file."""
+    if not framework.arguments_leave:
+        return ()
+    message = (
+        f"Of {framework.title} the batch figures alone are passed on. {framework.arguments_leave} decide over memory "
+        f"too: take them over from an export to {framework.name} into the configuration file of your own that its "
+        "program reads, and name that file in the command."
+    )
+    return (Advice(code="figures-alone", message=message),)
 
 
 def _framework(target: Target, options: ExportOptions) -> Target | None:

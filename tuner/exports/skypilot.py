@@ -128,6 +128,7 @@ TARGET = Target(
     kind="launcher",
     versions=("0.14",),
     repeats_one_size=False,
+    takes=frozenset({"script", "job_name", "processes_per_node", "queue", "image"}),
     write=_write,
     checked="read by SkyPilot's own parser; its command run by torchrun on the CPU",
 )

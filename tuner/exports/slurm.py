@@ -17,10 +17,9 @@ from tuner.exports.launching import (
     same_versions,
     slices,
     torchrun,
-    unset_of,
 )
 from tuner.exports.pods import cpu_memory_bytes
-from tuner.exports.text import exports_of, one_line, origin, script_file
+from tuner.exports.text import exports_of, one_line, origin, script_file, unset_of
 from tuner.results import Advice
 
 _PARTITIONS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
@@ -46,12 +45,13 @@ def _write(order: Order) -> Written:
 
 
 def _script(order: Order, launch: Launch) -> str:
+    """`--export=ALL` hands on the variables of the script also where the site or the user submits with `NONE`."""
     several = launch.nodes > 1
-    words = ("srun", "--kill-on-bad-exit=1", '--cpus-per-task="$SLURM_CPUS_PER_TASK"')
-    command = command_lines((*words, *torchrun(launch, _rendezvous(launch))), launch.program, before="exec ")
+    words = ("srun", "--export=ALL", "--kill-on-bad-exit=1", '--cpus-per-task="$SLURM_CPUS_PER_TASK"')
+    command = command_lines((*words, *torchrun(launch, _rendezvous(launch))), launch.program, '"$@"', before="exec ")
     return (
         f"#!/bin/bash\n{_directives(order, launch)}{origin(order)}{_device_comment(launch)}set -euo pipefail\n"
-        f"{unset_of(launch)}{exports_of(launch.environment)}{_RENDEZVOUS if several else ''}{command}"
+        f"{unset_of(order)}{exports_of(launch.environment)}{_RENDEZVOUS if several else ''}{command}"
     )
 
 
@@ -97,7 +97,8 @@ def _rendezvous(launch: Launch) -> tuple[str, ...]:
 
 
 def _host(launch: Launch) -> Advice:
-    memory = "host memory is the partition's default" if launch.on_gpu else "memory is what the tuning allowed"
+    measured = "memory is a tenth above what was measured, and 1 GiB per process"
+    memory = "host memory is the partition's default" if launch.on_gpu else measured
     return Advice(
         code="host-resources",
         message=f"{_CPUS_PER_PROCESS} CPUs per process are asked for, and {memory}: change `--cpus-per-task` and "
@@ -111,6 +112,7 @@ TARGET = Target(
     kind="launcher",
     versions=("22.05",),
     repeats_one_size=False,
+    takes=frozenset({"script", "job_name", "processes_per_node", "queue"}),
     write=_write,
     checked="run by a Slurm cluster of two nodes on the CPU; options read by sbatch, the script by shellcheck",
 )

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from tuner.errors import ExportError
 from tuner.exports.base import ExportedFile, Order
+from tuner.memory.environment import CUDA_ALLOCATOR_VARIABLES
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -88,6 +89,20 @@ def shell_words(words: tuple[str, ...]) -> str:
 def exports_of(environment: Mapping[str, str]) -> str:
     """``export`` lines of a POSIX shell."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in checked(environment).items())
+
+
+def strange_variables(order: Order) -> tuple[str, ...]:
+    """Allocator settings which the probes did not have: a job must not find them in its environment."""
+    recommendation = order.recommendation
+    if recommendation.device.kind != "cuda":
+        return ()
+    return tuple(name for name in CUDA_ALLOCATOR_VARIABLES if name not in recommendation.environment)
+
+
+def unset_of(order: Order) -> str:
+    """A line of a POSIX shell that takes them away."""
+    strange = strange_variables(order)
+    return f"unset {' '.join(strange)}\n" if strange else ""
 
 
 def checked(environment: Mapping[str, str]) -> Mapping[str, str]:

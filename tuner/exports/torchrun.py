@@ -13,10 +13,9 @@ from tuner.exports.launching import (
     same_versions,
     slices,
     torchrun,
-    unset_of,
     without_queue,
 )
-from tuner.exports.text import exports_of, origin, script_file
+from tuner.exports.text import exports_of, origin, script_file, unset_of
 from tuner.results import Advice
 
 _ASK = ': "${MASTER_ADDR:?set it to the name or address of the first node, the same on every node}"\n'
@@ -32,8 +31,8 @@ def _write(order: Order) -> Written:
 
 def _script(order: Order, launch: Launch) -> str:
     before = _ASK if launch.nodes > 1 else ""
-    command = command_lines(torchrun(launch, _rendezvous(launch)), launch.program, before="exec ")
-    return f"#!/bin/sh\n{origin(order)}set -eu\n{unset_of(launch)}{exports_of(launch.environment)}{before}{command}"
+    command = command_lines(torchrun(launch, _rendezvous(launch)), launch.program, '"$@"', before="exec ")
+    return f"#!/bin/sh\n{origin(order)}set -eu\n{unset_of(order)}{exports_of(launch.environment)}{before}{command}"
 
 
 def _rendezvous(launch: Launch) -> tuple[str, ...]:
@@ -56,6 +55,7 @@ TARGET = Target(
     kind="launcher",
     versions=("2",),
     repeats_one_size=False,
+    takes=frozenset({"script", "job_name", "processes_per_node"}),
     write=_write,
     checked="run by torchrun on the CPU, on one node and two; the script checked by shellcheck",
 )

@@ -99,7 +99,7 @@ def with_batch(config):
 def _warnings(order: Order) -> tuple[Advice, ...]:
     spec = order.recommendation.request.spec
     found = [
-        notes.measured_elsewhere(order, "torchtitan"),
+        *notes.measured_elsewhere(order, "torchtitan"),
         notes.data_parallel_ranks(order, "tensor x pipeline x context parallel degree"),
         Advice(
             code="packing-changes-samples",

@@ -43,7 +43,7 @@ def _arguments(order: Order) -> tuple[str, ...]:
 def _warnings(order: Order) -> tuple[Advice, ...]:
     spec, figures = order.recommendation.request.spec, order.figures
     found = [
-        notes.measured_elsewhere(order, "torchtune"),
+        *notes.measured_elsewhere(order, "torchtune"),
         notes.packing("`dataset.packed: True`"),
         notes.data_parallel_ranks(order, "`tensor_parallel_dim`"),
     ]
@@ -89,5 +89,6 @@ TARGET = Target(
     repeats_one_size=True,
     write=_write,
     arguments=_arguments,
+    arguments_leave="`clip_grad_norm`, `enable_activation_checkpointing` and `dtype`",
     checked="merged by torchtune's own parser of overrides; keys compared with those that its recipe reads",
 )

@@ -92,6 +92,7 @@ TARGET = Target(
     kind="launcher",
     versions=("2.3", "2.0"),
     repeats_one_size=False,
+    takes=frozenset({"script", "job_name", "processes_per_node", "queue", "image"}),
     write=_write,
     checked="2.3 read by models of its published schema, its command run by torchrun; 2.0 by no release of its own",
 )

@@ -2,6 +2,7 @@
 # Made by Batchwright from recommendation rec_exact.
 # Effective batch 64: 2 rank(s) x 4 micro-batch(es) of 8 samples.
 set -eu
+unset PYTORCH_ALLOC_CONF
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export BATCHWRIGHT_EFFECTIVE_BATCH_SIZE=64
 export BATCHWRIGHT_WORLD_SIZE=2

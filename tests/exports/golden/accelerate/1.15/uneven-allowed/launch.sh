@@ -3,6 +3,7 @@
 # Effective batch 96: 3 rank(s) x 4 micro-batch(es) of 8 samples.
 # The effective batch becomes 96 instead of 100 (-4): 3 ranks that repeat one size cannot reach 100.
 set -eu
+unset PYTORCH_ALLOC_CONF
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export BATCHWRIGHT_EFFECTIVE_BATCH_SIZE=96
 export BATCHWRIGHT_WORLD_SIZE=3

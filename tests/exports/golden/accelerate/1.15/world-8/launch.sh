@@ -2,6 +2,7 @@
 # Made by Batchwright from recommendation rec_world_8.
 # Effective batch 128: 8 rank(s) x 4 micro-batch(es) of 4 samples.
 set -eu
+unset PYTORCH_ALLOC_CONF
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export BATCHWRIGHT_EFFECTIVE_BATCH_SIZE=128
 export BATCHWRIGHT_WORLD_SIZE=8

@@ -2,6 +2,7 @@
 # Effective batch 64: 2 rank(s) x 4 micro-batch(es) of 8 samples.
 # To be sourced by a bash script that then passes them on:
 #   torchrun ... pretrain_gpt.py "${BATCH_ARGS[@]}" "${MODEL_ARGS[@]}" ...
+unset PYTORCH_ALLOC_CONF
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 BATCH_ARGS=(
   --micro-batch-size=8

@@ -3,6 +3,7 @@
 # The effective batch becomes 96 instead of 100 (-4): 3 ranks that repeat one size cannot reach 100.
 # To be sourced by a bash script that then passes them on:
 #   torchrun ... pretrain_gpt.py "${BATCH_ARGS[@]}" "${MODEL_ARGS[@]}" ...
+unset PYTORCH_ALLOC_CONF
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 BATCH_ARGS=(
   --micro-batch-size=8

@@ -13,4 +13,5 @@ exec torchrun \
   --nproc-per-node=2 \
   --max-restarts=0 \
   --standalone \
-  train.py
+  train.py \
+  "$@"

@@ -11,4 +11,5 @@ exec torchrun \
   --nproc-per-node=1 \
   --max-restarts=0 \
   --standalone \
-  train.py
+  train.py \
+  "$@"

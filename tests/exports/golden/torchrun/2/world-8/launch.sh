@@ -27,4 +27,5 @@ exec torchrun \
   --adam_beta1=0.9 \
   --adam_beta2=0.999 \
   --lr_scheduler_type=constant \
-  --warmup_steps=0
+  --warmup_steps=0 \
+  "$@"
