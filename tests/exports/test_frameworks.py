@@ -166,9 +166,7 @@ def test_another_effective_batch_has_to_be_allowed_and_is_said(name: str) -> Non
 
 def test_processes_per_node_must_divide_the_ranks() -> None:
     """Else a node would have fewer."""
-    with pytest.raises(
-        ExportError, match="nodes of 3: `processes_per_node` has to divide 8, so 1, 2, 4, 8"
-    ):
+    with pytest.raises(ExportError, match="nodes of 3: `processes_per_node` has to divide 8, so 1, 2, 4, 8"):
         made("lightning", ranks=8, processes_per_node=3)
 
 
