@@ -113,6 +113,7 @@ def _become(folder: Path, environment: dict[str, str], log: str, main: Callable[
         os.dup2(stream.fileno(), 2)
     os.environ.clear()
     os.environ.update(environment)
+    sys.path[:0] = [it for it in environment.get("PYTHONPATH", "").split(os.pathsep) if it and it not in sys.path]
     gc.freeze()  # what the server has imported: to look through it would copy it all into this process
     main(*arguments)
 

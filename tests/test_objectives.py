@@ -536,8 +536,9 @@ def test_a_timing_probe_says_so_in_its_row() -> None:
 
 
 @pytest.fixture(scope="module")
-def supervisor() -> Iterator[ProbeSupervisor]:
+def supervisor(forked: None) -> Iterator[ProbeSupervisor]:
     """Real probes on the CPU, which find this folder's workloads."""
+    del forked
     before = Path.cwd()
     os.chdir(Path(__file__).parent)
     with ProbeSupervisor(cpu()) as running:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec, tuning_request
+from forked import real_starts
 from tuner.errors import ProbeCancelledError, ProbeError, SpecError
 from tuner.memory.inventory import cpu
 from tuner.probing.supervisor import ProbeSupervisor
@@ -20,13 +21,16 @@ from tuner.requests import ProbeRequest
 from tuner.results import Outcome, Phase
 from tuner.specs import WorkloadSpec
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 MIB = 1024**2
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def supervisor() -> Iterator[ProbeSupervisor]:
+def supervisor(forked: None) -> Iterator[ProbeSupervisor]:
     """A supervisor whose probes find this folder's workloads."""
+    del forked
     before = Path.cwd()
     os.chdir(HERE)
     with ProbeSupervisor(cpu()) as running:
@@ -236,7 +240,7 @@ def test_a_hang_ends_in_time_and_says_where(supervisor: ProbeSupervisor) -> None
     began = time.monotonic()
     result = supervisor.run(probe(misbehaving("hangs"), timeout=1.5))
     assert result.outcome is Outcome.TIMED_OUT
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 30.0
     assert result.traceback is not None
     assert "_hang_where_it_can_be_seen" in result.traceback
 
@@ -339,7 +343,8 @@ def test_a_crash_while_checking_is_reported(tmp_path: Path) -> None:
 def test_close_is_idempotent_and_leaves_nothing() -> None:
     """Closing twice is fine, and the scratch files are gone."""
     running = ProbeSupervisor(cpu())
-    running.warm_up()
+    with real_starts():
+        running.warm_up()
     server = running._server
     assert server is not None
     running.close()

@@ -34,7 +34,7 @@ from tuner.training.runs import RunOutcome, RunPaths
 
 _ATTEMPTS = 5
 """How many runs a kill may take to come at its moment; all of them must end alike."""
-_AT_ONCE_SECONDS = 2.0
+_AT_ONCE_SECONDS = 5.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,7 +93,7 @@ def test_a_killed_rank_ends_the_run_which_goes_on(victim: int, tmp_path: Path) -
         ended = result_of(process)
     assert ended.outcome is RunOutcome.FAILED
     assert f"process of rank {victim} was killed from outside (SIGKILL)" in ended.message
-    assert seconds < 5.0
+    assert seconds < 9.0  # after 10 s it would be killed
     checkpoint = paths.checkpointed_update()
     with started(paths.directory, found, request) as process:
         result = result_of(process)

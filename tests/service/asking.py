@@ -10,7 +10,7 @@ from factories import tuning_request
 from service.domain import Problem
 
 UNKNOWN = "tun_" + "0" * 32
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 120.0
 
 
 def problem_in(response: httpx.Response, status: int, code: str) -> Problem:

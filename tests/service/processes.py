@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 HERE = Path(__file__).parent
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 LISTENS = r"listens on (http://\S+)"
 WORKS = r"works on (\S+)"
 NOWHERE = Path(os.devnull)

@@ -55,6 +55,23 @@ def test_jobs_are_found_by_what_they_are(service: Running) -> None:
     assert ids(service, "/v1/jobs", model="gpt") == []
 
 
+def test_recommendations_are_found_by_precision_and_objective(service: Running) -> None:
+    """Both narrow the list, over HTTP and in the SDK; a row tells them, and what does not exist is refused."""
+    spec = mlp_spec(precision="bf16-mixed").model_dump(mode="json")
+    mixed = submitted(service, spec=spec)["recommendation_id"]
+    fewest = submitted(service, spec=spec, objective="fewest_steps")["recommendation_id"]
+    plain = submitted(service)["recommendation_id"]
+    with service.client as client:
+        listed = client.recommendations.list
+        assert [it.id for it in listed(precision="bf16-mixed", page_size=1)] == [fewest, mixed]
+        (found,) = listed(objective="fewest_steps", precision="bf16-mixed", model="mlp", device="cpu")
+        assert (found.id, found.precision, found.objective) == (fewest, "bf16-mixed", "fewest_steps")
+    assert ids(service, "/v1/recommendations", precision="fp32", objective="largest") == [plain]
+    for name in ("precision", "objective"):
+        problem = problem_in(service.http.get("/v1/recommendations", params={name: "fp8"}), 422, "invalid-request")
+        assert problem.errors[0].field == name
+
+
 def test_filtered_pages_follow_one_another(service: Running) -> None:
     """A cursor goes on within the filter."""
     made = [submitted(service, effective_batch_size=size)["id"] for size in (5, 6, 7)]

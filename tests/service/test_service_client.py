@@ -38,7 +38,7 @@ from tuner.requests import TrainingRequest
 from tuner.training.runs import RunPaths, TrainingResult
 
 Against = Callable[..., Any]
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 120.0
 SIZES = count(1000)
 """Effective batch sizes that no other test asks for: each is a question of its own."""
 

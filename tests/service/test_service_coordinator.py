@@ -25,7 +25,7 @@ from tuner.training.runs import RunOutcome, TrainingResult
 from tuner.tuning import Tuning
 
 VERSIONS = {"torch": "2.8"}
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 120.0
 
 StartWorker = Callable[..., Coordinator]
 

@@ -29,7 +29,7 @@ from tuner.errors import EstimateCancelledError, EstimateError
 from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
 from tuner.specs import WorkloadSpec
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 TARGET = "misbehaving:build"
 
 

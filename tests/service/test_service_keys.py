@@ -36,7 +36,7 @@ from service.settings import Settings
 from service.states import State
 from service.store.base import KeyStore, Store
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 120.0
 DOCUMENT = json.loads((Path(__file__).parents[2] / "openapi" / "openapi.json").read_text(encoding="utf-8"))
 """What the service says of itself; another test compares it with the service."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,17 @@ import pytest
 from sqlalchemy import text
 from stores import NewId, claimed, ended, engine_at, fill
 
-from factories import recommendation
+from factories import CPU, mlp_spec, recommendation, tuning_request
 from scripted import new_work
 from service.errors import NotFoundError
 from service.states import State, WorkKind
-from service.store.base import Store, WorkFilter
+from service.store import answer_lists
+from service.store.base import RecommendationFilter, Store, WorkFilter
 from service.store.engine import reading
 from service.store.migrate import upgrade
 
 TUNING = WorkKind.TUNING
+CARD = CPU.model_copy(update={"id": "cuda:0", "name": "test card"})
 
 
 @pytest.mark.parametrize(
@@ -93,6 +96,49 @@ def test_the_text_of_a_recommendation_is_what_is_stored(store: Store, new_id: Ne
         store.recommendation("rec_none")
 
 
+ANSWERS: list[tuple[str, str, dict[str, Any]]] = [
+    ("fp32", "largest", {}),
+    ("fp32", "largest", {"device": CARD}),
+    ("bf16", "largest", {}),
+    ("bf16", "fastest", {}),
+    ("fp32", "fastest", {"fingerprint": "e" * 64}),
+    ("fp32", "largest", {"device": CARD.model_copy(update={"name": CARD.id})}),
+]
+"""Precision, objective and more of recommendations; the last is for another model than the others."""
+SEARCHES: list[tuple[dict[str, Any], list[int]]] = [
+    ({}, [5, 4, 3, 2, 1, 0]),
+    ({"precision": "bf16"}, [3, 2]),
+    ({"objective": "fastest"}, [4, 3]),
+    ({"objective": "fewest_steps"}, []),
+    ({"precision": "bf16", "objective": "fastest"}, [3]),
+    ({"model": "mlp"}, [4, 3, 2, 1, 0]),
+    ({"model": "mlp", "precision": "fp32"}, [4, 1, 0]),
+    ({"device": "cuda:0"}, [5, 1]),
+    ({"device": "test card"}, [1]),
+    ({"device": "cpu", "precision": "bf16", "model": "mlp"}, [3, 2]),
+    ({"device": "cuda:0", "model": "gpt", "precision": "fp32", "objective": "largest"}, [5]),
+    ({"fingerprint": "e" * 64}, [4]),
+    ({"fingerprint": "e" * 64, "precision": "fp32", "objective": "fastest", "device": "cpu"}, [4]),
+    ({"fingerprint": "e" * 64, "precision": "bf16"}, []),
+]
+
+
+def test_recommendations_are_found_by_what_they_are(store: Store, new_id: NewId) -> None:
+    """Every field restricts, several together, page by page; a device is one by its id or its product's name."""
+    made = []
+    for precision, objective, more in ANSWERS:
+        request = tuning_request(mlp_spec(precision=precision), objective=objective)
+        made.append(recommendation(id=new_id("rec"), request=request, **more))
+        store.add_answered(new_work(new_id("tun"), model="gpt" if len(made) == len(ANSWERS) else "mlp"), made[-1])
+    for given, found in SEARCHES:
+        wanted = RecommendationFilter(**given)
+        rows = store.recommendations(wanted, 10)
+        told = [(row.id, row.precision, row.objective) for row in rows]
+        assert told == [(made[place].id, *ANSWERS[place][:2]) for place in found], given
+        pages = [store.recommendations(wanted, 1, row.id) for row in rows]
+        assert [row for page in pages for row in page] == rows[1:], given
+
+
 def test_of_each_fingerprint_the_newest_answer_counts(store: Store, new_id: NewId) -> None:
     """Copies of an answer share its fingerprint: they do not keep the answers to other limits out."""
     question = "a" * 64
@@ -107,6 +153,22 @@ def test_of_each_fingerprint_the_newest_answer_counts(store: Store, new_id: NewI
     copies = [answer("2", question=question) for _ in range(5)]
     assert [it.id for it in store.answers_to(question, 8)] == [copies[-1], other]
     assert [it.id for it in store.answers_to(question, 1)] == [copies[-1]]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_page_of_recommendations_costs_what_it_shows(store: Store, database_url: str) -> None:
+    """Each lane of a list is a stretch of an index that has all it is searched by, in the order of the list."""
+    del store
+    fields = ("model", "device", "precision", "objective")
+    with engine_at(database_url) as engine, reading(engine) as connection:
+        for given in (it for count in range(1, 5) for it in combinations(fields, count)):
+            statement = answer_lists._listing(given, True).params(dict.fromkeys([*given, "before", "limit"], 1))
+            written = statement.compile(engine, compile_kwargs={"literal_binds": True})
+            steps = [row[3] for row in connection.execute(text(f"EXPLAIN QUERY PLAN {written}"))]
+            lanes = [step for step in steps if "recommendations_by_" in step]
+            searched = len({*given, "precision", "objective"})
+            assert lanes, steps
+            assert all("COVERING INDEX" in it and it.count("=?") == searched and "id<?" in it for it in lanes), lanes
 
 
 @pytest.mark.parametrize(

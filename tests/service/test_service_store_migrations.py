@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ REVISIONS: dict[str, dict[str, Any]] = {
     "0003_questions": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
     "0004_scheduling": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
     "0005_sessions": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
+    "0006_summary": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
 }
 """Every released revision, and what its tunings hold beyond the first one's."""
 
@@ -123,6 +125,33 @@ def test_every_way_leads_to_the_tables_of_the_code(database_url: str, revision: 
         upgrade(engine)
         with reading(engine) as connection:
             assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_old_recommendations_are_found_by_what_their_documents_say(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of before were stored without their precision and objective, and the oldest documents have no objective."""
+    monkeypatch.setattr("service.store.migrations.versions.v0007_searching._AT_ONCE", 2)
+    kinds = {
+        "rec_1": ("fp32", None),
+        "rec_2": ("bf16", None),
+        "rec_3": ("fp32", "fastest"),
+        "rec_4": ("bf16", "fastest"),
+    }
+    common = {"tuning_id": "tun_1", "created_at": 3, "fingerprint": "f" * 64, "model": "mlp", "device": "cpu"}
+    sizes = {"device_name": "test processor", "feasible": True, "world_size": 1, "effective_batch_size": 100}
+    with engine_at(database_url) as engine:
+        upgrade(engine, "0006_summary")
+        with writing(engine) as connection:
+            for answer_id, (precision, objective) in kinds.items():
+                request = {"spec": {"precision": precision}} | ({"objective": objective} if objective else {})
+                document = json.dumps({"request": request})
+                insert_into(connection, "recommendations", id=answer_id, document=document, **common, **sizes)
+    store = open_store(database_url)
+    found = {it.id: (it.precision, it.objective) for it in store.recommendations(RecommendationFilter(), 9)}
+    assert found == {answer_id: (precision, it or "largest") for answer_id, (precision, it) in kinds.items()}
+    assert [it.id for it in store.recommendations(RecommendationFilter(precision="bf16"), 9)] == ["rec_4", "rec_2"]
+    store.close()
 
 
 def test_the_first_revision_can_be_gone_back_to(database_url: str) -> None:
