@@ -79,6 +79,11 @@ export async function request(method, path, body, { query = {}, signal, headers 
   return response;
 }
 
+/** The text of a response of `request`; a connection that breaks meanwhile is a problem like any other. */
+export function textOf(response) {
+  return bodyOf(response, "text");
+}
+
 /** Whether who is signed in may use what needs this scope. The API decides; pages only leave out what it would refuse. */
 export function may(scope) {
   const scopes = (document.body.dataset.scopes ?? "").split(" ");
@@ -103,19 +108,28 @@ export function csrfToken() {
 
 async function call(method, path, body, options) {
   const response = await request(method, path, body, options);
-  return response.status === 204 ? null : response.json();
+  return response.status === 204 ? null : bodyOf(response, "json");
 }
 
 async function answered(address, init) {
   try {
     return await fetch(address, { ...init, credentials: "same-origin", redirect: "error" });
   } catch (error) {
-    if (error.name === "AbortError") {
-      throw error;
-    }
-    const detail = "The service cannot be reached. It may be restarting.";
-    throw new ApiProblem({ code: "unreachable", title: "No answer", detail });
+    throw unreachable(error);
   }
+}
+
+async function bodyOf(response, kind) {
+  try {
+    return await response[kind]();
+  } catch (error) {
+    throw unreachable(error);
+  }
+}
+
+function unreachable(error) {
+  const detail = "The service cannot be reached. It may be restarting.";
+  return error.name === "AbortError" ? error : new ApiProblem({ code: "unreachable", title: "No answer", detail });
 }
 
 async function problemOf(response) {

@@ -1,12 +1,12 @@
 /** The page of a job: state and curves live, splits after an OOM, the log followed, checkpoints. */
 
-import { addressOf, del, get, keyId, may, post, request } from "./api.js";
+import { addressOf, del, get, keyId, may, post, request, textOf } from "./api.js";
 import { line, makeChart, points } from "./chart.js";
 import { announce, byId, colour, h, replace, setText } from "./dom.js";
 import { bytes, bytesExactly, count, elapsed, number, plural, seconds, time, words } from "./format.js";
 import { makeHistory } from "./history.js";
-import { follow, poll } from "./live.js";
-import { alertBox, badge, bar, busy, confirmDialog, definitions, emptyState, problemAlert } from "./parts.js";
+import { eventually, follow, poll } from "./live.js";
+import { alertBox, badge, bar, busy, confirmDialog, definitions, emptyState, problemAlert, scopeAlert } from "./parts.js";
 import { makeTable } from "./table.js";
 
 const GIB = 1024 ** 3;
@@ -20,7 +20,7 @@ const LOG_BYTES = 64 * 1024;
 
 const id = byId("job").dataset.jobId;
 const path = `/v1/jobs/${encodeURIComponent(id)}`;
-const page = { job: null, history: makeHistory(MOST_POINTS), drawing: false, following: null, logging: null };
+const page = { job: null, history: makeHistory(MOST_POINTS), drawing: false, checkpoints: null, following: null, logging: null };
 
 const charts = [
   makeChart(byId("loss"), () => curve("loss", (row) => row.loss, "--chart-1", { more: splitMarks(), fromZero: false })),
@@ -31,11 +31,19 @@ const charts = [
 const splitTable = makeTable({ caption: "Micro-batches that ran out of memory and went through in parts", columns: splitColumns(), keyOf: (row) => row.key });
 const checkpointTable = makeTable({ caption: "Checkpoints", columns: checkpointColumns(), keyOf: (row) => row.update });
 
-start();
+const splitNote = alertBox("warn", "Memory ran out in some micro-batches", "They went through in smaller parts: the gradients are those of the whole.");
+const splitCount = h("p", { class: "muted small" });
+
+if (may("jobs:read")) {
+  start();
+} else {
+  replace(byId("notices"), scopeAlert("jobs:read"));
+}
 
 async function start() {
   try {
-    page.job = await get(path);
+    page.job = await eventually(() => get(path));
+    replace(byId("notices"));
   } catch (problem) {
     replace(byId("notices"), problemAlert(problem, { retry: start }));
     return;
@@ -48,6 +56,7 @@ async function start() {
 
 function followJob() {
   page.following?.stop();
+  page.history.clear();
   page.following = follow(`${path}/events`, heard, { onEnd: refresh, onProblem: complain });
 }
 
@@ -57,7 +66,8 @@ function heard(event) {
     page.job.progress = event.progress;
     drawSoon();
     if (event.progress.update % page.job.training.checkpoint_every === 0) {
-      setTimeout(showCheckpoints, 1000 * LOG_SECONDS);
+      clearTimeout(page.checkpoints); // once, however many updates come at once
+      page.checkpoints = setTimeout(showCheckpoints, 1000 * LOG_SECONDS);
     }
   } else if (event.kind === "state" && event.state !== page.job.state) {
     refresh();
@@ -189,8 +199,15 @@ function splitMarks() {
 
 function showSplits() {
   const rows = page.history.splits().flatMap((row) => row.splits.map((split, index) => ({ ...split, update: row.update, key: `${row.update}-${index}` })));
+  if (rows.length === 0) {
+    replace(byId("splits"));
+    return;
+  }
   splitTable.update(rows);
-  replace(byId("splits"), rows.length > 0 && [alertBox("warn", "Memory ran out in some micro-batches", "They went through in smaller parts: the gradients are those of the whole."), splitTable.element]);
+  setText(splitCount, `${plural(page.history.splitUpdates(), "update")} of ${count(page.history.rows().at(-1).update)}; the newest are listed.`);
+  if (splitTable.element.parentNode !== byId("splits")) {
+    replace(byId("splits"), splitNote, splitCount, splitTable.element);
+  }
 }
 
 function splitColumns() {
@@ -226,7 +243,7 @@ function followLog() {
   page.logging?.stop();
   page.logging = poll(async (signal) => {
     const response = await request("GET", addressOf(`${path}/logs`, { tail: LOG_BYTES }), undefined, { signal, headers: { Accept: "text/plain, application/problem+json" } });
-    showLog(await response.text());
+    showLog(await textOf(response));
     replace(byId("log-problem"));
     if (ENDED.has(page.job.state)) {
       page.logging.stop();

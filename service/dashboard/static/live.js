@@ -32,7 +32,7 @@ const TERMINAL = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 export function follow(path, onEvent, { after = 0, onState, onEnd, onProblem } = {}) {
   const stopping = new AbortController();
   const told = telling(onState);
-  const stream = { path, lastId: after, ended: false, deliver: (event) => guarded(() => onEvent(event)) };
+  const stream = { path, lastId: after, atEnd: false, ended: false, deliver: (event) => guarded(() => onEvent(event)) };
   followAll(stream, told, stopping.signal).then(
     () => {
       told.leave(stream.ended ? "ended" : undefined);
@@ -155,6 +155,7 @@ async function followAll(stream, told, stop) {
 async function followOnce(stream, told, stop) {
   const leaving = new AbortController();
   const undo = leaveWhenHidden(leaving, stop);
+  stream.atEnd = false;
   try {
     const headers = { Accept: "text/event-stream", "Last-Event-ID": String(stream.lastId) };
     const response = await request("GET", stream.path, undefined, { headers, signal: leaving.signal });
@@ -164,7 +165,7 @@ async function followOnce(stream, told, stop) {
     } else {
       await readEvents(response.body, stream, leaving);
     }
-    return stream.ended;
+    return stream.ended || stream.atEnd; // then the service says whether that was all: 204
   } catch (error) {
     if (stop.aborted || (document.hidden && leaving.signal.aborted)) {
       return true;
@@ -185,7 +186,7 @@ async function readEvents(body, stream, leaving) {
   const watchdog = silence(() => leaving.abort());
   try {
     let rest = "";
-    while (!stream.ended) {
+    while (true) {
       const { value, done } = await reader.read();
       if (done) {
         return;
@@ -202,7 +203,9 @@ async function readEvents(body, stream, leaving) {
 
 function take(stream, event) {
   stream.lastId = event.id;
-  stream.ended = TERMINAL.has(event.state);
+  if (event.kind === "state") {
+    stream.atEnd = TERMINAL.has(event.state); // a job may have been resumed since: more may follow
+  }
   stream.deliver(event);
 }
 

@@ -4,9 +4,9 @@ import { del, get, keyId, may, post } from "./api.js";
 import { makeChart } from "./chart.js";
 import { announce, byId, h, replace, setText } from "./dom.js";
 import { bytes, bytesExactly, count, elapsed, number, percent, plural, seconds, time, words } from "./format.js";
-import { follow } from "./live.js";
+import { eventually, follow } from "./live.js";
 import { heldBytes, memoryFigure, memoryInWords } from "./memory_chart.js";
-import { alertBox, badge, busy, codeBlock, confirmDialog, definitions, emptyState, problemAlert, tag } from "./parts.js";
+import { alertBox, badge, busy, codeBlock, confirmDialog, definitions, emptyState, problemAlert, scopeAlert, tag } from "./parts.js";
 import { drawPlan, planInWords } from "./plan.js";
 import { asCommand, asCurl } from "./repeating.js";
 import { makeTable } from "./table.js";
@@ -19,11 +19,16 @@ const page = { tuning: null, probes: [] };
 const table = makeTable({ caption: "Probes", columns: probeColumns(), keyOf: (row) => row.ordinal });
 const chart = makeChart(byId("chart"), () => memoryFigure(results(), limits()));
 
-start();
+if (may("tunings:read")) {
+  start();
+} else {
+  replace(byId("notices"), scopeAlert("tunings:read"));
+}
 
 async function start() {
   try {
-    await reload();
+    await eventually(reload);
+    replace(byId("notices"));
   } catch (problem) {
     replace(byId("notices"), problemAlert(problem, { retry: start }));
     return;
@@ -35,10 +40,12 @@ async function start() {
   }
 }
 
+/** The probes after the tuning: events that the tuning counts are in them. Those that came meanwhile stay. */
 async function reload() {
-  const [tuning, probes] = await Promise.all([get(path), get(`${path}/probes`)]);
-  page.tuning = tuning;
-  page.probes = probes.items;
+  page.tuning = await get(path);
+  const { items } = await get(`${path}/probes`);
+  const all = new Map([...page.probes, ...items].map((it) => [it.ordinal, it]));
+  page.probes = [...all.values()].sort((one, other) => one.ordinal - other.ordinal);
 }
 
 async function refresh() {
@@ -185,7 +192,11 @@ function showProbes() {
     chart.draw();
   }
   table.update(page.probes);
-  replace(byId("probes"), shown.length === 0 ? emptyState({ title: "No probe has ended yet", text: "Each shows up here as it ends." }) : table.element);
+  if (shown.length === 0) {
+    replace(byId("probes"), emptyState({ title: "No probe has ended yet", text: "Each shows up here as it ends." }));
+  } else if (table.element.parentNode !== byId("probes")) {
+    replace(byId("probes"), table.element);
+  }
 }
 
 function probeColumns() {
@@ -230,7 +241,7 @@ function planTable(plans) {
       { title: "Steps", class: "number", cell: (row) => count(row.gradient_accumulation_steps) },
       { title: "Micro-batch", class: "number", cell: (row) => count(row.micro_batch_size) },
       { title: "Peak held", class: "number", cell: (row) => exact(row.peak_bytes) },
-      { title: "Samples per second", class: "number", cell: (row) => number(row.samples_per_second, 3) },
+      { title: "Samples per second and rank", class: "number", cell: (row) => number(row.samples_per_second, 3) },
       { title: "", cell: (row) => h("span", { class: "tags" }, row.chosen && tag("recommended"), tag(row.source), row.thrashing && tag("thrashing")) },
     ],
   });
