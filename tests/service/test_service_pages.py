@@ -77,7 +77,7 @@ def test_a_tuning_that_fits(service: Running, visit: Open) -> None:
     block = page.locator("figure.code", has_text="Over HTTP")
     block.get_by_role("button", name="Copy").click()
     copied = page.evaluate("navigator.clipboard.readText()")
-    body = json.loads(copied.partition("--json '")[2].removesuffix("'"))
+    body = json.loads(copied.partition(" -d '")[2].removesuffix("'"))
     assert body == service.http.get(f"/v1/tunings/{identifier}").json()["request"]
 
 

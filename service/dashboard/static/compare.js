@@ -1,9 +1,10 @@
 /** Recommendations side by side. */
 
-import { get } from "./api.js";
+import { get, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
 import { bytes, count, number, percent, plural, shortId, timeText } from "./format.js";
-import { emptyState, mark, problemAlert } from "./parts.js";
+import { eventually } from "./live.js";
+import { emptyState, mark, problemAlert, scopeAlert } from "./parts.js";
 import { planInWords } from "./plan.js";
 
 /** What is compared: a title, and what a recommendation says of it, as text. */
@@ -37,13 +38,17 @@ start();
 async function start() {
   const place = byId("compared");
   const ids = place.dataset.ids.split(" ").filter(Boolean);
+  if (!may("tunings:read")) {
+    replace(place, scopeAlert("tunings:read"));
+    return;
+  }
   if (ids.length < 2) {
     const action = h("a", { class: "button button-primary", href: "/recommendations" }, "Choose recommendations");
     replace(place, emptyState({ title: "Nothing to compare", text: "Tick two or more in the list.", action }));
     return;
   }
   try {
-    const found = await Promise.all(ids.map((id) => get(`/v1/recommendations/${encodeURIComponent(id)}`)));
+    const found = await eventually(() => Promise.all(ids.map((id) => get(`/v1/recommendations/${encodeURIComponent(id)}`))));
     replace(place, table(found));
   } catch (problem) {
     replace(place, problemAlert(problem, { retry: start }));

@@ -44,5 +44,6 @@ function plan({ plan: found }) {
     return "–";
   }
   const sizes = found.micro_batch_sizes[0];
-  return `${plural(found.gradient_accumulation_steps, "step")} of ${count(Math.min(...sizes))} to ${count(Math.max(...sizes))}`;
+  const [least, most] = sizes.reduce(([low, high], size) => [Math.min(low, size), Math.max(high, size)], [Infinity, 0]);
+  return `${plural(found.gradient_accumulation_steps, "step")} of ${least === most ? count(most) : `${count(least)} to ${count(most)}`}`;
 }

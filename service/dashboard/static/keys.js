@@ -4,7 +4,7 @@ import { del, get, keyId, post } from "./api.js";
 import { announce, byId, h, replace } from "./dom.js";
 import { time, timeText } from "./format.js";
 import { poll } from "./live.js";
-import { alertBox, busy, codeBlock, confirmDialog, emptyState, mark, problemAlert, tag } from "./parts.js";
+import { alertBox, busy, codeBlock, confirmDialog, emptyState, mark, problemAlert, showProblem, tag } from "./parts.js";
 import { makeTable } from "./table.js";
 
 const REFRESH_SECONDS = 15;
@@ -108,6 +108,7 @@ function newKeyForm(dialog, place) {
     try {
       const made = await busy(send, () => post("/v1/keys", asked(form, scopes)));
       replace(place, shownOnce(made, dialog));
+      byId("new-key-title").focus(); // what had the focus is gone
     } catch (error) {
       replace(problem, problemAlert(error));
     }
@@ -144,7 +145,7 @@ function shownOnce(made, dialog) {
   announce("The key is made");
   const until = made.expires_at === null ? "It does not expire." : `It expires ${timeText(made.expires_at)}.`;
   return [
-    h("h2", { id: "new-key-title" }, `The key for “${made.name}”`),
+    h("h2", { id: "new-key-title", tabindex: -1 }, `The key for “${made.name}”`),
     alertBox("warn", "Copy it now", "It is not shown again, and nobody can find it out later: only its digest is kept."),
     codeBlock(made.key, { label: "API key" }),
     h("p", { class: "muted" }, until),
@@ -172,5 +173,5 @@ function show(keys) {
 replace(byId("keys"), h("div", { id: "key-problem" }), h("div", { id: "key-list" }, h("p", { class: "muted" }, "Loading…")));
 byId("new-key").addEventListener("click", openForm);
 const polling = poll(async (signal) => show((await get("/v1/keys", { signal })).items), REFRESH_SECONDS, {
-  onProblem: (problem) => replace(byId("key-list"), problemAlert(problem)),
+  onProblem: (problem) => showProblem(byId("key-list"), problemAlert(problem)),
 });

@@ -4,7 +4,7 @@ import { get, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
 import { bytes, count, elapsed, number, percent, plural, seconds, shortId, time } from "./format.js";
 import { poll } from "./live.js";
-import { badge, bar, emptyState, mark, problemAlert, tag } from "./parts.js";
+import { badge, bar, emptyState, mark, problemAlert, scopeAlert, showProblem, tag } from "./parts.js";
 import { makeTable } from "./table.js";
 
 const NOW_SECONDS = 3;
@@ -16,6 +16,7 @@ const PERIODS = { "24h": "24 hours", "7d": "7 days", all: "All time" };
 const HELD = ["RUNNING", "CANCELLING"];
 const PATHS = { tuning: "tunings", job: "jobs" };
 const NEARLY_FULL = 0.9;
+const READS_ALL = may("tunings:read"); // jobs are only part of it
 
 // --- what runs ------------------------------------------------------------------------------------------------------
 
@@ -302,13 +303,22 @@ function showOnce(id, kind, make) {
 async function refreshNow(signal) {
   const [running, served, waiting] = await Promise.all([
     readRunning(signal),
-    get("/v1/devices", { signal }),
-    get("/v1/queue", { query: { limit: QUEUE_SHOWN }, signal }),
+    READS_ALL && get("/v1/devices", { signal }),
+    READS_ALL && get("/v1/queue", { query: { limit: QUEUE_SHOWN }, signal }),
   ]);
   showRunning(running);
-  showDevices(served.items);
-  showQueue(waiting.items);
-  replace(byId("overview-problem"));
+  if (READS_ALL) {
+    showDevices(served.items);
+    showQueue(waiting.items);
+    replace(byId("overview-problem"));
+  }
+}
+
+/** To a key that may read jobs alone, or nothing, is shown what it may see, and which scope the rest needs. */
+function hideTheRest() {
+  const hidden = may("jobs:read") ? ["devices", "queue", "figures"] : ["running", "devices", "queue", "figures"];
+  hidden.forEach((id) => (byId(id).closest("section").hidden = true));
+  replace(byId("overview-problem"), scopeAlert("tunings:read"));
 }
 
 async function refreshSummary(signal) {
@@ -320,13 +330,19 @@ async function refreshSummary(signal) {
   }
 }
 
-function showProblem(problem) {
-  replace(byId("overview-problem"), problemAlert(problem));
-}
+let summaries = null;
 
-showPeriods();
-byId("periods").addEventListener("click", choosePeriod);
-poll(refreshNow, NOW_SECONDS, { onProblem: showProblem });
-const summaries = poll(refreshSummary, SUMMARY_SECONDS, {
-  onProblem: (problem) => replace(byId("summary-problem"), problemAlert(problem)),
-});
+if (READS_ALL) {
+  showPeriods();
+  byId("periods").addEventListener("click", choosePeriod);
+  summaries = poll(refreshSummary, SUMMARY_SECONDS, {
+    onProblem: (problem) => showProblem(byId("summary-problem"), problemAlert(problem)),
+  });
+} else {
+  hideTheRest();
+}
+if (READS_ALL || may("jobs:read")) {
+  poll(refreshNow, NOW_SECONDS, {
+    onProblem: (problem) => showProblem(byId("overview-problem"), problemAlert(problem)),
+  });
+}

@@ -8,6 +8,7 @@
  *   emptyState({title, text, action: node})             what to do where there is nothing
  *   alertBox("bad"|"warn"|"ok"|"info", title, ...text)  a message
  *   problemAlert(problem, {retry: f})                   what happened (an ApiProblem), and how to go on
+ *   showProblem(place, problemAlert(problem))           in its place; again and again, it is told once
  *   scopeAlert("jobs:read")                             for a key without the scope that a page needs
  *   definitions([["Device", "cuda:0"], ...])            a definition list; entries without a value are left out
  *   bar({value, max, label, mark})                      a share of something (memory, progress), with its text
@@ -113,6 +114,13 @@ export function problemAlert(problem, { retry = null } = {}) {
     faults.length > 0 ? h("ul", {}, faults) : problem.detail,
     retry && h("p", {}, h("button", { type: "button", class: "button", on: { click: retry } }, "Try again")),
   );
+}
+
+/** Shows a problem in its place; one that is shown already stays, so that it is not told again and again. */
+export function showProblem(place, alert) {
+  if (!place.firstChild?.isEqualNode(alert)) {
+    place.replaceChildren(alert);
+  }
 }
 
 /** What to show to a key without the scope that a page needs. */

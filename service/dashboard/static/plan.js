@@ -10,11 +10,12 @@ import { count, plural } from "./format.js";
 
 const MOST_PIECES = 40;
 const MOST_ROWS = 12;
+const MOST_RUNS = 8; // in words
 
 /** The plan as rows of pieces; ranks with the same sizes share a row. */
 export function drawPlan(sizes) {
   const groups = groupsOf(sizes);
-  const largest = Math.max(...sizes.map(total));
+  const largest = groups.reduce((most, group) => Math.max(most, total(group.sizes)), 1);
   const shown = groups.slice(0, MOST_ROWS);
   const rest = groups.length - shown.length;
   return h(
@@ -28,13 +29,13 @@ export function drawPlan(sizes) {
 /** The plan in a sentence. */
 export function planInWords(sizes) {
   const parts = groupsOf(sizes).slice(0, 4).map(
-    ({ first, last, sizes: own }) => `${rankNames(first, last)}: ${runsOf(own).map(runInWords).join(" + ")}`,
+    ({ first, last, sizes: own }) => `${rankNames(first, last)}: ${runsInWords(runsOf(own))}`,
   );
   return `${count(sizes.reduce((sum, own) => sum + total(own), 0))} samples per update over ${plural(sizes.length, "rank")}. ${parts.join("; ")}`;
 }
 
 function drawRank({ first, last, sizes }, largest) {
-  const pieces = sizes.length > MOST_PIECES ? runsOf(sizes) : sizes.map((size) => ({ size, times: 1 }));
+  const pieces = sizes.length > MOST_PIECES ? runsOf(sizes).slice(0, MOST_PIECES) : sizes.map((size) => ({ size, times: 1 }));
   const row = h("div", { class: "plan-pieces" }, pieces.map(drawPiece));
   row.style.setProperty("inline-size", `${((100 * total(sizes)) / largest).toFixed(3)}%`);
   return h(
@@ -54,6 +55,11 @@ function drawPiece(run, index) {
 
 function runInWords({ size, times }) {
   return times === 1 ? count(size) : `${count(times)} × ${count(size)}`;
+}
+
+function runsInWords(runs) {
+  const rest = runs.length > MOST_RUNS ? ` + ${count(runs.length - MOST_RUNS)} more` : "";
+  return runs.slice(0, MOST_RUNS).map(runInWords).join(" + ") + rest;
 }
 
 function rankNames(first, last) {

@@ -5,17 +5,22 @@ import { byId, h, replace, setText } from "./dom.js";
 import { estimateTable } from "./estimate_table.js";
 import { exportForm } from "./export_form.js";
 import { bytes, count, percent, plural, seconds, time, words } from "./format.js";
-import { alertBox, busy, codeBlock, definitions, problemAlert } from "./parts.js";
+import { eventually } from "./live.js";
+import { alertBox, busy, codeBlock, definitions, problemAlert, scopeAlert } from "./parts.js";
 import { drawPlan, planInWords } from "./plan.js";
 
 const id = byId("recommendation").dataset.recommendationId;
 const path = `/v1/recommendations/${encodeURIComponent(id)}`;
 
-start();
+if (may("tunings:read")) {
+  start();
+} else {
+  replace(byId("notices"), scopeAlert("tunings:read"));
+}
 
 async function start() {
   try {
-    const [found, formats] = await Promise.all([get(path), get("/v1/exports")]);
+    const [found, formats] = await eventually(() => Promise.all([get(path), get("/v1/exports")]));
     show(found, formats.items);
   } catch (problem) {
     replace(byId("notices"), problemAlert(problem, { retry: start }));

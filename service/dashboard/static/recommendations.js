@@ -1,9 +1,9 @@
 /** The list of recommendations: search, and choose some to compare. */
 
-import { addressOf } from "./api.js";
-import { byId, h } from "./dom.js";
+import { addressOf, may } from "./api.js";
+import { byId, h, replace } from "./dom.js";
 import { count, plural, shortId, time } from "./format.js";
-import { mark } from "./parts.js";
+import { mark, scopeAlert } from "./parts.js";
 import { makeList } from "./table.js";
 
 const MOST_COMPARED = 8;
@@ -12,8 +12,7 @@ const PRECISIONS = ["fp32", "bf16-mixed", "fp16-mixed", "bf16"];
 const OBJECTIVES = ["largest", "fewest_steps", "fastest"];
 const chosen = new Set();
 
-makeList({
-  root: byId("list"),
+const LIST = {
   path: "/v1/recommendations",
   caption: "Recommendations",
   ended: () => true,
@@ -41,8 +40,14 @@ makeList({
     text: "Each tuning that ends with an answer leaves one, with its evidence and exports for frameworks and schedulers.",
     action: h("a", { class: "button button-primary", href: "/tunings/new" }, "Make a tuning"),
   },
-});
-showChosen();
+};
+
+if (may("tunings:read")) {
+  makeList({ root: byId("list"), ...LIST });
+  showChosen();
+} else {
+  replace(byId("list"), scopeAlert("tunings:read"));
+}
 
 function plan(row) {
   if (!row.feasible) {

@@ -33,7 +33,8 @@ export function asCommand(request) {
 /** The call for a tuning request. */
 export function asCurl(request, origin, key) {
   const header = key ? ' -H "Authorization: Bearer $BATCHWRIGHT_API_KEY"' : "";
-  return `curl -sS ${quoted(`${origin}/v1/tunings`)}${header} \\\n  --json ${quoted(JSON.stringify(request))}`;
+  const body = `-H 'Content-Type: application/json' -d ${quoted(JSON.stringify(request))}`; // `--json` came with curl 7.82
+  return `curl -sS ${quoted(`${origin}/v1/tunings`)}${header} \\\n  ${body}`;
 }
 
 /** A word as a POSIX shell reads it back. */

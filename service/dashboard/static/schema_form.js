@@ -6,6 +6,7 @@
  *   form.rest("spec")             the fields of an object that no call has taken yet
  *   form.read()                   {value, problems}: what was filled in; fields left at their defaults are left out
  *   form.write(value)             fills it in
+ *   form.strangers(value)         problems: what a value has that there is no field for, which `write` leaves out
  *   form.place(problems)          words beside the fields they are about; returns those that found none
  *
  * A problem is {field: dotted path, message}, as the service sends them.
@@ -14,6 +15,7 @@
 import { h, replace } from "./dom.js";
 
 const UNITS = { "": 1, b: 1, kib: 2 ** 10, mib: 2 ** 20, gib: 2 ** 30, tib: 2 ** 40, kb: 1e3, mb: 1e6, gb: 1e9, tb: 1e12 };
+const NUMBER = /^[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 const SIZE = /^([\d.]+)\s*([kmgt]?i?b?)$/i;
 
 /** A form over the schema `name` of an OpenAPI document. */
@@ -47,6 +49,7 @@ export function makeForm(document, name, { suggestions = {} } = {}) {
     write(value) {
       taken.forEach((field, path) => field.write(at(value, path)));
     },
+    strangers: (value) => strangersIn(schemas, schemas[name], value, ""),
     place(problems) {
       const nodes = [...taken.values()].flatMap((field) => [field.element, ...field.element.querySelectorAll("[data-path]")]);
       nodes.forEach((node) => tell(node, ""));
@@ -113,7 +116,7 @@ function union({ context, schema, path, required, label, hint }) {
 function checkbox({ schema, path, label, hint }) {
   const id = idOf(path);
   const usual = schema.default ?? false;
-  const input = h("input", { id, type: "checkbox", checked: usual, "aria-describedby": `${id}-hint` });
+  const input = h("input", { id, type: "checkbox", checked: usual, "aria-describedby": `${id}-hint ${id}-error` });
   const element = h("div", { class: "field", dataset: { path } },
     h("div", { class: "choice" }, input, h("label", { for: id }, label)), hintNode(hint, id), errorNode(path));
   return {
@@ -127,7 +130,7 @@ function choice({ schema, path, required, label, hint }) {
   const id = idOf(path);
   const usual = schema.default ?? (required ? schema.enum[0] : "");
   const values = [...(required || schema.default !== undefined ? [] : [""]), ...schema.enum];
-  const input = h("select", { id, class: "input", "aria-describedby": `${id}-hint` }, values.map((value) => h("option", { value, selected: value === usual }, value || "none")));
+  const input = h("select", { id, class: "input", "aria-describedby": `${id}-hint ${id}-error` }, values.map((value) => h("option", { value, selected: value === usual }, value || "none")));
   const element = h("div", { class: "field", dataset: { path } }, h("label", { for: id }, label), input, hintNode(hint, id), errorNode(path));
   return {
     element,
@@ -142,7 +145,7 @@ function written({ context, schema, path, required, label, hint }, writer) {
   const known = context.suggestions[path] ?? [];
   const attributes = {
     id, class: `input ${writer.lines ? "mono" : ""}`, placeholder: placeholderOf(schema, writer), autocomplete: "off", spellcheck: "false",
-    inputmode: writer.inputMode, "aria-required": required ? "true" : null, "aria-describedby": `${id}-hint`,
+    inputmode: writer.inputMode, "aria-required": required ? "true" : null, "aria-describedby": `${id}-hint ${id}-error`,
     list: known.length > 0 ? `${id}-known` : null,
   };
   const input = writer.lines ? h("textarea", { ...attributes, rows: writer.lines }) : h("input", { ...attributes, type: "text" });
@@ -173,8 +176,9 @@ function writerOf(schema, path) {
     return { lines: 5, parse: asJson, format: (value) => JSON.stringify(value, null, 2), hint: "As JSON." };
   }
   if (schema.type === "array") {
-    const item = schema.items?.type === "string" ? (text) => text : asNumber;
-    return { lines: 2, parse: (text) => text.split(/[\n,]/).map((it) => it.trim()).filter(Boolean).map(item), format: (value) => value.join("\n"), hint: "One a line." };
+    const isText = schema.items?.type === "string";
+    const [between, item] = isText ? [/\n/, (text) => text] : [/[\n,]/, asNumber]; // a path may have a comma
+    return { lines: 2, parse: (text) => text.split(between).map((it) => it.trim()).filter(Boolean).map(item), format: (value) => [value].flat().join("\n"), hint: "One a line." };
   }
   if (path.endsWith("_bytes")) {
     return { parse: asBytes, format: String, hint: "For example 24 GiB." };
@@ -186,9 +190,12 @@ function writerOf(schema, path) {
 }
 
 function asNumber(text) {
-  const value = Number(text.replaceAll("_", ""));
-  if (Number.isNaN(value)) {
+  if (!NUMBER.test(text)) {
     throw new Error(`"${text}" is no number`);
+  }
+  const value = Number(text.replaceAll("_", ""));
+  if (!Number.isFinite(value) || (Number.isInteger(value) && !Number.isSafeInteger(value))) {
+    throw new Error(`"${text}" is too large to be exact here: send it to the API`);
   }
   return value;
 }
@@ -237,6 +244,26 @@ function schemaAt(schemas, root, path) {
     required = (parent.required ?? []).includes(name);
   }
   return { schema, required };
+}
+
+/** Names and kinds in a value that its schema has not. */
+function strangersIn(schemas, given, value, path) {
+  const schema = resolved(schemas, given);
+  const inner = (name) => (path === "" ? name : `${path}.${name}`);
+  if (value === null || typeof value !== "object" || Array.isArray(value) || isFree(schema)) {
+    return schema.properties && !isFree(schema) && value !== null && value !== undefined && typeof value !== "object" ? [{ field: path, message: "is no mapping" }] : [];
+  }
+  if (schema.discriminator) {
+    const { propertyName, mapping } = schema.discriminator;
+    const kind = value[propertyName];
+    if (!Object.hasOwn(mapping, kind)) {
+      return [{ field: inner(propertyName), message: `${JSON.stringify(kind)} is none of ${Object.keys(mapping).join(", ")}` }];
+    }
+    return strangersIn(schemas, { $ref: mapping[kind] }, value, path);
+  }
+  const known = schema.properties ?? {};
+  return Object.entries(value).flatMap(([name, part]) =>
+    Object.hasOwn(known, name) ? strangersIn(schemas, known[name], part, inner(name)) : [{ field: inner(name), message: "is no field" }]);
 }
 
 /** Any JSON object: it is typed as JSON. */

@@ -18,7 +18,7 @@ import { h, replace, setText } from "./dom.js";
 import { count } from "./format.js";
 import { poll } from "./live.js";
 import { makePages } from "./pages.js";
-import { busy, emptyState, problemAlert } from "./parts.js";
+import { busy, emptyState, problemAlert, showProblem } from "./parts.js";
 
 const REFRESH_SECONDS = 3;
 const MOST_SUGGESTIONS = 200;
@@ -125,7 +125,7 @@ export function makeList(list) {
   /** What was left for another list is no problem. */
   function tellUnlessLeft(problem) {
     if (problem.name !== "AbortError") {
-      replace(problems, problemAlert(problem));
+      showProblem(problems, problemAlert(problem));
     }
   }
 
