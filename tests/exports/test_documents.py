@@ -36,6 +36,11 @@ def follows(target: Target) -> str:
     return "no" if target.repeats_one_size else "equal ranks" if target.divides_shares else "yes"
 
 
+def passes_on(target: Target) -> str:
+    """What of a target a launcher passes on, as the guide says it."""
+    return "no" if target.arguments is None else "figures alone" if target.arguments_leave else "yes"
+
+
 @pytest.mark.parametrize("heading", KINDS)
 def test_the_tables_have_the_registrys_targets_and_versions(heading: str) -> None:
     """Exactly those, in its order."""
@@ -52,7 +57,7 @@ def test_the_tables_say_what_each_target_writes_and_follows(heading: str) -> Non
 
         assert words(row["writes"]) == [it.name for it in export(plan(16), target.name).files]
         assert row["uneven plans"] == follows(target)
-        assert row.get("arguments", "no") == ("yes" if target.arguments else "no")
+        assert row.get("arguments", "no") == passes_on(target)
 
 
 def test_every_row_says_how_it_was_checked() -> None:
@@ -61,10 +66,19 @@ def test_every_row_says_how_it_was_checked() -> None:
         assert all(re.search(r"\d+\.\d+|recorded", row["checked"]) for row in rows(heading))
 
 
-def test_every_option_and_every_refusal_is_told() -> None:
-    """Those of an export, and the codes of its problems over HTTP."""
-    options = [it for row in rows("Options") for it in words(row["option"])]
+@pytest.mark.parametrize("name", sorted({*ExportOptions.model_fields} - {"allow_inexact", "arguments_of"}))
+def test_the_table_of_options_says_who_takes_them(name: str) -> None:
+    """Exactly the targets that write an option."""
+    launchers = {it.name for it in TARGETS.values() if it.kind == "launcher"}
+    (taken,) = [row["for"] for row in rows("Options") if words(row["option"]) == [f"--{name.replace('_', '-')}"]]
+
+    told = {*words(taken)} | (launchers if taken.startswith("launchers") else set())
+
+    assert told == {it.name for it in TARGETS.values() if name in it.takes}
+
+
+def test_every_refusal_is_told() -> None:
+    """The codes of its problems over HTTP."""
     codes = [words(row["`code` of the problem"])[0] for row in rows("Exit codes, and answers over HTTP")]
 
-    assert {f"--{it.replace('_', '-')}" for it in ExportOptions.model_fields} <= set(options)
     assert codes == [f"export-{it}" for it in get_args(ExportRefusal)]
