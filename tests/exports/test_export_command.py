@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from factories import recommendation
+from factories import CPU, recommendation
 from tuner.cli.main import main
 from tuner.exports.base import Export
 from tuner.exports.registry import TARGETS, export
@@ -52,6 +52,20 @@ def test_variables_that_no_file_sets_are_told(tmp_path: Path, monkeypatch: pytes
 
     assert "set in the environment: 'MALLOC_ARENA_MAX=1 2'" in told["hugging-face"]
     assert "MALLOC_ARENA_MAX" not in told["torchrun"]
+
+
+def test_a_device_cannot_write_to_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    """Its name may come from elsewhere: what a terminal would obey is escaped."""
+    path = tmp_path / "recommendation.json"
+    device = CPU.model_copy(update={"name": "x\x1b]0;title\x07"})
+    path.write_text(recommendation(device=device).model_dump_json())
+    assert batchwright(monkeypatch, "export", path, "--format", "torchrun") == 0
+    printed = capsys.readouterr()
+
+    assert "\x1b" not in printed.out + printed.err
+    assert "x\\x1b]0;title\\x07" in printed.err
 
 
 def test_the_export_as_a_document(stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:

@@ -260,6 +260,14 @@ def test_accelerate_starts_ranks_on_cpus_by_torchrun() -> None:
     assert "ranks-on-cpu" not in warned(made("accelerate", ranks=2))
 
 
+@pytest.mark.parametrize("cpu", [True, False])
+def test_a_script_that_looks_like_an_option_is_still_accelerates_script(cpu: bool) -> None:  # noqa: FBT001 - a case's device
+    """Else it would start another number of ranks, or a module."""
+    given = made("accelerate", ranks=2, cpu=cpu, script="--nproc-per-node=1")
+
+    assert given.files[1].content.endswith(' ./--nproc-per-node=1 "$@"\n')
+
+
 def test_accelerate_on_several_machines_says_what_each_needs() -> None:
     """The file is the same on all of them."""
     given = made("accelerate", ranks=16)

@@ -20,6 +20,7 @@ from tuner.errors import SpecError
 from tuner.exports.base import Export, ExportedFile, ExportFormat, ExportOptions
 from tuner.exports.registry import TARGETS
 from tuner.exports.registry import export as make_export
+from tuner.exports.text import one_line
 from tuner.files import write_atomically
 from tuner.results import Recommendation
 
@@ -111,7 +112,7 @@ def in_words(made: Export, written: tuple[Path, ...] = ()) -> RenderableType:
     if not written and len(made.files) > 1:
         others = ", ".join(file.name for file in made.files[1:])
         lines.append(f"not printed: {others}; --output-dir writes all")
-    return Group(*(Text(line) for line in lines))
+    return Group(*(Text(one_line(line)) for line in lines))
 
 
 def _to_be_set(made: Export) -> dict[str, str]:

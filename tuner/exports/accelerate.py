@@ -22,7 +22,16 @@ from tuner.exports.frameworks import (
     schedule_in_code,
     spec_of,
 )
-from tuner.exports.text import exports_of, figures_in_environment, origin, script_file, shell_words, unset_of, yaml_file
+from tuner.exports.text import (
+    exports_of,
+    figures_in_environment,
+    origin,
+    program_path,
+    script_file,
+    shell_words,
+    unset_of,
+    yaml_file,
+)
 from tuner.results import Advice
 from tuner.specs import TransformersModel
 
@@ -81,10 +90,11 @@ def _sharding(order: Order) -> dict[str, JsonValue]:
 
 
 def _launch(order: Order, variables: dict[str, str]) -> str:
-    command: tuple[str, ...] = ("accelerate", "launch", "--config_file", _CONFIG, order.options.script)
+    script = program_path(order.options.script)
+    command: tuple[str, ...] = ("accelerate", "launch", "--config_file", _CONFIG, script)
     if _kind(order) == "MULTI_CPU":
         variables = {**variables, **_read_from_environment(order)}
-        command = ("torchrun", *_ranks_on_cpu(order), order.options.script)
+        command = ("torchrun", *_ranks_on_cpu(order), script)
     settings = f"{unset_of(order)}{exports_of(variables)}"
     return f'#!/bin/sh\n{origin(order)}set -eu\n{settings}exec {shell_words(command)} "$@"\n'
 

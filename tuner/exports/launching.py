@@ -16,7 +16,7 @@ from tuner.catalogue import find_gpu
 from tuner.errors import EstimateError, ExportError
 from tuner.exports.base import Order
 from tuner.exports.frameworks import nodes
-from tuner.exports.text import checked, figures_in_environment
+from tuner.exports.text import checked, figures_in_environment, program_path
 from tuner.gpus import Gpu
 from tuner.results import Advice
 
@@ -80,7 +80,7 @@ def launch_of(order: Order, *, kubernetes: bool = False) -> Launch:
         nodes=hosts,
         processes_per_node=per_node,
         environment=dict(checked(recommendation.environment)) if named else figures_in_environment(order),
-        program=(_path(options.script), *order.arguments),
+        program=(program_path(options.script), *order.arguments),
         device_name=device.name,
         on_gpu=device.kind == "cuda",
         gpu=_gpu(device.name) if device.kind == "cuda" else None,
@@ -208,11 +208,6 @@ def _proposal(name: str) -> str:
     """A name near it that is legal everywhere."""
     near = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:_LONGEST_LABEL].strip("-")
     return f"; {near!r} would do" if near else ""
-
-
-def _path(script: str) -> str:
-    """A path that torchrun does not take for one of its options."""
-    return f"./{script}" if script.startswith("-") else script
 
 
 def _gpu(name: str) -> Gpu | None:

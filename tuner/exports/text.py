@@ -81,6 +81,11 @@ def one_line(text: str) -> str:
     return "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
 
 
+def program_path(script: str) -> str:
+    """A path that what starts it does not take for one of its own options."""
+    return f"./{script}" if script.startswith("-") else script
+
+
 def shell_words(words: tuple[str, ...]) -> str:
     """Words as a POSIX shell reads them back."""
     return shlex.join(words)
