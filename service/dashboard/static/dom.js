@@ -31,10 +31,19 @@ export function svg(tag, attributes = {}, ...children) {
   return furnish(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** Gives `parent` these children, and only these; returns it. */
+/** Gives `parent` these children, and only these; returns it. What has the focus hands it on to its like. */
 export function replace(parent, ...children) {
+  const focused = parent.contains(document.activeElement) ? document.activeElement : parent;
   parent.replaceChildren(...nodes(children));
+  if (focused !== parent && !focused.isConnected) {
+    successor(parent, focused)?.focus({ preventScroll: true });
+  }
   return parent;
+}
+
+/** The element that says the same; none else: a key that is pressed once more must not do something else. */
+function successor(parent, gone) {
+  return [...parent.querySelectorAll(gone.localName)].find((it) => !it.disabled && it.textContent === gone.textContent);
 }
 
 /**

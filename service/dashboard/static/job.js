@@ -126,7 +126,7 @@ function notices({ problem, result, state }) {
 }
 
 function took(job) {
-  if (job.started_at === null) {
+  if (job.started_at === null || job.state === "QUEUED") { // it waits again: resumed, or handed back
     return null;
   }
   return job.ended_at === null ? elapsed(job.started_at) : seconds((Date.parse(job.ended_at) - Date.parse(job.started_at)) / 1000);

@@ -73,7 +73,7 @@ function answer(row) {
 }
 
 function took(row) {
-  if (row.started_at === null) {
+  if (row.started_at === null || row.state === "QUEUED") { // it may wait again: resumed, or handed back
     return "–";
   }
   return row.ended_at === null ? elapsed(row.started_at) : seconds((Date.parse(row.ended_at) - Date.parse(row.started_at)) / 1000);

@@ -292,8 +292,13 @@ function visible(stop) {
 
 function changeOf(target, event, stop) {
   return new Promise((resolve) => {
-    target.addEventListener(event, resolve, { once: true, signal: stop });
-    stop.addEventListener("abort", resolve, { once: true });
+    const heard = () => {
+      target.removeEventListener(event, heard);
+      stop.removeEventListener("abort", heard);
+      resolve();
+    };
+    target.addEventListener(event, heard);
+    stop.addEventListener("abort", heard);
   });
 }
 
