@@ -15,8 +15,9 @@ from service.states import State
 from tuner.catalogue import Gpu
 from tuner.documents import Document, NonNegativeInt, PositiveInt
 from tuner.exports.base import Export, ExportFormat, ExportOptions
-from tuner.requests import DeviceId, TrainingRequest, TuningRequest
+from tuner.requests import DeviceId, Objective, TrainingRequest, TuningRequest
 from tuner.results import ProbeResult, Recommendation
+from tuner.specs import Precision
 from tuner.training.runs import TrainingProgress, TrainingResult
 
 # --- problems --------------------------------------------------------------------------------------------------------
@@ -330,6 +331,10 @@ class RecommendationSummary(Document):
     """Data-parallel ranks."""
     effective_batch_size: PositiveInt
     """Samples per update asked for."""
+    precision: Precision
+    """Of the spec."""
+    objective: Objective
+    """What the tuning was for."""
 
 
 class TuningPage(Document):

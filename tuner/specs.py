@@ -14,6 +14,9 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from tuner.data_specs import DataSpec
 from tuner.documents import Document, NonNegativeInt, PositiveInt, load_document, parse_document
 
+Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
+"""In what numbers a model computes, and keeps its parameters: see ``WorkloadSpec.precision``."""
+
 # --- models ----------------------------------------------------------------------------------------------------------
 
 TransformersTask = Literal[
@@ -206,7 +209,7 @@ class WorkloadSpec(Document):
     """The optimizer."""
     schedule: ScheduleSpec = ScheduleSpec()
     """The learning-rate schedule. Does not change memory."""
-    precision: Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     """`*-mixed`: fp32 parameters under autocast (fp16 with a loss scaler). `bf16`: parameters and gradients in bf16."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated
+from typing import Annotated, get_args
 
 from fastapi import Depends, Header, Path, Query, Request
 from pydantic import WithJsonSchema, WrapValidator
@@ -18,6 +18,8 @@ from service.states import State
 from service.store.base import Idempotency
 from service.use_cases import UseCases
 from tuner.documents import Document
+from tuner.requests import Objective
+from tuner.specs import Precision
 
 _LARGEST_EVENT_ID = 2**31 - 1
 
@@ -113,6 +115,12 @@ ModelFilter = Annotated[
 ]
 StateFilter = Annotated[
     State | None, _text(enum=[state.value for state in State]), Query(description="Only what is in this state.")
+]
+PrecisionFilter = Annotated[
+    Precision | None, _text(enum=list(get_args(Precision))), Query(description="Only what has this precision.")
+]
+ObjectiveFilter = Annotated[
+    Objective | None, _text(enum=list(get_args(Objective))), Query(description="Only what was tuned for this.")
 ]
 LONGEST_TAGS = 2000
 IfNoneMatch = Annotated[

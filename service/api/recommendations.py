@@ -17,6 +17,8 @@ from service.api.dependencies import (
     IfNoneMatch,
     Limit,
     ModelFilter,
+    ObjectiveFilter,
+    PrecisionFilter,
     Reading,
     RecommendationCursor,
     RecommendationId,
@@ -53,11 +55,13 @@ async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per fi
     fingerprint: FingerprintFilter = None,
     device: DeviceOrNameFilter = None,
     model: ModelFilter = None,
+    precision: PrecisionFilter = None,
+    objective: ObjectiveFilter = None,
     limit: Limit = 50,
     cursor: RecommendationCursor = None,
 ) -> Response:
     """Recommendations that match every filter, newest first, a page at a time."""
-    wanted = RecommendationFilter(fingerprint=fingerprint, model=model, device=device)
+    wanted = RecommendationFilter(fingerprint, model, device, precision, objective)
     return json_response(await reads.recommendations.get(AnswersPage(limit, cursor, wanted)))
 
 

@@ -23,8 +23,9 @@ from service.domain import (
 )
 from service.states import State
 from tuner.exports.base import Export, ExportFormat, ExportOptions
-from tuner.requests import TuningRequest
+from tuner.requests import Objective, TuningRequest
 from tuner.results import Recommendation
+from tuner.specs import Precision
 
 _TUNINGS, _RECOMMENDATIONS, _EXPORTS = "/v1/tunings", "/v1/recommendations", "/v1/exports"
 
@@ -220,12 +221,14 @@ class AsyncRecommendations(Resource):
         """
         return (await self._core.call(ExportFormatList, Call("GET", _EXPORTS))).items
 
-    def list(
+    def list(  # noqa: PLR0913 - one per filter
         self,
         *,
         fingerprint: str | None = None,
         device: str | None = None,
         model: str | None = None,
+        precision: Precision | None = None,
+        objective: Objective | None = None,
         page_size: int = PAGE_SIZE,
     ) -> AsyncGenerator[RecommendationSummary, None]:
         """Recommendations that match, newest first, fetched page by page.
@@ -234,6 +237,7 @@ class AsyncRecommendations(Resource):
             ApiError: when the service refuses.
         """
         filters = {"fingerprint": fingerprint, "device": device, "model": model, "limit": page_size}
+        filters |= {"precision": precision, "objective": objective}
         return self._core.rows(partial(parsed, RecommendationPage), Call("GET", _RECOMMENDATIONS, filters))
 
 

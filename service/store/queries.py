@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, String, and_, bindparam, cast, func, select
+from sqlalchemy import Connection, Row, Select, String, and_, bindparam, cast, func, select
 
-from service.domain import Event, RecommendationSummary, RecordedProbe
+from service.domain import Event, RecordedProbe
 from service.errors import NotFoundError
 from service.fleet import ServedDevice
 from service.states import WorkKind
 from service.store import rows
-from service.store.records import RecommendationFilter, SeenDevice, WorkFilter, WorkItem
+from service.store.records import SeenDevice, WorkFilter, WorkItem
 from service.store.tables import (
     events,
     is_held,
@@ -164,28 +164,6 @@ def answers_to(connection: Connection, question: str, limit: int) -> list[Recomm
     )
     statement = select(_answer.document).where(_answer.id.in_(latest)).order_by(_answer.id.desc()).limit(limit)
     return [Recommendation.model_validate_json(it) for it in connection.execute(statement).scalars()]
-
-
-def list_recommendations(
-    connection: Connection, wanted: RecommendationFilter, limit: int, before: str | None
-) -> list[RecommendationSummary]:
-    """Summaries, newest first."""
-    conditions = _conditions(wanted)
-    if before is not None:
-        conditions.append(_answer.id < before)
-    statement = select(*rows.SLIM_RECOMMENDATION).where(*conditions).order_by(_answer.id.desc()).limit(limit)
-    return [rows.recommendation_summary(row) for row in connection.execute(statement).mappings()]
-
-
-def _conditions(wanted: RecommendationFilter) -> list[ColumnElement[bool]]:
-    conditions: list[ColumnElement[bool]] = []
-    if wanted.fingerprint is not None:
-        conditions.append(_answer.fingerprint == wanted.fingerprint)
-    if wanted.model is not None:
-        conditions.append(_answer.model == wanted.model)
-    if wanted.device is not None:
-        conditions.append((_answer.device == wanted.device) | (_answer.device_name == wanted.device))
-    return conditions
 
 
 # --- devices ---

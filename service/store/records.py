@@ -11,7 +11,9 @@ from service.errors import ServiceError
 from service.fleet import ServedDevice
 from service.keys import ApiKey
 from service.states import State, WorkKind
+from tuner.requests import Objective
 from tuner.results import Recommendation
+from tuner.specs import Precision
 from tuner.training.runs import TrainingProgress, TrainingResult
 
 
@@ -203,6 +205,8 @@ class RecommendationFilter:
     fingerprint: str | None = None
     model: str | None = None
     device: str | None = None
+    precision: Precision | None = None
+    objective: Objective | None = None
 
 
 @dataclass(frozen=True)

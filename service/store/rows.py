@@ -156,6 +156,8 @@ def recommendation_values(document: Recommendation, tuning_id: str, model: str) 
         "gradient_accumulation_steps": document.gradient_accumulation_steps,
         "world_size": document.world_size,
         "effective_batch_size": document.effective_batch_size.requested,
+        "precision": document.request.spec.precision,
+        "objective": document.request.objective,
         "document": as_json(document),
     }
 

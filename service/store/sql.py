@@ -15,7 +15,7 @@ from service.domain import Event, RecommendationSummary, RecordedProbe
 from service.errors import ConflictError, NotFoundError
 from service.fleet import ServedDevice
 from service.states import State, WorkKind
-from service.store import adding, claims, queries, queue, retention, rows, summary
+from service.store import adding, answer_lists, claims, queries, queue, retention, rows, summary
 from service.store.base import (
     EVERYTHING,
     PROVEN_SECONDS,
@@ -212,7 +212,7 @@ class SqlStore(Store):
         self, wanted: RecommendationFilter, limit: int, before: str | None = None
     ) -> list[RecommendationSummary]:
         with reading(self._engine) as connection:
-            return queries.list_recommendations(connection, wanted, limit, before)
+            return answer_lists.list_recommendations(connection, wanted, limit, before)
 
     @override
     def totals(self, seconds: float | None) -> Totals:

@@ -177,11 +177,15 @@ recommendations = Table(
     Column("world_size", Integer, nullable=False),
     Column("effective_batch_size", BigInteger, nullable=False),
     Column("document", Text, nullable=False),
+    Column("precision", String(16), nullable=False, server_default="fp32"),
+    Column("objective", String(16), nullable=False, server_default="largest"),
 )
 """Answers: the document, and beside it what is searched and listed. They may outlive their tuning."""
 
-for _column in ("fingerprint", "model", "device", "device_name"):
-    Index(f"recommendations_by_{_column}", recommendations.c[_column], recommendations.c.id)
+Index("recommendations_by_fingerprint", recommendations.c.fingerprint, recommendations.c.id)
+for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"], ["device_name", "model"]):
+    _walked = [*_columns, "precision", "objective"]
+    Index("recommendations_by_" + "_".join(_walked), *(recommendations.c[name] for name in [*_walked, "id"]))
 
 workers = Table(
     "workers",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import httpx
 
 from factories import tuning_request
 from service.domain import Problem
+from service.states import TERMINAL_STATES
 
 UNKNOWN = "tun_" + "0" * 32
 PATIENCE_SECONDS = 120.0
@@ -29,6 +31,7 @@ def body(**changes: Any) -> dict[str, Any]:
 
 def ended(http: httpx.Client, location: str) -> dict[str, Any]:
     """A tuning or job once it has ended."""
-    found: dict[str, Any] = http.get(location, params={"wait": PATIENCE_SECONDS}).json()
-    assert found["state"] in {"SUCCEEDED", "FAILED", "CANCELLED"}
-    return found
+    over = time.monotonic() + PATIENCE_SECONDS
+    while (found := http.get(location, params={"wait": 30}).json())["state"] not in TERMINAL_STATES:
+        assert time.monotonic() < over, found
+    return dict(found)

@@ -162,7 +162,8 @@ def test_a_page_of_recommendations_costs_what_it_shows(store: Store, database_ur
     fields = ("model", "device", "precision", "objective")
     with engine_at(database_url) as engine, reading(engine) as connection:
         for given in (it for count in range(1, 5) for it in combinations(fields, count)):
-            statement = answer_lists._listing(given, True).params(dict.fromkeys([*given, "before", "limit"], 1))
+            values = {**dict.fromkeys([*given, "before"], "x"), "limit": 50}
+            statement = answer_lists._listing(given, True).params(values)
             written = statement.compile(engine, compile_kwargs={"literal_binds": True})
             steps = [row[3] for row in connection.execute(text(f"EXPLAIN QUERY PLAN {written}"))]
             lanes = [step for step in steps if "recommendations_by_" in step]

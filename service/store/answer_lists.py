@@ -1,0 +1,80 @@
+"""Lists of recommendations: whatever they are searched by, a page costs what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from typing import Any, get_args
+
+from sqlalchemy import BindParameter, ColumnElement, Connection, Integer, Select, bindparam, or_, select, union
+
+from service.domain import RecommendationSummary
+from service.store import rows
+from service.store.records import RecommendationFilter
+from service.store.tables import recommendations
+from tuner.requests import Objective
+from tuner.specs import Precision
+
+_answer = recommendations.c
+_Conditions = list[ColumnElement[bool]]
+_MOST: BindParameter[int] = bindparam("limit", type_=Integer)
+
+
+def list_recommendations(
+    connection: Connection, wanted: RecommendationFilter, limit: int, before: str | None
+) -> list[RecommendationSummary]:
+    """Summaries, newest first."""
+    given = {name: value for name, value in vars(wanted).items() if value is not None}
+    values = {**given, "before": before, "limit": limit}
+    found = connection.execute(_listing(tuple(given), before is not None), values)
+    return [rows.recommendation_summary(row) for row in found.mappings()]
+
+
+# There are few forms of a list, and making a statement costs as much as running it.
+
+
+@cache
+def _listing(given: tuple[str, ...], later: bool) -> Select[Any]:  # noqa: FBT001 - a part of the form
+    """The list restricted by these fields of the filter.
+
+    A fingerprint names few recommendations, and the whole list is in the order of the ids. Any other list is put
+    together from lanes, each of which is a stretch of an index in the order of the list: the newest of all lanes hold
+    the newest of the list.
+    """
+    listed = select(*rows.SLIM_RECOMMENDATION).order_by(_answer.id.desc())
+    if not given or "fingerprint" in given:
+        return _newest(listed, [_is(name) for name in given], later)
+    lanes = [_newest(select(_answer.id).order_by(_answer.id.desc()), lane, later).subquery() for lane in _lanes(given)]
+    found = union(*(select(lane.c.id) for lane in lanes)).subquery()
+    return listed.where(_answer.id.in_(select(found.c.id).order_by(found.c.id.desc()).limit(_MOST)))
+
+
+def _newest(statement: Select[Any], conditions: _Conditions, later: bool) -> Select[Any]:  # noqa: FBT001 - as above
+    if later:
+        conditions = [*conditions, _answer.id < bindparam("before")]
+    return statement.where(*conditions).limit(_MOST)
+
+
+def _is(name: str) -> ColumnElement[bool]:
+    asked: BindParameter[str] = bindparam(name)
+    return or_(_answer.device == asked, _answer.device_name == asked) if name == "device" else _answer[name] == asked
+
+
+def _lanes(given: tuple[str, ...]) -> Iterator[_Conditions]:
+    """One lane for each precision and objective that is asked for, of an id or a product name each."""
+    model = [_answer.model == bindparam("model")] if "model" in given else []
+    named = [_answer.device == bindparam("device")], [_answer.device_name == bindparam("device")]
+    devices: tuple[_Conditions, ...] = named if "device" in given else ([],)
+    for device, precision, objective in product(devices, _each("precision", given), _each("objective", given)):
+        yield [*device, *model, precision, objective]
+
+
+def _each(name: str, given: tuple[str, ...]) -> _Conditions:
+    """The one value that is asked for, or every value there is."""
+    if name in given:
+        return [_answer[name] == bindparam(name)]
+    return [_answer[name] == value for value in _VALUES[name]]
+
+
+_VALUES = {"precision": get_args(Precision), "objective": get_args(Objective)}
