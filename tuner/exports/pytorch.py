@@ -8,6 +8,7 @@ from tuner.exports.frameworks import (
     counts_tokens,
     longest_sample,
     nodes,
+    on_cpu,
     replicated,
     spec_of,
     torch_call,
@@ -17,6 +18,8 @@ from tuner.results import Advice
 from tuner.specs import ScheduleSpec
 
 _SCRIPT = "train.py"
+_CPU = 'torch.device("cpu")'
+_CARD = f'torch.device("cuda", local_rank()) if torch.cuda.is_available() else {_CPU}'
 _AUTOCAST = {"bf16-mixed": "torch.bfloat16", "fp16-mixed": "torch.float16"}
 
 
@@ -63,7 +66,7 @@ def _head(order: Order) -> str:
         *(["from tuner.specs import ScheduleSpec"] if scheduled else []),
         "from tuner.training.accumulate import GradientAccumulation",
         *(["from tuner.training.optimizers import build_schedule"] if scheduled else []),
-        "from tuner.training.ranks import join_ranks, local_rank",
+        f"from tuner.training.ranks import join_ranks{'' if on_cpu(order) else ', local_rank'}",
         "from tuner.training.windows import Position, Windows",
         "",
     ]
@@ -142,7 +145,7 @@ def _main(order: Order) -> str:
         "    parser = argparse.ArgumentParser()",
         '    parser.add_argument("--updates", type=int, default=10)',
         "    updates = parser.parse_args().updates",
-        '    device = torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")',
+        f"    device = {_CPU if on_cpu(order) else _CARD}",
         "    ranks = join_ranks(device)",
         "    if ranks.size != WORLD_SIZE:",
         '        sys.exit(f"{ranks.size} ranks were started, and the plan is for {WORLD_SIZE}")',

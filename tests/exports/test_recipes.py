@@ -1,0 +1,32 @@
+"""Exports to frameworks that build model and optimizer themselves: what of a spec they do not hold. Pure."""
+
+from __future__ import annotations
+
+import pytest
+from exports.plans import plan
+
+from factories import gpt_spec
+from tuner.exports.registry import export
+from tuner.specs import WorkloadSpec
+
+RECIPES = ("megatron", "torchtitan", "nemo-automodel", "torchtune", "axolotl", "llama-factory")
+
+
+def warned(name: str, spec: WorkloadSpec) -> dict[str, str]:
+    """Messages by their codes."""
+    return {it.code: it.message for it in export(plan(16, spec=spec), name).warnings}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_a_recipe_does_not_hold_of_the_spec_is_said(name: str) -> None:
+    """Compiling changes memory, and an average of the weights what is trained."""
+    warnings, plain = warned(name, gpt_spec(compile=True, ema_decay=0.999)), warned(name, gpt_spec())
+
+    assert warnings["compile-not-written"].startswith("Compiling is not written")
+    assert "0.999" in warnings["moving-average"]
+    assert not {"compile-not-written", "moving-average"} & set(plain)
+
+
+def test_automodel_is_told_of_the_longest_sample() -> None:
+    """None of its keys holds the length that was measured."""
+    assert "16 tokens" in warned("nemo-automodel", gpt_spec())["longest-sample"]
