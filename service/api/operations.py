@@ -52,7 +52,7 @@ def read_queue(cases: Cases, limit: Limit = 50) -> Queue:
 def read_summary(cases: Cases, caller: Calling, period: SummaryPeriod = Period.DAY) -> Summary:
     """What ended within a period, and what has not ended: states, causes of failures, device-seconds, stored answers.
 
-    Why jobs failed is told to callers with `jobs:read` alone.
+    It is as things were at most two seconds ago. Why jobs failed is told to callers with `jobs:read` alone.
     """
     return cases.summary.read(period, caller)
 

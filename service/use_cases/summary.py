@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from service.fleet import Failures, Period, SpentSeconds, StoredAnswers, Summary
 from service.keys import Caller, Scope
@@ -11,21 +13,33 @@ from service.states import State, WorkKind
 from service.store.base import Store, Totals, WorkTotal
 from service.tally import Tally
 
+_SHARED_SECONDS = 2.0
+"""Pages that are open ask again and again, and counting 100,000 tunings takes some 50 ms: however many ask, each
+period is counted once in this time."""
+
 
 class SummaryCases:
-    """What callers can ask about what happened. Safe to share between threads."""
+    """What callers can ask about what happened. Safe to share between threads: one counts, all get its counts.
 
-    def __init__(self, store: Store, tally: Tally) -> None:
+    Args:
+        store: where work is kept.
+        tally: what counts stored answers.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, store: Store, tally: Tally, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._tally = tally
+        self._clock = clock
+        self._one_counts = {period: threading.Lock() for period in Period}
+        self._counted: dict[Period, tuple[float, Totals]] = {}
 
     def read(self, period: Period, caller: Caller) -> Summary:
-        """Counts, causes of failures, device-seconds and stored answers.
+        """Counts, causes of failures, device-seconds and stored answers, as they were at most two seconds ago.
 
         Those who may not read jobs are not told why jobs failed.
         """
-        self._tally.flush()
-        found = self._store.totals(period.seconds)
+        found = self._totals(period)
         told = set(WorkKind) if caller.may(Scope.JOBS_READ) else {WorkKind.TUNING}
         return Summary(
             period=period,
@@ -35,6 +49,16 @@ class SummaryCases:
             device_seconds=_spent(found.work),
             stored_answers=_stored_answers(found),
         )
+
+    def _totals(self, period: Period) -> Totals:
+        with self._one_counts[period]:
+            if period in self._counted and self._clock() - self._counted[period][0] <= _SHARED_SECONDS:
+                return self._counted[period][1]
+            asked_at = self._clock()
+            self._tally.flush()
+            found = self._store.totals(period.seconds)
+            self._counted[period] = asked_at, found
+            return found
 
 
 def _by_state(work: Iterable[WorkTotal], kind: WorkKind) -> dict[State, int]:

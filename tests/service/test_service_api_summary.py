@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 
 from running import Running, StartService
+from stores import NewId, claimed
 
 from factories import tuning_request
 from scripted import ScriptedRunner, Trainer, new_work
 from service.client import Client
 from service.errors import StoreUnavailableError
 from service.fleet import Period
-from service.keys import Scope, make_key
+from service.keys import KEYLESS, Caller, Scope, make_key
 from service.states import State, WorkKind
+from service.store.base import Ending, Store
 from service.tally import Tally
+from service.use_cases.summary import SummaryCases
 from tuner.training.runs import RunOutcome
 
 
@@ -36,6 +39,26 @@ def test_a_summary_tells_what_ended_and_how_answers_were_found(start_service: St
         assert "ended" in failure.message
         assert [it.place for it in told.device_seconds] == ["host/cpu"]
         assert client.summary("all").tunings == told.tunings
+
+
+def test_a_summary_is_counted_once_for_all_who_ask(store: Store, new_id: NewId) -> None:
+    """Each period by itself, with what each caller may be told; two seconds later it is counted anew."""
+    now = [100.0]
+    cases = SummaryCases(store, Tally(store.count_answers), lambda: now[0])
+    reader = Caller(key_id="a" * 16, scopes=frozenset({Scope.TUNINGS_READ}))
+    failed = store.add(new_work(new_id("job"), WorkKind.JOB)).id
+    store.finish(claimed(store).lease, Ending(State.FAILED))
+
+    def told(caller: Caller, period: Period = Period.DAY) -> tuple[int, list[str]]:
+        found = cases.read(period, caller)
+        return found.tunings[State.QUEUED], [it.newest_id for it in found.failures]
+
+    assert told(KEYLESS) == (0, [failed])
+    store.add(new_work(new_id("tun")))
+    now[0] += 2.0
+    assert (told(KEYLESS), told(reader), told(KEYLESS, Period.ALL)) == ((0, [failed]), (0, []), (1, [failed]))
+    now[0] += 0.1
+    assert told(reader) == (1, [])
 
 
 def test_nothing_asked_has_no_rate(service: Running) -> None:
