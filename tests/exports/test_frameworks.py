@@ -58,6 +58,7 @@ def test_a_schedule_that_is_the_programs_is_said(name: str) -> None:
 
     assert "`cosine` after 10 updates" in warned(made(name, scheduled))["schedule-in-code"]
     assert "schedule-in-code" not in warned(made(name, gpt_spec()))
+    assert ("schedule-steps-per-rank" in warned(made(name, scheduled, ranks=2))) is (name == "accelerate")
 
 
 @pytest.mark.parametrize("name", ["hugging-face", "composer", "llama-factory"])

@@ -33,7 +33,7 @@ from tuner.exports.text import (
     yaml_file,
 )
 from tuner.results import Advice
-from tuner.specs import TransformersModel
+from tuner.specs import ScheduleSpec, TransformersModel
 
 _CONFIG, _LAUNCH = "accelerate.yaml", "launch.sh"
 _PRECISIONS = {"fp32": "no", "bf16": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
@@ -127,6 +127,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
         _clipping(order),
         optimizer_in_code(order),
         *schedule_in_code(order),
+        *_schedule_of_ranks(order),
         *(() if sharded else checkpointing_in_code(order)),
         *lower_precision_in_code(order),
         *_on_cpus(order),
@@ -177,6 +178,19 @@ def _clipping(order: Order) -> Advice:
             f"model.parameters(), {norm!r})`."
         )
     return Advice(code="gradient-clipping", message=message)
+
+
+def _schedule_of_ranks(order: Order) -> tuple[Advice, ...]:
+    """What `AcceleratedScheduler.step` does without `split_batches`."""
+    ranks = order.figures.world_size
+    if ranks == 1 or spec_of(order).schedule == ScheduleSpec():
+        return ()
+    message = (
+        f"A scheduler that went through `accelerator.prepare` makes {ranks} steps (one for each rank) per update, and "
+        "is at its end after a part of the run: leave it out of `prepare` and step it once per update, where "
+        "`accelerator.sync_gradients` is true."
+    )
+    return (Advice(code="schedule-steps-per-rank", message=message),)
 
 
 def _on_cpus(order: Order) -> tuple[Advice, ...]:
