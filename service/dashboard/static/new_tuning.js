@@ -4,6 +4,7 @@ import { get, may, post } from "./api.js";
 import { announce, byId, h, replace } from "./dom.js";
 import { estimateTable } from "./estimate_table.js";
 import { seconds } from "./format.js";
+import { eventually } from "./live.js";
 import { alertBox, busy, codeBlock, problemAlert } from "./parts.js";
 import { makeForm } from "./schema_form.js";
 
@@ -14,7 +15,11 @@ start();
 
 async function start() {
   try {
-    const [document, devices, gpus] = await Promise.all([get("/tunings/new/schema"), get("/v1/devices"), get("/v1/gpus")]);
+    const reads = may("tunings:read");
+    const nothing = { items: [] };
+    const [document, devices, gpus] = await eventually(() =>
+      Promise.all([get("/tunings/new/schema"), reads ? get("/v1/devices") : nothing, reads ? get("/v1/gpus") : nothing]),
+    );
     show(document, devices.items, gpus.items);
   } catch (problem) {
     replace(byId("notices"), problemAlert(problem, { retry: start }));
@@ -107,7 +112,8 @@ async function estimate(page) {
   }
   replace(byId("estimated"), h("p", { class: "muted", role: "status" }, "Estimating: this takes some seconds…"));
   try {
-    const asked = { spec: value.spec, gpus: page.gpus.chosen(), effective_batch_size: value.effective_batch_size };
+    const { spec, effective_batch_size, memory_margin } = value;
+    const asked = { spec, gpus: page.gpus.chosen(), effective_batch_size, memory_margin };
     const found = await post("/v1/estimates", asked);
     replace(byId("estimated"),
       h("p", { class: "muted small" }, `Estimated in ${seconds(found.seconds)}, not measured: a tuning measures.`),
@@ -123,8 +129,11 @@ async function fillFromText(page) {
   replace(byId("paste-problem"));
   try {
     const parsed = await parse(byId("paste-text").value);
-    page.form.write("spec" in parsed ? parsed : { ...page.form.read().value, spec: parsed });
+    const whole = "spec" in parsed ? parsed : { ...page.form.read().value, spec: parsed };
+    page.form.write(whole);
     preview(page);
+    const odd = page.form.strangers(whole).map((it) => `${it.field}: ${it.message}`);
+    replace(byId("paste-problem"), odd.length > 0 && alertBox("warn", "Not everything could be filled in", ...odd));
     announce("The form is filled in.");
   } catch (problem) {
     replace(byId("paste-problem"), problemAlert(problem));
