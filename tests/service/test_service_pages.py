@@ -126,7 +126,11 @@ def test_a_tuning_that_is_cancelled(start_service: StartService, visit: Open) ->
 def test_probes_show_up_as_they_end(start_service: StartService, visit: Open) -> None:
     """Each probe by itself, to the end, in a page that was opened once."""
     steps = threading.Semaphore(0)
-    service = start_service(ScriptedRunner(37, lambda _size, _stop: steps.acquire(timeout=30)))
+
+    def take_a_step(_size: int, _stop: Callable[[], bool]) -> None:
+        assert steps.acquire(timeout=60)
+
+    service = start_service(ScriptedRunner(37, take_a_step))
     page = visit(service).open("/tunings/new")
     submit(page)
     expect(page.locator("#probes")).to_contain_text("No probe has ended yet")
