@@ -18,7 +18,7 @@ from service.store.engine import insert_or_skip, open_engine, writing
 from service.store.tables import submitters, work_items
 from tuner.results import Recommendation
 
-LEASE_SECONDS = 60.0
+LEASE_SECONDS = 3600.0
 
 NewId = Callable[[str], str]
 
