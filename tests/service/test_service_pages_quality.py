@@ -222,7 +222,7 @@ def test_pages_without_a_chart_are_light(browser: Browser, furnished: Furnished)
 
 
 def test_many_rows_stay_quick(browser: Browser, tmp_path: Path) -> None:
-    """With 10,000 tunings stored pages paint within a second; a long list keeps a part of its rows and reacts at once."""
+    """With 10,000 tunings stored pages paint within a second; a long list shows some of its rows and reacts at once."""
     with running(tmp_path, ScriptedRunner(37), Trainer()) as service:
         store_many(service)
         with watched(browser, service.url) as opened:
