@@ -116,7 +116,7 @@ def _yaml(text: str) -> Any:  # noqa: ANN401 - as above
     Raises:
         ValueError: when it is none.
     """
-    import yaml  # noqa: PLC0415 - a tenth of what the SDK takes to import, which reads no file
+    import yaml  # noqa: PLC0415 - the SDK reads no file
 
     try:
         return yaml.safe_load(text)

@@ -103,6 +103,7 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "get": lambda store, lease: store.get(lease.work_id),
     "newest": lambda store, _: store.newest(WorkKind.TUNING, 5),
     "cancel": lambda store, lease: store.cancel(lease.work_id),
+    "resume": lambda store, _: store.resume("job_over"),
     "probes": lambda store, lease: store.probes(lease.work_id),
     "events": lambda store, lease: store.events(lease.work_id),
     "event_counts": lambda store, lease: store.event_counts([lease.work_id]),
@@ -111,6 +112,8 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "tuning_with_answer": lambda store, _: store.tuning_with_answer("f"),
     "answers_to": lambda store, _: store.answers_to("q", 5),
     "recommendations": lambda store, _: store.recommendations(RecommendationFilter(), 5),
+    "totals": lambda store, _: store.totals(3600.0),
+    "count_answers": lambda store, _: store.count_answers(1, 2),
     "claim": lambda store, _: store.claim(SERVED.model_copy(update={"place": "other"}), LEASE_SECONDS),
     "renew": lambda store, lease: store.renew(lease, LEASE_SECONDS),
     "record_probe": lambda store, lease: store.record_probe(lease, 1, probe_result(4)),
@@ -128,13 +131,16 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "keys.revoke": lambda store, _: store.keys.revoke(store.keys.list()[0].id),
     "keys.touch": lambda store, _: store.keys.touch("0" * 16, 1.0),
     "keys.exist": lambda store, _: store.keys.exist(),
+    "sessions.open": lambda store, _: store.sessions.open("e" * 64, store.keys.list()[0].id, 60.0),
+    "sessions.find": lambda store, _: store.sessions.find("e" * 64),
+    "sessions.close": lambda store, _: store.sessions.close("e" * 64),
 }
 """Every method that uses the database."""
 
 
 def test_no_method_is_left_out() -> None:
     """A method of the interface that is not in the table above fails here."""
-    of_store = {name for name in Store.__abstractmethods__ if name not in {"keys", "close"}}
+    of_store = {name for name in Store.__abstractmethods__ if name not in {"keys", "sessions", "close"}}
     assert of_store == {name for name in READS_AND_WRITES if "." not in name}
 
 
@@ -144,6 +150,8 @@ def test_a_connection_lost_within_a_call_is_said_and_mended(postgresql_store: Sq
     store, call = postgresql_store, READS_AND_WRITES[name]
     store.keys.add(make_key("first", (Scope.ADMIN,))[0])
     store.add_answered(new_work("tun_done"), recommendation(id="rec_done"))
+    store.add(new_work("job_over", WorkKind.JOB))
+    store.cancel("job_over")
     store.add(new_work("tun_1"))
     lease = claimed(store).lease
     store.add(new_work("tun_2"))
