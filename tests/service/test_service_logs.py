@@ -17,6 +17,7 @@ from processes import HERE, LISTENS, Api, spoken, wait_until
 from running import Running, StartService
 
 from factories import CPU, recommendation, tuning_request
+from forked import forked_starts
 from scripted import ScriptedRunner
 from service.errors import ConfigurationError
 from service.executor.base import TrainingRun
@@ -219,7 +220,7 @@ def test_a_probes_process_has_the_trace(tmp_path: Path, monkeypatch: pytest.Monk
     request = ProbeRequest.model_validate(
         {"spec": spec, "micro_batch_size": 1, "samples_per_window": 1, "device": "cpu"}
     )
-    with ProbeSupervisor(CPU) as supervisor:
+    with forked_starts(), ProbeSupervisor(CPU) as supervisor:
         for parent in (PARENT, None):
             with within_trace(parent):
                 assert supervisor.run(request).outcome is Outcome.ERROR

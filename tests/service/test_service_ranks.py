@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from factories import CPU, CUDA, recommendation
+from forked import forked_starts
 from scripted import ScriptedRunner
 from service.client import Client
 from service.errors import UnsupportedJobError
@@ -75,7 +76,8 @@ def test_a_job_on_a_card_has_one_process() -> None:
 def test_two_ranks_train_together(executor: LocalExecutor, tmp_path: Path) -> None:
     """Each takes half of the effective batch."""
     made: list[TrainingProgress] = []
-    result = executor.train(two_ranks(tmp_path, 3), made.extend, lambda: None)
+    with forked_starts():
+        result = executor.train(two_ranks(tmp_path, 3), made.extend, lambda: None)
     assert (result.outcome, result.updates, result.samples_seen) == (RunOutcome.SUCCEEDED, 3, 30)
     assert [(it.samples, sum(it.micro_batch_sizes)) for it in made] == [(10, 5)] * 3
 
@@ -103,9 +105,10 @@ def test_a_stopped_job_of_two_ranks_goes_on(executor: LocalExecutor, tmp_path: P
         if updates:
             seen.set()
 
-    stopped = executor.train(two_ranks(tmp_path, 100_000), note, lambda: 30.0 if seen.is_set() else None)
+    with forked_starts():
+        stopped = executor.train(two_ranks(tmp_path, 100_000), note, lambda: 30.0 if seen.is_set() else None)
+        ended = executor.train(two_ranks(tmp_path, stopped.updates + 1), note, lambda: None)
     assert (stopped.outcome, stopped.updates > 0) == (RunOutcome.STOPPED, True)
-    ended = executor.train(two_ranks(tmp_path, stopped.updates + 1), note, lambda: None)
     assert (ended.outcome, ended.resumed_from) == (RunOutcome.SUCCEEDED, stopped.updates)
 
 
