@@ -249,12 +249,17 @@ async def _every_call(calls: AsyncCalls) -> list[Awaitable[object]]:
         jobs.logs(name),
         jobs.checkpoints(name),
         jobs.cancel(name),
+        jobs.resume(name),
         jobs.delete(name),
         anext(jobs.list()),
         calls.devices.list(),
         calls.queue.list(),
         calls.estimates.create(EstimateRequest(spec=mlp_spec(), effective_batch_size=8, gpus=("T4",))),
         calls.gpus.list(),
+        calls.keys.create(name, ["tunings:read"]),
+        calls.keys.list(),
+        calls.keys.revoke(name),
+        calls.summary(),
     ]
 
 
