@@ -64,7 +64,11 @@ def open_store(url: str) -> SqlStore:
         StoreUnavailableError: when the database cannot be reached.
     """
     engine = open_engine(url)
-    upgrade(engine)
+    try:
+        upgrade(engine)
+    except BaseException:
+        engine.dispose()
+        raise
     return SqlStore(engine)
 
 
