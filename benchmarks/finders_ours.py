@@ -1,39 +1,60 @@
 """Ours: python benchmarks/finders_ours.py command|served REQUEST.json DIARY. Started by finders.py. No torch.
 
-As one command, the fork server is started cold, and its imports count. Served, it runs already, with what the workload
-needs imported, as in a service's worker that had such a model before.
+As one command it is ``batchwright tune``, with all that it imports. Served, the fork server runs already, with what the
+workload needs imported, as in a service's worker that had such a model before.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from datetime import UTC, datetime
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from finders_trials import Diary, Outcome
-from rich.console import Console
 
-from tuner.cli.running import tune
-from tuner.errors import BatchwrightError
-from tuner.fingerprint import installed_versions
-from tuner.memory.inventory import find_device
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.requests import TuningRequest
-from tuner.results import Outcome as ProbeOutcome
-from tuner.results import Recommendation
-from tuner.tuning import Tuning, look_ahead
+from tuner.cli import entry
 
-OUTCOMES: dict[ProbeOutcome, Outcome] = {ProbeOutcome.FIT: "fit", ProbeOutcome.OOM: "oom"}
+OUTCOMES: dict[str, Outcome] = {"FIT": "fit", "OOM": "oom"}
 
 
-def command(request: TuningRequest, _diary: Diary) -> Recommendation:
-    """``batchwright tune``."""
-    return tune(request, Console(stderr=True))
+def command(request_path: Path, diary: Diary) -> dict[str, Any]:
+    """``batchwright tune``, its words told by the request.
+
+    Raises:
+        FileNotFoundError: when it gave no answer; it has said why.
+    """
+    request = json.loads(request_path.read_text())
+    spec, answer = diary.path.with_suffix(".spec.json"), diary.path.with_suffix(".answer.json")
+    spec.write_text(json.dumps(request["spec"]))
+    numbers = ("effective_batch_size", "memory_margin", "granularity", "max_micro_batch_size", "device")
+    given = {name: request[name] for name in numbers if request[name] is not None}
+    given["memory_limit"] = request["memory_limit_bytes"]
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    sys.argv = ["batchwright", "tune", str(spec), *options, "--output", str(answer)]
+    with suppress(SystemExit):
+        entry.main()
+    found: dict[str, Any] = json.loads(answer.read_text())
+    return found
 
 
-def served(request: TuningRequest, diary: Diary) -> Recommendation:
-    """What a worker does whose fork server has had such a workload."""
+def served(request_path: Path, diary: Diary) -> dict[str, Any]:
+    """What a worker does whose fork server has had such a workload.
+
+    Raises:
+        BatchwrightError: when there is no answer.
+    """
+    from datetime import UTC, datetime  # noqa: PLC0415 - the command imports what it needs by itself
+
+    from tuner.fingerprint import installed_versions  # noqa: PLC0415 - likewise
+    from tuner.memory.inventory import find_device  # noqa: PLC0415 - likewise
+    from tuner.probing.supervisor import ProbeSupervisor  # noqa: PLC0415 - likewise
+    from tuner.requests import TuningRequest  # noqa: PLC0415 - likewise
+    from tuner.tuning import Tuning, look_ahead  # noqa: PLC0415 - likewise
+
+    request = TuningRequest.model_validate_json(request_path.read_bytes())
     device = find_device(request.device)
     with ProbeSupervisor(device) as runner:
         runner.check(request)
@@ -43,9 +64,10 @@ def served(request: TuningRequest, diary: Diary) -> Recommendation:
         look_ahead(tuning, runner.check, runner.expect)
         while (probe := tuning.next_probe()) is not None:
             tuning.record(runner.run(probe))
-        return tuning.recommendation(
+        found = tuning.recommendation(
             identifier="rec_served", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
         )
+    return found.model_dump(mode="json")
 
 
 WAYS = {"command": command, "served": served}
@@ -53,15 +75,14 @@ WAYS = {"command": command, "served": served}
 
 def main(way: str, request_path: Path, diary: Diary) -> None:
     """Tune; write down the probes and the answer."""
-    request = TuningRequest.model_validate_json(request_path.read_bytes())
     try:
-        found = WAYS[way](request, diary)
-    except BatchwrightError as error:
+        found = WAYS[way](request_path, diary)
+    except Exception as error:
         diary.failed(f"{type(error).__name__}: {error}")
-        return
-    for probe in found.evidence.probes:
-        diary.tried(probe.micro_batch_size, OUTCOMES.get(probe.outcome, "error"), probe.seconds.total)
-    diary.answered(found.micro_batch_size or 0)
+        raise
+    for probe in found["evidence"]["probes"]:
+        diary.tried(probe["micro_batch_size"], OUTCOMES.get(probe["outcome"], "error"), probe["seconds"]["total"])
+    diary.answered(found["micro_batch_size"] or 0)
 
 
 if __name__ == "__main__":

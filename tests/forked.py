@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 from unittest.mock import patch
 
+from tuner import partner
 from tuner.memory.environment import CPU_ALLOCATOR
-from tuner.probing import supervisor
 from tuner.training import rank_processes
 from tuner.workloads.imports import late_imports
 
@@ -41,11 +42,11 @@ def forked_starts(fsync_seconds: float = 0.0) -> Iterator[None]:
         """One rank of a run."""
 
         def __init__(self, command: list[str], *, env: Mapping[str, str], stdout: BinaryIO, **_: Any) -> None:
-            super().__init__(dict(env), stdout.name, _train, command[-2], fsync_seconds)
+            super().__init__(dict(env), stdout.fileno(), _train, command[-2], fsync_seconds)
 
     with (
         patch.object(rank_processes, "subprocess", _module_with(Trainer)),
-        patch.object(supervisor, "subprocess", _module_with(_ForkedServer)),
+        patch.object(partner, "subprocess", _module_with(_partner)),
     ):
         yield
 
@@ -53,11 +54,11 @@ def forked_starts(fsync_seconds: float = 0.0) -> Iterator[None]:
 @contextmanager
 def real_starts() -> Iterator[None]:
     """Within the block, which is in one of ``forked_starts``, interpreters are started as ever."""
-    with patch.object(rank_processes, "subprocess", subprocess), patch.object(supervisor, "subprocess", subprocess):
+    with patch.object(rank_processes, "subprocess", subprocess), patch.object(partner, "subprocess", subprocess):
         yield
 
 
-def _module_with(popen: type[_ForkedProcess]) -> SimpleNamespace:
+def _module_with(popen: Callable[..., Any]) -> SimpleNamespace:
     """What is used of ``subprocess``, with another ``Popen``."""
     return SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
 
@@ -65,13 +66,14 @@ def _module_with(popen: type[_ForkedProcess]) -> SimpleNamespace:
 class _ForkedProcess:
     """What is used of ``subprocess.Popen``: a process that leads a session of its own."""
 
-    def __init__(self, environment: dict[str, str], log: str, main: Callable[..., None], *arguments: Any) -> None:
+    def __init__(self, environment: dict[str, str], log: int, main: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*_PRELOADED, *late_imports()])
         with patch.dict(os.environ, CPU_ALLOCATOR):
             forkserver.ensure_running()
-        self._process = context.Process(target=_become, args=(Path.cwd(), environment, log, main, *arguments))
-        self._process.start()
+        with Connection(os.dup(log)) as told:  # of all that stands for a descriptor, this can be handed on
+            self._process = context.Process(target=_become, args=(Path.cwd(), environment, told, main, *arguments))
+            self._process.start()
         self.pid = int(self._process.pid or 0)
         while self.poll() is None and os.getsid(self.pid) != self.pid:  # ``Popen`` returns later than that
             time.sleep(0.001)
@@ -99,18 +101,27 @@ class _ForkedProcess:
 class _ForkedServer(_ForkedProcess):
     """The fork server of a supervisor."""
 
-    def __init__(self, command: list[str], *, env: Mapping[str, str], stdout: BinaryIO, **_: Any) -> None:
-        with socket.socket(fileno=os.dup(int(command[-2]))) as connection:
-            super().__init__(dict(env), stdout.name, _serve, connection)
+    def __init__(self, *, env: Mapping[str, str], stdin: int, stdout: BinaryIO) -> None:
+        with socket.socket(fileno=os.dup(stdin)) as connection:
+            super().__init__(dict(env), stdout.fileno(), _serve, connection)
 
 
-def _become(folder: Path, environment: dict[str, str], log: str, main: Callable[..., None], *arguments: Any) -> None:
+def _partner(command: list[str], **options: Any) -> Any:
+    """A fork server by a fork, any other partner as ever."""
+    if "tuner.probing.fork_server" not in command:
+        return subprocess.Popen(command, **options)
+    return _ForkedServer(**{name: options[name] for name in ("env", "stdin", "stdout")})
+
+
+def _become(
+    folder: Path, environment: dict[str, str], log: Connection, main: Callable[..., None], *arguments: Any
+) -> None:
     """In the forked process: what ``Popen`` and the interpreter's start would do, and the rest of its life."""
     os.setsid()
     os.chdir(folder)
-    with Path(log).open("ab") as stream:
-        os.dup2(stream.fileno(), 1)
-        os.dup2(stream.fileno(), 2)
+    with log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = [it for it in environment.get("PYTHONPATH", "").split(os.pathsep) if it and it not in sys.path]
@@ -140,4 +151,4 @@ def _serve(connection: socket.socket) -> None:
     """A fork server: its own ``main``."""
     from tuner.probing import fork_server  # noqa: PLC0415 - only where torch is imported already
 
-    fork_server.main([str(connection.detach()), str(os.getppid())])
+    fork_server.main(connection, os.getppid(), [])

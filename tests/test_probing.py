@@ -286,7 +286,7 @@ def test_a_lost_fork_server_costs_one_probe(supervisor: ProbeSupervisor, tmp_pat
     def kill_the_server() -> bool:
         """Once the probe hangs; it is not asked to stop."""
         if noted(note):
-            os.kill(server.pid, signal.SIGKILL)
+            os.kill(server.process.pid, signal.SIGKILL)
         return False
 
     result = supervisor.run(probe(misbehaving("leaves-a-child-and-hangs", str(note))), kill_the_server)
@@ -305,7 +305,7 @@ def test_probes_die_with_a_killed_supervisor(tmp_path: Path) -> None:
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from test_probing import *\n"
         "supervisor = ProbeSupervisor(cpu()); supervisor.warm_up()\n"
-        "open(sys.argv[2], 'w').write(f'{supervisor._server.pid}\\n')\n"
+        "open(sys.argv[2], 'w').write(f'{supervisor._server.process.pid}\\n')\n"
         "supervisor.run(probe(misbehaving('leaves-a-child-and-hangs', sys.argv[2])))\n"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(HERE), str(note)], cwd=HERE) as process:
@@ -349,5 +349,5 @@ def test_close_is_idempotent_and_leaves_nothing() -> None:
     assert server is not None
     running.close()
     running.close()
-    assert server.poll() is not None
+    assert server.process.poll() is not None
     assert not running._scratch.exists()

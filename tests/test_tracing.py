@@ -100,6 +100,7 @@ def on_cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Trace]]:
     cases.append(_case("gpt2, dropout", DROPPING_OUT, [4]))
     cases.append(_case("gpt2, side by side", KINDS["gpt2"], SIZES) | {"forked": len(SIZES)})
     cases.append(_case("lstm, forks die", python_spec("traced_models:homesick"), SIZES) | {"forked": 0})
+    cases.append(_case("lstm, with a thread", python_spec("traced_models:threaded"), SIZES) | {"forked": 0})
     return traced_on_cuda(cases, tmp_path_factory.mktemp("cache"))
 
 
@@ -150,6 +151,11 @@ def test_traces_taken_side_by_side_are_those_taken_one_by_one(on_cuda: dict[str,
 def test_what_dead_processes_owe_is_traced_again(on_cuda: dict[str, list[Trace]]) -> None:
     """Where every forked process is killed, the traces are there all the same."""
     assert on_cuda["lstm, forks die"] == on_cuda["lstm"][:-1]
+
+
+def test_a_workload_with_threads_is_not_forked(on_cuda: dict[str, list[Trace]]) -> None:
+    """A forked process would lack them: its sizes are traced one by one."""
+    assert on_cuda["lstm, with a thread"] == on_cuda["lstm"][:-1]
 
 
 def test_published_peak_in_fp32(on_cuda: dict[str, list[Trace]]) -> None:
@@ -386,10 +392,11 @@ def test_estimates_stay_within_their_memory() -> None:
 
 
 @pytest.mark.usefixtures("workloads_of_the_tests")
-def test_a_card_that_fails_leaves_the_others_their_answers() -> None:
-    """A workload that fails with the second card's kernels is estimated on the first."""
-    request = EstimateRequest(spec=python_spec("traced_models:failing_once"), gpus=("A10G", "H100-80GB"))
-    known, unknown = estimate(request).gpus
+def test_a_card_that_fails_leaves_the_others_their_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workload that fails with the kernels of one card, whichever is later, is estimated on the other."""
+    monkeypatch.setenv("BUILT", str(tmp_path / "built"))
+    request = EstimateRequest(spec=python_spec("traced_models:unique"), gpus=("A10G", "H100-80GB"))
+    unknown, known = sorted(estimate(request).gpus, key=lambda it: it.peak is not None)
     assert known.peak is not None
     assert (unknown.feasible, unknown.peak) == (Verdict.UNCERTAIN, None)
     assert any("RuntimeError: built a second time" in note for note in unknown.notes)

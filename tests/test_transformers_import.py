@@ -8,7 +8,7 @@ import sys
 _CODE = """
 import sys
 from pathlib import Path
-from tuner.estimation.transformers_import import import_transformers
+from tuner.workloads.transformers_import import import_transformers
 
 import_transformers()
 from transformers.utils.import_utils import define_import_structure

@@ -113,8 +113,8 @@ def test_after_its_end_nothing_is_started() -> None:
 
 def test_a_process_that_nobody_asks_ends() -> None:
     """After its time, by itself."""
-    with TracingProcess(ready=False, idle_seconds=0.01) as process:
-        assert process._process.wait(60) == 0
+    with TracingProcess(idle_seconds=0.01) as process:
+        assert process._partner.process.wait(60) == 0
 
 
 def test_no_process_outlives_whoever_asks() -> None:

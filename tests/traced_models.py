@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +16,6 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
 from tuner.workloads.base import LossTerms
 
-_BUILDS: list[int] = []
 _HOME = os.getpid()
 
 
@@ -104,25 +105,35 @@ class Spilling(Tokens):
         return super().build_model()
 
 
-class FailingOnce(Tokens):
-    """Fails when it is built for the second time."""
+class Unique(Tokens):
+    """Fails when it is built again, in whatever process: the folder ``BUILT`` of the environment tells."""
 
     def build_model(self) -> nn.Module:
-        """Counts."""
-        _BUILDS.append(1)
-        if len(_BUILDS) == 2:
-            raise RuntimeError("built a second time")
+        """Makes the folder, which works once."""
+        try:
+            Path(os.environ["BUILT"]).mkdir()
+        except FileExistsError:
+            raise RuntimeError("built a second time") from None
+        return super().build_model()
+
+
+class Threaded(Tokens):
+    """Starts a thread that stays when it is built, as some libraries do."""
+
+    def build_model(self) -> nn.Module:
+        """The same."""
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
         return super().build_model()
 
 
 class Homesick(Tokens):
     """Kills every process but the one that imported it."""
 
-    def build_model(self) -> nn.Module:
-        """The same where it may be built."""
+    def make_batch(self, size: int) -> Tensor:
+        """The same where it may be made."""
         if os.getpid() != _HOME:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().build_model()
+        return super().make_batch(size)
 
 
 class Conditional(Tokens):
@@ -164,9 +175,14 @@ def spilling() -> Tokens:
     return Spilling()
 
 
-def failing_once() -> Tokens:
-    """Fails once."""
-    return FailingOnce()
+def unique() -> Tokens:
+    """Is built once."""
+    return Unique()
+
+
+def threaded() -> Threaded:
+    """Starts threads."""
+    return Threaded()
 
 
 def homesick() -> Homesick:

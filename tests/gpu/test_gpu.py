@@ -124,8 +124,8 @@ def test_the_fork_server_has_no_cuda_context(supervisor: ProbeSupervisor) -> Non
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     running = [entry.pid for entry in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
     pynvml.nvmlShutdown()
-    assert server.pid not in running
-    opened = [str(path.resolve()) for path in Path(f"/proc/{server.pid}/fd").iterdir()]
+    assert server.process.pid not in running
+    opened = [str(path.resolve()) for path in Path(f"/proc/{server.process.pid}/fd").iterdir()]
     assert not [name for name in opened if "nvidia-uvm" in name]
 
 

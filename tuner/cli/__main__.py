@@ -1,5 +1,5 @@
 """``python -m tuner.cli``: the command line without its installed script."""
 
-from tuner.cli.main import main
+from tuner.cli.entry import main
 
 main()

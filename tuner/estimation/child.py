@@ -1,14 +1,11 @@
 """The process in which workloads are traced: it imports torch once, and answers each request in a fork of itself.
 
-Started by ``tuner.estimation.launch`` as ``python -P -m tuner.estimation.child PARENT IDLE_SECONDS READY``, with a
-socket as its standard input. It runs no operation of torch itself, and nothing of a user: what a request does ends with
-its fork.
+Started as ``tuner.estimation.start`` tells, to be asked by ``tuner.estimation.launch``. It runs no operation of torch
+itself, and nothing of a user: what a request does ends with its fork.
 """
 
 from __future__ import annotations
 
-import gc
-import importlib
 import os
 import resource
 import select
@@ -18,8 +15,8 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,8 +33,7 @@ from tuner.memory.failures import FailureKind, classify_exception
 from tuner.processes import die_with_parent, tighten_limit
 from tuner.requests import ExpectationRequest
 from tuner.results import ExpectedPeaks
-from tuner.specs import TransformersModel
-from tuner.workloads.imports import late_imports
+from tuner.workloads.imports import import_early, late_imports
 
 _FILE_BYTES = 1024**3
 """The largest file that traced code may write."""
@@ -60,18 +56,13 @@ class Server:
         self._shim: Shim | None = None
         self._notes: tuple[str, ...] | None = None
 
-    def serve(self, *, ready: bool) -> None:
-        """Until nobody asks any more, or has not for long.
-
-        Args:
-            ready: whether to import what estimates need before the first order is read.
-        """
+    def serve(self) -> None:
+        """Until nobody asks any more, or has not for long. What estimates need is imported before the first order."""
         arrivals = select.poll()
         arrivals.register(self._connection, select.POLLIN)
         began: float | None = time.monotonic()  # what is imported for the first order counts as part of it
-        if ready:
-            with suppress(Exception):  # told by the first fork that meets it
-                self.make_ready()
+        with suppress(Exception):  # told by the first fork that meets it
+            self.make_ready()
         while arrivals.poll(self._idle_seconds * 1000) and (line := self._orders.readline()):
             done = Done(status=self._carried_out(Order.model_validate_json(line), began or time.monotonic()))
             self._connection.sendall(done.model_dump_json().encode() + b"\n")
@@ -85,8 +76,7 @@ class Server:
         """
         if self._notes is None:
             self._shim, self._notes = _loaded_shim()
-        with _importing():
-            importlib.import_module("tuner.estimation.workload")
+        import_early(("tuner.estimation.workload",))
 
     def _carried_out(self, order: Order, began: float) -> int:
         """The exit code of the fork that did it."""
@@ -101,13 +91,8 @@ class Server:
 
     def _prepare(self, request: EstimateRequest | ExpectationRequest) -> None:
         """Import what this request needs, for its fork and for later ones."""
-        if isinstance(request, EstimateRequest) or request.compute_capability:
-            self.make_ready()
-        with _importing():
-            if isinstance(request.spec.model, TransformersModel):
-                importlib.import_module("tuner.estimation.transformers_import").import_transformers()
-            for module in ("tuner.estimation.expectation", *late_imports(request.spec)):
-                importlib.import_module(module)
+        self.make_ready()
+        import_early(("tuner.estimation.expectation", *late_imports(request.spec)))
 
     def _become_task(self, order: Order, paths: EstimatePaths, parent: int, began: float) -> NoReturn:
         """The rest of a fork's life, which ends without the clean-up of thousands of modules."""
@@ -139,8 +124,7 @@ class Server:
     def _expected(self, request: ExpectationRequest) -> ExpectedPeaks:
         from tuner.estimation.expectation import expected_peaks  # noqa: PLC0415 - torch comes with it, after the shim
 
-        if request.compute_capability:
-            self.make_ready()
+        self.make_ready()
         return expected_peaks(request, self._shim, processes=worthwhile_processes())
 
     def _estimate(self, request: EstimateRequest, began: float) -> Estimate:
@@ -198,17 +182,6 @@ def _traced(
     return {profile: known[representative(profile)] for profile in wanted}
 
 
-@contextmanager
-def _importing() -> Iterator[None]:
-    """What the block imports is not looked through for garbage, now or later: that takes a fifth of the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
 def _failure(error: BaseException) -> Failure:
     if isinstance(error, Exception) and classify_exception(error) is FailureKind.OUT_OF_MEMORY:
         limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
@@ -223,19 +196,15 @@ def _failure(error: BaseException) -> Failure:
     return Failure(kind=EstimateError.__name__, message=message, traceback="".join(traceback.format_exception(error)))
 
 
-def main(arguments: list[str]) -> None:
-    """Serve until the process that started this one ends, or has nothing to ask."""
-    parent, idle_seconds, ready = arguments
-    die_with_parent(int(parent))
+def main(connection: socket.socket, _parent: int, arguments: Sequence[str]) -> None:
+    """Serve until the process that started this one ends, or has nothing to ask.
+
+    Args:
+        connection: to that process.
+        arguments: how long to wait for an order, in seconds.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody hears how a fork ended
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a card of this host is never touched
     warnings.simplefilter("ignore")  # of torch and the workload: nobody reads them here
-    connection = socket.socket(fileno=os.dup(0))
-    silence = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(silence, 0)
-    Server(connection, float(idle_seconds)).serve(ready=ready == "ready")
+    Server(connection, float(arguments[0])).serve()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import select
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,7 +14,9 @@ from tuner.catalogue import find_gpu
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError
 from tuner.estimates import Estimate, EstimateRequest
 from tuner.estimation.messages import Done, EstimatePaths, Failure, Order, Question
+from tuner.estimation.start import tracing
 from tuner.files import tail, write_atomically
+from tuner.partner import started
 from tuner.processes import kill_group
 from tuner.requests import ExpectationRequest
 from tuner.results import ExpectedPeaks
@@ -72,7 +70,7 @@ def expect(
     Raises:
         BatchwrightError: as ``estimate``.
     """
-    with TracingProcess(ready=request.compute_capability is not None) as process:
+    with TracingProcess() as process:
         return process.expect(request, should_stop, timeout_seconds=timeout_seconds)
 
 
@@ -86,51 +84,32 @@ class TracingProcess:
     The first answer waits for torch to be imported, later ones do not. Not for several threads at once.
 
     Args:
-        ready: whether to import torch before anything is asked, as an estimate for a card needs it.
         idle_seconds: how long it stays with nothing to do.
 
     Raises:
         EstimateError: when it cannot be started.
     """
 
-    def __init__(self, *, ready: bool = True, idle_seconds: float = 60.0) -> None:
+    def __init__(self, *, idle_seconds: float = 60.0) -> None:
         self._files = ExitStack()
         try:
             folder = self._files.enter_context(tempfile.TemporaryDirectory(prefix="batchwright-estimate-"))
-            self._folder = Path(folder)
-            self._start("ready" if ready else "", idle_seconds)
+            self._partner = started(tracing(idle_seconds))
         except OSError as error:
             self._files.close()
             raise EstimateError(f"the process that traces cannot be started: {error}") from error
+        self._files.callback(self._partner.close)
+        self._folder = Path(folder)
+        self._arrivals = select.poll()  # not select(), which knows no descriptor above 1023
+        self._arrivals.register(self._partner.connection, select.POLLIN)
         self._asked = 0
         self.is_free = True
         """Whether it waits for a question, as far as is known: not while it has one, or after one was given up."""
 
-    def _start(self, ready: str, idle_seconds: float) -> None:
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "tuner.estimation.child", str(os.getpid()), str(idle_seconds), ready]
-        with theirs, self._output.open("wb") as output:
-            self._files.callback(ours.close)
-            self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - our own module, in the interpreter that runs this
-                command,
-                stdin=theirs.fileno(),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "PASSIVE"},
-            )
-        self._connection = ours
-        self._arrivals = select.poll()  # not select(), which knows no descriptor above 1023
-        self._arrivals.register(ours, select.POLLIN)
-
-    @property
-    def _output(self) -> Path:
-        return self._folder / "output.txt"
-
     @property
     def pid(self) -> int:
         """Of the process, and of its group."""
-        return self._process.pid
+        return self._partner.process.pid
 
     def estimate(
         self, request: EstimateRequest, should_stop: Callable[[], bool], *, memory_bytes: int = MEMORY_BYTES
@@ -189,7 +168,7 @@ class TracingProcess:
         """
         deadline = time.monotonic() + timeout_seconds
         try:
-            self._connection.sendall(order.model_dump_json().encode() + b"\n")
+            self._partner.connection.sendall(order.model_dump_json().encode() + b"\n")
             while not self._arrivals.poll(_POLL_SECONDS * 1000):
                 if should_stop():
                     raise EstimateCancelledError("the estimate was stopped")
@@ -198,18 +177,20 @@ class TracingProcess:
                         f"tracing took longer than {timeout_seconds:g} s: allow more by `timeout_seconds`, or measure "
                         "instead"
                     )
-            told = self._connection.recv(_LINE_BYTES)
+            told = self._partner.connection.recv(_LINE_BYTES)
         except (BrokenPipeError, ConnectionResetError):
             told = b""
         if not told:
-            raise LostError(_no_answer(self._end(), self._output))
+            status = self._end()
+            raise LostError(_no_answer(status, self._partner.said(_OUTPUT_BYTES)))
         return Done.model_validate_json(told)
 
     def _end(self) -> int:
         """Kill the group, whose id is its own until the process is waited for; how the process ended."""
-        if self._process.returncode is None:
-            kill_group(self._process.pid)
-        return self._process.wait()
+        process = self._partner.process
+        if process.returncode is None:
+            kill_group(process.pid)
+        return process.wait()
 
     def close(self) -> None:
         """End the process and all that it has started. Idempotent."""
@@ -235,9 +216,9 @@ def _answer(paths: EstimatePaths, status: int) -> bytes:
         return paths.result.read_bytes()
     if paths.failure.exists():
         raise Failure.model_validate_json(paths.failure.read_bytes()).to_error()
-    raise EstimateError(_no_answer(status, paths.output))
+    said = tail(paths.output, _OUTPUT_BYTES).strip() if paths.output.exists() else ""
+    raise EstimateError(_no_answer(status, said))
 
 
-def _no_answer(status: int, output: Path) -> str:
-    said = tail(output, _OUTPUT_BYTES).strip() if output.exists() else ""
+def _no_answer(status: int, said: str) -> str:
     return f"the process that traces ended with status {status} and no answer: {said or 'it said nothing'}"

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TypeAlias
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import torch
 
 from tuner.catalogue import KernelProfile
 from tuner.estimation.shapes import Shapes
 from tuner.estimation.shim import Shim
 from tuner.estimation.side_by_side import side_by_side
-from tuner.estimation.tracing import TracedRun, trace_run
+from tuner.estimation.tracing import TracedRun, begun
 from tuner.specs import WorkloadSpec
 
 Wanted: TypeAlias = "tuple[KernelProfile | None, int, bool]"
 """The kind of card (none for the CPU's own run), the micro-batch size, and whether updates accumulate."""
+
+_T = TypeVar("_T")
+_SEVERAL = 2
 
 
 class TracedRuns:
@@ -40,21 +47,33 @@ class TracedRuns:
         warm_up: bool = True,
         shards: bool = True,
     ) -> None:
-        self.spec = spec
-        self._shim = shim
         self._processes = processes
-        self._options = {"warm_up": warm_up, "shards": shards}
-        self._shapes = shapes or Shapes()
+        self._begin = partial(begun, spec, shim=shim, shapes=shapes or Shapes(), warm_up=warm_up, shards=shards)
         self._made: dict[Wanted, TracedRun] = {}
         self._tried: set[Wanted] = set()
 
     def prepare(self, wanted: Iterable[Wanted]) -> None:
         """Trace what will be wanted, where several can be traced at once. What fails is left to ``get``."""
         missing = [it for it in dict.fromkeys(wanted) if it not in self._tried]
-        if self._processes > 1 and len(missing) > 1:
-            self._tried.update(missing)
-            found = side_by_side([partial(self._run, *it) for it in missing], self._processes)
-            self._made.update((it, run) for it, run in zip(missing, found, strict=True) if run is not None)
+        if self._processes < _SEVERAL or len(missing) < _SEVERAL:
+            return
+        self._tried.update(missing)
+        profiles = list(dict.fromkeys(profile for profile, _, _ in missing))
+        each = [partial(self._several, [it for it in missing if it[0] == profile]) for profile in profiles]
+        found = side_by_side(each, self._processes) if len(each) > 1 else [_nothing_if_it_fails(each[0])]
+        for runs in found:
+            self._made.update(runs or {})
+
+    def _several(self, wanted: Sequence[Wanted]) -> dict[Wanted, TracedRun]:
+        """Runs for one kind of card: what they have in common is traced once, and each goes on in a fork."""
+        torch.set_num_threads(1)  # nothing here is worth a second thread, which a forked process would not have
+        before = _threads()
+        with self._begin(profile=wanted[0][0]) as common:
+            if _threads() > before:  # the workload's own
+                return {}
+            tasks = [partial(common.updated, size, accumulates=accumulates) for _, size, accumulates in wanted]
+            found = side_by_side(tasks, self._processes)
+        return {it: run for it, run in zip(wanted, found, strict=True) if run is not None}
 
     def get(self, profile: KernelProfile | None, size: int, *, accumulates: bool) -> TracedRun:
         """A run, traced here if it has not been before.
@@ -65,16 +84,17 @@ class TracedRuns:
         wanted = (profile, size, accumulates)
         if wanted not in self._made:
             self._processes = 1  # from here on there may be threads
-            self._made[wanted] = self._run(*wanted)
+            with self._begin(profile=profile) as started:
+                self._made[wanted] = started.updated(size, accumulates=accumulates)
         return self._made[wanted]
 
-    def _run(self, profile: KernelProfile | None, size: int, accumulates: bool) -> TracedRun:  # noqa: FBT001 - part of what is wanted
-        return trace_run(
-            self.spec,
-            size,
-            accumulates=accumulates,
-            profile=profile,
-            shim=self._shim,
-            shapes=self._shapes,
-            **self._options,
-        )
+
+def _nothing_if_it_fails(task: Callable[[], _T]) -> _T | None:
+    with suppress(Exception):  # who asks for one run is told
+        return task()
+    return None
+
+
+def _threads() -> int:
+    """Of this process, those of libraries included."""
+    return len(list(Path("/proc/self/task").iterdir()))

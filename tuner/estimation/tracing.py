@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -94,16 +95,8 @@ def trace(  # noqa: PLR0913 - what all traces of one workload share
         SpecError, WorkloadError: as building the workload.
         EstimateError: when the workload cannot be traced.
     """
-    return trace_run(
-        spec,
-        micro_batch_size,
-        accumulates=accumulates,
-        profile=profile,
-        shim=shim,
-        shapes=shapes,
-        warm_up=warm_up,
-        shards=shards,
-    ).trace
+    with begun(spec, profile=profile, shim=shim, shapes=shapes, warm_up=warm_up, shards=shards) as common:
+        return common.updated(micro_batch_size, accumulates=accumulates).trace
 
 
 @dataclass(frozen=True)
@@ -115,49 +108,95 @@ class TracedRun:
     """Number of parameters."""
 
 
-def trace_run(  # noqa: PLR0913 - as trace
+@contextmanager
+def begun(  # noqa: PLR0913 - as trace
     spec: WorkloadSpec,
-    micro_batch_size: int,
     *,
-    accumulates: bool,
     profile: KernelProfile | None = None,
     shim: Shim | None = None,
     shapes: Shapes | None = None,
     warm_up: bool = True,
     shards: bool = True,
-) -> TracedRun:
-    """As ``trace``, with the number of parameters."""
+) -> Iterator[BegunTrace]:
+    """A trace as far as it is the same for all micro-batch sizes. Arguments and errors are those of ``trace``."""
     spec = _on_card(spec) if profile is not None else _on_cpu(spec)
     device = torch.device("cpu") if profile is None or shim is None else torch.device("cuda", 0)
-    workload = build_workload(spec)
-    micro_batches = [sliced(workload.make_batch(micro_batch_size), micro_batch_size) for _ in range(1 + accumulates)]
     kernels = CudaKernels(profile) if profile is not None else NoKernels()
     tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), device.type, kernels, shapes or Shapes())
     if profile is not None and shim is not None:
         shim.install(profile)
-    answers = nullcontext() if profile is None else _answers(profile, shim, tracer)
     ranks = spec.parallelism.world_size
     sharded = shards and ranks > 1 and spec.parallelism.strategy == "fsdp"
-    group = _group_of_nobody(ranks, tracer) if sharded else nullcontext()
-    with _translated(), _collecting_nothing(), answers, group, tracer.fakes, tracer, _labelling_gradients(tracer):
-        tracer.begin("build")
-        model = _built(spec, workload, device, tracer)
-        if sharded:
-            shard(model, device, ranks)
-        _watch_gradients(model, tracer)
-        engine = UpdateEngine(
-            spec, workload, model, FakeDevice(device), ranks=_ranks(spec), recovers=False, sharded=sharded
-        )
-        if device.type == "cpu":
-            _take_batches(micro_batches, tracer)
-        tracer.begin("measured-update")
-        _update(engine, micro_batches)
-        tracer.begin("end")
-        tracer.recorder.stop()
-        _label(tracer, engine)
-    parameters = sum(it.numel() for it in model.parameters())
-    found = _traced(tracer, micro_batch_size, spec, accumulates=accumulates)
-    return TracedRun(found.warmed_up() if warm_up else found, parameters)
+    answers = nullcontext if profile is None else partial(_answers, profile, shim, tracer)
+    with _group_of_nobody(ranks, tracer) if sharded else nullcontext():
+        yield BegunTrace(spec, device, tracer, answers, sharded=sharded, warms_up=warm_up)
+
+
+class BegunTrace:
+    """A trace whose model and optimizer are built, and which has not seen a micro-batch yet.
+
+    Args:
+        spec: what is trained.
+        device: the card, or the CPU.
+        tracer: what records.
+        answers: what a workload asks of CUDA is answered within this context.
+        sharded: whether each rank holds its shard.
+        warms_up: whether an update goes before the measured one.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a trace is made of
+        self,
+        spec: WorkloadSpec,
+        device: torch.device,
+        tracer: Tracer,
+        answers: Callable[[], AbstractContextManager[None]],
+        *,
+        sharded: bool,
+        warms_up: bool,
+    ) -> None:
+        self._spec = spec
+        self._device = device
+        self._tracer = tracer
+        self._answers = answers
+        self._warms_up = warms_up
+        self._workload = build_workload(spec)
+        with self._followed():
+            tracer.begin("build")
+            model = _built(spec, self._workload, device, tracer)
+            if sharded:
+                shard(model, device, spec.parallelism.world_size)
+            _watch_gradients(model, tracer)
+            self._engine = UpdateEngine(
+                spec,
+                self._workload,
+                model,
+                FakeDevice(device),
+                ranks=_ranks(spec),
+                recovers=False,
+                sharded=sharded,
+            )
+
+    def updated(self, micro_batch_size: int, *, accumulates: bool) -> TracedRun:
+        """The whole trace, at a size. Only once: a forked process may go on at another size."""
+        tracer, engine, make = self._tracer, self._engine, self._workload.make_batch
+        micro_batches = [sliced(make(micro_batch_size), micro_batch_size) for _ in range(1 + accumulates)]
+        with self._followed():
+            if self._device.type == "cpu":
+                _take_batches(micro_batches, tracer)
+            tracer.begin("measured-update")
+            _update(engine, micro_batches)
+            tracer.begin("end")
+            tracer.recorder.stop()
+            _label(tracer, engine)
+        parameters = sum(it.numel() for it in engine.model.parameters())
+        found = _traced(tracer, micro_batch_size, self._spec, accumulates=accumulates)
+        return TracedRun(found.warmed_up() if self._warms_up else found, parameters)
+
+    @contextmanager
+    def _followed(self) -> Iterator[None]:
+        tracer = self._tracer
+        with _translated(), _collecting_nothing(), self._answers(), tracer.fakes, tracer, _labelling_gradients(tracer):
+            yield
 
 
 @contextmanager

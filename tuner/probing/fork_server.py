@@ -6,7 +6,7 @@ inherits, and ends when the other side closes it: a supervisor that dies takes i
 kernel kills a server without a child together with its parent. One that has a child reads of it, for only it can end
 what the child has started.
 
-Started as ``python -P -m tuner.probing.fork_server SOCKET_FD PARENT_PID``.
+Started as ``tuner.probing.start`` tells.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -130,14 +131,16 @@ def _redirect_output(paths: ProbePaths) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
-def main(arguments: list[str]) -> None:
+def main(connection: socket.socket, parent: int, _arguments: Sequence[str]) -> None:
     """Import what probes need, say so, and serve. Ends with the thread that started it, also while it imports.
 
     While it has a child it ends with the process at the other end of the socket instead.
+
+    Args:
+        connection: to the process that started this one.
+        parent: that process.
     """
-    parent = int(arguments[1])
-    die_with_parent(parent)
-    channel = Channel(socket.socket(fileno=int(arguments[0])))
+    channel = Channel(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
     began = time.monotonic()
@@ -145,7 +148,3 @@ def main(arguments: list[str]) -> None:
     channel.send({"event": "ready", "seconds": time.monotonic() - began})
     ForkServer(channel, parent).serve()
     os._exit(0)  # without the clean-up of thousands of modules: the supervisor waits for the end
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

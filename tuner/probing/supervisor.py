@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -22,8 +20,10 @@ from tuner.errors import BatchwrightError, EstimateCancelledError, ProbeCancelle
 from tuner.estimation.launch import expect
 from tuner.memory.environment import allocator_environment
 from tuner.memory.failures import ExitKind, ProcessExit, classify_exit
+from tuner.partner import Partner, started
 from tuner.probing.channel import Channel
 from tuner.probing.exchange import CheckReport, ProbePaths, Task, TaskRequest, phase_seconds
+from tuner.probing.start import fork_server
 from tuner.processes import handed_on, kernel_oom_kills, kill_group
 from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.results import DeviceInfo, ExpectedPeaks, Outcome, Phase, ProbeResult
@@ -40,6 +40,7 @@ _POLL_SECONDS = 0.05
 _DUMP_SECONDS = 0.3
 """How long a hanging probe gets to write where it hangs before it is killed."""
 _KILL_SECONDS = 30.0
+_OUTPUT_BYTES = 4000
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ class ProbeSupervisor:
         self._owned_scratch = scratch is None
         self._scratch = Path(tempfile.mkdtemp(prefix="batchwright-")) if scratch is None else scratch
         self._lock = threading.Lock()
-        self._server: subprocess.Popen[bytes] | None = None
+        self._server: Partner | None = None
+        self._said = ""
+        """What the last server printed at its end."""
         self._channel: Channel | None = None
         self._ready = False
         self._tasks = 0
@@ -110,7 +113,7 @@ class ProbeSupervisor:
             ProbeError: when the machinery failed.
         """
         with self._lock:
-            if request.compute_capability is not None or not self._ready:
+            if request.compute_capability is not None:
                 self._prepare(request.spec)
                 return self._expect_apart(request, should_stop)
             ended = self._run_task("expect", request, _EXPECT_TIMEOUT_SECONDS, should_stop)
@@ -129,7 +132,7 @@ class ProbeSupervisor:
 
     @staticmethod
     def _expect_apart(request: ExpectationRequest, should_stop: Callable[[], bool]) -> ExpectedPeaks | None:
-        """In a process beside the fork server: that one may still be importing torch, and a card's has to see none."""
+        """In a process beside the fork server, which has to see the card."""
         try:
             return expect(request, should_stop, timeout_seconds=_EXPECT_TIMEOUT_SECONDS)
         except EstimateCancelledError as error:
@@ -208,7 +211,7 @@ class ProbeSupervisor:
         status, timed_out = self._await_end(channel, requested + timeout, should_stop)
         ended = time.monotonic()
         exit_ = None if status is None else classify_exit(status, kernel_oom_kills() - killed_before)
-        said = paths.output_tail() if exit_ is not None else self._server_said()
+        said = paths.output_tail() if exit_ is not None else self._said
         return _Ended(paths, exit_, timed_out, requested, ended, said)
 
     def _await_end(self, channel: Channel, deadline: float, should_stop: Callable[[], bool]) -> tuple[int | None, bool]:
@@ -260,7 +263,7 @@ class ProbeSupervisor:
 
     def _started(self, should_stop: Callable[[], bool]) -> Channel:
         """The channel to a fork server that is ready, started now if there is none."""
-        if self._server is not None and self._server.poll() is not None:
+        if self._server is not None and self._server.process.poll() is not None:
             self._forget_server()
         channel = self._channel or self._start()
         if not self._ready:
@@ -268,30 +271,10 @@ class ProbeSupervisor:
         return channel
 
     def _start(self) -> Channel:
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "tuner.probing.fork_server", str(theirs.fileno()), str(os.getpid())]
-        environment = {**os.environ, **self.environment(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # asks without cuInit
         self._scratch.mkdir(parents=True, exist_ok=True)
-        with self._server_log.open("wb") as output:
-            self._server = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                command,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        theirs.close()
-        self._channel = Channel(ours)
+        self._server = started(fork_server(self.device.kind))
+        self._channel = Channel(self._server.connection)
         return self._channel
-
-    def _server_said(self) -> str:
-        return self._server_log.read_text(errors="replace")[-4000:].strip() if self._server_log.exists() else ""
-
-    @property
-    def _server_log(self) -> Path:
-        return self._scratch / "fork_server.txt"
 
     def _await_ready(self, channel: Channel, should_stop: Callable[[], bool]) -> None:
         """Wait until torch is imported; when told to stop, leave the server to finish that by itself."""
@@ -306,21 +289,23 @@ class ProbeSupervisor:
             pass  # it ended: its log says why
         if message is None:
             self._forget_server()
-            raise ProbeError(f"the fork server did not start:\n{self._server_said()}")
+            raise ProbeError(f"the fork server did not start:\n{self._said}")
         self._ready = True
 
     def _forget_server(self) -> None:
         """End the server, and with it any task it has."""
         self._ready = False
-        if self._channel is not None:
-            self._channel.connection.close()
-            self._channel = None
+        self._channel = None
         if self._server is not None:
+            process = self._server.process
+            self._server.connection.close()
             try:
-                self._server.wait(_KILL_SECONDS)
+                process.wait(_KILL_SECONDS)
             except subprocess.TimeoutExpired:
-                self._server.kill()
-                self._server.wait()
+                process.kill()
+                process.wait()
+            self._said = self._server.said(_OUTPUT_BYTES)
+            self._server.close()
             self._server = None
         if self._group is not None:  # a server that was killed could not end what its task had started
             kill_group(self._group)

@@ -1,0 +1,16 @@
+"""How the process that traces is started. No torch, and little else: that may happen before anything is imported."""
+
+from __future__ import annotations
+
+from tuner.memory.environment import CPU_THREADS
+from tuner.partner import Start
+
+
+def tracing(idle_seconds: float = 60.0) -> Start:
+    """The start of ``tuner.estimation.child``, which sees no card of this host.
+
+    Args:
+        idle_seconds: how long it stays with nothing to do.
+    """
+    environment = {"CUDA_VISIBLE_DEVICES": "", **CPU_THREADS}
+    return Start("tuner.estimation.child", (str(idle_seconds),), environment)

@@ -1,0 +1,18 @@
+"""How the fork server of probes is started. No torch, and little else: that may happen before anything is imported."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from tuner.memory.environment import allocator_environment
+from tuner.partner import Start
+
+
+def fork_server(kind: Literal["cpu", "cuda"]) -> Start:
+    """The start of ``tuner.probing.fork_server``, for probes of one kind of device.
+
+    Its environment is the one of the job, and has torch ask for cards without initialising CUDA (``cuInit``).
+    """
+    environment = {**allocator_environment(kind, os.environ), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    return Start("tuner.probing.fork_server", (), environment)
