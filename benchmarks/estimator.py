@@ -5,7 +5,8 @@ python benchmarks/estimator.py [--device cpu] [--sizes 4 16 64] [--output benchm
 On the CPU: the curve that leads a search (two traces on fake tensors) against the peak of a fresh process, without any
 limit; the rise between the smallest and the largest size is compared too, since that is what the search goes by. On a
 card: the estimate for a card of this name against `max_memory_allocated`, `max_memory_reserved`, and the latter with
-what NVML says the context took. An error is the estimate's, relative to the measurement: above zero it is too high.
+what NVML says the context took. On either: estimates for a card that others have measured (estimator_published.py). An
+error is the estimate's, relative to the measurement: above zero it is too high.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import estimator_published
 from finders_workloads import Case, cases
 
 from tuner.errors import WorkloadError
@@ -156,7 +158,7 @@ def summary(found: list[Row]) -> dict[str, float]:
         for by_name in row["errors"].values():
             for name, error in by_name.items():
                 errors.setdefault(name, []).append(abs(error))
-        for name, error in row["rise"].items():
+        for name, error in row.get("rise", {}).items():
             errors.setdefault(f"rise of {name}", []).append(abs(error))
     medians = {f"{name}, median": round(median(column), 4) for name, column in errors.items()}
     return {**medians, **{f"{name}, largest": max(column) for name, column in errors.items()}}
@@ -175,6 +177,7 @@ def main() -> None:
     print("| workload | micro-batch | figure | measured, MiB | estimated, MiB | error |\n|---|---|---|---|---|---|")
     with ProbeSupervisor(device) as runner:
         found = list(rows(Bench(device, runner), options.sizes))
+    published = list(estimator_published.rows())
     document = {
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join(["python", "benchmarks/estimator.py", *sys.argv[1:]]),
@@ -183,8 +186,10 @@ def main() -> None:
         "versions": installed_versions(),
         "summary": summary(found),
         "workloads": found,
+        "published": {"summary": summary(published), "measurements": published},
     }
-    print("\n" + "\n".join(f"{name}: {figure:.1%}" for name, figure in summary(found).items()))
+    for title, figures in (("on this device", summary(found)), ("as published", summary(published))):
+        print(f"\n{title}:\n" + "\n".join(f"{name}: {figure:.1%}" for name, figure in figures.items()))
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

@@ -139,14 +139,14 @@ def _cpu_specs() -> dict[str, tuple[dict[str, Any], float]]:
     resnet = {"embedding_size": 32, "hidden_sizes": [128, 256, 512, 1024]}
     convnext = {"hidden_sizes": [24, 48, 96, 192], "depths": [2, 2, 4, 2], "patch_size": 2, "image_size": 64}
     return {
-        "GPT-2": (_text("causal-lm", 64, model_type="gpt2", **decoder), 192.7),
-        "BERT": (_text("masked-lm", 64, model_type="bert", **transformer, **encoder), 199.8),
-        "Llama": (_text("causal-lm", 96, model_type="llama", **{**transformer, **llama}), 193.8),
-        "ViT": (_image(32, model_type="vit", **transformer, **vit), 205.1),
-        "ResNet-50": (_image(64, model_type="resnet", **resnet), 317.5),
-        "ConvNeXt": (_image(64, model_type="convnext", **convnext), 228.7),
-        "LSTM": (_own("lstm", width=256, layers=2, length=96), 224.5),
-        "MLP": (_own("mlp", width=256, layers=16, features=32, rows=64), 242.2),
+        "GPT-2": (_text("causal-lm", 64, model_type="gpt2", **decoder), 189.1),
+        "BERT": (_text("masked-lm", 64, model_type="bert", **transformer, **encoder), 196.3),
+        "Llama": (_text("causal-lm", 96, model_type="llama", **{**transformer, **llama}), 190.4),
+        "ViT": (_image(32, model_type="vit", **transformer, **vit), 202.4),
+        "ResNet-50": (_image(64, model_type="resnet", **resnet), 315.1),
+        "ConvNeXt": (_image(64, model_type="convnext", **convnext), 225.2),
+        "LSTM": (_own("lstm", width=256, layers=2, length=96), 224.1),
+        "MLP": (_own("mlp", width=256, layers=16, features=32, rows=128), 275.0),
     }
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from factories import gpt_spec, mlp_spec
 from tuner.errors import SpecError
-from tuner.specs import WorkloadSpec, load_spec, parse_spec
+from tuner.specs import TransformersModel, WorkloadSpec, load_spec, parse_spec
+from tuner.yaml_text import Loader
 
 GPT: dict[str, Any] = {"kind": "reference", "architecture": {"name": "gpt"}}
 GPT2: dict[str, Any] = {
@@ -83,6 +85,23 @@ def test_a_spec_survives_a_file(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"spec{suffix}"
     path.write_text(gpt_spec().model_dump_json())
     assert load_spec(path) == gpt_spec()
+
+
+@pytest.mark.parametrize("rate", ["1e-5", "1E-5", "+1.e-5", ".01e-3", "1.0e-5", "0.00001"])
+def test_numbers_in_yaml_are_numbers(tmp_path: Path, rate: str) -> None:
+    """Also without a point, which YAML 1.1 takes for a word: a model's configuration would be given one."""
+    path = tmp_path / "spec.yaml"
+    model = f"{{kind: transformers, task: causal-lm, config: {{model_type: gpt2, layer_norm_epsilon: {rate}}}}}"
+    path.write_text(f"model: {model}\nbatch: {{sequence_length: 8}}\n")
+    read = load_spec(path)
+    assert isinstance(read.model, TransformersModel)
+    assert read.model.config["layer_norm_epsilon"] == 1e-5
+
+
+@pytest.mark.parametrize("text", ["1e", "e5", "1e5x", "'1e-5'", "1_0e3"])
+def test_words_in_yaml_stay_words(text: str) -> None:
+    """Whatever looks much like a number."""
+    assert yaml.load(text, Loader) == text.strip("'")  # noqa: S506 - a safe one
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,13 @@ def test_bf16_models_hold_bf16_parameters() -> None:
         ({"model_type": "vit"}, "causal-lm", "model.task", "ViTConfig"),
         ({"model_type": "bert", "max_position_embeddings": 8}, "masked-lm", "(document)", "8"),
         ({**SMALL_BERT, "num_labels": 1}, "token-classification", "model.config.num_labels", "at least 2"),
+        (
+            {**SMALL_BERT, "attn_implementation": "somebody/attention"},
+            "masked-lm",
+            "model.config.attn_implementation",
+            "one of eager, sdpa",
+        ),
+        ({**SMALL_BERT, "attn_implementation": "flash_attention_2"}, "masked-lm", "model.config", "FlashAttention2"),
     ],
 )
 def test_a_config_that_transformers_refuses_names_the_field(
@@ -178,6 +185,14 @@ def test_a_config_that_transformers_refuses_names_the_field(
     problem = caught.value.problems[0]
     assert problem.field == field
     assert words in problem.message
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_is_the_one_that_is_asked_for(attention: str) -> None:
+    """It decides how much memory long sequences take."""
+    spec = transformers_spec("masked-lm", {**SMALL_BERT, "attn_implementation": attention}, **TEXT)
+    model: Any = build_model(spec, build_workload(spec))
+    assert model.config._attn_implementation == attention
 
 
 def test_the_longest_position_of_a_default_config_is_checked() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from service.errors import ConfigurationError, InvalidInputError, StoreUnavailableError
 from service.folders import make_own
+from service.store.turns import turns_of
 
 _BUSY_SECONDS = 10.0
 """How long a writer waits for another before it gives up. Transactions take milliseconds."""
@@ -141,10 +143,17 @@ def writing(engine: Engine) -> Iterator[Connection]:
     Raises:
         StoreUnavailableError: when the database cannot be reached or written.
     """
-    with translated(), engine.connect() as plain:
+    with translated(), _turn(engine), engine.connect() as plain:
         connection = plain.execution_options(writes=True)
         with connection.begin():
             yield connection
+
+
+def _turn(engine: Engine) -> AbstractContextManager[None]:
+    """SQLite has one writer at a time."""
+    if engine.dialect.name != "sqlite":
+        return nullcontext()
+    return turns_of(os.path.realpath(str(engine.url.database))).mine(_BUSY_SECONDS)
 
 
 def insert_or_skip(connection: Connection, table: Table, values: dict[str, Any]) -> bool:

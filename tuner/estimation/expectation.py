@@ -20,7 +20,7 @@ from tuner.workloads.build import build_workload
 
 _TRACED_SIZES = (4, 6)
 """Memory is linear in the size for nearly every workload, so that two tell it; with few samples code may differ."""
-_PROCESS_BYTES = 6 * 1024**2
+_PROCESS_BYTES = 4 * 1024**2
 """What a process takes beside its tensors: stacks and heap of threads, scratch of matrix products. Probes of GPTs,
 BERTs and a ViT, of 8 to 73 samples, held 2.5 to 10.3 MiB more than their traces."""
 _FARTHEST = 4

@@ -38,8 +38,11 @@ _AUTO_CLASSES: dict[TransformersTask, str] = {
 _FEWEST_CLASSES = 2
 _MASKLESS = {"fnet"}
 """Text encoders whose models take no attention mask: of the 316 that transformers 5.23 has for our tasks, FNet's."""
-_ALSO_TAKEN = {"decoder_start_token_id"}
-"""Fields that every configuration takes, though those of T5's family have none by default."""
+_ATTENTION = "attn_implementation"
+_ALSO_TAKEN = {"decoder_start_token_id", _ATTENTION}
+"""What every configuration takes, though some, or all, tell none by default."""
+_ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
+"""Those that come with torch and with packages; others are names of a hub, from which nothing is downloaded."""
 
 
 class CausalWorkload(NextTokenWorkload):
@@ -131,6 +134,8 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
         near = difflib.get_close_matches(unknown[0], known, n=3, cutoff=0.5)
         hint = f"; near to it: {', '.join(near)}" if near else ""
         raise _problem(f"config.{unknown[0]}", f"is not a field of {type(default).__name__}{hint}", fields[unknown[0]])
+    if fields.get(_ATTENTION) not in (None, *_ATTENTIONS):
+        raise _problem(f"config.{_ATTENTION}", f"must be one of {', '.join(_ATTENTIONS)}", fields[_ATTENTION])
     try:
         config = AutoConfig.for_model(model_type, **fields)
     except Exception as error:  # noqa: BLE001 - each configuration class raises its own kinds of error
@@ -168,6 +173,8 @@ def _build_model(config: TransformersConfig, task: TransformersTask, *, recomput
     auto_class = getattr(transformers, _AUTO_CLASSES[task])
     try:
         model: nn.Module = auto_class.from_config(config)
+    except ImportError as error:  # a package of an attention implementation
+        raise _problem("config", " ".join(str(error).split())) from None
     except ValueError as error:
         message = " ".join(str(error).split())
         if "Unrecognized configuration class" in message:  # what an auto class says to a config it has no model for
