@@ -5,8 +5,9 @@ python benchmarks/estimator.py [--device cpu] [--sizes 4 16 64] [--output benchm
 On the CPU: the curve that leads a search (two traces on fake tensors) against the peak of a fresh process, without any
 limit; the rise between the smallest and the largest size is compared too, since that is what the search goes by. On a
 card: the estimate for a card of this name against `max_memory_allocated`, `max_memory_reserved`, and the latter with
-what NVML says the context took. On either: estimates for a card that others have measured (estimator_published.py). An
-error is the estimate's, relative to the measurement: above zero it is too high.
+what NVML says the context took. On either: estimates for a card that others have measured (estimator_published.py),
+and how long the command line takes to estimate GPT-2 124M. An error is the estimate's, relative to the measurement:
+above zero it is too high.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +38,12 @@ from tuner.results import DeviceInfo, Outcome, ProbeResult
 from tuner.tuning import Tuning
 
 HERE = Path(__file__).resolve().parent
+RUNS = 5
+GPT2 = {
+    "model": {"kind": "transformers", "task": "causal-lm", "config": {"model_type": "gpt2"}},
+    "batch": {"sequence_length": 1024},
+    "precision": "bf16-mixed",
+}
 Figures = dict[str, int]
 """Bytes by what they are called."""
 Row = dict[str, Any]
@@ -164,6 +174,21 @@ def summary(found: list[Row]) -> dict[str, float]:
     return {**medians, **{f"{name}, largest": max(column) for name, column in errors.items()}}
 
 
+def command_seconds(cards: tuple[str, ...]) -> list[float]:
+    """How long ``batchwright estimate`` takes, from its start to its end, each time anew."""
+    taken = []
+    with tempfile.TemporaryDirectory() as folder:
+        spec = Path(folder) / "gpt2.json"
+        spec.write_text(json.dumps(GPT2), encoding="utf-8")
+        command = [sys.executable, "-m", "tuner.cli", "estimate", str(spec), "--effective-batch-size", "512", *cards]
+        for _ in range(RUNS):
+            began = time.monotonic()
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - our own command
+            taken.append(round(time.monotonic() - began, 2))
+    print(f"\nGPT-2 124M, {' '.join(cards)}: {', '.join(f'{it:.1f}' for it in taken)} s")
+    return taken
+
+
 def main() -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -178,6 +203,7 @@ def main() -> None:
     with ProbeSupervisor(device) as runner:
         found = list(rows(Bench(device, runner), options.sizes))
     published = list(estimator_published.rows())
+    seconds = {" ".join(cards): command_seconds(cards) for cards in (("--gpu", "H100-80GB"), ("--all-gpus",))}
     document = {
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join(["python", "benchmarks/estimator.py", *sys.argv[1:]]),
@@ -187,6 +213,7 @@ def main() -> None:
         "summary": summary(found),
         "workloads": found,
         "published": {"summary": summary(published), "measurements": published},
+        "command_seconds": seconds,
     }
     for title, figures in (("on this device", summary(found)), ("as published", summary(published))):
         print(f"\n{title}:\n" + "\n".join(f"{name}: {figure:.1%}" for name, figure in figures.items()))

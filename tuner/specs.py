@@ -46,7 +46,8 @@ class TransformersModel(Document):
     task: TransformersTask
     """The head on the model, and so the batch and the loss: an `AutoModelFor...` class."""
     config: Annotated[dict[str, JsonValue], Field(json_schema_extra=_HAS_MODEL_TYPE)]
-    """What `AutoConfig.for_model` takes: `model_type` and any field of that configuration."""
+    """What `AutoConfig.for_model` takes: `model_type`, any field of that configuration, and `attn_implementation`
+    (`eager`, `sdpa`, ...), which decides how much memory long sequences take."""
 
     @field_validator("config")
     @classmethod

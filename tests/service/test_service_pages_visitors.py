@@ -61,3 +61,41 @@ def test_a_key_for_jobs_is_told_what_the_rest_needs(service: Running, browser: B
             page = opened.open(path)
             expect(page.locator("main .alert")).to_contain_text("tunings:read")
         expect(opened.open("/").locator("#running")).to_contain_text("Nothing is running")
+
+
+def test_what_is_filled_in_outlives_a_session(service: Running, browser: Browser) -> None:
+    """Whose session has ended signs in again, and finds the form as it was; the next visitor of the tab does not."""
+    with watched(browser, service.url) as opened:
+        opened.excused = ("401",)
+        sign_in(opened.page, service, Scope.TUNINGS_READ, Scope.TUNINGS_WRITE)
+        page = opened.open("/tunings/new")
+        page.get_by_role("button", name="a small GPT").click()
+        page.get_by_label("Effective batch size").fill("123")
+        page.context.clear_cookies()
+        page.get_by_role("button", name="Submit the tuning").click()
+        page.wait_for_url(re.compile(r"/sign-in\?next="))
+        new, text = make_key("again", (Scope.TUNINGS_READ, Scope.TUNINGS_WRITE))
+        service.system.store.keys.add(new)
+        page.get_by_label("API key").fill(text)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url(f"{service.url}/tunings/new")
+        expect(page.get_by_label("Effective batch size")).to_have_value("123")
+        expect(page.locator("#preview")).to_contain_text('"gpt"')
+        page.reload()
+        expect(page.get_by_label("Effective batch size")).to_have_value("")
+
+
+def test_a_new_key_is_not_lost_by_escape(service: Running, browser: Browser) -> None:
+    """It is shown once: only the button that says so closes it."""
+    with watched(browser, service.url) as opened:
+        sign_in(opened.page, service, Scope.ADMIN)
+        page = opened.open("/keys")
+        page.get_by_role("button", name="New key").click()
+        page.get_by_label("Name").fill("night shift")
+        page.get_by_role("button", name="Make the key").click()
+        expect(page.get_by_text("Copy it now")).to_be_visible()
+        for _ in range(3):
+            page.keyboard.press("Escape")
+        expect(page.get_by_text("Copy it now")).to_be_visible()
+        page.get_by_role("button", name="I have it").click()
+        expect(page.get_by_text("Copy it now")).to_have_count(0)

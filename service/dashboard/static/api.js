@@ -8,8 +8,11 @@
  *
  * What is not a success is thrown as an `ApiProblem` (with `.code`, `.detail`, `.title`, `.status`, `.errors`, each
  * with `.field`, `.message`, `.value`); a service that cannot be reached as one with the code "unreachable".
- * 401 leads to the sign-in page, and back here afterwards; the promise then never settles.
+ * 401 leads to the sign-in page, and back here afterwards; the promise then never settles. Before it does, the window
+ * is told by a `LEAVING` event: what was typed can be kept.
  */
+
+export const LEAVING = "batchwright:signing-in";
 
 const SAFE = new Set(["GET", "HEAD"]);
 
@@ -144,6 +147,7 @@ async function problemOf(response) {
 
 function signIn() {
   const here = location.pathname + location.search;
+  window.dispatchEvent(new Event(LEAVING));
   location.assign(`/sign-in?next=${encodeURIComponent(here)}`);
   return new Promise(() => {}); // the page is about to go: nobody should show an error meanwhile
 }

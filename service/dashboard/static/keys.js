@@ -140,8 +140,10 @@ function expiryField() {
   return h("div", { class: "field" }, h("label", { for: "key-days" }, "Expires after"), h("select", { id: "key-days", name: "days", class: "input" }, options));
 }
 
-/** The key's text, which nobody can see again. */
+/** The key's text, which nobody can see again: only the button closes the dialog now. */
 function shownOnce(made, dialog) {
+  dialog.setAttribute("closedby", "none");
+  dialog.addEventListener("cancel", (event) => event.preventDefault());
   announce("The key is made");
   const until = made.expires_at === null ? "It does not expire." : `It expires ${timeText(made.expires_at)}.`;
   return [

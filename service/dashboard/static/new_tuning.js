@@ -1,6 +1,6 @@
 /** The page that makes a tuning: the form, what it says as JSON, and an estimate beforehand. */
 
-import { get, may, post } from "./api.js";
+import { get, LEAVING, may, post } from "./api.js";
 import { announce, byId, h, replace } from "./dom.js";
 import { estimateTable } from "./estimate_table.js";
 import { seconds } from "./format.js";
@@ -10,6 +10,7 @@ import { makeForm } from "./schema_form.js";
 
 const USUAL_GPUS = ["H100-80GB", "A100-80GB", "L4"];
 const LATER = ["spec.optimizer", "spec.schedule", "spec.parallelism", "spec.data"];
+const DRAFT = "batchwright.new-tuning";
 
 start();
 
@@ -43,7 +44,31 @@ function show(document, devices, gpus) {
   byId("submit").disabled = !may("tunings:write");
   byId("estimate").disabled = !may("tunings:write");
   byId("form").hidden = false;
+  takeDraft(page);
+  window.addEventListener(LEAVING, () => keepDraft(page));
   preview(page);
+}
+
+/** What was filled in when a session had ended: kept in this tab until one has signed in again. */
+function keepDraft(page) {
+  try {
+    sessionStorage.setItem(DRAFT, JSON.stringify(page.form.read().value));
+  } catch {
+    // no storage, no draft
+  }
+}
+
+function takeDraft(page) {
+  try {
+    const kept = sessionStorage.getItem(DRAFT);
+    sessionStorage.removeItem(DRAFT);
+    if (kept !== null) {
+      page.form.write(JSON.parse(kept));
+      announce("The form is as you left it.");
+    }
+  } catch {
+    // no storage, no draft
+  }
 }
 
 function layOut({ form, gpus }) {
