@@ -21,8 +21,8 @@ from tuner.workloads.build import build_workload
 _TRACED_SIZES = (4, 6)
 """Memory is linear in the size for nearly every workload, so that two tell it; with few samples code may differ."""
 _PROCESS_BYTES = 4 * 1024**2
-"""What a process takes beside its tensors: stacks and heap of threads, scratch of matrix products. Probes of GPT-2, BERT,
-a ViT and an MLP, of 4 to 64 samples, held 2.6 to 7.2 MiB more than their traces (``benchmarks/estimator.py``)."""
+"""What a process takes beside its tensors: stacks and heap of threads, scratch of matrix products. Probes of GPT-2, of
+BERT, of a ViT and an MLP, of 4 to 64 samples, held 2.6 to 7.2 MiB more than their traces (benchmarks/estimator.py)."""
 _FARTHEST = 4
 """The curve ends where it is this many times the limit: nothing is searched there."""
 _PAGE_BYTES, _MAPPED_BYTES = 4096, 65_536
