@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 
 def main(connection: socket.socket, parent: int, arguments: Sequence[str]) -> None:
     """Tell, print, and stay until the connection ends."""
-    about = {
-        "parent": parent,
-        "arguments": list(arguments),
-        "asked": os.environ.get("ASKED"),
-        "input": sys.stdin.read(),
-    }
+    about: dict[str, Any] = {"parent": parent, "arguments": list(arguments)}
+    if about["arguments"] == ["has a child"]:
+        about["child"] = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
+    about |= {"asked": os.environ["ASKED"], "input": sys.stdin.read()}
     sys.stderr.write("x" * 1000 + "the last words\n")
     sys.stderr.flush()
     connection.sendall(json.dumps(about).encode() + b"\n")

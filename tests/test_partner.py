@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from typing import Any
 import pytest
 
 from tuner.cli import entry
+from tuner.estimation.launch import TracingProcess
 from tuner.estimation.start import tracing
+from tuner.memory.inventory import cpu
 from tuner.partner import Partner, Start, end_those_ahead, start_ahead, started
 from tuner.probing.start import fork_server
+from tuner.probing.supervisor import ProbeSupervisor
 
 HERE = str(Path(__file__).parent)
 
@@ -51,27 +55,65 @@ def test_a_partner_knows_what_it_was_started_for() -> None:
     assert _left(partner) == 0
 
 
-def test_what_was_started_ahead_is_taken_once() -> None:
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Partner]:
+    """The partners of a test, in the order of their start."""
+    found: list[Partner] = []
+    real = Partner.__init__
+
+    def note(partner: Partner, start: Start) -> None:
+        real(partner, start)
+        found.append(partner)
+
+    monkeypatch.setattr(Partner, "__init__", note)
+    return found
+
+
+def test_what_was_started_ahead_is_taken_once(made: list[Partner]) -> None:
     """The first who asks in the same way has it; the second a new one."""
     start_ahead(_start())
     first, second = started(_start()), started(_start())
     start_ahead(_start())
     third = started(_start())
-    assert len({it.process.pid for it in (first, second, third)}) == 3
-    assert [_told(it)["asked"] for it in (first, second, third)] == ["once"] * 3
-    assert [_left(it) for it in (first, second, third)] == [0] * 3
+    assert made == [first, second, third]
+    assert [_told(it)["asked"] for it in made] == ["once"] * 3
+    assert [_left(it) for it in made] == [0] * 3
 
 
-def test_what_was_started_in_another_way_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_ended_meanwhile_is_not_taken(made: list[Partner]) -> None:
+    """It was killed, or had nothing to do for long."""
+    start_ahead(_start())
+    made[0].process.kill()
+    made[0].process.wait()
+    partner = started(_start())
+    assert _told(partner)["asked"] == "once"
+    assert made == [made[0], partner]
+    assert _left(partner) == 0
+
+
+def test_what_it_has_started_ends_with_it(made: list[Partner]) -> None:
+    """A compiler, say: nobody is left to wait for it."""
+    start_ahead(Start("partner_process", ("has a child",), {"ASKED": "", "PYTHONPATH": HERE}))
+    child = Path(f"/proc/{_told(made[0])['child']}")
+    assert child.exists()
+    end_those_ahead()
+    deadline = time.monotonic() + 10
+    while child.exists() and "Z" not in (child / "stat").read_text().rpartition(")")[2].split()[0]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_estimate_takes_the_process_that_the_command_started(made: list[Partner]) -> None:
+    """And a probe's supervisor its own: what ``begin`` starts is what they ask for."""
+    entry.begin(["estimate", "spec.yaml"])
+    entry.begin(["tune", "spec.yaml", "--device", "cpu"])
+    with TracingProcess() as tracer, ProbeSupervisor(cpu()) as supervisor:
+        supervisor.warm_up()
+        assert [tracer.pid, supervisor._server and supervisor._server.process.pid] == [it.process.pid for it in made]
+
+
+def test_what_was_started_in_another_way_is_ended(made: list[Partner]) -> None:
     """A wrong guess costs its process, and no more."""
-    made: list[Partner] = []
-    real = Partner.__init__
-
-    def note(partner: Partner, start: Start) -> None:
-        real(partner, start)
-        made.append(partner)
-
-    monkeypatch.setattr(Partner, "__init__", note)
     start_ahead(_start("otherwise"))
     partner = started(_start())
     assert _told(partner)["asked"] == "once"

@@ -71,12 +71,15 @@ def main(cache: str) -> None:
     from tuner.specs import parse_spec  # noqa: PLC0415 - likewise
 
     shapes = Shapes()
-    found = {}
-    for case in sorted(json.loads(sys.stdin.read()), key=lambda it: "forked" not in it):  # before any backward pass
+    prepared = []
+    for case in json.loads(sys.stdin.read()):
         profile = KernelProfile(compute_capability=tuple(case["compute_capability"]), kind="cuda")
         runs = TracedRuns(parse_spec(case["spec"]), shim=shim, processes=3 if "forked" in case else 1, shapes=shapes)
         runs.prepare((profile, size, case["accumulates"]) for size in case["sizes"])
-        assert len(runs._made) == case.get("forked", 0)
+        assert len(runs._made) == case.get("forked", 0), case["name"]
+        prepared.append((case, profile, runs))
+    found = {}
+    for case, profile, runs in prepared:  # only now are there backward passes in this process, and autograd's threads
         traces = [runs.get(profile, size, accumulates=case["accumulates"]).trace for size in case["sizes"]]
         found[case["name"]] = [it.model_dump(mode="json") for it in traces]
     print(json.dumps(found))  # noqa: T201 - this is the answer

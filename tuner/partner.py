@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.processes import die_with_parent
+from tuner.processes import die_with_parent, kill_group
 
 
 @dataclass(frozen=True)
@@ -90,15 +90,16 @@ def start_ahead(start: Start) -> None:
 
 
 def started(start: Start) -> Partner:
-    """The process that was started ahead in just this way, else a new one.
+    """The process that was started ahead in just this way, if it still runs, else a new one.
 
     Raises:
         OSError: when it cannot be started.
     """
     ahead, waiting = _ahead.pop(start.module, (None, None))
-    if waiting is None or ahead == start:
-        return waiting or Partner(start)
-    _end(waiting)
+    if waiting is not None:
+        if ahead == start and waiting.process.poll() is None:
+            return waiting
+        _end(waiting)
     return Partner(start)
 
 
@@ -109,7 +110,9 @@ def end_those_ahead() -> None:
 
 
 def _end(partner: Partner) -> None:
-    partner.process.kill()
+    """The process and what it has started, such as a compiler."""
+    if partner.process.poll() is None:
+        kill_group(partner.process.pid)
     partner.process.wait()
     partner.close()
 

@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from service.errors import StoreUnavailableError
+from service.store.engine import open_engine, reading, writing
 from service.store.turns import Turns, turns_of
 
 WRITERS, WRITES = 6, 50
@@ -72,6 +74,28 @@ def test_one_that_fails_lets_the_next_go() -> None:
         raise RuntimeError("undone")
     with turns.mine(0.0):
         pass
+
+
+def test_a_transaction_that_writes_waits_for_its_turn(tmp_path: Path) -> None:
+    """Whatever engine it goes through; one that reads does not wait."""
+    path = tmp_path / "first.db"
+    engine = open_engine(f"sqlite:///{path}")
+    written = threading.Event()
+
+    def write() -> None:
+        with writing(engine) as connection:
+            connection.execute(text("CREATE TABLE one (number INTEGER)"))
+        written.set()
+
+    with turns_of(str(path.resolve())).mine(0.0):
+        writer = threading.Thread(target=write)
+        writer.start()
+        with reading(engine) as connection:
+            assert connection.execute(text("SELECT 1")).scalar() == 1
+        assert not written.wait(0.3)
+    writer.join()
+    assert written.is_set()
+    engine.dispose()
 
 
 def test_turns_belong_to_a_file(tmp_path: Path) -> None:

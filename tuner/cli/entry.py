@@ -16,6 +16,8 @@ from tuner.probing.start import fork_server
 _CARDS = Path("/proc/driver/nvidia/gpus")
 """A folder of NVIDIA's driver, with one entry per card."""
 _HELP = {"--help", "-h"}
+_INTERRUPTED = 130
+"""``ExitCode.INTERRUPTED``, which is imported with the rest."""
 
 
 def main() -> None:
@@ -25,6 +27,9 @@ def main() -> None:
         from tuner.cli.main import main as run  # noqa: PLC0415 - only now
 
         run()
+    except KeyboardInterrupt:  # during an import: later ones are the command's
+        sys.stderr.write("interrupted\n")
+        sys.exit(_INTERRUPTED)
     finally:
         end_those_ahead()
 

@@ -1,7 +1,7 @@
 """The process in which workloads are traced: it imports torch once, and answers each request in a fork of itself.
 
 Started as ``tuner.estimation.start`` tells, to be asked by ``tuner.estimation.launch``. It runs no operation of torch
-itself, and nothing of a user: what a request does ends with its fork.
+itself, and nothing of a user: what a request does ends with its fork. No card is there for what it imports.
 """
 
 from __future__ import annotations

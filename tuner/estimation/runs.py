@@ -58,21 +58,27 @@ class TracedRuns:
         if self._processes < _SEVERAL or len(missing) < _SEVERAL:
             return
         self._tried.update(missing)
+        torch.set_num_threads(1)  # nothing here is worth a second thread, which a forked process would not have
         profiles = list(dict.fromkeys(profile for profile, _, _ in missing))
-        each = [partial(self._several, [it for it in missing if it[0] == profile]) for profile in profiles]
-        found = side_by_side(each, self._processes) if len(each) > 1 else [_nothing_if_it_fails(each[0])]
-        for runs in found:
+        alone = len(profiles) == 1
+        of_a_profile = partial(self._several, threads=_threads(), at_once=alone)
+        each = [partial(of_a_profile, [it for it in missing if it[0] == profile]) for profile in profiles]
+        for runs in [_nothing_if_it_fails(each[0])] if alone else side_by_side(each, self._processes):
             self._made.update(runs or {})
 
-    def _several(self, wanted: Sequence[Wanted]) -> dict[Wanted, TracedRun]:
-        """Runs for one kind of card: what they have in common is traced once, and each goes on in a fork."""
-        torch.set_num_threads(1)  # nothing here is worth a second thread, which a forked process would not have
-        before = _threads()
+    def _several(self, wanted: Sequence[Wanted], *, threads: int, at_once: bool) -> dict[Wanted, TracedRun]:
+        """Runs for one kind of card: what they have in common is traced once, and each goes on in a fork.
+
+        Args:
+            wanted: few sizes.
+            threads: how many there were before any workload was built.
+            at_once: whether the forks run side by side, or one after the other.
+        """
         with self._begin(profile=wanted[0][0]) as common:
-            if _threads() > before:  # the workload's own
+            if _threads() > threads:  # the workload's own
                 return {}
             tasks = [partial(common.updated, size, accumulates=accumulates) for _, size, accumulates in wanted]
-            found = side_by_side(tasks, self._processes)
+            found = side_by_side(tasks, len(tasks)) if at_once else [side_by_side([it], 1)[0] for it in tasks]
         return {it: run for it, run in zip(wanted, found, strict=True) if run is not None}
 
     def get(self, profile: KernelProfile | None, size: int, *, accumulates: bool) -> TracedRun:

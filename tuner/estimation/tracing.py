@@ -159,6 +159,7 @@ class BegunTrace:
         self._tracer = tracer
         self._answers = answers
         self._warms_up = warms_up
+        self._updated = False
         self._workload = build_workload(spec)
         with self._followed():
             tracer.begin("build")
@@ -177,7 +178,15 @@ class BegunTrace:
             )
 
     def updated(self, micro_batch_size: int, *, accumulates: bool) -> TracedRun:
-        """The whole trace, at a size. Only once: a forked process may go on at another size."""
+        """The whole trace, at a size. Only once: a forked process may go on at another size.
+
+        Raises:
+            EstimateError: the second time, or when the workload cannot be traced.
+            WorkloadError: when it breaks its contract.
+        """
+        if self._updated:
+            raise EstimateError("a trace goes on at one micro-batch size only")
+        self._updated = True
         tracer, engine, make = self._tracer, self._engine, self._workload.make_batch
         micro_batches = [sliced(make(micro_batch_size), micro_batch_size) for _ in range(1 + accumulates)]
         with self._followed():

@@ -1,10 +1,10 @@
 """A process that has torch imported and forks one probe at a time from that state.
 
 Importing torch takes seconds; forking takes milliseconds. The server never runs an operation of torch and never touches
-CUDA, so a child starts with no threads and no context, as a fresh process does. It speaks JSON lines over the socket it
-inherits, and ends when the other side closes it: a supervisor that dies takes its server and its probe with it. The
-kernel kills a server without a child together with its parent. One that has a child reads of it, for only it can end
-what the child has started.
+CUDA (for cards it imports no model's module, which might), so a child starts with no threads and no context, as a fresh
+process does. It speaks JSON lines over the socket it inherits, and ends when the other side closes it: a supervisor
+that dies takes its server and its probe with it. The kernel kills a server without a child together with its parent.
+One that has a child reads of it, for only it can end what the child has started.
 
 Started as ``tuner.probing.start`` tells.
 """

@@ -128,7 +128,10 @@ class ProbeSupervisor:
     def _prepare(self, spec: WorkloadSpec) -> None:
         """Have the fork server import what probes of ``spec`` need, without waiting for it."""
         channel = self._channel or self._start()
-        self._send(channel, {"do": "prepare", "preload": late_imports(spec)})
+        self._send(channel, {"do": "prepare", "preload": self._late_imports(spec)})
+
+    def _late_imports(self, spec: WorkloadSpec) -> tuple[str, ...]:
+        return late_imports(spec, with_model=self.device.kind == "cpu")
 
     @staticmethod
     def _expect_apart(request: ExpectationRequest, should_stop: Callable[[], bool]) -> ExpectedPeaks | None:
@@ -202,7 +205,7 @@ class ProbeSupervisor:
         timeout: float,
         should_stop: Callable[[], bool],
     ) -> _Ended:
-        preload = late_imports(request if isinstance(request, WorkloadSpec) else request.spec)
+        preload = self._late_imports(request if isinstance(request, WorkloadSpec) else request.spec)
         channel = self._started(should_stop)
         killed_before = kernel_oom_kills()
         requested = time.monotonic()

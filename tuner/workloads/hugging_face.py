@@ -41,8 +41,8 @@ _MASKLESS = {"fnet"}
 _ATTENTION = "attn_implementation"
 _ALSO_TAKEN = {"decoder_start_token_id", _ATTENTION}
 """What every configuration takes, though some, or all, tell none by default."""
-_ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
-"""Those that come with torch and with packages; others are names of a hub, from which nothing is downloaded."""
+_ATTENTIONS = ("eager", "sdpa", "flex_attention")
+"""Those that come with torch. For others transformers may turn to a hub, from which nothing is to be downloaded."""
 
 
 class CausalWorkload(NextTokenWorkload):
@@ -173,7 +173,7 @@ def _build_model(config: TransformersConfig, task: TransformersTask, *, recomput
     auto_class = getattr(transformers, _AUTO_CLASSES[task])
     try:
         model: nn.Module = auto_class.from_config(config)
-    except ImportError as error:  # a package of an attention implementation
+    except ImportError as error:  # a package that this kind of model needs
         raise _problem("config", " ".join(str(error).split())) from None
     except ValueError as error:
         message = " ".join(str(error).split())

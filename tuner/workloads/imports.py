@@ -21,11 +21,18 @@ _TRANSFORMERS = ("transformers.modeling_utils", "transformers.models.auto.modeli
 _MODELS = "transformers.models."
 
 
-def late_imports(spec: WorkloadSpec | None = None) -> tuple[str, ...]:
-    """The modules that any workload, or this one, will import while it runs. Never the user's own."""
+def late_imports(spec: WorkloadSpec | None = None, *, with_model: bool = True) -> tuple[str, ...]:
+    """The modules that any workload, or this one, will import while it runs. Never the user's own.
+
+    Args:
+        spec: the workload.
+        with_model: whether the module of a transformers model is among them. Some import packages of kernels, which may
+            start CUDA: not for a process that forks others which use it.
+    """
     if spec is None or not isinstance(spec.model, TransformersModel):
         return _TORCH
-    return (*_TORCH, *_TRANSFORMERS, *_models_module(str(spec.model.config["model_type"])))
+    module = _models_module(str(spec.model.config["model_type"])) if with_model else ()
+    return (*_TORCH, *_TRANSFORMERS, *module)
 
 
 def _models_module(model_type: str) -> tuple[str, ...]:

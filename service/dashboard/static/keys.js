@@ -74,7 +74,7 @@ async function revoke(key, button) {
 
 function openForm() {
   const place = h("div", { class: "stack" });
-  const dialog = h("dialog", { class: "dialog", "aria-labelledby": "new-key-title", on: { close: () => closed(dialog) } }, place);
+  const dialog = h("dialog", { class: "dialog", "aria-labelledby": "new-key-title", on: { close: () => closed(dialog), cancel: (event) => isHeld(dialog) && event.preventDefault() } }, place);
   replace(place, newKeyForm(dialog, place));
   document.body.append(dialog);
   dialog.showModal();
@@ -83,6 +83,16 @@ function openForm() {
 function closed(dialog) {
   dialog.remove();
   polling.now();
+}
+
+/** From when a key is asked for, only the buttons close the dialog: it is shown once, and Escape is soon pressed. */
+function hold(dialog, held) {
+  dialog.setAttribute("closedby", held ? "none" : "closerequest");
+  dialog.querySelectorAll("button[type=button]").forEach((button) => (button.disabled = held));
+}
+
+function isHeld(dialog) {
+  return dialog.getAttribute("closedby") === "none";
 }
 
 function newKeyForm(dialog, place) {
@@ -105,11 +115,13 @@ function newKeyForm(dialog, place) {
       replace(problem, alertBox("bad", "Choose at least one scope"));
       return;
     }
+    hold(dialog, true);
     try {
       const made = await busy(send, () => post("/v1/keys", asked(form, scopes)));
       replace(place, shownOnce(made, dialog));
       byId("new-key-title").focus(); // what had the focus is gone
     } catch (error) {
+      hold(dialog, false);
       replace(problem, problemAlert(error));
     }
   });
@@ -140,10 +152,8 @@ function expiryField() {
   return h("div", { class: "field" }, h("label", { for: "key-days" }, "Expires after"), h("select", { id: "key-days", name: "days", class: "input" }, options));
 }
 
-/** The key's text, which nobody can see again: only the button closes the dialog now. */
+/** The key's text, which nobody can see again. */
 function shownOnce(made, dialog) {
-  dialog.setAttribute("closedby", "none");
-  dialog.addEventListener("cancel", (event) => event.preventDefault());
   announce("The key is made");
   const until = made.expires_at === null ? "It does not expire." : `It expires ${timeText(made.expires_at)}.`;
   return [
