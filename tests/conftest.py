@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,8 @@ for _name in [
     name for name in os.environ if name.startswith("BATCHWRIGHT_") and not name.startswith("BATCHWRIGHT_TEST_")
 ]:
     del os.environ[_name]
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a suite started in the background of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of the tests would inherit it, deaf to Ctrl-C
 
 
 def _has_gpu() -> bool:
