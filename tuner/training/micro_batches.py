@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-import torch
-from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from tuner.accumulation import balanced_split
 from tuner.errors import WorkloadError
+from tuner.training.batches import named_tensors, sliced_samples, tensors_of, to_device
 from tuner.workloads.base import Batch
+
+__all__ = ["MicroBatch", "sample_count", "sliced", "split_batch", "taken", "tensors_of", "to_device", "windows"]
 
 ItemT = TypeVar("ItemT")
 
@@ -26,16 +28,18 @@ class MicroBatch:
         size: number of samples in it.
         divide: the same samples in parts of the given sizes, which sum to ``size``.
         idle: whether it counts for nothing, and goes through only because the model's collectives need every rank.
+        indivisible: why it cannot be divided; none where it can.
     """
 
     batch: Batch
     size: int
     divide: Callable[[Sequence[int]], list[MicroBatch]]
     idle: bool = False
+    indivisible: str | None = None
 
     def at_most(self, largest: int) -> list[MicroBatch]:
         """The same samples in the fewest parts of at most ``largest``, as even as can be."""
-        if self.size <= largest:
+        if self.size <= largest or self.indivisible is not None:
             return [self]
         return self.divide(balanced_split(self.size, -(-self.size // largest)))
 
@@ -44,8 +48,8 @@ def sliced(batch: Batch, size: int | None = None) -> MicroBatch:
     """A micro-batch that is divided by slicing every tensor along its first dimension.
 
     Args:
-        batch: tensors, or dicts, lists and tuples of tensors. Lists of ``size`` other values (names, ids) are sliced
-            too; tensors without dimensions are kept.
+        batch: tensors, or mappings, lists, tuples and dataclasses of tensors, whose types the parts keep. Arrays and
+            lists of ``size`` other values (names, ids) are sliced too; tensors without dimensions are kept.
         size: number of samples; the first dimension of the first tensor when left out.
 
     Raises:
@@ -58,11 +62,33 @@ def sliced(batch: Batch, size: int | None = None) -> MicroBatch:
         _require_samples_first(batch, count)
         parts, start = [], 0
         for part in sizes:
-            parts.append(sliced(_slice(batch, start, start + part, count), part))
+            parts.append(sliced(sliced_samples(batch, start, start + part, count), part))
             start += part
         return parts
 
     return MicroBatch(batch, count, divide)
+
+
+def taken(batch: Batch) -> MicroBatch:
+    """A micro-batch of ``batch``, of a type that is not known too: then it cannot be divided."""
+    count = _samples(batch)
+    if count is not None:
+        return sliced(batch, count)
+    reason = (
+        f"a batch of type {type(batch).__name__} cannot be divided, as its samples are not known: pass a "
+        "`MicroBatch` with a `divide` of its own"
+    )
+
+    def refuse(_: Sequence[int]) -> list[MicroBatch]:
+        raise WorkloadError(reason)
+
+    return MicroBatch(batch, _guessed_count(batch), refuse, indivisible=reason)
+
+
+def _guessed_count(batch: Batch) -> int:
+    if isinstance(batch, PackedSequence):
+        return int(batch.batch_sizes[0])
+    return max(len(batch), 1) if isinstance(batch, Sized) and not isinstance(batch, (str, Mapping)) else 1
 
 
 def split_batch(batch: Batch, micro_batch_size: int) -> list[MicroBatch]:
@@ -90,60 +116,30 @@ def sample_count(batch: Batch) -> int:
     Raises:
         WorkloadError: when there is no tensor with a dimension.
     """
+    count = _samples(batch)
+    if count is None:
+        raise WorkloadError(f"no tensor with samples along its first dimension in this batch ({type(batch).__name__})")
+    return count
+
+
+def _samples(batch: Batch) -> int | None:
     for tensor in tensors_of(batch):
         if tensor.dim():
             return len(tensor)
-    raise WorkloadError(f"no tensor with samples along its first dimension in this batch ({type(batch).__name__})")
-
-
-def tensors_of(batch: Batch) -> Iterator[Tensor]:
-    """Every tensor in a batch."""
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors_of(value)
-    elif isinstance(batch, (list, tuple)):
-        for value in batch:
-            yield from tensors_of(value)
-
-
-def to_device(batch: Batch, device: torch.device, floating: torch.dtype | None = None) -> Batch:
-    """``batch`` with every tensor on ``device``; dicts, lists and tuples are walked, other values kept.
-
-    Floating-point tensors take the type ``floating``, where one is given.
-    """
-    if isinstance(batch, Tensor):
-        return batch.to(device, floating if batch.is_floating_point() else None, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {name: to_device(value, device, floating) for name, value in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return _like(batch, [to_device(value, device, floating) for value in batch])
-    return batch
+    return None
 
 
 def _require_samples_first(batch: Batch, size: int) -> None:
+    known = {id(tensor) for tensor in tensors_of(batch)}
+    hidden = [name for name, tensor in named_tensors(batch) if id(tensor) not in known and tensor.dim()]
+    if hidden:
+        raise WorkloadError(
+            f"a micro-batch of {size} samples cannot be divided: {hidden[0]} is inside an object whose samples are not "
+            "known; pass a `MicroBatch` with a `divide` of its own"
+        )
     shapes = [tuple(tensor.shape) for tensor in tensors_of(batch) if tensor.dim()]
     if any(shape[0] != size for shape in shapes):
         raise WorkloadError(
             f"a micro-batch of {size} samples cannot be divided: its tensors have the shapes {shapes}, and each needs "
             f"the {size} samples along its first dimension"
         )
-
-
-def _slice(batch: Batch, start: int, stop: int, size: int) -> Batch:
-    if isinstance(batch, Tensor):
-        return batch[start:stop] if batch.dim() else batch
-    if isinstance(batch, Mapping):
-        return {name: _slice(value, start, stop, size) for name, value in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        if len(batch) == size and not any(True for _ in tensors_of(batch)):
-            return batch[start:stop]
-        return _like(batch, [_slice(value, start, stop, size) for value in batch])
-    return batch
-
-
-def _like(sequence: list[Batch] | tuple[Batch, ...], values: list[Batch]) -> Batch:
-    """``values`` as the same kind of list or tuple, named ones included."""
-    make = getattr(sequence, "_make", type(sequence))
-    return make(values)

@@ -1,0 +1,177 @@
+"""Batches of any structure: the tensors in them, moved to a device or cut into samples, in containers of the same type.
+
+Mappings, lists, tuples and dataclasses are walked. Other objects are leaves: they go through as they are, or by their
+own ``to`` onto a device that is not the CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from tuner.workloads.base import Batch
+
+_CPU = torch.device("cpu")
+Change: TypeAlias = Callable[[Any], Any]
+"""Makes a new value of each value in a container."""
+
+
+def tensors_of(batch: Batch) -> Iterator[Tensor]:
+    """Every tensor in a batch."""
+    if isinstance(batch, Tensor):
+        yield batch
+    else:
+        for value in _values(batch):
+            yield from tensors_of(value)
+
+
+def named_tensors(batch: Batch, name: str = "batch") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor with the expression that reaches it, such as ``batch['input_ids']``.
+
+    Objects of unknown type are looked into as well, by their attributes.
+    """
+    yield from _named(batch, name, set())
+
+
+def _named(batch: Batch, name: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(batch, Tensor):
+        yield name, batch
+    elif id(batch) not in seen:
+        seen.add(id(batch))
+        for suffix, value in _entries(batch) or _attributes(batch):
+            yield from _named(value, f"{name}{suffix}", seen)
+
+
+def to_device(batch: Batch, device: torch.device, floating: torch.dtype | None = None) -> Batch:
+    """``batch`` with every tensor on ``device``, in new containers: a loss may change them.
+
+    Floating-point tensors take the type ``floating``, where one is given.
+    """
+    if isinstance(batch, Tensor):
+        wanted = floating if floating is not None and batch.is_floating_point() else batch.dtype
+        return (
+            batch if batch.device == device and batch.dtype == wanted else batch.to(device, wanted, non_blocking=True)
+        )
+    if type(batch) is dict:
+        return {name: to_device(value, device, floating) for name, value in batch.items()}
+    if _is_container(batch):
+        return _rebuilt(batch, lambda value: to_device(value, device, floating))
+    return batch if device == _CPU else _moved(batch, device)
+
+
+def _moved(leaf: Any, device: torch.device) -> Any:  # noqa: ANN401 - of unknown type
+    move = getattr(leaf, "to", None)
+    return move(device) if callable(move) and not isinstance(leaf, type) else leaf
+
+
+def sliced_samples(batch: Batch, start: int, stop: int, size: int) -> Batch:
+    """The samples ``start`` to ``stop`` of ``size``.
+
+    Tensors are cut along their first dimension, as are lists of ``size`` other values (names, ids); other values belong
+    to all samples.
+    """
+    if isinstance(batch, Tensor):
+        return batch[start:stop] if batch.dim() else batch
+    if _is_list_of(size, batch) or _is_array_of(size, batch):
+        return batch[start:stop]
+    if not _is_container(batch):
+        return batch
+    part = _rebuilt(batch, lambda value: sliced_samples(value, start, stop, size))
+    if isinstance(batch, Mapping):
+        _cut_attributes(part, start, stop, size)
+    return part
+
+
+def _cut_attributes(mapping: Any, start: int, stop: int, size: int) -> None:  # noqa: ANN401 - of unknown type
+    """Cut what a mapping keeps beside its entries for each sample, such as the encodings of a ``BatchEncoding``."""
+    attributes = getattr(mapping, "__dict__", {})
+    for name, value in attributes.items():
+        if _is_list_of(size, value):
+            attributes[name] = value[start:stop]
+
+
+def _is_list_of(size: int, value: object) -> bool:
+    """Whether ``value`` is a list or tuple of ``size`` values without tensors."""
+    return isinstance(value, (list, tuple)) and len(value) == size and next(tensors_of(value), None) is None
+
+
+def _is_array_of(size: int, value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim > 0 and len(value) == size
+
+
+# --- containers -------------------------------------------------------------------------------------------------------
+
+
+def _is_dataclass(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _is_container(value: object) -> bool:
+    if isinstance(value, PackedSequence):  # a tuple, but one whose parts belong on two devices
+        return False
+    return isinstance(value, (Mapping, list, tuple)) or _is_dataclass(value)
+
+
+def _values(batch: Any) -> Iterable[Any]:  # noqa: ANN401 - of any type
+    """The values in a container; none of a leaf."""
+    if not _is_container(batch):
+        return ()
+    if isinstance(batch, Mapping):
+        return batch.values()
+    if isinstance(batch, (list, tuple)):
+        return batch
+    return [getattr(batch, field.name, None) for field in dataclasses.fields(batch)]
+
+
+def _entries(batch: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 - of any type
+    """The values in a container, each with the expression that reaches it from there; none of a leaf."""
+    if not _is_container(batch):
+        return []
+    if isinstance(batch, Mapping):
+        return [(f"[{name!r}]", value) for name, value in batch.items()]
+    if isinstance(batch, (list, tuple)):
+        return [(f"[{index}]", value) for index, value in enumerate(batch)]
+    return [(f".{field.name}", getattr(batch, field.name, None)) for field in dataclasses.fields(batch)]
+
+
+def _attributes(leaf: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 - of any type
+    """The attributes of an object of unknown type, unless it is code."""
+    if isinstance(leaf, PackedSequence):
+        return [(f".{name}", value) for name, value in leaf._asdict().items()]
+    if isinstance(leaf, type) or callable(leaf):
+        return []
+    return [(f".{name}", value) for name, value in getattr(leaf, "__dict__", {}).items()]
+
+
+def _rebuilt(batch: Any, change: Change) -> Any:  # noqa: ANN401 - of any type
+    """A container of the same type with changed values; a dict where a mapping cannot be copied and filled."""
+    if isinstance(batch, Mapping):
+        changed = {name: change(value) for name, value in batch.items()}
+        return changed if type(batch) is dict else _refilled(batch, changed)
+    if isinstance(batch, (list, tuple)):
+        make = getattr(batch, "_make", type(batch))
+        return make([change(value) for value in batch])
+    part = copy.copy(batch)
+    for field in dataclasses.fields(batch):
+        if hasattr(batch, field.name):
+            object.__setattr__(part, field.name, change(getattr(batch, field.name)))  # a frozen one too
+    return part
+
+
+def _refilled(batch: Mapping[Any, Any], changed: dict[Any, Any]) -> Mapping[Any, Any]:
+    if not isinstance(batch, MutableMapping):
+        return changed
+    try:
+        part = copy.copy(batch)
+        for name, value in changed.items():
+            part[name] = value
+    except Exception:  # noqa: BLE001 - a type of one's own may refuse in any way
+        return changed
+    return part
