@@ -30,8 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 from tuner.accumulation import balanced_split
 from tuner.errors import InvalidSizeError, OutOfMemoryError, WorkloadError
 from tuner.memory.devices import MemoryDevice, open_device
+from tuner.training.batch_versions import BatchVersions
 from tuner.training.gradients import GradientSums, ScratchSums, SumsInPlace, total_norm
-from tuner.training.micro_batches import MicroBatch, sliced, split_batch, tensors_of, to_device, windows
+from tuner.training.micro_batches import MicroBatch, split_batch, taken, to_device, windows
 from tuner.training.ranks import ProcessGroup, Ranks
 from tuner.training.runs import MicroBatchSplit
 from tuner.training.undo import Undo
@@ -141,8 +142,9 @@ class GradientAccumulation:
         """One optimizer update over ``micro_batches``, which together are this rank's part of the effective batch.
 
         Args:
-            micro_batches: batches, or ``MicroBatch``es that know how to divide themselves. Other ranks may hold other
-                numbers of them, or none.
+            micro_batches: batches of any type, or ``MicroBatch``es that know how to divide themselves. Tensors in
+                mappings, lists, tuples and dataclasses are moved to the device; other objects by their own ``to``.
+                Other ranks may hold other numbers of them, or none.
             loss: the forward pass.
             weigh: its weights without a forward pass; needed with several terms.
 
@@ -173,7 +175,7 @@ class GradientAccumulation:
         return report
 
     def _gather(self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None) -> UpdateReport:
-        window = [it if isinstance(it, MicroBatch) else sliced(it) for it in micro_batches]
+        window = [it if isinstance(it, MicroBatch) else taken(it) for it in micro_batches]
         totals = self._totals(window, weigh)
         self._gradients.start()
         self._outstanding = 1.0
@@ -212,11 +214,12 @@ class GradientAccumulation:
             self._gradients.make_room()
         if restarts:
             self._remember()
+            versions = BatchVersions(window if self._recovers else [])
         while queue:
             micro_batch = queue.popleft()
             if not restarts:
                 self._remember()
-            versions = _versions(micro_batch)
+                versions = BatchVersions([micro_batch])
             failure = self._attempt(micro_batch, loss, gathered)
             if failure is None:
                 self._gradients.commit()
@@ -224,7 +227,7 @@ class GradientAccumulation:
             shortage = self._split_after(failure, micro_batch, gathered)
             del failure  # with its traceback go the tensors of the failed pass
             self._make_undone(gathered)
-            _require_unchanged(micro_batch, versions)
+            versions.require_unchanged()
             queue = deque(self._divided(window if restarts else [micro_batch, *queue], shortage))
         return self._share(gathered)
 
@@ -281,6 +284,8 @@ class GradientAccumulation:
         self.failed_micro_batch = micro_batch.size
         if not self._recovers:
             raise failure
+        if micro_batch.indivisible is not None:
+            raise type(shortage)(f"{shortage}; and {micro_batch.indivisible}")
         if micro_batch.size == 1:
             raise type(shortage)(f"a micro-batch of one sample does not fit: {shortage}")
         parts = balanced_split(micro_batch.size, 2)
@@ -363,19 +368,6 @@ class GradientAccumulation:
         self._outstanding = 1.0
         if isinstance(factor, Tensor) or factor != 1.0:
             self._gradients.scale(factor)
-
-
-def _versions(micro_batch: MicroBatch) -> list[int]:
-    """How often each tensor of a batch has been written to."""
-    return [tensor._version for tensor in tensors_of(micro_batch.batch)]  # noqa: SLF001 - autograd's own counter
-
-
-def _require_unchanged(micro_batch: MicroBatch, versions: list[int]) -> None:
-    if _versions(micro_batch) != versions:
-        raise WorkloadError(
-            "the loss writes to its batch, so a micro-batch that ran out of memory cannot be run again: let it write "
-            "to a copy"
-        )
 
 
 def _constant(weight: Tensor | float) -> Tensor | float:

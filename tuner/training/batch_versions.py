@@ -1,0 +1,62 @@
+"""Finds out whether a loss has written to a batch that is to be run again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from tuner.errors import WorkloadError
+from tuner.training.batches import named_tensors
+from tuner.training.micro_batches import MicroBatch
+from tuner.workloads.base import Batch
+
+_UNCOUNTED = -1
+"""Stands for the version of an inference tensor, which has none and cannot be written to in training."""
+
+
+class BatchVersions:
+    """How often each tensor of some micro-batches has been written to, by autograd's own counters.
+
+    Args:
+        micro_batches: those that a failure would have run again.
+
+    A write that goes past torch (through a numpy array that shares a tensor's memory, or ``.data``) is not counted.
+    """
+
+    def __init__(self, micro_batches: Sequence[MicroBatch]) -> None:
+        self._micro_batches = micro_batches
+        self._versions = [_versions(it.batch) for it in micro_batches]
+
+    def require_unchanged(self) -> None:
+        """Check that no tensor has been written to since.
+
+        Raises:
+            WorkloadError: naming the first tensor that has.
+        """
+        for number, (micro_batch, before) in enumerate(zip(self._micro_batches, self._versions, strict=True), start=1):
+            if _versions(micro_batch.batch) != before:
+                of_many = f" of micro-batch {number} of {len(self._versions)}" if len(self._versions) > 1 else ""
+                raise WorkloadError(
+                    f"the loss writes to `{_first_written(micro_batch.batch, before)}`{of_many}, so a window that ran "
+                    "out of memory cannot be run again: let it write to a copy"
+                )
+
+
+def _versions(batch: Batch) -> list[int]:
+    if type(batch) is dict:  # by far the most batches: without names, which cost more than the versions
+        values = batch.values()
+        if all(isinstance(value, Tensor) for value in values):
+            return [_version(value) for value in values]
+    return [_version(tensor) for _, tensor in named_tensors(batch)]
+
+
+def _version(tensor: Tensor) -> int:
+    return _UNCOUNTED if tensor.is_inference() else tensor._version  # noqa: SLF001 - autograd's own counter
+
+
+def _first_written(batch: Batch, before: list[int]) -> str:
+    for (name, tensor), version in zip(named_tensors(batch), before, strict=False):
+        if _version(tensor) != version:
+            return name
+    return "batch"
