@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
@@ -121,6 +122,15 @@ class Noisy(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """The same shape."""
         return features + torch.rand_like(features) if self.training else features
+
+
+class Unseeded(nn.Module):
+    """Noise from a generator that nobody can seed, in training only."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The same shape."""
+        noise = torch.from_numpy(np.random.default_rng().random(features.shape)).to(features.dtype)
+        return features + noise if self.training else features
 
 
 class Overwriting(nn.Module):

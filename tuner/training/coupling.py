@@ -1,18 +1,19 @@
 """Finds losses that couple the samples of a batch, which no accumulation can make exact.
 
 Accumulated gradients are the full batch's only when its loss is a sum over its samples. BatchNorm, in-batch negatives
-and load-balancing terms of a mixture of experts are not. The check is a measurement: loss and gradient of a batch at
-once against those of its two parts, in fp32 and with randomness silenced. What differs is then traced to a module (its
-output changes though its input does not) or to a loss term.
+and load-balancing terms of a mixture of experts are not; nor is a model whose forward pass moves state that its loss
+depends on. The check is a measurement: loss and gradient of a batch at once against those of its two parts, in fp64,
+each sample with the same random numbers, of the new model and after a few updates. What differs is then traced to a
+module (its output changes though its input does not, or its state moves) or to a loss term.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -20,221 +21,74 @@ from torch import nn
 from tuner.errors import WorkloadError
 from tuner.memory.failures import FailureKind, classify_exception
 from tuner.specs import PythonModel, WorkloadSpec
+from tuner.training.coupling_draws import MatchedDraws, UnmatchedDrawError
+from tuner.training.coupling_errors import SILENCE, Noise, Run, gradient_errors, loss_error, term_errors
+from tuner.training.coupling_precision import LIMITS, Precision, arithmetic, working_copy
+from tuner.training.coupling_report import (
+    CouplingReport,
+    Culprit,
+    gradient_culprit,
+    is_batch_norm,
+    module_culprit,
+    state_culprit,
+    term_culprit,
+)
 from tuner.training.coupling_runs import (
-    LARGEST_ERROR,
-    ROUNDING,
-    Run,
+    UPDATES,
     Runner,
-    Term,
-    gradient_errors,
     in_eval_mode,
-    loss_error,
     own_randomness,
-    plain_arithmetic,
-    relative,
     restored,
     seed_generators,
-    term_errors,
     without_dropout,
 )
+from tuner.training.coupling_state import ModelState
 from tuner.training.coupling_trace import Trace, trace
 from tuner.workloads.base import Batch, Workload
 from tuner.workloads.build import build_model, build_workload
 
 __all__ = ["LARGEST_ERROR", "CouplingReport", "Culprit", "check_coupling", "check_spec_coupling"]
 
+LARGEST_ERROR = LIMITS["fp64"].largest_error
+"""Largest relative difference of loss or gradient that passes as rounding."""
 _FEWEST_SAMPLES = 2
+_SLOW_SECONDS = 2.0
+"""A card on which one run in fp64 takes longer than this has few units for it: fp32 is 32 to 64 times as fast there."""
 
 
-@dataclass(frozen=True)
-class Culprit:
-    """What makes a batch and its parts differ."""
-
-    kind: Literal["module", "term", "gradient"]
-    """A module of the model, a loss term, or, when losses agree, the parameter whose gradient differs most."""
-    name: str
-    """Path of the module (empty for the model itself), name of the term, or path of the parameter."""
-    type_name: str | None
-    """Class of the module."""
-    error: float | None
-    """Relative error it shows by itself; infinite where a part was refused, none where only its type was looked at."""
-    remedy: str
-    """What to do."""
-
-
-@dataclass(frozen=True)
-class CouplingReport:
-    """A batch at once against its two parts."""
-
-    loss_error: float
-    """Largest relative error over the loss terms' sums and weights; not a number where nothing could be compared."""
-    gradient_error: float
-    """Largest relative error over the parameters, each on its own scale (see ``check_coupling``)."""
-    culprits: tuple[Culprit, ...]
-    """What is at fault, in the order of execution."""
-    train_mode: bool
-    """Whether the model was compared as it trains, but for dropout; in eval mode otherwise."""
-    samples: int
-    """Samples of the batch that was compared."""
-    problem: str | None = None
-    """Why the two could not be compared, where they could not."""
-
-    @property
-    def coupled(self) -> bool:
-        """Whether accumulation would not give the full batch's gradient, or nothing can be said about it."""
-        within = self.loss_error <= LARGEST_ERROR and self.gradient_error <= LARGEST_ERROR
-        return not within or bool(self.culprits) or self.problem is not None
-
-    @property
-    def message(self) -> str:
-        """One paragraph: the figures, what is at fault, and what to do."""
-        return " ".join([self._verdict(), *_described(self.culprits), *self._conditions()])
-
-    def _verdict(self) -> str:
-        if self.problem is not None:
-            return f"A batch of {self.samples} could not be compared with its parts: {self.problem}."
-        figures = (
-            f"A batch of {self.samples} and its two parts differ by {self.loss_error:.1e} in the loss and "
-            f"{self.gradient_error:.1e} in the gradient (relative; the limit is {LARGEST_ERROR:.0e})"
-        )
-        if not self.coupled:
-            return f"{figures}: the loss is a sum over the samples."
-        if max(self.loss_error, self.gradient_error) <= LARGEST_ERROR:
-            return f"{figures}; accumulation would still not give the full batch's gradient in every update."
-        return f"{figures}: samples are coupled, and accumulation would not give the full batch's gradient."
-
-    def _conditions(self) -> list[str]:
-        if self.train_mode:
-            return []
-        return ["Compared in eval mode, where BatchNorm couples nothing: the model's randomness could not be silenced."]
-
-
-def _described(culprits: tuple[Culprit, ...]) -> list[str]:
-    """A sentence for each kind of culprit: the first by name, those that are like it by number."""
-    groups: dict[tuple[str, str | None, str], list[Culprit]] = {}
-    for culprit in culprits:
-        groups.setdefault((culprit.kind, culprit.type_name, culprit.remedy), []).append(culprit)
-    return [_sentence(group) for group in groups.values()]
-
-
-def _sentence(group: list[Culprit]) -> str:
-    first, more = group[0], len(group) - 1
-    what = {"module": "module", "term": "loss term", "gradient": "the gradient of"}[first.kind]
-    name = f"`{first.name}`" if first.name else "(the model's own forward)"
-    notes = [] if first.type_name is None else [first.type_name]
-    notes += [f"{first.error:.1e}"] if first.error is not None and math.isfinite(first.error) else []
-    figures = f" ({', '.join(notes)})" if notes else ""
-    return f"At fault: {what} {name}{figures}{f' and {more} more like it' if more else ''}: {first.remedy}."
-
-
-# --- remedies --------------------------------------------------------------------------------------------------------
-
-_ALLOW = "or set allow_batch_coupling (`--allow-batch-coupling` on the command line)"
-_BATCH_NORM = (
-    "use GroupNorm or LayerNorm, or freeze its statistics (keep it in eval mode); SyncBatchNorm does not help, it "
-    "shares statistics between ranks and not between micro-batches"
-)
-_ROUTED = (
-    "tokens compete for the experts' capacity over the whole micro-batch: route without dropping tokens, give each "
-    f"sample its own capacity, {_ALLOW}"
-)
-_MODULE = f"its output for one sample depends on the others: compute it for each sample alone, {_ALLOW}"
-_MEAN = (
-    "it is a mean: return the sum over samples or tokens, not the mean, and their number as the weight (a penalty that "
-    "has no samples: weight 1, whatever the batch)"
-)
-_WEIGHT = "its weights do not add up: return as weight the number of samples or tokens that the loss is summed over"
-_BALANCE = (
-    "a load-balancing term is a statistic of the whole batch: make it a sum over tokens of a per-token quantity with "
-    f"its own weight, or accept balancing per micro-batch, as is usual, and to that end {_ALLOW.removeprefix('or ')}"
-)
-_TERM = (
-    "if it compares samples with each other (in-batch negatives), GradCache makes it exact: all representations "
-    "first, without a graph, then the gradient per micro-batch; if it is a statistic of the batch, make it a sum over "
-    f"samples, {_ALLOW}"
-)
-_GRADIENT = (
-    "the losses agree and the gradients do not: look for a custom backward pass, a detached statistic or a gradient "
-    f"hook that uses the whole batch, {_ALLOW}"
-)
-_ROUTING_WORDS = ("moe", "router", "expert", "switch", "sparse")
-_BALANCE_WORDS = ("aux", "router", "balanc", "load", "moe", "expert", "z_loss")
-
-
-def _names(words: tuple[str, ...], name: str) -> bool:
-    return any(word in name.lower() for word in words)
-
-
-def _is_batch_norm(module: nn.Module) -> bool:
-    """By class, or by the name of the class: libraries write their own."""
-    name = type(module).__name__.lower()
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) or ("batchnorm" in name and "frozen" not in name)  # noqa: SLF001 - torch names no public base of the BatchNorms
-
-
-def _module_culprit(name: str, module: nn.Module, error: float | None) -> Culprit:
-    type_name = type(module).__name__
-    if _is_batch_norm(module):
-        return Culprit("module", name, type_name, error, _BATCH_NORM)
-    return Culprit("module", name, type_name, error, _ROUTED if _names(_ROUTING_WORDS, type_name) else _MODULE)
-
-
-def _term_culprit(name: str, whole: Run, split: Run, error: float) -> Culprit:
-    """The remedy follows the evidence: the name, what the parts add up to, or nothing."""
-    if _names(_BALANCE_WORDS, name):
-        return Culprit("term", name, None, error, _BALANCE)
-    term, pieces = whole.terms().get(name), split.pieces(name)
-    if term is None:
-        return Culprit("term", name, None, error, _TERM)
-    if _is_mean(term, pieces):
-        return Culprit("term", name, None, error, _MEAN)
-    sums_agree = relative(sum(piece.total for piece in pieces) - term.total, term.total) <= LARGEST_ERROR
-    return Culprit("term", name, None, error, _WEIGHT if sums_agree else _TERM)
-
-
-def _is_mean(whole: Term, pieces: list[Term]) -> bool:
-    """Whether the whole's sum is the parts' mean, weighted by samples or by what they say they weigh."""
-    means = [
-        sum(piece.total * share for piece, share in zip(pieces, shares, strict=True)) / sum(shares)
-        for shares in ([float(piece.samples) for piece in pieces], [piece.weight for piece in pieces])
-        if sum(shares)
-    ]
-    return any(relative(mean - whole.total, whole.total) <= LARGEST_ERROR for mean in means)
-
-
-# --- the check -------------------------------------------------------------------------------------------------------
-
-
-def check_coupling(model: nn.Module, workload: Workload, batch: Batch, device: torch.device) -> CouplingReport:
+def check_coupling(
+    model: nn.Module, workload: Workload, batch: Batch, device: torch.device, precision: Precision = "fp64"
+) -> CouplingReport:
     """Compare the loss and the gradient of ``batch`` at once with those of its two parts.
 
-    The parts are halves and, where those agree, a third and the rest.
+    The parts are halves. Where these agree, a third and the rest are compared after a few updates on the batch: halves
+    may agree by chance, and state that forward passes move then lags behind the weights.
 
     The model is compared in the modes it is in. Where two runs of the whole batch under different seeds differ, every
-    dropout is set to zero; where that is not enough, the model is put into eval mode. A gradient's error is
-    ``max|difference| / max(max|reference|, 1e-3 * largest max|reference| of all parameters)``.
+    dropout is set to zero; where that is not enough, each sample gets the same random numbers in the batch and in its
+    parts; where they differ even so, the model is put into eval mode. A gradient's error is ``max|difference|``, less
+    what rounding can have made, over the largest of ``max|reference|``, the parts' own ``max|.|`` added up, and a share
+    of the largest gradient of all parameters (``LIMITS``).
 
-    Takes the memory of the batch's forward and backward pass on ``device``; copies of the gradients, and of the
-    activations where a culprit is searched, are on the CPU. The model, its buffers, gradients and modes, and every
-    random number generator are as before when it returns or raises.
+    Takes the memory of the batch's forward and backward pass on ``device``, and of a copy of the model there.
+    Copies of the gradients, and of the activations where a culprit is searched, are on the CPU. The model, its state,
+    gradients and modes, and every random number generator are as before when it returns or raises.
 
     Args:
         model: on ``device``, in fp32, neither wrapped nor compiled.
         workload: makes the loss terms.
         batch: at least two samples, on the CPU, that ``tuner.training.micro_batches.sliced`` can divide.
         device: where the model is.
+        precision: fp32 is taken instead of fp64 where the workload cannot run in it, or a card is slow at it.
 
     Raises:
         WorkloadError: when the batch cannot be halved or the loss terms break their contract.
     """
-    with own_randomness(device), plain_arithmetic(device), restored(model) as buffers:
-        runner = Runner(model, workload, batch, device, buffers)
-        if runner.samples < _FEWEST_SAMPLES:
-            raise WorkloadError(f"the check for coupled samples needs {_FEWEST_SAMPLES} of them, got {runner.samples}")
-        return _Check(runner).report()
+    return _checked(_Subject(model, workload, batch, device, disposable=False), precision)
 
 
 def check_spec_coupling(
-    spec: WorkloadSpec, workload: Workload, device: torch.device, samples: int = 4
+    spec: WorkloadSpec, workload: Workload, device: torch.device, samples: int = 4, precision: Precision = "fp64"
 ) -> CouplingReport:
     """``check_coupling`` of a new model in fp32, not compiled and keeping its activations, on ``samples`` samples.
 
@@ -243,6 +97,7 @@ def check_spec_coupling(
         workload: what ``build_workload`` made of it.
         device: where to compare.
         samples: at least two; with fewer than four, halves of one sample are refused by BatchNorm.
+        precision: as of ``check_coupling``.
 
     Raises:
         WorkloadError: as ``check_coupling``, or when the workload builds no model that can be trained.
@@ -253,12 +108,60 @@ def check_spec_coupling(
     with own_randomness(device):
         seed_generators(0, device)
         model = build_model(plain, workload).float().to(device)
-        return check_coupling(model, workload, workload.make_batch(samples), device)
+        return _checked(_Subject(model, workload, workload.make_batch(samples), device, disposable=True), precision)
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A model, and what is compared of it."""
+
+    model: nn.Module
+    workload: Workload
+    batch: Batch
+    device: torch.device
+    disposable: bool
+    """Whether the model is thrown away afterwards."""
+
+
+def _checked(subject: _Subject, precision: Precision) -> CouplingReport:
+    """The report in ``precision``, in fp32 where the workload fails in fp64 and memory is not the reason."""
+    with own_randomness(subject.device), restored(subject.model):
+        subject.model.zero_grad(set_to_none=True)
+        if precision == "fp64":
+            try:
+                return _compare(subject, "fp64")
+            except WorkloadError:
+                raise
+            except Exception as error:
+                if classify_exception(error) is FailureKind.OUT_OF_MEMORY:
+                    raise
+        return _compare(subject, "fp32")
+
+
+def _compare(subject: _Subject, precision: Precision) -> CouplingReport:
+    model, device = subject.model, subject.device
+    with arithmetic(device, precision), working_copy(model, precision, disposable=subject.disposable):
+        runner = Runner(model, subject.workload, subject.batch, device, precision)
+        if runner.samples < _FEWEST_SAMPLES:
+            raise WorkloadError(f"the check for coupled samples needs {_FEWEST_SAMPLES} of them, got {runner.samples}")
+        return replace(_Check(runner).report(), precision=precision)
+
+
+class _SlowError(Exception):
+    """fp64 takes this card too long."""
+
+
+class _UnsteadyError(Exception):
+    """Two runs of the whole batch have other gradients, though their loss is the same."""
 
 
 @contextmanager
 def _as_it_is(_model: nn.Module) -> Iterator[None]:
     yield
+
+
+Silencing = Callable[[nn.Module], AbstractContextManager[None]]
+"""Takes randomness from a model for as long as it is entered."""
 
 
 class _Check:
@@ -267,44 +170,86 @@ class _Check:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._model = runner.model
+        self._moved: dict[str, tuple[str, ...]] = {}
+        """State that a forward pass of the whole batch moves, by module."""
         self._coupling_in_training = [
             (name, module)
             for name, module in self._model.named_modules()
-            if _is_batch_norm(module) and (module.training or getattr(module, "running_mean", self) is None)
+            if is_batch_norm(module) and (module.training or getattr(module, "running_mean", self) is None)
         ]
 
     def report(self) -> CouplingReport:
         """Compare as soon as two runs of the whole batch agree."""
-        for silenced in (_as_it_is, without_dropout, in_eval_mode):
+        stages: tuple[Silencing, ...] = (_as_it_is, without_dropout, self._with_equal_draws, self._drawing_in_eval_mode)
+        problem = "its loss changes from run to run, in eval mode too"
+        for silenced in stages:
             with silenced(self._model):
-                whole = self._runner.run(self._runner.whole, seed=0)
-                problem = whole.not_finite()
-                if problem is not None and silenced is _as_it_is:
-                    return self._failed(problem)
-                if problem is None and self._is_steady(whole):
-                    return self._compared(whole)
-        return self._failed("its loss changes from run to run, in eval mode too")
+                whole = self._whole()
+                wrong = whole.not_finite()
+                if wrong is not None and silenced is _as_it_is:
+                    return self._failed(wrong)
+                if wrong is None and self._is_steady(whole):
+                    try:
+                        return self._compared(whole)
+                    except UnmatchedDrawError as error:
+                        problem = f"its random numbers cannot be made the same for its parts ({error})"
+                    except _UnsteadyError as error:
+                        problem = str(error)
+        return self._failed(problem)
+
+    @contextmanager
+    def _with_equal_draws(self, model: nn.Module) -> Iterator[None]:
+        with without_dropout(model), MatchedDraws() as self._runner.draws:
+            yield
+
+    @contextmanager
+    def _drawing_in_eval_mode(self, model: nn.Module) -> Iterator[None]:
+        with in_eval_mode(model), MatchedDraws() as self._runner.draws:
+            yield
+
+    def _whole(self) -> Run:
+        """A run of the whole batch from the model's state now, of which it notes what moves."""
+        runner = self._runner
+        runner.state = ModelState(self._model)
+        began = time.monotonic()
+        whole = runner.run(runner.whole, seed=0)
+        if runner.is_slow_in_fp64(time.monotonic() - began, _SLOW_SECONDS):
+            raise _SlowError
+        if moving := runner.state.moved_parameters():
+            runner.state = ModelState(self._model, moving)
+            whole = runner.run(runner.whole, seed=0)
+        self._moved = runner.state.moved()
+        return whole
 
     def _is_steady(self, whole: Run) -> bool:
-        again = self._runner.run(self._runner.whole, seed=1)
-        errors = (loss_error(whole, again), *gradient_errors(whole, again).values())
-        return again.not_finite() is None and max(errors) <= ROUNDING
+        """Whether another run has the same loss, and so no randomness; gradients are looked at where parts differ."""
+        again, limits = self._runner.losses(self._runner.whole, seed=1), self._runner.limits
+        return loss_error(whole, Run(again, {}, {}), limits) <= limits.rounding
 
     def _failed(self, problem: str, *culprits: Culprit, error: float = math.nan) -> CouplingReport:
         return CouplingReport(error, error, culprits, self._model.training, self._runner.samples, problem)
 
     def _compared(self, whole: Run) -> CouplingReport:
-        """The report on the first split that shows a difference, on the last one otherwise."""
+        """The report on the model as it is or, where that shows no difference, after a few updates."""
         if not whole.gradients:
             return self._failed("its loss reaches no parameter")
-        halves, *others = self._runner.splits
-        report = self._split(whole, halves)
-        for sizes in others:
-            if report.coupled:
-                break
-            other = self._split(whole, sizes)
-            report = report if other.problem else other  # nothing is said against parts that are halves
-        return report
+        report = self._compared_with_parts(whole, self._runner.splits[0])
+        after = self._runner.advance(whole) if report.verdict == "separate" else None
+        if after is None:
+            return report
+        self._moved = self._runner.state.moved()
+        later = self._compared_with_parts(after, self._runner.splits[-1])
+        return replace(later, updates=UPDATES) if later.coupled else report
+
+    def _compared_with_parts(self, whole: Run, sizes: list[int]) -> CouplingReport:
+        """The report on parts of these sizes; where draws have several rows for a sample, in either order of them."""
+        report, draws = self._split(whole, sizes), self._runner.draws
+        if not report.coupled or draws is None or not draws.ambiguous or draws.interleaved:
+            return report
+        draws.interleaved = True
+        other = self._split(self._runner.run(self._runner.whole, seed=0), sizes)
+        draws.interleaved = other.verdict == "separate"
+        return other if draws.interleaved else report
 
     def _split(self, whole: Run, sizes: list[int]) -> CouplingReport:
         split, refusal = None, ""
@@ -318,41 +263,80 @@ class _Check:
             return self._refused(refusal, sizes)
         problem = split.not_finite()
         if problem is not None:
-            return self._failed(f"it is finite, but of its parts {problem}")
+            return self._failed(f"it is finite, but of its parts {problem}", error=math.inf)
         return self._judged(whole, split, sizes)
 
     def _judged(self, whole: Run, split: Run, sizes: list[int]) -> CouplingReport:
-        gradients = gradient_errors(whole, split)
-        by_loss, by_gradient = loss_error(whole, split), max(gradients.values(), default=0.0)
+        limits, noise = self._runner.limits, SILENCE
+        if self._largest(whole, split, noise) > limits.largest_error:
+            noise = self._runner.noise(whole)
+            again = self._runner.run(self._runner.whole, seed=1)
+            if self._largest(whole, again, noise) > limits.largest_error:
+                raise _UnsteadyError("its gradient changes from run to run, in eval mode too")
         culprits = () if self._model.training else self._found_by_type()
-        if max(by_loss, by_gradient, *term_errors(whole, split).values()) > LARGEST_ERROR:
-            culprits += self._traced(whole, split, sizes) or (_worst_gradient(gradients),)
+        if self._largest(whole, split, noise) > limits.largest_error:
+            culprits += self._at_fault(whole, split, sizes, noise)
+        gradients = gradient_errors(whole, split, limits, noise)
+        by_loss, by_gradient = loss_error(whole, split, limits, noise), max(gradients.values(), default=0.0)
         return CouplingReport(by_loss, by_gradient, culprits, self._model.training, self._runner.samples)
+
+    def _largest(self, whole: Run, split: Run, noise: Noise) -> float:
+        """The largest error of all: of loss terms, their sums and weights, and gradients."""
+        limits = self._runner.limits
+        return max(
+            loss_error(whole, split, limits, noise),
+            *term_errors(whole, split, limits, noise).values(),
+            *gradient_errors(whole, split, limits, noise).values(),
+        )
 
     def _found_by_type(self) -> tuple[Culprit, ...]:
         """What couples samples in training and shows nothing of it in eval mode."""
-        return tuple(_module_culprit(name, module, None) for name, module in self._coupling_in_training)
+        return tuple(module_culprit(name, module, None) for name, module in self._coupling_in_training)
 
-    def _traced(self, whole: Run, split: Run, sizes: list[int]) -> tuple[Culprit, ...]:
+    def _at_fault(self, whole: Run, split: Run, sizes: list[int], noise: Noise) -> tuple[Culprit, ...]:
+        """Modules whose state moves, then what differs though every part starts from the same state."""
+        limit = self._runner.limits.largest_error
+        moving = self._moving(split, sizes, noise)
+        held = frozenset(self._moved if moving else ())
+        if held:
+            split = self._runner.run(sizes, seed=0, held=held)
+            if self._largest(whole, split, noise) <= limit:
+                return moving
+        gradients = gradient_errors(whole, split, self._runner.limits, noise)
+        return moving + (self._traced(whole, split, sizes, held) or (gradient_culprit(gradients),))
+
+    def _moving(self, split: Run, sizes: list[int], noise: Noise) -> tuple[Culprit, ...]:
+        """Modules with state that each part moves, where that changes the loss or its gradient; judged type by type."""
+        found: list[Culprit] = []
+        types = {path: type(self._model.get_submodule(path)) for path in self._moved}
+        for kind in dict.fromkeys(types.values()):
+            paths = [path for path in self._moved if types[path] is kind]
+            error = self._largest(split, self._runner.run(sizes, seed=0, held=frozenset(paths)), noise)
+            if error > self._runner.limits.largest_error:
+                found += [
+                    state_culprit(path, self._model.get_submodule(path), self._moved[path], error) for path in paths
+                ]
+        return tuple(found)
+
+    def _traced(self, whole: Run, split: Run, sizes: list[int], held: frozenset[str]) -> tuple[Culprit, ...]:
         """Modules at fault, then the loss terms that differ though every module gives what it gave."""
-        found = trace(self._runner, sizes)
+        found, limits = trace(self._runner, sizes, held), self._runner.limits
         if found.whole is not None and found.split is not None:
             whole, split = found.whole, found.split
-        errors = term_errors(whole, split)
+        errors = term_errors(whole, split, limits)
         return (
             *(self._module(name, error) for name, error in found.modules.items()),
-            *(_term_culprit(name, whole, split, error) for name, error in errors.items() if error > LARGEST_ERROR),
+            *(
+                term_culprit(name, whole, split, error, limits)
+                for name, error in errors.items()
+                if error > limits.largest_error
+            ),
         )
 
     def _module(self, name: str, error: float) -> Culprit:
-        return _module_culprit(name, self._model.get_submodule(name), error)
+        return module_culprit(name, self._model.get_submodule(name), error)
 
     def _refused(self, refusal: str, sizes: list[int]) -> CouplingReport:
         found: Trace = trace(self._runner, sizes)
         culprits = [] if found.refused_by is None else [self._module(found.refused_by, math.inf)]
         return self._failed(f"a part of it is refused ({refusal})", *culprits, error=math.inf)
-
-
-def _worst_gradient(errors: dict[str, float]) -> Culprit:
-    name = max(errors, key=lambda name: errors[name])
-    return Culprit("gradient", name, None, errors[name], _GRADIENT)

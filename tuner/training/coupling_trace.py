@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from tuner.memory.failures import FailureKind, classify_exception
-from tuner.training.coupling_runs import ROUNDING, Run, Runner
+from tuner.training.coupling_errors import Run
+from tuner.training.coupling_runs import Runner
 from tuner.training.micro_batches import tensors_of
 
 
@@ -46,8 +47,9 @@ class _Call:
 class _Hooks:
     """Forward hooks on every module: they record the whole batch, then compare the parts with it."""
 
-    def __init__(self, found: Trace, names: dict[nn.Module, str]) -> None:
+    def __init__(self, found: Trace, names: dict[nn.Module, str], rounding: float) -> None:
         self._found = found
+        self._rounding = rounding
         self._names = names
         self._calls: dict[str, list[_Call]] = defaultdict(list)
         self._part: int | None = None
@@ -83,13 +85,13 @@ class _Hooks:
             self._calls[name].append(call)
             return
         error = max((self._settle(*pair) for pair in zip(outputs, call.outputs, strict=False)), default=0.0)
-        if error > ROUNDING:
+        if error > self._rounding:
             self._found.modules[name] = max(error, self._found.modules.get(name, 0.0))
 
     def _agree(self, inputs: list[Tensor], reference: list[Tensor]) -> bool:
         pairs = zip(inputs, reference, strict=False)
         return len(inputs) == len(reference) and all(
-            rows is not None and _error(tensor, rows) <= ROUNDING
+            rows is not None and _error(tensor, rows) <= self._rounding
             for tensor, rows in ((tensor, self._rows(tensor, whole)) for tensor, whole in pairs)
         )
 
@@ -133,9 +135,9 @@ def _error(tensor: Tensor, reference: Tensor) -> float:
 
 
 @contextmanager
-def _hooked(model: nn.Module, found: Trace) -> Iterator[_Hooks]:
-    names = {module: name for name, module in model.named_modules()}
-    hooks = _Hooks(found, names)
+def _hooked(runner: Runner, found: Trace) -> Iterator[_Hooks]:
+    names = {module: name for name, module in runner.model.named_modules()}
+    hooks = _Hooks(found, names, runner.limits.rounding)
     handles = []
     for module in names:
         handles.append(module.register_forward_pre_hook(hooks.before, with_kwargs=True))
@@ -147,13 +149,16 @@ def _hooked(model: nn.Module, found: Trace) -> Iterator[_Hooks]:
             handle.remove()
 
 
-def trace(runner: Runner, sizes: list[int]) -> Trace:
-    """Run the whole batch and its two parts of these sizes, forward only, and compare what every module did."""
+def trace(runner: Runner, sizes: list[int], held: frozenset[str] = frozenset()) -> Trace:
+    """Run the whole batch and its two parts of these sizes, forward only, and compare what every module did.
+
+    The state of the modules ``held`` is the same for both parts.
+    """
     found = Trace()
-    with _hooked(runner.model, found) as hooks:
-        found.whole = Run(runner.losses(runner.whole, seed=0), {})
+    with _hooked(runner, found) as hooks:
+        found.whole = Run(runner.losses(runner.whole, seed=0), {}, {})
         try:
-            found.split = Run(runner.losses(sizes, seed=0, starting=hooks.start), {})
+            found.split = Run(runner.losses(sizes, seed=0, starting=hooks.start, held=held), {}, {})
         except (ValueError, RuntimeError) as error:
             if classify_exception(error) is FailureKind.OUT_OF_MEMORY:
                 raise

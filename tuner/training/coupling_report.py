@@ -1,0 +1,223 @@
+"""What the check for coupled samples found, in figures and in words: what is at fault, and what to do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from tuner.training.coupling_errors import Run, Term, relative
+from tuner.training.coupling_precision import LIMITS, Limits, Precision
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """What makes a batch and its parts differ."""
+
+    kind: Literal["module", "state", "term", "gradient"]
+    """A module of the model, a module whose state every forward pass moves, a loss term, or, when losses agree, the
+    parameter whose gradient differs most."""
+    name: str
+    """Path of the module (empty for the model itself), name of the term, or path of the parameter."""
+    type_name: str | None
+    """Class of the module."""
+    error: float | None
+    """Relative error it shows by itself; infinite where a part was refused, none where only its type was looked at."""
+    remedy: str
+    """What to do."""
+
+
+Verdict = Literal["separate", "coupled", "not-compared"]
+"""Whether the loss is a sum over samples, couples them, or could not be compared with its parts."""
+
+
+@dataclass(frozen=True)
+class CouplingReport:
+    """A batch at once against its two parts."""
+
+    loss_error: float
+    """Largest relative error over the loss terms' sums and weights; not a number where nothing could be compared."""
+    gradient_error: float
+    """Largest relative error over the parameters, each on its own scale (see ``check_coupling``)."""
+    culprits: tuple[Culprit, ...]
+    """What is at fault, in the order of execution."""
+    train_mode: bool
+    """Whether the model was compared as it trains, but for dropout; in eval mode otherwise."""
+    samples: int
+    """Samples of the batch that was compared."""
+    problem: str | None = None
+    """Why the two could not be compared, where they could not."""
+    precision: Precision = "fp64"
+    """Arithmetic of the comparison."""
+    updates: int = 0
+    """Updates that were made before the comparison: a difference may show only in a model that has moved."""
+
+    @property
+    def limits(self) -> Limits:
+        """What passes as rounding."""
+        return LIMITS[self.precision]
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the figures mean. Not a number says nothing, unless something is at fault."""
+        errors = (self.loss_error, self.gradient_error)
+        if self.culprits or any(error > self.limits.largest_error for error in errors):
+            return "coupled"
+        if self.problem is not None:
+            return "not-compared"
+        return "coupled" if any(map(math.isnan, errors)) else "separate"
+
+    @property
+    def coupled(self) -> bool:
+        """Whether accumulation would not give the full batch's gradient."""
+        return self.verdict == "coupled"
+
+    @property
+    def message(self) -> str:
+        """One paragraph: the figures, what is at fault, and what to do."""
+        return " ".join([self._verdict(), *_described(self.culprits), *self._conditions()])
+
+    def _verdict(self) -> str:
+        if self.problem is not None:
+            return f"A batch of {self.samples} could not be compared with its parts: {self.problem}."
+        limit = self.limits.largest_error
+        after = f" after {self.updates} updates" if self.updates else ""
+        figures = (
+            f"A batch of {self.samples} and its two parts differ{after} by {self.loss_error:.1e} in the loss and "
+            f"{self.gradient_error:.1e} in the gradient (relative, in {self.precision}; the limit is {limit:.0e})"
+        )
+        if not self.coupled:
+            return f"{figures}: the loss is a sum over the samples."
+        if max(self.loss_error, self.gradient_error) <= limit:
+            return f"{figures}; accumulation would still not give the full batch's gradient in every update."
+        if all(culprit.kind == "state" for culprit in self.culprits):
+            return f"{figures}: the model keeps state, and accumulation would not give the full batch's gradient."
+        return f"{figures}: samples are coupled, and accumulation would not give the full batch's gradient."
+
+    def _conditions(self) -> list[str]:
+        if self.train_mode or self.problem is not None:
+            return []
+        return ["Compared in eval mode, where BatchNorm couples nothing: the model's randomness could not be silenced."]
+
+
+def _described(culprits: tuple[Culprit, ...]) -> list[str]:
+    """A sentence for each kind of culprit: the first by name, those that are like it by number."""
+    groups: dict[tuple[str, str | None, str], list[Culprit]] = {}
+    for culprit in culprits:
+        groups.setdefault((culprit.kind, culprit.type_name, culprit.remedy), []).append(culprit)
+    return [_sentence(group) for group in groups.values()]
+
+
+_KINDS = {
+    "module": "module",
+    "state": "the state of module",
+    "term": "loss term",
+    "gradient": "the gradient of",
+}
+
+
+def _sentence(group: list[Culprit]) -> str:
+    first, more = group[0], len(group) - 1
+    what = {"module": "module", "state": "the state of module", "term": "loss term", "gradient": "the gradient of"}[
+        first.kind
+    ]
+    name = f"`{first.name}`" if first.name else "(the model's own forward)"
+    notes = [] if first.type_name is None else [first.type_name]
+    notes += [f"{first.error:.1e}"] if first.error is not None and math.isfinite(first.error) else []
+    figures = f" ({', '.join(notes)})" if notes else ""
+    return f"At fault: {what} {name}{figures}{f' and {more} more like it' if more else ''}: {first.remedy}."
+
+
+# --- remedies --------------------------------------------------------------------------------------------------------
+
+_ALLOW = "or set allow_batch_coupling (`--allow-batch-coupling` on the command line)"
+_BATCH_NORM = (
+    "use GroupNorm or LayerNorm, or freeze its statistics (keep it in eval mode); SyncBatchNorm does not help, it "
+    "shares statistics between ranks and not between micro-batches"
+)
+_ROUTED = (
+    "tokens compete for the experts' capacity over the whole micro-batch: route without dropping tokens, give each "
+    f"sample its own capacity, {_ALLOW}"
+)
+_MODULE = f"its output for one sample depends on the others: compute it for each sample alone, {_ALLOW}"
+_MEAN = (
+    "it is a mean: return the sum over samples or tokens, not the mean, and their number as the weight (a penalty that "
+    "has no samples: weight 1, whatever the batch)"
+)
+_WEIGHT = "its weights do not add up: return as weight the number of samples or tokens that the loss is summed over"
+_BALANCE = (
+    "a load-balancing term is a statistic of the whole batch: make it a sum over tokens of a per-token quantity with "
+    f"its own weight, or accept balancing per micro-batch, as is usual, and to that end {_ALLOW.removeprefix('or ')}"
+)
+_TERM = (
+    "if it compares samples with each other (in-batch negatives), GradCache makes it exact: all representations "
+    "first, without a graph, then the gradient per micro-batch; if it is a statistic of the batch, make it a sum over "
+    f"samples, {_ALLOW}"
+)
+_GRADIENT = (
+    "the losses agree and the gradients do not: look for a custom backward pass, a detached statistic or a gradient "
+    f"hook that uses the whole batch, {_ALLOW}"
+)
+_ROUTING_WORDS = ("moe", "router", "expert", "switch", "sparse")
+_BALANCE_WORDS = ("aux", "router", "balanc", "load", "moe", "expert", "z_loss")
+
+
+_STATE = (
+    "every forward pass in training moves {names}, and the loss depends on it, so that an update of several "
+    "micro-batches differs from one of the full batch: keep this state fixed, move it once per update outside of the "
+    f"forward pass, {_ALLOW}"
+)
+
+
+def _names(words: tuple[str, ...], name: str) -> bool:
+    return any(word in name.lower() for word in words)
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """By class, or by the name of the class: libraries write their own."""
+    name = type(module).__name__.lower()
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) or ("batchnorm" in name and "frozen" not in name)  # noqa: SLF001 - torch names no public base of the BatchNorms
+
+
+def module_culprit(name: str, module: nn.Module, error: float | None) -> Culprit:
+    """A module whose output for a sample depends on the others."""
+    type_name = type(module).__name__
+    if is_batch_norm(module):
+        return Culprit("module", name, type_name, error, _BATCH_NORM)
+    return Culprit("module", name, type_name, error, _ROUTED if _names(_ROUTING_WORDS, type_name) else _MODULE)
+
+
+def state_culprit(name: str, module: nn.Module, state: tuple[str, ...], error: float) -> Culprit:
+    """A module whose own state, by these names, each forward pass moves."""
+    return Culprit("state", name, type(module).__name__, error, _STATE.format(names=", ".join(state)))
+
+
+def gradient_culprit(errors: dict[str, float]) -> Culprit:
+    """The parameter whose gradient differs most."""
+    name = max(errors, key=lambda name: errors[name])
+    return Culprit("gradient", name, None, errors[name], _GRADIENT)
+
+
+def term_culprit(name: str, whole: Run, split: Run, error: float, limits: Limits) -> Culprit:
+    """The remedy follows the evidence: the name, what the parts add up to, or nothing."""
+    if _names(_BALANCE_WORDS, name):
+        return Culprit("term", name, None, error, _BALANCE)
+    term, pieces = whole.terms().get(name), split.pieces(name)
+    if term is None:
+        return Culprit("term", name, None, error, _TERM)
+    if _is_mean(term, pieces, limits):
+        return Culprit("term", name, None, error, _MEAN)
+    sums_agree = relative(sum(piece.total for piece in pieces) - term.total, term.total) <= limits.largest_error
+    return Culprit("term", name, None, error, _WEIGHT if sums_agree else _TERM)
+
+
+def _is_mean(whole: Term, pieces: list[Term], limits: Limits) -> bool:
+    """Whether the whole's sum is the parts' mean, weighted by samples or by what they say they weigh."""
+    means = [
+        sum(piece.total * share for piece, share in zip(pieces, shares, strict=True)) / sum(shares)
+        for shares in ([float(piece.samples) for piece in pieces], [piece.weight for piece in pieces])
+        if sum(shares)
+    ]
+    return any(relative(mean - whole.total, whole.total) <= limits.largest_error for mean in means)
