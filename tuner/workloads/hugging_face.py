@@ -19,7 +19,10 @@ from tuner.workloads.base import (
     random_tokens,
     summed_cross_entropy,
 )
+from tuner.workloads.config_fields import check_fields
+from tuner.workloads.config_safety import check_config, check_model, offline
 from tuner.workloads.reference import NextTokenWorkload
+from tuner.workloads.transformers_import import forbid_hub_kernels
 
 TransformersConfig: TypeAlias = Any
 """A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
@@ -38,11 +41,6 @@ _AUTO_CLASSES: dict[TransformersTask, str] = {
 _FEWEST_CLASSES = 2
 _MASKLESS = {"fnet"}
 """Text encoders whose models take no attention mask: of the 316 that transformers 5.23 has for our tasks, FNet's."""
-_ATTENTION = "attn_implementation"
-_ALSO_TAKEN = {"decoder_start_token_id", _ATTENTION}
-"""What every configuration takes, though some, or all, tell none by default."""
-_ATTENTIONS = ("eager", "sdpa", "flex_attention")
-"""Those that come with torch. For others transformers may turn to a hub, from which nothing is to be downloaded."""
 
 
 class CausalWorkload(NextTokenWorkload):
@@ -116,30 +114,27 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
     """The transformers configuration of ``model``.
 
     Raises:
-        SpecError: for an unknown model type or field, a value the configuration refuses, a sequence longer than the
-            model's positions, or a single class.
+        SpecError: for an unknown model type or field, a field that leads to code or files elsewhere, a value that the
+            configuration refuses or that makes no model, a sequence longer than the model's positions, or a single
+            class.
     """
+    forbid_hub_kernels()
     from transformers import AutoConfig  # noqa: PLC0415 - takes a second to import, and only this kind needs it
 
     fields = dict(model.config)
     model_type = str(fields.pop("model_type"))
-    try:
-        default = AutoConfig.for_model(model_type)
-    except ValueError:
-        message = f"is not known to transformers; {_closest(model_type)}"
-        raise _problem("config.model_type", message, model_type) from None
-    unknown = [name for name in fields if not hasattr(default, name) and name not in _ALSO_TAKEN]
-    if unknown:
-        known = [name for name in vars(default) if not name.startswith("_")]
-        near = difflib.get_close_matches(unknown[0], known, n=3, cutoff=0.5)
-        hint = f"; near to it: {', '.join(near)}" if near else ""
-        raise _problem(f"config.{unknown[0]}", f"is not a field of {type(default).__name__}{hint}", fields[unknown[0]])
-    if fields.get(_ATTENTION) not in (None, *_ATTENTIONS):
-        raise _problem(f"config.{_ATTENTION}", f"must be one of {', '.join(_ATTENTIONS)}", fields[_ATTENTION])
-    try:
-        config = AutoConfig.for_model(model_type, **fields)
-    except Exception as error:  # noqa: BLE001 - each configuration class raises its own kinds of error
-        raise _problem("config", " ".join(str(error).split())) from None
+    with offline():
+        try:
+            default = AutoConfig.for_model(model_type)
+        except ValueError:
+            message = f"is not known to transformers; {_closest(model_type)}"
+            raise _problem("config.model_type", message, model_type) from None
+        check_fields(fields, type(default), default)
+        try:
+            config = AutoConfig.for_model(model_type, **fields)
+        except Exception as error:  # noqa: BLE001 - each configuration class raises its own kinds of error
+            raise _problem("config", " ".join(str(error).split())) from None
+    check_config(config)
     _check_positions(config, batch)
     _check_classes(config, model.task)
     return config
@@ -172,7 +167,8 @@ def _build_model(config: TransformersConfig, task: TransformersTask, *, recomput
 
     auto_class = getattr(transformers, _AUTO_CLASSES[task])
     try:
-        model: nn.Module = auto_class.from_config(config)
+        with offline():
+            model: nn.Module = auto_class.from_config(config, trust_remote_code=False)
     except ImportError as error:  # a package that this kind of model needs
         raise _problem("config", " ".join(str(error).split())) from None
     except ValueError as error:
@@ -181,6 +177,7 @@ def _build_model(config: TransformersConfig, task: TransformersTask, *, recomput
             message = f"transformers has no {_AUTO_CLASSES[task]} for {type(config).__name__}"
             raise _problem("task", message, task) from None
         raise _problem("config", message) from None
+    check_model(model)
     if recompute:
         _checkpoint_activations(model)
     return model.train()
