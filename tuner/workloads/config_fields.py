@@ -68,6 +68,8 @@ _SETTABLE = {"num_labels", "output_attentions", "rope_scaling", _EACH_LAYER}
 """Properties of every configuration that stand for a field."""
 _ALSO_TAKEN = {"decoder_start_token_id", ATTENTION, EXPERTS, "model_type"}
 """Accepted by every configuration, though some, or all, have no such attribute by default."""
+_UNDECLARED = {"head_dim", "rope_theta", "partial_rotary_factor"}
+"""Read by models (Qwen3-MoE, DBRX) whose configurations do not declare them, and in most published configurations."""
 _NEAR = 0.5
 
 _LARGEST = 2**31 - 1
@@ -159,7 +161,7 @@ def _named_values(value: object, path: str) -> Iterator[tuple[str, object, str]]
 
 
 def _require_field(name: str, value: object, config_class: ConfigClass, default: object, path: str) -> None:
-    if name in _ALSO_TAKEN or name in _REFUSED or name in config_class.attribute_map or (name, value) in _HARMLESS:
+    if name in {*_ALSO_TAKEN, *_REFUSED, *config_class.attribute_map} or (name, value) in _HARMLESS:
         return
     if _is_part_of_class(name, config_class):
         raise _problem(f"{path}.{name}", f"is no field but a part of the class {config_class.__name__}: leave it out")
@@ -167,6 +169,8 @@ def _require_field(name: str, value: object, config_class: ConfigClass, default:
         return
     if isinstance(inspect.getattr_static(config_class, name, None), property):
         return  # one that the class has a setter for
+    if name in _UNDECLARED and not hasattr(config_class, name):
+        return
     near = difflib.get_close_matches(name, known_fields(config_class, default), n=3, cutoff=_NEAR)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise _problem(f"{path}.{name}", f"is not a field of {config_class.__name__}{hint}", value)
