@@ -153,7 +153,7 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
     """Not a traceback from deep inside a reader."""
     trained(tmp_path, recommendation(), updates=1)
     (tmp_path / "checkpoints" / "update-00000001" / "state.pt").write_bytes(b"no checkpoint")
-    with pytest.raises(CheckpointError, match=r"update-00000001 cannot be read"):
+    with pytest.raises(CheckpointError, match=r"update-00000001 is damaged: state.pt"):
         loop_for(tmp_path, recommendation(), TrainingRequest()).resume()
 
 

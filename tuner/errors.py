@@ -18,8 +18,10 @@
        |- EstimateCancelledError  an estimate was ended on request
     |- ExportError          a recommendation cannot be exported as asked
     |- ServingError         the service cannot be served; raised by the command line in the service's words
+    |- StorageError         a disk has no room for a file; an OSError too
     |- TrainingError        a training run cannot start or go on
        |- CheckpointError   a checkpoint cannot be written, read, or does not belong to this run
+          |- DamagedCheckpointError   its files are not the ones that were written
        |- PeerError         another rank of the run failed
 """
 
@@ -132,12 +134,24 @@ class ServingError(BatchwrightError):
     """The service cannot be served as it was asked for."""
 
 
+class StorageError(BatchwrightError, OSError):
+    """A disk has no room for a file. ``errno`` tells a full disk, a quota and a limit on a file's size apart."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.errno = number
+
+
 class TrainingError(BatchwrightError):
     """A training run cannot start, or cannot go on."""
 
 
 class CheckpointError(TrainingError):
     """A checkpoint cannot be written or read, or belongs to another run."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint's files are incomplete, or differ from the ones that were written."""
 
 
 class PeerError(TrainingError):

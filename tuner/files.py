@@ -12,28 +12,39 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from tuner.disk_space import naming_full_disk, require_space
+
 _LOCK = ".lock"
 _POLL_SECONDS = 0.05
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
     """A path beside ``path`` to write to: what is there when the block ends well becomes ``path`` in one durable step.
 
     A reader, or a restart after a kill at any moment, sees the old file or the new one, never a part. What a killed
     process left of its own attempt at the same file is removed.
+
+    Args:
+        path: the file.
+        needed_bytes: its size, where that is known beforehand: nothing is written unless the disk has room for it.
+
+    Raises:
+        StorageError: when the disk has no room, with the path, the space needed and the space free.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield beside
-        with beside.open("rb") as stream:
-            os.fsync(stream.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    with naming_full_disk(path, needed_bytes or None):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(path)
+        require_space(path, needed_bytes)
+        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            yield beside
+            with beside.open("rb") as stream:
+                os.fsync(stream.fileno())
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+        sync_directory(path.parent)
 
 
 def _remove_leftovers(path: Path) -> None:
@@ -44,41 +55,56 @@ def _remove_leftovers(path: Path) -> None:
 
 
 @contextmanager
-def appearing_whole(path: Path) -> Iterator[BinaryIO]:
+def appearing_whole(path: Path, needed_bytes: int = 0) -> Iterator[BinaryIO]:
     """A stream whose content becomes ``path`` as with ``replacing``."""
-    with replacing(path) as beside, beside.open("wb") as stream:
+    with replacing(path, needed_bytes) as beside, beside.open("wb") as stream:
         yield stream
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Make ``content`` the content of ``path`` in one durable step."""
-    with appearing_whole(path) as stream:
-        stream.write(content.encode() if isinstance(content, str) else content)
+    """Make ``content`` the content of ``path`` in one durable step.
+
+    Raises:
+        StorageError: when the disk has no room, with the path, the space needed and the space free.
+    """
+    encoded = content.encode() if isinstance(content, str) else content
+    with appearing_whole(path, len(encoded)) as stream:
+        stream.write(encoded)
 
 
 @contextmanager
-def folder_appearing_whole(path: Path) -> Iterator[Path]:
+def folder_appearing_whole(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
     """A folder to write files into, which becomes ``path`` in one durable step when the block ends well.
 
     Args:
         path: a folder of this name is replaced; a kill at that moment leaves neither, so name one nothing relies on.
+        needed_bytes: the size of its files: nothing is written unless the disk has room for them.
+
+    Raises:
+        StorageError: when the disk has no room, with the path, the space needed and the space free.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.part")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
-    try:
-        yield beside
-    except BaseException:  # a full disk, say: what there is of it would only take more room
+    with naming_full_disk(path, needed_bytes or None):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.part")
         shutil.rmtree(beside, ignore_errors=True)
-        raise
-    for file in beside.iterdir():
-        with file.open("rb") as stream:
-            os.fsync(stream.fileno())
-    sync_directory(beside)
+        require_space(path, needed_bytes)
+        beside.mkdir()
+        try:
+            yield beside
+            _sync_files(beside)
+        except BaseException:  # a full disk, say: what there is of it would only take more room
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
     shutil.rmtree(path, ignore_errors=True)
     beside.rename(path)
     sync_directory(path.parent)
+
+
+def _sync_files(folder: Path) -> None:
+    for file in folder.iterdir():
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+    sync_directory(folder)
 
 
 def sync_directory(directory: Path) -> None:

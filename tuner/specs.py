@@ -63,18 +63,24 @@ class TransformersModel(Document):
         return config
 
 
+Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
+"""A width or a number of classes: kernels index with 32 bits."""
+Depth = Annotated[int, Field(ge=1, le=10_000)]
+"""A number of layers: ten times the deepest transformer that was published (DeepNet, 1000 layers, 2022)."""
+
+
 class Mlp(Document):
     """Linear layers with ReLU between them, and cross-entropy over the classes."""
 
     name: Literal["mlp"]
     """Selects this architecture."""
-    input_features: PositiveInt = 784
+    input_features: Size = 784
     """Features of one sample."""
-    hidden_features: PositiveInt = 1024
+    hidden_features: Size = 1024
     """Width of the hidden layers."""
-    hidden_layers: PositiveInt = 2
+    hidden_layers: Depth = 2
     """Number of hidden layers."""
-    classes: Annotated[int, Field(ge=2)] = 10
+    classes: Annotated[Size, Field(ge=2)] = 10
     """Number of classes."""
 
 
@@ -83,13 +89,13 @@ class ResNet(Document):
 
     name: Literal["resnet"]
     """Selects this architecture."""
-    width: PositiveInt = 64
+    width: Size = 64
     """Channels of the first stage; each further stage doubles them."""
-    blocks_per_stage: PositiveInt = 2
+    blocks_per_stage: Depth = 2
     """Basic blocks in each of the four stages (2 makes ResNet-18)."""
-    channels: PositiveInt = 3
+    channels: Size = 3
     """Channels of the input images."""
-    classes: Annotated[int, Field(ge=2)] = 1000
+    classes: Annotated[Size, Field(ge=2)] = 1000
     """Number of classes."""
 
 
@@ -98,13 +104,13 @@ class Gpt(Document):
 
     name: Literal["gpt"]
     """Selects this architecture."""
-    layers: PositiveInt = 4
+    layers: Depth = 4
     """Transformer blocks."""
-    heads: PositiveInt = 4
+    heads: Size = 4
     """Attention heads; must divide `width`."""
-    width: PositiveInt = 256
+    width: Size = 256
     """Embedding width."""
-    vocabulary_size: Annotated[int, Field(ge=2)] = 256
+    vocabulary_size: Annotated[Size, Field(ge=2)] = 256
     """Number of token ids; 256 for bytes."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Dropout probability after attention and after the feed-forward layer."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,19 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tuner.errors import CheckpointError
-from tuner.files import folder_appearing_whole, replacing, write_atomically
+from tuner.errors import CheckpointError, DamagedCheckpointError
+from tuner.files import folder_appearing_whole, replacing
+from tuner.training.checkpoint_files import (
+    Manifest,
+    check_files,
+    checkpoint_folder,
+    checkpoint_folders,
+    committed,
+    pointed_update,
+    read_manifest,
+    write_manifest,
+    write_pointer,
+)
 from tuner.training.runs import RunPaths
 
 State = dict[str, Any]
@@ -21,9 +33,18 @@ State = dict[str, Any]
 Weights = dict[str, Tensor]
 """Parameters and buffers by name, on the CPU."""
 
-_LAYOUT = 2
 _WEIGHTS = "model.safetensors"
 _STATE = "state.pt"
+
+
+@dataclass(frozen=True)
+class IntactCheckpoint:
+    """The newest checkpoint whose files are the ones that were written."""
+
+    update: int
+    """Updates that were made."""
+    notes: tuple[str, ...]
+    """A sentence for each newer one that is damaged, and for a pointer that cannot be read."""
 
 
 class Checkpoints:
@@ -42,12 +63,19 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, update: int, weights: Weights, state: State) -> Path:
-        """Write a run after ``update`` updates; it becomes the newest only once it is safely on the disk."""
-        path = self.directory / f"update-{update:08d}"
-        with folder_appearing_whole(path) as folder:
+        """Write a run after ``update`` updates; it becomes the newest only once it is safely on the disk.
+
+        Raises:
+            StorageError: when the disk has no room for it; those before it stay.
+        """
+        path = checkpoint_folder(self.directory, update)
+        needed = _bytes_of([weights[name] for name in own_names(weights)]) + _bytes_of(state)
+        with folder_appearing_whole(path, needed) as folder:
             write_weights(weights, folder / _WEIGHTS)
-            torch.save({"layout": _LAYOUT, "run": self.run, "update": update, "state": state}, folder / _STATE)
-        write_atomically(self._pointer, json.dumps({"update": update, "folder": path.name}))
+            with (folder / _STATE).open("wb") as stream:  # a stream's own error tells more than torch's for a path
+                torch.save(state, stream)
+            write_manifest(folder, self.run, update)
+        write_pointer(self._pointer, update)
         self._keep_up_to(path)
         return path
 
@@ -59,36 +87,77 @@ class Checkpoints:
             if path not in kept:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def newest(self) -> tuple[int, Weights, State] | None:
-        """The newest checkpoint's update, weights and state (on the CPU), or none when there is none yet.
+    def newest(self) -> IntactCheckpoint | None:
+        """The newest checkpoint that is intact, every file compared with its checksum; none when there is none yet.
 
         Raises:
-            CheckpointError: when it cannot be read, or belongs to another run.
+            CheckpointError: when there are checkpoints and none is intact, or it belongs to another run.
         """
-        if not self._pointer.exists():
-            return None
-        path = self._newest_folder()
-        try:
-            content = torch.load(path / _STATE, map_location="cpu", weights_only=True)
-            weights = safetensors.torch.load_file(path / _WEIGHTS)
-        except Exception as error:
-            raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
-        if content["layout"] != _LAYOUT:
-            raise CheckpointError(f"checkpoint {path} has layout {content['layout']}, this version reads {_LAYOUT}")
-        if content["run"] != self.run:
+        candidates = committed(self._pointer)
+        notes: list[str] = []
+        if self._pointer.exists() and pointed_update(self._pointer) is None:
+            notes.append(f"{self._pointer} cannot be read: the newest intact checkpoint is taken")
+        for update, folder in candidates.items():
+            try:
+                self._checked(update, folder)
+            except DamagedCheckpointError as error:
+                notes.append(f"checkpoint {checkpoint_folder(self.directory, update)} is damaged: {error}")
+            else:
+                newer = [*notes, f"the run goes on from the older checkpoint of update {update}"] if notes else []
+                return IntactCheckpoint(update, tuple(newer))
+        if notes:
             raise CheckpointError(
-                f"checkpoint {path} belongs to another run (another model, seed or effective batch): train into an "
+                f"no checkpoint in {self.directory} is intact: {'; '.join(notes)}. Put one back from a copy, or remove "
+                "the folder to begin anew"
+            )
+        return None
+
+    def _checked(self, update: int, folder: Path | None) -> Path:
+        """The folder of a checkpoint of this run that is intact."""
+        if folder is None:
+            raise DamagedCheckpointError("its folder is missing")
+        manifest = read_manifest(folder)
+        self._require_own(folder, manifest)
+        if manifest.update != update or not {_WEIGHTS, _STATE} <= set(manifest.files):
+            raise DamagedCheckpointError("its manifest is another checkpoint's")
+        check_files(folder, manifest)
+        return folder
+
+    def _require_own(self, folder: Path, manifest: Manifest) -> None:
+        if manifest.run != self.run:
+            raise CheckpointError(
+                f"checkpoint {folder} belongs to another run (another model, seed or effective batch): train into an "
                 "empty directory, or remove its checkpoints"
             )
-        return content["update"], weights, content["state"]
 
-    def _newest_folder(self) -> Path:
+    def load(self, update: int, *, checked: bool = False) -> tuple[Weights, State]:
+        """Weights and state (on the CPU) of a checkpoint.
+
+        Args:
+            update: which one.
+            checked: whether this process has just compared its files with their checksums.
+
+        Raises:
+            CheckpointError: when it is not there, damaged, cannot be read, or belongs to another run.
+        """
+        path = checkpoint_folder(self.directory, update)
         try:
-            return self.directory / str(json.loads(self._pointer.read_text())["folder"])
-        except (ValueError, KeyError):
-            raise CheckpointError(
-                f"{self._pointer} is not of this version: train into an empty directory, or remove its checkpoints"
-            ) from None
+            if not checked:
+                self._checked(update, checkpoint_folders(self.directory).get(update))
+            state = torch.load(path / _STATE, map_location="cpu", weights_only=True)
+            return safetensors.torch.load_file(path / _WEIGHTS), state
+        except Exception as error:
+            raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
+
+
+def _bytes_of(value: object) -> int:
+    """Bytes of the tensors in nested dicts, lists and tuples."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    parts: Iterable[object] = value.values() if isinstance(value, dict) else ()
+    if isinstance(value, (list, tuple)):
+        parts = value
+    return sum(map(_bytes_of, parts))
 
 
 def write_weights(weights: Weights, path: Path) -> None:
@@ -114,8 +183,12 @@ def own_names(weights: Weights) -> list[str]:
 
 
 def save_weights(weights: Weights, path: Path) -> str:
-    """Write the weights of a run as safetensors, whole or not at all; returns the file's SHA-256."""
-    with replacing(path) as beside:
+    """Write the weights of a run as safetensors, whole or not at all; returns the file's SHA-256.
+
+    Raises:
+        StorageError: when the disk has no room for them.
+    """
+    with replacing(path, _bytes_of([weights[name] for name in own_names(weights)])) as beside:
         write_weights(weights, beside)
         with beside.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()

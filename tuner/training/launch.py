@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from tuner.disk_space import free_bytes
 from tuner.errors import CheckpointError, PeerError, TrainingError
 from tuner.files import holding, tail, write_atomically
 from tuner.memory.environment import job_environment
@@ -17,8 +18,11 @@ from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.training.rank_processes import RankProcesses
 from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingProgress, TrainingResult, decisive
+from tuner.units import format_bytes
 
 _LOG_TAIL_BYTES = 4000
+_ROOM_FOR_A_RESULT = 64 * 1024
+"""Bytes that a process needs to say how it ended, generously."""
 _HELD_SECONDS = 10.0
 """How long a process of this run that is just being killed may take to be gone."""
 PEER_ERROR = f"{PeerError.__module__}.{PeerError.__qualname__}"
@@ -92,7 +96,6 @@ class TrainingProcess:
         for path in [*self.paths.failures, *self.paths.directory.glob(".rendezvous-*")]:
             path.unlink(missing_ok=True)
         self._log.forget_after(self.paths.checkpointed_update() or 0)
-        self._log.stay_within()
         self._ranks = self._starts() if self._starts else None
 
     def _refuse_another_run(self, recommendation: Recommendation, request: TrainingRequest) -> None:
@@ -187,13 +190,21 @@ class TrainingProcess:
         message = f"stopped while starting, {update} updates made"
         return TrainingResult(outcome=RunOutcome.STOPPED, message=message, updates=update)
 
+    def _full_disk(self) -> str:
+        """Name a full disk, on which the process could leave neither result nor log."""
+        free = free_bytes(self.paths.directory)
+        if free is None or free >= _ROOM_FOR_A_RESULT:
+            return ""
+        return f"; the disk of {self.paths.directory} is full ({format_bytes(free)} free): make room, and go on"
+
     def _crashed(self, rank: int, return_code: int) -> TrainingResult:
         ended = self._exit_of(return_code)
         progress = self._log.last_update()
         name = f"process of rank {rank}" if len(self.pids) > 1 else "process"
+        message = f"the training {name} was {ended.kind.value} ({ended.cause}) after update {progress}"
         return TrainingResult(
             outcome=RunOutcome.FAILED,
-            message=f"the training {name} was {ended.kind.value} ({ended.cause}) after update {progress}",
+            message=message + self._full_disk(),
             error_type=ended.cause,
             traceback=tail(self.paths.log, _LOG_TAIL_BYTES) or None,
             updates=progress,

@@ -163,23 +163,27 @@ class TrainingLoop:
         return canonical_json({**decisive(self.recommendation, self.request), "samples": len(self.data)})
 
     def resume(self) -> int | None:
-        """Go on from the newest checkpoint, if there is one; returns its update.
+        """Go on from the newest checkpoint that is intact, if there is one; returns its update.
+
+        Rank 0 compares the files with their checksums and chooses; the others take the one that it has chosen. A newer
+        one that is damaged is named in ``notes``.
 
         Raises:
-            CheckpointError: when it cannot be read or belongs to another run.
+            CheckpointError: when there are checkpoints and none is intact, or it belongs to another run.
+            PeerError: when another rank cannot read the checkpoint.
         """
+        first = not self.ranks.rank
         with self.device.without_limit():
-            found = self.checkpoints.newest()
-            seen = self.ranks.gather(found[0] if found else None)
-            if len(set(seen)) > 1:
-                raise CheckpointError(f"the ranks see different checkpoints in {self.paths.directory}: updates {seen}")
+            found = self.ranks.together(lambda: self.checkpoints.newest() if first else None)[0]
             if found is None:
                 return None
-            update, weights, state = found
-            self._restore(weights, state)
+            self.notes += found.notes
+            loaded: list[tuple[Weights, State]] = []
+            self.ranks.together(lambda: loaded.append(self.checkpoints.load(found.update, checked=first)))
+            self._restore(*loaded.pop())
             self._check_coupling()  # unless the checkpoint says that it was done
-        self._saved = update
-        return update
+        self._saved = found.update
+        return found.update
 
     def run(self, report: ProgressSink, should_stop: Callable[[], bool] = lambda: False) -> RunOutcome:
         """Train until all updates are made or ``should_stop`` answers true on a rank.

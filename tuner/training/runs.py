@@ -7,16 +7,20 @@ that a reader at any moment, after any kill, sees a consistent run.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import BinaryIO
 
 from pydantic import Field, ValidationError
 
+from tuner.disk_space import naming_full_disk
 from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.files import write_atomically
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
+from tuner.training.checkpoint_files import newest_update
 
 
 class RunOutcome(StrEnum):
@@ -194,8 +198,14 @@ class RunPaths:
         return self.directory / "largest-micro-batch.json"
 
     def bound(self) -> int | None:
-        """Samples in the largest micro-batch that may still be tried; none when none has failed."""
-        return int(json.loads(self.lowered.read_text())["samples"]) if self.lowered.exists() else None
+        """Samples in the largest micro-batch that may still be tried; none when none has failed, or it is not known.
+
+        A file that cannot be read costs time, not the run: a micro-batch that does not fit lowers the bound again.
+        """
+        try:
+            return max(1, int(json.loads(self.lowered.read_bytes())["samples"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def lower_bound(self, samples: int) -> None:
         """Go on with micro-batches of at most ``samples``."""
@@ -211,23 +221,37 @@ class RunPaths:
         return sorted(self.directory.glob("failure-*.json"), key=lambda path: path.stat().st_mtime_ns)
 
     def checkpointed_update(self) -> int | None:
-        """The update of the newest checkpoint, from which a process will go on; none when there is none yet."""
-        if not self.newest_checkpoint.exists():
-            return None
-        return int(json.loads(self.newest_checkpoint.read_text())["update"])
+        """The update of the newest checkpoint, from which a process will go on; none when there is none yet.
+
+        Its files are not read: where they turn out to be damaged, the process goes on from an older one.
+        """
+        return newest_update(self.newest_checkpoint)
 
 
 class ProgressLog:
-    """The updates of a run in a file: appended by the training process, followed by whoever started it."""
+    """The updates of a run in a file: appended by the training process, followed by whoever started it.
+
+    Lines are dropped by replacing the file. A follower notices, and goes on where the new file parts from the old one.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._passed: list[int] = []
+        """A hash of every line that was passed."""
         self._read = 0
+        """Bytes of these lines."""
+        self._file: int | None = None
+        """The inode of the file that they were read from."""
 
     def append(self, progress: TrainingProgress) -> None:
-        """One more line."""
-        with self.path.open("a") as stream:
-            stream.write(progress.model_dump_json() + "\n")
+        """One more line.
+
+        Raises:
+            StorageError: when the disk has no room for it.
+        """
+        line = progress.model_dump_json() + "\n"
+        with naming_full_disk(self.path, len(line)), self.path.open("a") as stream:
+            stream.write(line)
 
     def forget_after(self, update: int) -> None:
         """Drop the lines of updates that will be made again, and a line that a kill cut short."""
@@ -240,31 +264,52 @@ class ProgressLog:
 
     def skip_to_end(self) -> None:
         """Let ``new_lines`` begin with what is appended from now on."""
-        self._read = self.path.stat().st_size if self.path.exists() else 0
+        self._new()
 
     def skip_past(self, update: int) -> None:
         """Let ``new_lines`` begin with the first one after ``update``."""
-        self._read = 0
-        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-        for line in lines:
+        self._passed, self._read = [], 0
+        for line in self._lines():
             if _update_of(line) > update:
                 return
-            self._read += len(line)
-
-    def stay_within(self) -> None:
-        """Let ``new_lines`` go on after lines were dropped."""
-        self._read = min(self._read, self.path.stat().st_size if self.path.exists() else 0)
+            self._pass(line)
 
     def new_lines(self) -> list[TrainingProgress]:
-        """Updates appended since the last call; a line that is still being written waits for the next."""
+        """Updates appended since the last call; a line that is still being written waits for the next.
+
+        Where lines were dropped, those that are made again are told again.
+        """
+        return [TrainingProgress.model_validate_json(line) for line in self._new()]
+
+    def _new(self) -> list[bytes]:
+        lines = self._lines()
+        for line in lines:
+            self._pass(line)
+        return lines
+
+    def _pass(self, line: bytes) -> None:
+        self._passed.append(hash(line))
+        self._read += len(line)
+
+    def _lines(self) -> list[bytes]:
+        """The whole lines that were not passed yet."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as stream:
+            status = os.fstat(stream.fileno())
+            if status.st_ino != self._file or status.st_size < self._read:
+                self._file = status.st_ino
+                self._go_back_to_common_lines(stream)
             stream.seek(self._read)
-            content = stream.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self._read += len(whole)
-        return [TrainingProgress.model_validate_json(line) for line in whole.splitlines()]
+            return [line for line in stream if line.endswith(b"\n")]
+
+    def _go_back_to_common_lines(self, stream: BinaryIO) -> None:
+        """Pass only the lines with which another file of the same run begins as the one before."""
+        passed, self._passed, self._read = self._passed, [], 0
+        for line, known in zip(stream, passed, strict=False):
+            if hash(line) != known:
+                return
+            self._pass(line)
 
     def last_update(self) -> int:
         """The newest update logged; 0 when there is none."""

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -112,11 +113,25 @@ def _train(paths: RunPaths, stop: StopRequest, course: Course) -> None:
     course.ranks = join_ranks(course.device.torch_device)
     loop = course.loop = TrainingLoop(recommendation, request, paths, course.device, course.ranks)
     course.resumed_from = loop.resume()
+    if not course.ranks.rank:
+        _log_notes(loop.notes)
     outcome = _run(loop, paths, stop, course.resumed_from or 0)
     if outcome is RunOutcome.SUCCEEDED:
         course.weights_sha256 = loop.save_weights()
     course.outcome = outcome
     course.ranks.close()
+
+
+def _log(text: str) -> None:
+    """Write to the run's log, which may be on a full disk: then the text is in the result alone."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the run's log
+
+
+def _log_notes(notes: list[str]) -> None:
+    """Write what the user should know of the run to its log at once: the result has it only at the end."""
+    for note in notes:
+        _log(f"note: {note}")
 
 
 def _run(loop: TrainingLoop, paths: RunPaths, stop: StopRequest, resumed_from: int) -> RunOutcome:
@@ -177,7 +192,7 @@ def main(arguments: list[str]) -> int:
         return _train_beside(paths, stop)
     with holding(paths.directory, _HELD_SECONDS) as alone:
         if not alone:  # the files are another process's to write: nothing but the log may be touched
-            print(f"another process trains in {paths.directory}", file=sys.stderr)  # noqa: T201 - the run's log
+            _log(f"another process trains in {paths.directory}")
             return 1
         return _train_alone(paths, stop)
 
@@ -203,7 +218,7 @@ def _train_beside(paths: RunPaths, stop: StopRequest) -> int:
 
 def _exit_status(result: TrainingResult) -> int:
     if result.outcome is RunOutcome.FAILED:
-        print(result.traceback or result.message, file=sys.stderr)  # noqa: T201 - this is the run's log
+        _log(result.traceback or result.message)
     return int(result.outcome is RunOutcome.FAILED)
 
 

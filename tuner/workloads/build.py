@@ -7,7 +7,7 @@ from typing import assert_never
 import torch
 from torch import nn
 
-from tuner.errors import FieldProblem, SpecError, WorkloadError
+from tuner.errors import BatchwrightError, FieldProblem, SpecError, WorkloadError
 from tuner.results import ModelSummary
 from tuner.specs import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.workloads.base import Workload
@@ -75,8 +75,15 @@ def check_workload(spec: WorkloadSpec) -> None:
     workload = build_workload(spec)
     if isinstance(spec.model, PythonModel):
         return  # user code may read files or compute with its tensors while it builds: only the first probe can tell
-    with torch.device("meta"):
-        build_model(spec, workload)
+    try:
+        with torch.device("meta"):
+            build_model(spec, workload)
+    except BatchwrightError:
+        raise
+    except Exception as error:  # noqa: BLE001 - no memory is asked for: whatever it is comes from the spec's sizes
+        field = "model.config" if isinstance(spec.model, TransformersModel) else "model.architecture"
+        message = f"is of a model that cannot be built: {type(error).__name__}: {' '.join(str(error).split())}"
+        raise SpecError([FieldProblem(field, message)]) from None
 
 
 def summarize(model: nn.Module) -> ModelSummary:

@@ -19,7 +19,19 @@ from tuner.workloads.base import (
     random_tokens,
     summed_cross_entropy,
 )
+from tuner.workloads.config_fields import check_fields
+from tuner.workloads.config_safety import check_config, check_model, offline
 from tuner.workloads.reference import NextTokenWorkload
+from tuner.workloads.routers import (
+    ROUTER_TERM,
+    require_router_fields,
+    require_router_loss,
+    router_coefficient,
+    router_loss,
+    untrained,
+    wants_router_loss,
+)
+from tuner.workloads.transformers_import import forbid_hub_kernels
 
 TransformersConfig: TypeAlias = Any
 """A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
@@ -36,13 +48,10 @@ _AUTO_CLASSES: dict[TransformersTask, str] = {
 }
 
 _FEWEST_CLASSES = 2
+_FEWEST_TOKENS = 2
+"""Of a sample with a next token to predict."""
 _MASKLESS = {"fnet"}
 """Text encoders whose models take no attention mask: of the 316 that transformers 5.23 has for our tasks, FNet's."""
-_ATTENTION = "attn_implementation"
-_ALSO_TAKEN = {"decoder_start_token_id", _ATTENTION}
-"""What every configuration takes, though some, or all, tell none by default."""
-_ATTENTIONS = ("eager", "sdpa", "flex_attention")
-"""Those that come with torch. For others transformers may turn to a hub, from which nothing is to be downloaded."""
 
 
 class CausalWorkload(NextTokenWorkload):
@@ -54,6 +63,9 @@ class CausalWorkload(NextTokenWorkload):
         config: the model's configuration.
     """
 
+    takes_mask = False
+    """Whether batches have an ``attention_mask``: a causal model never looks at padding on the right."""
+
     def __init__(self, build: Callable[[], nn.Module], length: int, config: TransformersConfig) -> None:
         super().__init__(build, length, _vocabulary_size(config))
         self.config = config
@@ -62,6 +74,55 @@ class CausalWorkload(NextTokenWorkload):
         """``(n, s, vocabulary_size)``, without the key-value cache of generation."""
         logits: Tensor = model(input_ids=batch["input_ids"], use_cache=False).logits
         return logits
+
+
+class RoutedWorkload(CausalWorkload):
+    """Next-token prediction with a mixture of experts whose routers are trained to balance their load.
+
+    The routers' loss, times its coefficient, is a term of its own, weighted by the tokens that are no padding. With one
+    micro-batch in an update the loss is the one that transformers computes.
+    """
+
+    takes_mask = True
+    """Padding must not be balanced."""
+
+    def __init__(self, build: Callable[[], nn.Module], length: int, config: TransformersConfig) -> None:
+        super().__init__(build, length, config)
+        self._coefficient = router_coefficient(config)
+
+    def make_batch(self, size: int) -> dict[str, Tensor]:
+        """Random samples, full-length but for a token of padding in the first: a mask that masks nothing is dropped."""
+        batch = super().make_batch(size)
+        if self._length > _FEWEST_TOKENS:
+            batch["attention_mask"][0, -1] = 0
+            batch["labels"][0, -1] = IGNORED_LABEL
+        return batch
+
+    def collate(self, samples: list[Tensor]) -> dict[str, Tensor]:
+        """Pad on the right with ignored labels, under a mask."""
+        mask = nn.utils.rnn.pad_sequence([torch.ones_like(sample) for sample in samples], batch_first=True)
+        return {**super().collate(samples), "attention_mask": mask}
+
+    def loss_terms(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
+        """Two terms, ``next_token`` and ``router_aux_loss``."""
+        mask = batch.get("attention_mask")
+        output = model(input_ids=batch["input_ids"], attention_mask=mask, use_cache=False, output_router_logits=True)
+        labels = batch["labels"][:, 1:]
+        tokens = _tokens(batch)
+        return {
+            "next_token": (summed_cross_entropy(output.logits[:, :-1], labels), counted(labels)),
+            ROUTER_TERM: (router_loss(output).float() * self._coefficient * tokens, tokens),
+        }
+
+    def loss_weights(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
+        """Target tokens, and all tokens that are no padding."""
+        return {**super().loss_weights(batch), ROUTER_TERM: float(_tokens(batch))}
+
+
+def _tokens(batch: Mapping[str, Tensor]) -> Tensor:
+    """How many tokens of a batch are no padding: a scalar on their device."""
+    mask = batch.get("attention_mask")
+    return (torch.ones_like(batch["input_ids"]) if mask is None else mask).sum()
 
 
 class LabelledWorkload:
@@ -116,30 +177,28 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
     """The transformers configuration of ``model``.
 
     Raises:
-        SpecError: for an unknown model type or field, a value the configuration refuses, a sequence longer than the
-            model's positions, or a single class.
+        SpecError: for an unknown model type or field, a field that leads to code or files elsewhere, a value that the
+            configuration refuses or that makes no model, a sequence longer than the model's positions, or a single
+            class.
     """
+    forbid_hub_kernels()
     from transformers import AutoConfig  # noqa: PLC0415 - takes a second to import, and only this kind needs it
 
     fields = dict(model.config)
     model_type = str(fields.pop("model_type"))
-    try:
-        default = AutoConfig.for_model(model_type)
-    except ValueError:
-        message = f"is not known to transformers; {_closest(model_type)}"
-        raise _problem("config.model_type", message, model_type) from None
-    unknown = [name for name in fields if not hasattr(default, name) and name not in _ALSO_TAKEN]
-    if unknown:
-        known = [name for name in vars(default) if not name.startswith("_")]
-        near = difflib.get_close_matches(unknown[0], known, n=3, cutoff=0.5)
-        hint = f"; near to it: {', '.join(near)}" if near else ""
-        raise _problem(f"config.{unknown[0]}", f"is not a field of {type(default).__name__}{hint}", fields[unknown[0]])
-    if fields.get(_ATTENTION) not in (None, *_ATTENTIONS):
-        raise _problem(f"config.{_ATTENTION}", f"must be one of {', '.join(_ATTENTIONS)}", fields[_ATTENTION])
-    try:
-        config = AutoConfig.for_model(model_type, **fields)
-    except Exception as error:  # noqa: BLE001 - each configuration class raises its own kinds of error
-        raise _problem("config", " ".join(str(error).split())) from None
+    with offline():
+        try:
+            default = AutoConfig.for_model(model_type)
+        except ValueError:
+            message = f"is not known to transformers; {_closest(model_type)}"
+            raise _problem("config.model_type", message, model_type) from None
+        check_fields(fields, type(default), default)
+        try:
+            config = AutoConfig.for_model(model_type, **fields)
+        except Exception as error:  # noqa: BLE001 - each configuration class raises its own kinds of error
+            raise _problem("config", " ".join(str(error).split())) from None
+    check_config(config)
+    require_router_fields(fields, config)
     _check_positions(config, batch)
     _check_classes(config, model.task)
     return config
@@ -172,7 +231,8 @@ def _build_model(config: TransformersConfig, task: TransformersTask, *, recomput
 
     auto_class = getattr(transformers, _AUTO_CLASSES[task])
     try:
-        model: nn.Module = auto_class.from_config(config)
+        with offline():
+            model: nn.Module = auto_class.from_config(config, trust_remote_code=False)
     except ImportError as error:  # a package that this kind of model needs
         raise _problem("config", " ".join(str(error).split())) from None
     except ValueError as error:
@@ -181,6 +241,9 @@ def _build_model(config: TransformersConfig, task: TransformersTask, *, recomput
             message = f"transformers has no {_AUTO_CLASSES[task]} for {type(config).__name__}"
             raise _problem("task", message, task) from None
         raise _problem("config", message) from None
+    check_model(model)
+    if wants_router_loss(config):
+        require_router_loss(model)
     if recompute:
         _checkpoint_activations(model)
     return model.train()
@@ -228,8 +291,10 @@ def transformers_workload(model: TransformersModel, batch: BatchSpec, *, recompu
     def build() -> nn.Module:
         return _build_model(config, model.task, recompute=recompute)
 
+    if model.task != "causal-lm" and wants_router_loss(config):
+        raise untrained(config, f"that is done for causal-lm, not for {model.task}")
     if model.task == "causal-lm":
-        return CausalWorkload(build, length, config)
+        return (RoutedWorkload if wants_router_loss(config) else CausalWorkload)(build, length, config)
     if model.task == "image-classification":
         inputs = _image_inputs(config, batch)
     else:

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+_HUB_KERNELS = "USE_HUB_KERNELS"
+
+
+def forbid_hub_kernels() -> None:
+    """Have transformers build models of its own code alone, where the package `kernels` is installed too.
+
+    Some models (Mamba, Falcon-H1) fetch kernels from a hub when they are imported, built or run. Takes effect before
+    transformers is imported; whoever sets ``USE_HUB_KERNELS`` decides otherwise.
+    """
+    os.environ.setdefault(_HUB_KERNELS, "0")
 
 
 def import_transformers() -> None:
@@ -17,6 +29,7 @@ def import_transformers() -> None:
     Raises:
         ImportError: when it is missing or broken.
     """
+    forbid_hub_kernels()
     transformers = importlib.import_module("transformers")
     utils = importlib.import_module("transformers.utils.import_utils")
     found = getattr(utils, "define_import_structure", None)

@@ -18,7 +18,7 @@ from tuner.training.data.rows import Rows, read_rows
 from tuner.training.data.seeding import generator_of
 from tuner.training.data.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
 from tuner.workloads.base import IGNORED_LABEL, Sample, Workload
-from tuner.workloads.hugging_face import LabelledWorkload
+from tuner.workloads.hugging_face import CausalWorkload, LabelledWorkload
 from tuner.workloads.reference import NextTokenWorkload
 
 _MASKED_SHARE, _MASK_SHARE, _RANDOM_SHARE = 0.15, 0.8, 0.1
@@ -59,7 +59,7 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload) -> T
     padding = padding_id(tokenizer, config)
     rows, encode = _PREPARATIONS[task](data, tokenizer, config)
     samples = RecordSamples(rows, _never_empty(encode, padding))
-    masked = isinstance(workload, LabelledWorkload) and workload.takes_mask
+    masked = isinstance(workload, (CausalWorkload, LabelledWorkload)) and workload.takes_mask
     return TrainingData(samples, PaddedCollation(padding, length if spec.compile else None, masked=masked))
 
 

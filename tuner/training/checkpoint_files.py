@@ -1,0 +1,167 @@
+"""The files of a run's checkpoints: which there are, and whether they still are what was written. No torch.
+
+A checkpoint is a folder that appears whole, with a manifest of its files' sizes and SHA-256. A pointer beside the
+folders names the newest one that was committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tuner.documents import Document, NonNegativeInt
+from tuner.errors import CheckpointError, DamagedCheckpointError
+from tuner.files import write_atomically
+
+_LAYOUT = 3
+_MANIFEST = "manifest.json"
+_FOLDER = re.compile(r"update-(\d{8,})")
+
+
+class FileDigest(Document):
+    """One file of a checkpoint as it was written."""
+
+    size_bytes: NonNegativeInt
+    """Its size."""
+    sha256: str
+    """SHA-256 of its content, in hexadecimal."""
+
+
+class Manifest(Document):
+    """A checkpoint, described by the process that wrote it."""
+
+    run: str
+    """The run it belongs to: everything that the weights depend on."""
+    update: NonNegativeInt
+    """Optimizer updates that were made."""
+    files: dict[str, FileDigest]
+    """Its files by name, the manifest apart."""
+
+
+def checkpoint_folder(directory: Path, update: int) -> Path:
+    """The folder of the checkpoint after ``update`` updates."""
+    return directory / f"update-{update:08d}"
+
+
+def checkpoint_folders(directory: Path) -> dict[int, Path]:
+    """The folders of checkpoints in ``directory`` by update, the newest first. They may be damaged."""
+    named = [(_FOLDER.fullmatch(path.name), path) for path in directory.glob("update-*")]
+    found = {int(match[1]): path for match, path in named if match}
+    return dict(sorted(found.items(), reverse=True))
+
+
+# --- the manifest ----------------------------------------------------------------------------------------------------
+
+
+def write_manifest(folder: Path, run: str, update: int) -> None:
+    """Describe the files that ``folder`` holds, read back from it."""
+    manifest = Manifest(run=run, update=update, files={it.name: _digest(it) for it in sorted(folder.iterdir())})
+    content = manifest.model_dump(mode="json")
+    document = {"layout": _LAYOUT, "manifest": content, "sha256": _sha256_of(content)}
+    write_atomically(folder / _MANIFEST, json.dumps(document, indent=2))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        DamagedCheckpointError: when it is missing, or not the one that was written.
+        CheckpointError: when it has another layout than this version reads.
+    """
+    try:
+        document = json.loads((folder / _MANIFEST).read_bytes())
+        layout, content = document["layout"], document["manifest"]
+        intact = document["sha256"] == _sha256_of(content)
+        manifest = Manifest.model_validate(content) if layout == _LAYOUT and intact else None
+    except FileNotFoundError:
+        raise DamagedCheckpointError(f"{_MANIFEST} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        raise DamagedCheckpointError(f"{_MANIFEST} cannot be read: {_line(error)}") from None
+    if not intact:
+        raise DamagedCheckpointError(f"{_MANIFEST} is not the one that was written (its SHA-256 differs)")
+    if manifest is None:
+        raise CheckpointError(f"checkpoint {folder} has layout {layout}, this version reads {_LAYOUT}")
+    return manifest
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Compare the files of a checkpoint with its manifest, a block at a time.
+
+    Raises:
+        DamagedCheckpointError: naming the first file that is missing, cannot be read, or differs.
+    """
+    for name, written in manifest.files.items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+            if size != written.size_bytes:
+                raise DamagedCheckpointError(f"{name} has {size} bytes instead of {written.size_bytes}")
+            found = _digest(path)
+        except OSError as error:
+            raise DamagedCheckpointError(f"{name} cannot be read: {_line(error)}") from None
+        if found != written:
+            raise DamagedCheckpointError(f"{name} is not what was written (its SHA-256 differs)")
+
+
+def _digest(path: Path) -> FileDigest:
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return FileDigest(size_bytes=stream.tell(), sha256=digest)
+
+
+def _sha256_of(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+# --- the pointer -----------------------------------------------------------------------------------------------------
+
+
+def write_pointer(pointer: Path, update: int) -> None:
+    """Commit the checkpoint of ``update`` as the newest."""
+    write_atomically(pointer, json.dumps({"update": update, "folder": checkpoint_folder(pointer.parent, update).name}))
+
+
+def committed(pointer: Path) -> dict[int, Path | None]:
+    """The folders that a run may go on from, by update, the newest first; none is looked into.
+
+    The one that the pointer names is the first, with no folder where it is missing. Newer ones were never committed.
+    A pointer that cannot be read hides nothing: then all folders are there.
+    """
+    if not pointer.exists():
+        return {}
+    folders = checkpoint_folders(pointer.parent)
+    named = pointed_update(pointer)
+    if named is None:
+        return dict(folders)
+    return {named: folders.get(named)} | {update: path for update, path in folders.items() if update < named}
+
+
+def pointed_update(pointer: Path) -> int | None:
+    """The update that the pointer names; none when there is no pointer, or it cannot be read."""
+    try:
+        update = json.loads(pointer.read_bytes())["update"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return update if isinstance(update, int) and not isinstance(update, bool) and update >= 0 else None
+
+
+def newest_update(pointer: Path) -> int | None:
+    """The update of the newest checkpoint that is there with its manifest; none when there is none yet.
+
+    The files are not compared with the manifest, which takes a while: a run may have to go on from an older one.
+    """
+    for update, folder in committed(pointer).items():
+        try:
+            if folder is not None and read_manifest(folder).update == update:
+                return update
+        except CheckpointError:
+            continue
+    return None

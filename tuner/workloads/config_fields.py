@@ -1,0 +1,260 @@
+"""The fields that a spec gives a transformers configuration: which may be given, and which numbers make sense.
+
+A configuration object takes any name and lets most values pass: private names, names of its own methods, negative
+numbers of layers. Here every name has to be a field of its class, at every depth, and none may lead to a file or a hub.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+from tuner.errors import FieldProblem, SpecError
+
+ConfigClass: TypeAlias = Any
+"""A subclass of ``transformers.PreTrainedConfig``; transformers ships no usable types."""
+Fields: TypeAlias = "Mapping[str, Any]"
+"""Names and values as the spec has them."""
+
+ATTENTION, EXPERTS = "attn_implementation", "experts_implementation"
+IMPLEMENTATIONS = {
+    ATTENTION: ("eager", "sdpa", "flex_attention"),
+    EXPERTS: ("eager", "batched_mm", "grouped_mm"),
+}
+"""Those that come with torch. For others transformers may turn to a hub, from which nothing is to be downloaded."""
+_LOADS = "would load code, weights or files that the spec does not hold; leave it out"
+_THROUGH_TIMM = "would load a backbone through timm or a hub: describe it under `backbone_config` instead"
+_PRECISION = "is decided by the spec's `precision`; leave it out"
+_QUANTIZED = (
+    "has no effect on a model with random weights, which is built unquantised; for a quantised one write a `python` "
+    "workload"
+)
+_REFUSED = {
+    "auto_map": _LOADS,
+    "trust_remote_code": _LOADS,
+    "code_revision": _LOADS,
+    "custom_pipelines": _LOADS,
+    "name_or_path": _LOADS,
+    "pretrained_model_name_or_path": _LOADS,
+    "pretrained_cfg": _LOADS,
+    "checkpoint_path": _LOADS,
+    "kernel_config": _LOADS,
+    "use_kernels": _LOADS,
+    "model_args": _THROUGH_TIMM,
+    "backbone": _THROUGH_TIMM,
+    "backbone_kwargs": _THROUGH_TIMM,
+    "timm_kwargs": _THROUGH_TIMM,
+    "use_timm_backbone": _THROUGH_TIMM,
+    "use_pretrained_backbone": _THROUGH_TIMM,
+    "quantization_config": _QUANTIZED,
+    "compression_config": _QUANTIZED,
+    "dtype": _PRECISION,
+    "torch_dtype": _PRECISION,
+}
+"""At any depth, unless the value is null, false or empty."""
+_HARMLESS = (("dtype", "float32"), ("torch_dtype", "float32"), ("_name_or_path", ""))
+"""In which a model is built before `precision` has its way; and the name of no model, as transformers writes it."""
+_TIMM_BACKBONE = ("timm_backbone", "backbone")
+"""Names an architecture in a configuration of timm's, and not weights: the built configuration is checked for it."""
+_LABELS = {"id2label", "label2id"}
+"""Their keys are the user's own words."""
+_EACH_LAYER = "per_layer_config"
+_SETTABLE = {"num_labels", "output_attentions", "rope_scaling", _EACH_LAYER}
+"""Properties of every configuration that stand for a field."""
+_ALSO_TAKEN = {"decoder_start_token_id", ATTENTION, EXPERTS, "model_type"}
+"""Accepted by every configuration, though some, or all, have no such attribute by default."""
+_UNDECLARED = {"head_dim", "rope_theta", "partial_rotary_factor"}
+"""Read by models (Qwen3-MoE, DBRX) whose configurations do not declare them, and in most published configurations."""
+_NEAR = 0.5
+
+_LARGEST = 2**31 - 1
+"""Sizes above are no model's: kernels index with 32 bits."""
+_MOST_LAYERS = 10_000
+"""Ten times the deepest transformer that was published (DeepNet, 1000 layers, 2022)."""
+_MOST_LABELS = 1_000_000
+"""A configuration keeps a name for each."""
+_IDENTIFIER = re.compile(r"(_ids?|_index|_idx|_indices|_indexes)$")
+_LAYERS = re.compile(r"^(n|num)_((encoder|decoder|hidden|transformer)_)?(layers?|blocks)$|^(encoder|decoder)_layers$")
+_SIZE = re.compile(
+    r"^(n|num)_(\w+_)?(heads?|embd|embed|inner|positions|channels|experts(_per_tok)?|local_experts|classes|labels)$"
+    r"|^(encoder|decoder)_(attention_heads|ffn_dim)$"
+    r"|(^|_)(size|dim|d_model|d_ff|d_inner|d_kv|ffn_dim|head_dim)$|^(vocab_size|max_position_embeddings)$"
+)
+_MAY_BE_ZERO = re.compile(r"experts|shared|bucket|cache|chunk|window|type_vocab_size|crop|pad|rotary")
+"""Of what a model may do without."""
+
+
+def check_fields(fields: Fields, config_class: ConfigClass, default: Any, path: str = "config") -> None:  # noqa: ANN401 - a config
+    """Refuse fields that the configuration does not have, that lead elsewhere, or whose numbers make no model.
+
+    Args:
+        fields: what the spec gives, without ``model_type`` at the top.
+        config_class: the class of the configuration.
+        default: one with its default values.
+        path: of the fields in the spec's model.
+
+    Raises:
+        SpecError: naming the first field at fault.
+    """
+    _refuse_loading(fields, path)
+    for name, value in fields.items():
+        at = f"{path}.{name}"
+        _require_field(name, value, config_class, default, path)
+        if name == _EACH_LAYER and isinstance(value, Mapping):
+            for layer, inner in value.items():
+                _check_layer(inner, config_class, default, f"{at}.{layer}")
+        else:
+            usual = _value_of(default, name)
+            _check_numbers(name, value, usual, at)
+            _check_nested(value, usual, at)
+
+
+def _value_of(config: object, name: str) -> object:
+    """A field's value; none where there is none, or where each layer has one of its own."""
+    with suppress(AttributeError, RuntimeError):
+        return getattr(config, name)
+    return None
+
+
+def _check_layer(fields: object, config_class: ConfigClass, default: object, path: str) -> None:
+    """Check the fields that one layer has of its own; `skip` lists its parts to leave out."""
+    if isinstance(fields, Mapping):
+        check_fields({name: it for name, it in fields.items() if name != "skip"}, config_class, default, path)
+
+
+def _problem(field: str, message: str, value: object = "") -> SpecError:
+    return SpecError([FieldProblem(f"model.{field}", message, "" if isinstance(value, (dict, list)) else str(value))])
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def _refuse_loading(value: object, path: str) -> None:
+    """Refuse private names, and those that lead to code or files, at any depth of what the spec gives."""
+    for name, inner, at in _named_values(value, path):
+        if (name, inner) in _HARMLESS:
+            continue
+        if name.startswith("_"):
+            raise _problem(at, "is private to transformers: leave it out", inner)
+        if name in _REFUSED and inner:
+            raise _problem(at, _REFUSED[name], inner)
+        if name in IMPLEMENTATIONS:
+            _check_implementation(name, inner, at)
+
+
+def _named_values(value: object, path: str) -> Iterator[tuple[str, object, str]]:
+    """Every name in nested dicts and lists with its value and its path; labels, and timm's own names, apart."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if (value.get("model_type"), name) != _TIMM_BACKBONE:
+                yield str(name), inner, f"{path}.{name}"
+            if name not in _LABELS:
+                yield from _named_values(inner, f"{path}.{name}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _named_values(inner, f"{path}.{index}")
+
+
+def _require_field(name: str, value: object, config_class: ConfigClass, default: object, path: str) -> None:
+    if name in {*_ALSO_TAKEN, *_REFUSED, *config_class.attribute_map} or (name, value) in _HARMLESS:
+        return
+    if _is_part_of_class(name, config_class):
+        raise _problem(f"{path}.{name}", f"is no field but a part of the class {config_class.__name__}: leave it out")
+    if name in known_fields(config_class, default) or name in _SETTABLE:
+        return
+    if isinstance(inspect.getattr_static(config_class, name, None), property):
+        return  # one that the class has a setter for
+    if name in _UNDECLARED and not hasattr(config_class, name):
+        return
+    near = difflib.get_close_matches(name, known_fields(config_class, default), n=3, cutoff=_NEAR)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise _problem(f"{path}.{name}", f"is not a field of {config_class.__name__}{hint}", value)
+
+
+def known_fields(config_class: ConfigClass, default: object) -> list[str]:
+    """The public fields of a configuration, other names of them included, the usual ones first."""
+    declared = [field.name for field in dataclasses.fields(config_class)]
+    names = dict.fromkeys([*declared, *vars(default), *config_class.attribute_map, "num_labels", ATTENTION])
+    return [name for name in names if not name.startswith("_")]
+
+
+def _is_part_of_class(name: str, config_class: ConfigClass) -> bool:
+    """Whether a name is a method, a constant or a read-only property of the class, which a value would replace."""
+    held = inspect.getattr_static(config_class, name, None)
+    if isinstance(held, property):
+        private = name not in _SETTABLE and _owner(name, config_class).__module__ in _BASE_MODULES
+        return held.fset is None or private
+    declared = {field.name for field in dataclasses.fields(config_class)}
+    return name not in declared and hasattr(config_class, name)
+
+
+_BASE_MODULES = ("transformers.configuration_utils", "transformers.integrations.heterogeneity.configuration_utils")
+
+
+def _owner(name: str, config_class: ConfigClass) -> type:
+    return next(base for base in inspect.getmro(config_class) if name in vars(base))
+
+
+def _check_implementation(name: str, value: object, at: str) -> None:
+    """One for all parts of the model, or one for each by the name of its configuration."""
+    asked = value.values() if isinstance(value, Mapping) else [value]
+    for one in asked:
+        if one is not None and one not in IMPLEMENTATIONS[name]:
+            raise _problem(at, f"must be one of {', '.join(IMPLEMENTATIONS[name])}", one)
+
+
+def _check_nested(value: object, default: object, path: str) -> None:
+    """Check the fields of a configuration within the configuration."""
+    if not isinstance(value, Mapping):
+        return
+    from transformers import CONFIG_MAPPING, PreTrainedConfig  # noqa: PLC0415 - takes a second to import
+
+    named = value.get("model_type")
+    if isinstance(named, str) and named in CONFIG_MAPPING:
+        config_class = CONFIG_MAPPING[named]
+        inner = default if type(default) is config_class else config_class()
+    elif isinstance(default, PreTrainedConfig):
+        config_class, inner = type(default), default
+    else:
+        return
+    check_fields(value, config_class, inner, path)
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def _check_numbers(name: str, value: object, default: object, path: str) -> None:
+    """Refuse numbers that make no model, in lists of numbers too; the class's own make one."""
+    if value == default:
+        return
+    numbers = value if isinstance(value, list) else [value]
+    for number in numbers:
+        if isinstance(number, int) and not isinstance(number, bool):
+            _check_number(name, number, default, path)
+
+
+def _check_number(name: str, number: int, default: object, path: str) -> None:
+    layers, size = bool(_LAYERS.search(name)), bool(_SIZE.search(name))
+    most = _MOST_LAYERS if layers else _MOST_LABELS if name == "num_labels" else _LARGEST
+    if abs(number) > most:
+        raise _problem(path, f"must be at most {most}", number)
+    if _IDENTIFIER.search(name):
+        return
+    least = 1 if (layers or size) and not _MAY_BE_ZERO.search(name) and not _is_zero(default) else 0
+    if number < least and (layers or size or _counts(default)):
+        raise _problem(path, f"must be at least {least}", number)
+
+
+def _is_zero(default: object) -> bool:
+    return isinstance(default, int) and default <= 0
+
+
+def _counts(default: object) -> bool:
+    """Whether a field's default is a count: an integer that is not negative, or a list of such."""
+    values = default if isinstance(default, (list, tuple)) and default else [default]
+    return all(isinstance(it, int) and not isinstance(it, bool) and it >= 0 for it in values)
