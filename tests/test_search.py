@@ -17,6 +17,7 @@ from oracles import (
     affine,
     biased,
     device,
+    elastic,
     failures,
     floored,
     independent,
@@ -41,9 +42,10 @@ def space(
     limit: int | None = LIMIT_BYTES,
     expected: ExpectedPeaks | None = None,
     sizes: tuple[int, ...] | None = None,
+    elastic: bool = False,
 ) -> SearchSpace:
     """A space, by default of 4096 sizes and with a known limit."""
-    return SearchSpace(bound, "the share of a rank", granularity, limit, expected, sizes)
+    return SearchSpace(bound, "the share of a rank", granularity, limit, expected, sizes, elastic)
 
 
 def curve(memory: Memory | None, *, factor: float = 1.0, offset: float = 0.0, tilt: float = 1.0) -> ExpectedPeaks:
@@ -85,6 +87,7 @@ def spaces(draw: st.DrawFn) -> SearchSpace:
         limit=draw(st.sampled_from([LIMIT_BYTES, None])),
         expected=draw(st.one_of(st.none(), estimates(bound))),
         sizes=tuple(sorted(sizes)) if sizes else None,
+        elastic=draw(st.booleans()),
     )
 
 
@@ -332,6 +335,38 @@ def test_a_wrong_estimate_costs_probes_only(largest: int, off: dict[str, float])
     for oracle in (affine(largest, share=it) for it in SHARES):
         probes, _ = led(oracle, curve(oracle.memory, **off))
         assert probes <= 10
+
+
+def elastic_course(largest: int, give: float, off: float, seed: int) -> list[ProbeResult]:
+    """The probes of a search where peaks are cut off at the limit, led by an estimate of what cannot be given up."""
+    estimate = curve(affine(largest, share=0.15).memory, factor=1 + off)
+    course = MicroBatchSearch(space(1024, expected=estimate, elastic=True))
+    results = run_search(course, elastic(largest, share=0.15, give=give, seed=seed, fraction=Random(seed).random()))
+    assert isinstance(course.verdict, Proof)
+    assert course.verdict.fits == largest
+    return results
+
+
+@pytest.mark.parametrize("give", [0.0, 0.03, 0.06, 0.09])
+@pytest.mark.parametrize("largest", [20, 33, 45])
+def test_peaks_that_the_limit_cuts_off_do_not_make_the_search_creep(largest: int, give: float) -> None:
+    """A peak at the limit only tells that no less was asked for: the search leaps, and takes 4 probes, median."""
+    taken = [len(elastic_course(largest, give, off, seed)) for off in (-0.02, 0.0, 0.01, 0.03) for seed in range(10)]
+    assert median(taken) <= 4
+    assert fmean(taken) <= 3.9
+    assert max(taken) <= 7
+
+
+def test_a_fit_at_the_limit_is_followed_by_a_leap() -> None:
+    """Where memory may be given up, what a size at the limit took says little of the larger ones."""
+    size = 290
+    points = tuple(ExpectedPeak(micro_batch_size=it, used_bytes=round(0.97 * LIMIT_BYTES * it / size)) for it in (1, 400))
+    asked = []
+    for elastic_memory in (False, True):
+        course = MicroBatchSearch(space(1024, expected=ExpectedPeaks(points=points), elastic=elastic_memory))
+        course.tell(probe_result(size, used_bytes=round(0.9935 * LIMIT_BYTES)))
+        asked.append((course.ask() or 0) - size)
+    assert asked[1] >= 2 * asked[0]
 
 
 def test_an_estimate_that_nothing_fits_begins_with_the_smallest_size() -> None:

@@ -48,6 +48,8 @@ class SearchSpace:
         granularity: see above.
         limit_bytes: the memory a probe may take, if known.
         expected: what an estimate says of the memory curve. A wrong one costs probes, never correctness.
+        elastic: whether a part of what a probe measures may be given up where memory is short, as a process's libraries
+            do. It changes the order of probes alone.
         sizes: the only sizes worth probing, by rising size up to ``bound`` at most; ``granularity`` is 1 then.
 
     Raises:
@@ -60,6 +62,7 @@ class SearchSpace:
     limit_bytes: int | None = None
     expected: ExpectedPeaks | None = None
     sizes: tuple[int, ...] | None = None
+    elastic: bool = False
 
     def __post_init__(self) -> None:
         if self.bound < 1 or self.granularity < 1:
@@ -226,7 +229,8 @@ class MicroBatchSearch:
     def _wanted_index(self, bracket: _Bracket) -> int:
         limit, end = self.space.limit_bytes, 2 * self.space.bound
         if limit and (estimate := self.space.expected) is not None:
-            belief = expected(self._measured(bracket.low), limit, end, estimate.used_bytes, self._surplus(estimate))
+            measured, surplus = self._measured(bracket.low), self._surplus(estimate)
+            belief = expected(measured, limit, end, estimate.used_bytes, surplus, elastic=self.space.elastic)
             return self._led_by(self._bracketed(bracket, belief))
         if not self._fits:
             return bracket.low + 1 if self._failures or bracket.low else self._first_index()
