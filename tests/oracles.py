@@ -147,8 +147,8 @@ def floored(largest: int, *, share: float, until: float, limit_bytes: int = LIMI
 def elastic(largest: int, *, share: float, give: float, seed: int, fraction: float = 0.5) -> Oracle:
     """A process whose libraries do without buffers that are refused: ``give``, as a share of the limit.
 
-    Affine memory meets the limit between ``largest`` and the next size. A probe measures up to ``give`` more, 1 % more or
-    less, but never the whole limit: what was asked for above it was refused.
+    Affine memory meets the limit between ``largest`` and the next size. A probe measures up to ``give`` more, 1 % more
+    or less, but never the whole limit: what was asked for above it was refused.
     """
     rising = affine(largest, share=share, fraction=fraction).memory
     assert rising is not None

@@ -650,7 +650,7 @@ def test_plans_that_measurements_speak_against_are_not_offered() -> None:
     [
         ({}, "37 is the largest micro-batch that fits."),
         ({"granularity": 8}, "32 is the largest micro-batch that fits of those searched."),
-        ({"max_micro_batch_size": 20}, "20 is the largest micro-batch that fits of those searched."),
+        ({"max_micro_batch_size": 20}, "20 fits; larger micro-batches were not tried."),
     ],
 )
 def test_a_choice_says_when_not_all_sizes_were_searched(changes: dict[str, int], words: str) -> None:

@@ -176,7 +176,7 @@ def test_a_fit_of_the_whole_share_needs_no_second_reason() -> None:
     proof = finish(tuning(tuning_request(effective_batch_size=16)), largest=100).evidence.proof
     assert (
         proof.statement
-        == "16 fits, and no larger size is searched: the bound is 16 (the 16 samples of a rank in one update)."
+        == "16 fits, and larger sizes were not tried: the bound is 16 (the 16 samples of a rank in one update)."
     )
 
 
@@ -319,7 +319,7 @@ def test_versions_and_environment_are_part_of_the_fingerprint() -> None:
 
 
 def test_on_the_cpu_mkl_gives_its_buffers_back() -> None:
-    """What it would keep differs from one make of CPU to another; the setting is part of the question, and of the job."""
+    """What it would keep depends on the make of the CPU; the setting is part of the question, and of the job."""
     environment = allocator_environment("cpu", {})
     assert environment["MKL_DISABLE_FAST_MM"] == "1"
     without = {name: value for name, value in environment.items() if name != "MKL_DISABLE_FAST_MM"}

@@ -39,8 +39,8 @@ _GIVES = ((0.0, 0.4), (0.03, 0.2), (0.06, 0.2), (0.1, 0.2))
 packing buffers where these are refused: one a thread, of 4.7 MB in a GPT-2 of 128 MiB on two cores."""
 _NO_GIVE = ((0.0, 1.0),)
 SATURATED_SHARE = 0.97
-"""Where something may be given up, a peak above this share of the limit may be cut off by the limit, and only tells that
-no less was asked for."""
+"""Where something may be given up, a peak above this share of the limit may be cut off by the limit, and only tells
+that no less was asked for."""
 _CUT_OFF_EVIDENCE = 0.5 * math.log(2 * math.pi) - math.log(1 - SATURATED_SHARE)
 """Logarithm of how likely such a peak is: anywhere from there to the limit. Less what ``_Bend`` leaves out of a normal
 density."""
