@@ -100,7 +100,9 @@ class ProbeResult(Document):
     phase: Phase
     """How far it got."""
     message: str = ""
-    """One line: what happened, with the device's own words for a failure."""
+    """One line: what happened."""
+    details: str | None = None
+    """For an OOM that an error told of: the words of the device's allocator, or of the library that raised it."""
     error_type: str | None = None
     """Class of the exception, or the signal or exit status of the process."""
     traceback: str | None = None
