@@ -17,7 +17,7 @@ import torch
 
 from tuner.errors import DeviceError, OutOfMemoryError
 from tuner.memory.devices import MemoryDevice, open_device
-from tuner.memory.environment import CPU_ALLOCATOR, CPU_THREADS
+from tuner.memory.environment import CPU_ENVIRONMENT
 
 MIB = 1024**2
 
@@ -144,5 +144,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     if os.environ.get("MALLOC_ARENA_MAX") is None:  # glibc reads its settings when a process starts
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **CPU_ALLOCATOR, **CPU_THREADS})  # noqa: S606
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **CPU_ENVIRONMENT})  # noqa: S606
     main()

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from unittest.mock import patch
 
 from tuner import partner
-from tuner.memory.environment import CPU_ALLOCATOR
+from tuner.memory.environment import CPU_ENVIRONMENT
 from tuner.training import rank_processes
 from tuner.workloads.imports import late_imports
 
@@ -69,7 +69,7 @@ class _ForkedProcess:
     def __init__(self, environment: dict[str, str], log: int, main: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*_PRELOADED, *late_imports()])
-        with patch.dict(os.environ, CPU_ALLOCATOR):
+        with patch.dict(os.environ, CPU_ENVIRONMENT):
             forkserver.ensure_running()
         with Connection(os.dup(log)) as told:  # of all that stands for a descriptor, this can be handed on
             self._process = context.Process(target=_become, args=(Path.cwd(), environment, told, main, *arguments))

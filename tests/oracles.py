@@ -144,6 +144,23 @@ def floored(largest: int, *, share: float, until: float, limit_bytes: int = LIMI
     return Oracle(largest, memory=lambda size: max(floor, rising(size)), limit_bytes=limit_bytes)
 
 
+def elastic(largest: int, *, share: float, give: float, seed: int, fraction: float = 0.5) -> Oracle:
+    """A process whose libraries do without buffers that are refused: ``give``, as a share of the limit.
+
+    Affine memory meets the limit between ``largest`` and the next size. A probe measures up to ``give`` more, 1 % more
+    or less, but never the whole limit: what was asked for above it was refused.
+    """
+    rising = affine(largest, share=share, fraction=fraction).memory
+    assert rising is not None
+
+    def measured(size: int) -> float:
+        random = Random(f"{seed}/{size}")
+        asked = (rising(size) + give * LIMIT_BYTES * min(1.0, size / largest)) * (1 + random.uniform(-0.01, 0.01))
+        return min(asked, LIMIT_BYTES * (1 - random.choice((0.0005, 0.001, 0.004, 0.012, 0.02))))
+
+    return Oracle(largest, measured, resident_bytes=round(0.75 * share * LIMIT_BYTES))
+
+
 def biased(largest: int, *, share: float, bias: float) -> Oracle:
     """Affine memory whose limit in practice is below the nominal one by the share ``bias`` (above if negative)."""
     return Oracle(largest, memory=affine(largest, share=share, limit_bytes=round(LIMIT_BYTES * (1 - bias))).memory)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tuner.errors import OutOfMemoryError
-from tuner.memory.failures import ExitKind, FailureKind, classify_exception, classify_exit
+from tuner.memory.failures import ExitKind, FailureKind, classify_exception, classify_exit, shortage_in_words
 
 OOM, SUSPECTED, INVALID, OTHER = (
     FailureKind.OUT_OF_MEMORY,
@@ -101,3 +101,22 @@ def test_process_ends_are_told_apart(status: int, kernel_kills: int, kind: ExitK
     ended = classify_exit(status, kernel_kills)
     assert ended.kind is kind
     assert cause in ended.cause
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 2097152 bytes. Error code 12",
+            "asked for 2.00 MiB more",
+        ),
+        ("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of", "asked for 20.00 MiB more"),
+        ("HIP out of memory. Tried to allocate 1.50 GiB", "asked for 1.50 GiB more"),
+        ("CUDA out of memory. Tried to allocate 512 bytes.", "asked for 512 B more"),
+        ("std::bad_alloc", "found no more memory"),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "found no more memory"),
+    ],
+)
+def test_an_out_of_memory_is_told_in_a_few_words(message: str, words: str) -> None:
+    """How much was asked for, where the error tells it."""
+    assert shortage_in_words(message) == words

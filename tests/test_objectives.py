@@ -221,6 +221,20 @@ def test_one_fit_is_enough_to_expect_that_the_whole_share_fits() -> None:
     assert (probe.micro_batch_size, probe.measures_time) == (85, False)
 
 
+@pytest.mark.parametrize("sizes", [(60, 66, 68), (66, 68)])
+def test_peaks_that_the_limit_cuts_off_do_not_promise_the_whole_share(sizes: tuple[int, ...]) -> None:
+    """The line through two fits at the limit is flat: 100 samples at 10 MiB each are not probed for it."""
+    course, device = tuning("largest", 100), Device(per_sample=10 * MIB, gradients=200 * MIB)
+    for size in sizes:
+        cut = min(device.used(size, accumulates=True), (0.989 + size * 1e-5) * LIMIT)
+        result = device(course._request(size)).model_copy(
+            update={"process_peak_bytes": round(cut), "limit_bytes": LIMIT}
+        )
+        course.record(result)
+    course.record(probe_result(69, Outcome.OOM))
+    assert course.next_probe() is None
+
+
 def test_a_bound_between_two_sizes_is_named() -> None:
     """At most 60 of 100 samples: 50 is tried, as 60 would take as many steps."""
     found = finish(tuning("fewest_steps", 100, max_micro_batch_size=60), holding(80))
@@ -636,7 +650,7 @@ def test_plans_that_measurements_speak_against_are_not_offered() -> None:
     [
         ({}, "37 is the largest micro-batch that fits."),
         ({"granularity": 8}, "32 is the largest micro-batch that fits of those searched."),
-        ({"max_micro_batch_size": 20}, "20 is the largest micro-batch that fits of those searched."),
+        ({"max_micro_batch_size": 20}, "20 fits; larger micro-batches were not tried."),
     ],
 )
 def test_a_choice_says_when_not_all_sizes_were_searched(changes: dict[str, int], words: str) -> None:

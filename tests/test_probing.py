@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec, tuning_request
 from forked import real_starts
-from tuner.errors import ProbeCancelledError, ProbeError, SpecError
+from tuner.errors import EstimateError, ProbeCancelledError, ProbeError, SpecError
+from tuner.estimation.launch import expect
 from tuner.memory.inventory import cpu
+from tuner.partner import Partner, Start, started
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.requests import ProbeRequest
+from tuner.requests import ExpectationRequest, ProbeRequest
 from tuner.results import Outcome, Phase
 from tuner.specs import WorkloadSpec
 
@@ -97,10 +100,11 @@ def test_a_fit_reports_what_it_measured(supervisor: ProbeSupervisor) -> None:
 
 
 def test_an_allocation_beyond_the_budget_is_an_oom(supervisor: ProbeSupervisor) -> None:
-    """A real allocation really fails, and the evidence holds the allocator's own words."""
+    """A real allocation really fails: the message says how much, the details hold the allocator's own words."""
     result = supervisor.run(probe(mlp_spec(), size=2_000_000, window=2_000_000))
     assert result.outcome is Outcome.OOM
-    assert "can't allocate memory" in result.message
+    assert re.fullmatch(r"asked for [\d.]+ MiB more in the warm-up", result.message)
+    assert "can't allocate memory" in (result.details or "")
     assert result.traceback is None
 
 
@@ -249,7 +253,7 @@ def test_a_crash_that_only_a_limit_causes_is_an_oom(supervisor: ProbeSupervisor)
     """Twice crashed under the limit, and run under a roomier one: that is evidence of memory."""
     result = supervisor.run(probe(misbehaving("segfaults-under-a-limit"), size=16))
     assert result.outcome is Outcome.OOM
-    assert "twice under 314572800 bytes, and a fit under 1258291200" in result.message
+    assert "SIGSEGV twice under 300.00 MiB, and fits under 1.17 GiB" in result.message
 
 
 def test_nothing_a_probe_started_outlives_it(supervisor: ProbeSupervisor, tmp_path: Path) -> None:
@@ -293,6 +297,89 @@ def test_a_lost_fork_server_costs_one_probe(supervisor: ProbeSupervisor, tmp_pat
     assert result.outcome is Outcome.LOST
     assert gone([int(pid) for pid in note.read_text().split()])
     assert supervisor.run(probe(mlp_spec())).outcome is Outcome.FIT
+
+
+class KilledStarts:
+    """Starts fork servers, the first so many of which are killed at once."""
+
+    def __init__(self, kills: int) -> None:
+        self.left = kills
+        self.started = 0
+
+    def __call__(self, start: Start) -> Partner:
+        """Start one, and kill it if it is one of the first."""
+        partner = started(start)
+        self.started += 1
+        if self.left > 0:
+            self.left -= 1
+            os.kill(partner.process.pid, signal.SIGKILL)
+        return partner
+
+
+@pytest.fixture
+def killed_starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], KilledStarts]:
+    """Have the first so many fork servers killed while they start."""
+
+    def kill(kills: int) -> KilledStarts:
+        starts = KilledStarts(kills)
+        monkeypatch.setattr("tuner.probing.supervisor.started", starts)
+        return starts
+
+    return kill
+
+
+def test_a_server_killed_while_it_starts_is_a_lost_probe(killed_starts: Callable[[int], KilledStarts]) -> None:
+    """Each start that is killed costs one probe, which a search repeats; it is no failure of the machinery."""
+    killed_starts(2)
+    with ProbeSupervisor(cpu()) as running:
+        for _ in range(2):
+            lost = running.run(probe(mlp_spec()))
+            assert lost.outcome is Outcome.LOST
+            assert lost.phase is Phase.START
+        assert running.run(probe(mlp_spec())).outcome is Outcome.FIT
+
+
+def test_a_server_killed_between_two_probes_costs_none(killed_starts: Callable[[int], KilledStarts]) -> None:
+    """Another is started before the next probe."""
+    starts = killed_starts(0)
+    with ProbeSupervisor(cpu()) as running:
+        running.warm_up()
+        assert running._server is not None
+        os.kill(running._server.process.pid, signal.SIGKILL)
+        running._server.process.wait()
+        assert running.run(probe(mlp_spec())).outcome is Outcome.FIT
+    assert starts.started == 2
+
+
+def test_a_check_and_an_estimate_survive_a_killed_server(killed_starts: Callable[[int], KilledStarts]) -> None:
+    """They are made again by another server, like a probe; a server that is killed each time is no wrong spec."""
+    request = tuning_request(mlp_spec())
+    killed_starts(1)
+    with ProbeSupervisor(cpu()) as running:
+        running.check(request)
+    killed_starts(1)
+    asked = ExpectationRequest(spec=request.spec, samples_per_window=64, largest_micro_batch=64, limit_bytes=300 * MIB)
+    with ProbeSupervisor(cpu()) as running:
+        assert running.expect(asked) is not None
+    killed_starts(2)
+    with ProbeSupervisor(cpu()) as running, pytest.raises(ProbeError, match="ended from outside, 2 times"):
+        running.check(request)
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_killed_process_that_traces_is_replaced_once(
+    monkeypatch: pytest.MonkeyPatch, killed_starts: Callable[[int], KilledStarts], kills: int
+) -> None:
+    """An estimate is made again by another process; one that is killed each time is told."""
+    monkeypatch.setattr("tuner.estimation.launch.started", killed_starts(kills))
+    request = ExpectationRequest(
+        spec=mlp_spec(), samples_per_window=64, largest_micro_batch=64, limit_bytes=300 * MIB, compute_capability=(8, 0)
+    )
+    if kills == 1:
+        assert expect(request).points
+        return
+    with pytest.raises(EstimateError, match="ended with status -9"):
+        expect(request)
 
 
 def test_probes_die_with_a_killed_supervisor(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from oracles import (
     affine,
     biased,
     device,
+    elastic,
     failures,
     floored,
     independent,
@@ -25,7 +26,7 @@ from oracles import (
     run_search,
 )
 from tuner.errors import SearchError
-from tuner.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult, Proof
+from tuner.results import ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult, Proof
 from tuner.search import Failure, MicroBatchSearch, SearchSpace
 
 LARGEST = (37, 200, 3000)
@@ -34,16 +35,17 @@ MIB = 1024**2
 many = settings(max_examples=1000, deadline=None, derandomize=True)
 
 
-def space(
+def space(  # noqa: PLR0913 - the fields of a space
     bound: int = 4096,
     *,
     granularity: int = 1,
     limit: int | None = LIMIT_BYTES,
     expected: ExpectedPeaks | None = None,
     sizes: tuple[int, ...] | None = None,
+    elastic: bool = False,
 ) -> SearchSpace:
     """A space, by default of 4096 sizes and with a known limit."""
-    return SearchSpace(bound, "the share of a rank", granularity, limit, expected, sizes)
+    return SearchSpace(bound, "the share of a rank", granularity, limit, expected, sizes, elastic)
 
 
 def curve(memory: Memory | None, *, factor: float = 1.0, offset: float = 0.0, tilt: float = 1.0) -> ExpectedPeaks:
@@ -85,6 +87,7 @@ def spaces(draw: st.DrawFn) -> SearchSpace:
         limit=draw(st.sampled_from([LIMIT_BYTES, None])),
         expected=draw(st.one_of(st.none(), estimates(bound))),
         sizes=tuple(sorted(sizes)) if sizes else None,
+        elastic=draw(st.booleans()),
     )
 
 
@@ -292,7 +295,7 @@ def test_the_bound_is_probed_as_soon_as_it_surely_fits() -> None:
     assert [it.micro_batch_size for it in run_search(course, affine(1000, share=0.0))] == [1, 64]
     assert isinstance(course.verdict, Proof)
     assert course.verdict.statement == (
-        "64 fits, and no larger size is searched: the bound is 64 (the share of a rank)."
+        "64 fits, and larger sizes were not tried: the bound is 64 (the share of a rank)."
     )
 
 
@@ -332,6 +335,39 @@ def test_a_wrong_estimate_costs_probes_only(largest: int, off: dict[str, float])
     for oracle in (affine(largest, share=it) for it in SHARES):
         probes, _ = led(oracle, curve(oracle.memory, **off))
         assert probes <= 10
+
+
+def elastic_course(largest: int, give: float, off: float, seed: int) -> list[ProbeResult]:
+    """The probes of a search where peaks are cut off at the limit, led by an estimate of what cannot be given up."""
+    estimate = curve(affine(largest, share=0.15).memory, factor=1 + off)
+    course = MicroBatchSearch(space(1024, expected=estimate, elastic=True))
+    results = run_search(course, elastic(largest, share=0.15, give=give, seed=seed, fraction=Random(seed).random()))
+    assert isinstance(course.verdict, Proof)
+    assert course.verdict.fits == largest
+    return results
+
+
+@pytest.mark.parametrize("give", [0.0, 0.03, 0.06, 0.09])
+@pytest.mark.parametrize("largest", [20, 33, 45])
+def test_peaks_that_the_limit_cuts_off_do_not_make_the_search_creep(largest: int, give: float) -> None:
+    """A peak at the limit only tells that no less was asked for: the search leaps, and takes 4 probes, median."""
+    taken = [len(elastic_course(largest, give, off, seed)) for off in (-0.02, 0.0, 0.01, 0.03) for seed in range(10)]
+    assert median(taken) <= 4
+    assert fmean(taken) <= 3.9
+    assert max(taken) <= 7
+
+
+def test_a_fit_at_the_limit_is_followed_by_a_leap() -> None:
+    """Where memory may be given up, what a size at the limit took says little of the larger ones."""
+    size = 290
+    used = {at: round(0.97 * LIMIT_BYTES * at / size) for at in (1, 400)}
+    points = tuple(ExpectedPeak(micro_batch_size=at, used_bytes=peak) for at, peak in used.items())
+    asked = []
+    for elastic_memory in (False, True):
+        course = MicroBatchSearch(space(1024, expected=ExpectedPeaks(points=points), elastic=elastic_memory))
+        course.tell(probe_result(size, used_bytes=round(0.9935 * LIMIT_BYTES)))
+        asked.append((course.ask() or 0) - size)
+    assert asked[1] >= 2 * asked[0]
 
 
 def test_an_estimate_that_nothing_fits_begins_with_the_smallest_size() -> None:
@@ -393,14 +429,80 @@ def test_a_fit_above_an_oom_is_reported_and_not_believed() -> None:
     ],
 )
 def test_a_failure_that_is_no_matter_of_size_ends_the_search(outcome: Outcome, reason: str, remedy: str) -> None:
-    """The failure names the size, the evidence and the remedy."""
+    """Where nothing is known to fit, the failure names the size, the evidence and the remedy."""
     course = MicroBatchSearch(space())
-    course.tell(probe_result(1))
     course.tell(probe_result(16, outcome, message="KeyError: 'labels'"))
     assert course.ask() is None
     assert isinstance(course.verdict, Failure)
     assert course.verdict.reason == reason
     assert all(part in course.verdict.message for part in ("micro-batch 16", "KeyError: 'labels'", remedy))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "stopped_by", "remedy"),
+    [
+        (Outcome.TIMED_OUT, "timeout", "Raise probe_timeout_seconds"),
+        (Outcome.ERROR, "error", "Look at its error"),
+        (Outcome.LOST, "lost", "Look for what ends processes"),
+    ],
+)
+def test_what_fits_is_an_answer_where_a_larger_size_cannot_be_judged(
+    outcome: Outcome, stopped_by: str, remedy: str
+) -> None:
+    """143 fits, 152 could not be judged: the proof says both, and which sizes were not tried."""
+    course = MicroBatchSearch(space())
+    course.tell(probe_result(143, used_bytes=1000))
+    for _ in range(2 if outcome is Outcome.LOST else 1):
+        course.tell(probe_result(152, outcome, message="it was in phase measure"))
+    assert course.ask() is None
+    proof = course.verdict
+    assert isinstance(proof, Proof)
+    assert (proof.fits, proof.stopped_by, proof.next_size) == (143, stopped_by, 152)
+    assert (proof.is_conclusive, proof.shows_larger_fail) == (False, False)
+    parts = ("143 fits.", "152", "it was in phase measure", "between 143 and 152 were not tried", remedy)
+    assert all(part in proof.statement for part in parts), proof.statement
+
+
+def test_the_next_size_that_times_out_leaves_none_untried() -> None:
+    """Where the two sizes are neighbours there is nothing between them to tell of."""
+    course = MicroBatchSearch(space())
+    course.tell(probe_result(9))
+    course.tell(probe_result(10, Outcome.TIMED_OUT))
+    assert isinstance(course.verdict, Proof)
+    assert "were not tried" not in course.verdict.statement
+
+
+def test_far_above_the_last_fit_a_time_out_has_the_search_go_on_below() -> None:
+    """1 fits and 512 times out: sizes between are tried, until one that fits is near, or three have timed out."""
+    slow = MicroBatchSearch(space())
+    slow.tell(probe_result(1))
+    tried = []
+    while (size := slow.ask()) is not None:
+        tried.append(size)
+        slow.tell(probe_result(size, Outcome.FIT if size <= 100 else Outcome.TIMED_OUT))
+    assert isinstance(slow.verdict, Proof)
+    assert slow.verdict.stopped_by == "timeout"
+    assert 1 < slow.verdict.fits <= 100
+    assert sum(size > 100 for size in tried) <= 3
+
+
+def test_below_a_size_that_timed_out_an_out_of_memory_still_proves_the_answer() -> None:
+    """The smallest failure decides what stopped the search."""
+    course = MicroBatchSearch(space())
+    course.tell(probe_result(10))
+    course.tell(probe_result(100, Outcome.TIMED_OUT))
+    run_search(course, Oracle(37, memory=lambda size: LIMIT_BYTES / 40 * size))
+    assert isinstance(course.verdict, Proof)
+    assert (course.verdict.fits, course.verdict.stopped_by, course.verdict.next_size) == (37, "oom", 38)
+
+
+@pytest.mark.parametrize("phase", [Phase.START, Phase.BUILD])
+def test_an_error_before_the_first_update_is_no_matter_of_size(phase: Phase) -> None:
+    """A card that is gone, or code that cannot be imported any more: no answer stands on such a device."""
+    course = MicroBatchSearch(space())
+    course.tell(probe_result(143))
+    course.tell(probe_result(152, Outcome.ERROR).model_copy(update={"phase": phase}))
+    assert isinstance(course.verdict, Failure)
 
 
 def test_an_error_at_one_is_forgiven_when_larger_sizes_run() -> None:
@@ -429,7 +531,6 @@ def test_an_error_at_one_ends_the_search_when_nothing_larger_runs(second: Outcom
 def test_a_lost_probe_is_repeated_once() -> None:
     """A probe ended from outside says nothing about its size: it is asked again, and a second loss ends the search."""
     course = MicroBatchSearch(space())
-    course.tell(probe_result(1, used_bytes=1000))
     size = course.ask()
     assert size is not None
     course.tell(probe_result(size, Outcome.LOST))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from tuner.memory.environment import CPU_ALLOCATOR, CPU_THREADS
+from tuner.memory.environment import CPU_ENVIRONMENT
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.training.launch import TrainingProcess
 from tuner.training.runs import TrainingResult
 
 MIB = 1024**2
-ENVIRONMENT = {**CPU_ALLOCATOR, **CPU_THREADS}
+ENVIRONMENT = dict(CPU_ENVIRONMENT)
 """What a CPU's recommendation says that a run needs."""
 
 

@@ -34,8 +34,18 @@ _ESTIMATE_SHARE = 0.7
 """Weight of the estimate's curve beside the straight line through the measurements, once there is one."""
 _ANCHOR_NOISE = 2e-3
 """As a share of the limit: what one size shows between updates, against what the curve means at size 0."""
+_GIVES = ((0.0, 0.4), (0.03, 0.2), (0.06, 0.2), (0.1, 0.2))
+"""How much less, as a share of the limit, a process can do with than it asks for, and how likely. MKL does without its
+packing buffers where these are refused: one a thread, of 4.7 MB in a GPT-2 of 128 MiB on two cores."""
+_NO_GIVE = ((0.0, 1.0),)
+SATURATED_SHARE = 0.97
+"""Where something may be given up, a peak above this share of the limit may be cut off by the limit, and only tells
+that no less was asked for."""
+_CUT_OFF_EVIDENCE = 0.5 * math.log(2 * math.pi) - math.log(1 - SATURATED_SHARE)
+"""Logarithm of how likely such a peak is: anywhere from there to the limit. Less what ``_Bend`` leaves out of a normal
+density."""
 _FAR = 4.0
-"""Shares of the limit above this are told apart by nothing."""
+"""Shares of the limit above this, or as far below 0, are told apart by nothing."""
 _FLAT = 1e-4
 """A rise below this share is none: the floor, or noise."""
 _KINK = 0.8
@@ -70,17 +80,32 @@ def believed(points: Sequence[Point], limit: int | None, end: int, start: float 
     return [*ignorance, *(((1 - _IGNORANCE) * weight, survival) for weight, survival in _lines(points, limit))]
 
 
-def expected(points: Sequence[Point], limit: int, end: int, curve: Curve, surplus: int | None = None) -> Belief:
+def expected(  # noqa: PLR0913 - all that a belief rests on
+    points: Sequence[Point],
+    limit: int,
+    end: int,
+    curve: Curve,
+    surplus: int | None = None,
+    *,
+    elastic: bool = False,
+) -> Belief:
     """The same with an estimate's ``curve``: bent to what was measured, and not trusted alone once there is a line.
 
-    ``surplus`` is by how much more is held between updates than the estimate said: what the curve is off at size 0.
+    Args:
+        points: what was measured, by rising size.
+        limit: bytes a probe may take.
+        end: a size that the answer is surely below.
+        curve: the estimate's.
+        surplus: by how much more is held between updates than the estimate said: what the curve is off at size 0.
+        elastic: whether a part of what is measured may be given up where memory is short.
     """
-    straight = rising(list(points))
+    uncut = [(size, used) for size, used in points if not elastic or used <= SATURATED_SHARE * limit]
+    straight = rising(uncut)
     lines = [(weight, survival) for weight, survival in _lines(straight, limit)] if len(straight) > 1 else []
-    seen = [(curve(size) / limit, used / limit, 0.0) for size, used in points]
+    seen = [_Seen(curve(size) / limit, used / limit, cut_off=used > SATURATED_SHARE * limit) for size, used in points]
     if points and surplus is not None:
-        seen.append((curve(0) / limit, (curve(0) + surplus) / limit, _ANCHOR_NOISE))
-    bent = list(_bent_curves(seen, limit, curve))
+        seen.insert(0, _Seen(curve(0) / limit, (curve(0) + surplus) / limit, _ANCHOR_NOISE))
+    bent = list(_bent_curves(seen, limit, curve, _GIVES if elastic else _NO_GIVE))
     share = _ESTIMATE_SHARE if lines else 1.0
     return [
         (_IGNORANCE, _anywhere(0.5, end)),
@@ -191,6 +216,11 @@ def _lines(points: Sequence[Point], limit: int) -> Iterator[tuple[float, Surviva
             yield prior * evidence * share, survival(noise, doubt)
 
 
+def _clipped(share: float) -> float:
+    """A share of the limit within bounds that arithmetic stands: a wild estimate may expect anything, also below 0."""
+    return max(-_FAR, min(share, _FAR))
+
+
 @dataclass(frozen=True)
 class _Bend:
     """What is known of ``used = level + tilt * (curve - 1)``, in shares of the limit: a normal distribution of both.
@@ -230,29 +260,70 @@ class _Bend:
         return 1 - self.level - arm * self.tilt, max(0.0, variance)
 
 
-def _bent_curves(
-    seen: Sequence[tuple[float, float, float]], limit: int, curve: Curve
-) -> Iterator[tuple[float, Survival]]:
-    """Where the curve, bent to what was seen, meets the limit: for each level of noise, error and doubt.
+@dataclass(frozen=True)
+class _Seen:
+    """One measurement, in shares of the limit.
 
-    ``seen`` are the curve, the measurement, and its own noise, in shares of the limit.
+    Attributes:
+        curve: what the estimate says there.
+        used: what was measured.
+        noise: of this measurement, besides that of all.
+        cut_off: whether the limit may have cut the peak off, where something may be given up.
     """
-    bends = []
-    for off, tilted, likely in _ESTIMATE_ERRORS:
-        for noise, prior in _NOISE_LEVELS:
-            bend = _Bend(level=1.0, tilt=1.0, var_level=off**2, var_tilt=tilted**2)
-            for said, used, own in seen:
-                bend = bend.told(min(said, _FAR), min(used, _FAR), math.hypot(noise, own))
-            bends.append((likely * prior, noise, bend))
-    most = max(bend.log_evidence for _, _, bend in bends)
 
-    def survival(bend: _Bend, noise: float, doubt: float) -> Survival:
+    curve: float
+    used: float
+    noise: float = 0.0
+    cut_off: bool = False
+
+    def tell(self, bend: _Bend, noise: float) -> _Bend:
+        """``bend`` after this measurement."""
+        return bend.told(_clipped(self.curve), _clipped(self.used), math.hypot(noise, self.noise))
+
+    def tell_elastic(self, bend: _Bend, noise: float) -> _Bend:
+        """``bend`` after this measurement, which may be of less than was asked for: then it tells nothing more."""
+        if self.cut_off and 1 - bend.free(_clipped(self.curve))[0] >= self.used:
+            return replace(bend, log_evidence=bend.log_evidence + _CUT_OFF_EVIDENCE)
+        return self.tell(bend, noise)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way the estimate may be off: its weight, the noise of measurements, what is given up, and the bent curve."""
+
+    prior: float
+    noise: float
+    give: float
+    bend: _Bend
+
+    def survival(self, curve: Curve, limit: int, doubt: float) -> Survival:
+        """Where this curve meets the limit, and what can be given up beyond it."""
+
         def fits(size: float) -> float:
-            free, variance = bend.free(min(curve(size) / limit, _FAR))
-            return _heavy_tailed(free / math.sqrt(variance + noise**2 + doubt**2))
+            free, variance = self.bend.free(_clipped(curve(size) / limit))
+            return _heavy_tailed((free + self.give) / math.sqrt(variance + self.noise**2 + doubt**2))
 
         return fits
 
-    for weight, noise, bend in bends:
+
+def _bent_curves(
+    seen: Sequence[_Seen], limit: int, curve: Curve, gives: Sequence[tuple[float, float]]
+) -> Iterator[tuple[float, Survival]]:
+    """Where the curve, bent to what was seen, meets the limit: for each level of noise, error, doubt and give."""
+    ways = [
+        _Way(likely * prior * share, noise, give, _bent(seen, off, tilted, noise, elastic=give > 0))
+        for off, tilted, likely in _ESTIMATE_ERRORS
+        for noise, prior in _NOISE_LEVELS
+        for give, share in gives
+    ]
+    most = max(way.bend.log_evidence for way in ways)
+    for way in ways:
         for doubt, share in _LIMIT_DOUBT:
-            yield weight * math.exp(bend.log_evidence - most) * share, survival(bend, noise, doubt)
+            yield way.prior * math.exp(way.bend.log_evidence - most) * share, way.survival(curve, limit, doubt)
+
+
+def _bent(seen: Sequence[_Seen], off: float, tilted: float, noise: float, *, elastic: bool) -> _Bend:
+    bend = _Bend(level=1.0, tilt=1.0, var_level=off**2, var_tilt=tilted**2)
+    for one in seen:
+        bend = one.tell_elastic(bend, noise) if elastic else one.tell(bend, noise)
+    return bend

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tuner.accumulation import check_listable
+from tuner.belief import SATURATED_SHARE
 from tuner.errors import DeviceError
 from tuner.objectives import sizes_for_steps
 from tuner.requests import TuningRequest
@@ -36,8 +37,10 @@ def memory_limit(request: TuningRequest, device: DeviceInfo) -> int:
     return request.memory_limit_bytes
 
 
-def search_space(request: TuningRequest, share: int, limit_bytes: int) -> SearchSpace:
+def search_space(request: TuningRequest, share: int, limit_bytes: int, *, elastic: bool = False) -> SearchSpace:
     """The sizes worth probing: no plan can use a micro-batch above a rank's share.
+
+    ``elastic`` is that of ``SearchSpace``.
 
     Unless the largest is asked for, those at which the number of accumulation steps changes: plans depend on nothing
     else.
@@ -49,14 +52,14 @@ def search_space(request: TuningRequest, share: int, limit_bytes: int) -> Search
             f"the maximum of {request.max_micro_batch_size} that was asked for",
         )
     if request.objective == "largest":
-        return SearchSpace(bound=bound, bound_reason=reason, granularity=request.granularity, limit_bytes=limit_bytes)
+        return SearchSpace(bound, reason, request.granularity, limit_bytes, elastic=elastic)
     sizes = sizes_for_steps(share, bound, request.granularity)
     highest = max(1, bound // request.granularity) * request.granularity
     if sizes[-1] < highest:
         reason = f"{highest} would take as many accumulation steps; {reason}"
     if request.granularity > 1:
         reason = f"of the multiples of {request.granularity}: {reason}"
-    return SearchSpace(bound=sizes[-1], bound_reason=reason, sizes=sizes, limit_bytes=limit_bytes)
+    return SearchSpace(sizes[-1], reason, sizes=sizes, limit_bytes=limit_bytes, elastic=elastic)
 
 
 def check_plan(request: TuningRequest, space: SearchSpace) -> None:
@@ -72,22 +75,31 @@ def peak_without_gradients(probes: Sequence[ProbeResult], size: int) -> float | 
     """The peak in bytes to expect at ``size`` in an update of one micro-batch; none where measurements do not tell.
 
     It is the line through the two largest fits of accumulating updates, less the gradients. Where there is one such
-    fit, the line begins at what is resident with the gradients.
+    fit, the line begins at what is resident with the gradients. Fits whose peak the limit may have cut off are left
+    out: the line through them is too flat.
     """
     fits = {it.micro_batch_size: it for it in probes if it.outcome is Outcome.FIT and it.used_bytes and it.accumulates}
     if not fits:
         return None
-    high = fits[max(fits)]
+    telling = {at: it for at, it in fits.items() if not _may_be_cut_off(it)} or {max(fits): fits[max(fits)]}
+    high = telling[max(telling)]
     if high.model is None:
         return None
     gradients = high.model.parameter_bytes * high.model.trainable_parameters / max(1, high.model.parameters)
-    points: list[tuple[int, float]] = [(it, fits[it].used_bytes or 0) for it in sorted(fits)[-2:]]
+    points: list[tuple[int, float]] = [(it, telling[it].used_bytes or 0) for it in sorted(telling)[-2:]]
     if len(points) == 1:
         if high.resident_bytes is None:
             return None
         points.insert(0, (0, high.resident_bytes + gradients))
     (low_size, low_used), (high_size, high_used) = points
     return high_used + (high_used - low_used) / (high_size - low_size) * (size - high_size) - gradients
+
+
+def _may_be_cut_off(fit: ProbeResult) -> bool:
+    """Whether a process's libraries may have asked for more than the limit let them have."""
+    if fit.process_peak_bytes is None or fit.limit_bytes is None:
+        return False
+    return fit.process_peak_bytes > SATURATED_SHARE * fit.limit_bytes
 
 
 def whole_share_proof(share: int, below: Proof) -> Proof:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tuner.requests import Objective
-from tuner.results import Alternative, Outcome, ProbeResult
+from tuner.results import Alternative, Outcome, ProbeResult, Proof
 
 MOST_TIMING_PROBES = 4
 """Each takes a process and some seconds: enough for the fewest steps, a neighbour, and two that promise more."""
@@ -262,7 +262,13 @@ def _on_lines(points: Sequence[_Point], place: float) -> float:
 
 
 def choice_in_words(  # noqa: PLR0913 - everything a choice may rest on
-    objective: Objective, share: int, size: int, proven: int, listed: Sequence[Alternative], *, of_a_grid: bool = False
+    objective: Objective,
+    share: int,
+    size: int,
+    proof: Proof,
+    listed: Sequence[Alternative],
+    *,
+    of_a_grid: bool = False,
 ) -> str:
     """Why the plan of ``size`` and no other.
 
@@ -270,13 +276,13 @@ def choice_in_words(  # noqa: PLR0913 - everything a choice may rest on
         objective: of the request.
         share: samples of a rank in an update.
         size: the recommended micro-batch size.
-        proven: the largest size that was proven to fit.
+        proof: the largest size that was proven to fit, and what stopped the search there.
         listed: the alternatives.
         of_a_grid: whether sizes between those searched, or above them, were left out by request.
     """
     steps = steps_of(share, size)
     if objective == "largest":
-        return f"{size} is the largest micro-batch that fits{' of those searched' if of_a_grid else ''}."
+        return _largest_in_words(size, proof, of_a_grid=of_a_grid)
     if objective == "fewest_steps":
         return f"{steps} accumulation steps are the fewest that fit, and micro-batches of {size} are enough for them."
     timed = [it for it in listed if it.timed_updates > 1]
@@ -284,11 +290,20 @@ def choice_in_words(  # noqa: PLR0913 - everything a choice may rest on
     rates = {it.micro_batch_size: it.samples_per_second or 0.0 for it in calm}
     rate = rates.get(size)
     if rate is None:
-        return f"No plan could be timed: {proven} is the largest micro-batch that fits of those that change the steps."
+        largest = f"{proof.fits} is the largest micro-batch that fits of those that change the steps"
+        return f"No plan could be timed: {largest}."
     start = f"{steps} accumulation steps make {rate_in_words(rate)} samples per second"
     if rate >= max(rates.values()):
         return f"{start}, the most of {len(rates)} plans that were timed."
     return f"{start}: within the noise as many as any of {len(rates)} plans that were timed, with less memory."
+
+
+def _largest_in_words(size: int, proof: Proof, *, of_a_grid: bool) -> str:
+    if proof.stopped_by == "bound":
+        return f"{size} fits; larger micro-batches were not tried."
+    if not proof.shows_larger_fail:
+        return f"{size} is the largest micro-batch that is known to fit."
+    return f"{size} is the largest micro-batch that fits{' of those searched' if of_a_grid else ''}."
 
 
 def rate_in_words(rate: float) -> str:

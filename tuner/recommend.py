@@ -117,7 +117,7 @@ def _choice(answered: Answered, listed: tuple[Alternative, ...]) -> str:
         request.objective,
         answered.share,
         answered.size,
-        answered.proof.fits,
+        answered.proof,
         listed,
         of_a_grid=request.granularity > 1 or bounded,
     )
@@ -228,6 +228,8 @@ def _warnings(answered: Answered) -> list[Advice]:
             "was measured then. Tune afresh, without the earlier answer, to measure it now."
         )
         found.append(Advice(code="rests-on-earlier-answer", message=message))
+    if not answered.proof.is_conclusive:
+        found.append(Advice(code="larger-sizes-not-known", message=answered.proof.statement))
     found += [_not_estimated(it) for it in answered.what_if.unanswered]
     found += _warnings_of_parallelism(answered.request)
     return found

@@ -100,7 +100,9 @@ class ProbeResult(Document):
     phase: Phase
     """How far it got."""
     message: str = ""
-    """One line: what happened, with the device's own words for a failure."""
+    """One line: what happened."""
+    details: str | None = None
+    """For an OOM that an error told of: the words of the device's allocator, or of the library that raised it."""
     error_type: str | None = None
     """Class of the exception, or the signal or exit status of the process."""
     traceback: str | None = None
@@ -194,15 +196,28 @@ class Proof(Document):
     """Why the answer is the largest size: a fit, and what stops the next size."""
 
     fits: NonNegativeInt
-    """The largest size that fits; 0 when none does."""
-    stopped_by: Literal["oom", "invalid-size", "bound", "earlier-answer"]
-    """What stops the next size: a measured OOM, a kernel's own limit, a bound set beforehand, or what an earlier tuning
-    measured under other versions or another limit."""
+    """The largest size known to fit; 0 when none does."""
+    stopped_by: Literal["oom", "invalid-size", "bound", "earlier-answer", "timeout", "error", "lost"]
+    """What stops the search: a measured OOM, a kernel's own limit, a bound set beforehand, or what an earlier tuning
+    measured under other versions or another limit. Or a probe that could not tell: it did not end in time (`timeout`),
+    failed for another reason than memory (`error`), or was ended from outside again and again (`lost`). Larger sizes
+    than `fits` were not shown to fail by `bound`, `timeout`, `error` and `lost`."""
     next_size: PositiveInt | None = None
     """The next size on the grid, which was probed and failed, by the earlier tuning where it rests on one; none when a
-    bound stops the search."""
+    bound stops the search. For `timeout`, `error` and `lost` the size whose probe could not tell: sizes between it and
+    `fits` may not have been tried."""
     statement: str
     """The same in a sentence."""
+
+    @property
+    def is_conclusive(self) -> bool:
+        """Whether the same search again would end alike; not where a probe could not tell."""
+        return self.stopped_by not in {"timeout", "error", "lost"}
+
+    @property
+    def shows_larger_fail(self) -> bool:
+        """Whether the next size was measured to fail, so that `fits` is the largest; else larger ones may fit."""
+        return self.stopped_by in {"oom", "invalid-size", "earlier-answer"}
 
 
 class EarlierAnswer(Document):

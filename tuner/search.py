@@ -3,7 +3,8 @@
 **Assumption.** Fitting is monotone: if a size fits, every smaller one does. A fit at one candidate and a failure at the
 next then prove the answer. What is told is checked against this: after a contradiction the search warns, and answers
 below the smallest failure. A size of one that fails by an error is taken for a special case (BatchNorm over a single
-value) until a larger one fails likewise.
+value) until a larger one fails likewise. A size above a fit that cannot be judged (its probe times out, fails by an
+error, or is lost again and again) bounds the search: what fits is an answer, and the proof says where it ends.
 
 **Belief.** Peak memory is taken to be affine in the size (intercept: parameters, gradients, optimizer state; slope:
 activations of a sample) above a floor that does not depend on it, or to follow the curve of an estimate where there is
@@ -25,6 +26,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from tuner.belief import FIRST_CHANCE, FIT_CHANCE, Belief, Bracketed, Point, believed, chance, expected, rising
 from tuner.errors import SearchError
@@ -36,6 +38,10 @@ _GOOD_JUMP = 4
 """A jump that surely fits is taken when it is at least this many times the measured size: it then gives the slope."""
 _SLACK_PROBES = 6
 """Probes the memory figures may waste before doubling and halving take over."""
+_NEAR_ENOUGH = 0.9
+"""A fit of this share of a size that cannot be judged is an answer: each further try may cost the whole time limit."""
+_MOST_ENDED = 3
+"""Sizes that cannot be judged: after as many the largest fit is the answer."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class SearchSpace:
         granularity: see above.
         limit_bytes: the memory a probe may take, if known.
         expected: what an estimate says of the memory curve. A wrong one costs probes, never correctness.
+        elastic: whether a part of what a probe measures may be given up where memory is short, as a process's libraries
+            do. It changes the order of probes alone.
         sizes: the only sizes worth probing, by rising size up to ``bound`` at most; ``granularity`` is 1 then.
 
     Raises:
@@ -60,6 +68,7 @@ class SearchSpace:
     limit_bytes: int | None = None
     expected: ExpectedPeaks | None = None
     sizes: tuple[int, ...] | None = None
+    elastic: bool = False
 
     def __post_init__(self) -> None:
         if self.bound < 1 or self.granularity < 1:
@@ -124,6 +133,8 @@ class MicroBatchSearch:
         self._fits: dict[int, ProbeResult] = {}
         self._failures: dict[int, ProbeResult] = {}
         self._lost: Counter[int] = Counter()
+        self._ended: dict[int, ProbeResult] = {}
+        """Probes above a fit that could not tell whether their size fits: out of time, in an error, or lost twice."""
         self._failure: Failure | None = None
         self._failed_at_one: ProbeResult | None = None
         self._budget = _Bracket(0, space.count + 1, failed=False).worst_case() + _SLACK_PROBES
@@ -145,9 +156,16 @@ class MicroBatchSearch:
             self._failures.setdefault(index, result)
         elif result.outcome is Outcome.LOST:
             self._lost[index] += 1
-            if self._lost[index] > 1 and self._failure is None:
-                self._failure = _failure(result)
-        elif self._failure is None and not self._is_special(result):
+            if self._lost[index] > 1:
+                self._end_at(index, result)
+        elif not self._is_special(result):
+            self._end_at(index, result)
+
+    def _end_at(self, index: int, result: ProbeResult) -> None:
+        """A size that cannot be judged bounds the search where a smaller one fits; else it is the end of the search."""
+        if _may_be_of_its_size(result) and any(fit < index for fit in self._fits):
+            self._ended.setdefault(index, result)
+        elif self._failure is None:
             self._failure = _failure(result)
 
     def _is_special(self, result: ProbeResult) -> bool:
@@ -163,7 +181,7 @@ class MicroBatchSearch:
         """The proven answer, or why there is none; nothing while the search goes on."""
         if self._failure is not None:
             return self._failure
-        if not self._bracket.closed:
+        if not self._bracket.closed and not self._gives_up:
             return None
         if self._failed_at_one is not None and not self._fits:
             return self._nothing_runs(self._failed_at_one)
@@ -194,16 +212,27 @@ class MicroBatchSearch:
 
     @property
     def _bracket(self) -> _Bracket:
-        """The largest fit below the smallest failure, and that failure; above a size of one that is special."""
-        high = min(self._failures, default=self.space.count + 1)
+        """The largest fit below the smallest size that failed or cannot be judged; above a special size of one."""
+        high = min((*self._failures, *self._ended), default=self.space.count + 1)
         low = max((index for index in self._fits if index < high), default=int(self._failed_at_one is not None))
-        return _Bracket(low, high, failed=bool(self._failures))
+        return _Bracket(low, high, failed=bool(self._failures or self._ended))
+
+    @property
+    def _gives_up(self) -> bool:
+        """Whether a size that cannot be judged is near enough to the largest fit, or one of too many."""
+        bracket = self._bracket
+        if bracket.high not in self._ended or bracket.low not in self._fits:
+            return False
+        near = self.space.size(bracket.low) >= _NEAR_ENOUGH * self.space.size(bracket.high)
+        return near or len(self._ended) >= _MOST_ENDED
 
     def _proof(self) -> Proof:
         low, high = self._bracket.low, self._bracket.high
         fits = self.space.size(low) if low else 0
+        if high in self._ended:
+            return self._unjudged(low, high, self._ended[high])
         if high not in self._failures:
-            statement = f"{fits} fits, and no larger size is searched: the bound is {self.space.bound}"
+            statement = f"{fits} fits, and larger sizes were not tried: the bound is {self.space.bound}"
             return Proof(fits=fits, stopped_by="bound", statement=f"{statement} ({self.space.bound_reason}).")
         failure = self._failures[high]
         invalid = failure.outcome is Outcome.INVALID_SIZE
@@ -216,20 +245,33 @@ class MicroBatchSearch:
             statement=f"{start}{failed}{f' ({failure.message})' if failure.message else ''}.",
         )
 
+    def _unjudged(self, low: int, high: int, ended: ProbeResult) -> Proof:
+        """The largest fit, below a size of which no probe could tell whether it fits."""
+        stopped_by, event, remedy = _UNJUDGED[ended.outcome]
+        between = f" Sizes between {self.space.size(low)} and {self.space.size(high)} were not tried."
+        statement = (
+            f"{self.space.size(low)} fits. Whether {self.space.size(high)} does is not known: its probe {event}"
+            f"{f' ({ended.message})' if ended.message else ''}.{between if high - low > 1 else ''} {remedy}"
+        )
+        return Proof(
+            fits=self.space.size(low), stopped_by=stopped_by, next_size=self.space.size(high), statement=statement
+        )
+
     def _next_index(self) -> int:
         """What the belief asks for, unless the probes that may then be needed exceed the budget."""
         bracket = self._bracket
         wanted = self._wanted_index(bracket)
-        spent = len(self._fits) + len(self._failures) + 1
+        spent = len(self._fits) + len(self._failures) + len(self._ended) + 1
         return wanted if spent + bracket.worst_case_after(wanted) <= self._budget else bracket.middle
 
     def _wanted_index(self, bracket: _Bracket) -> int:
         limit, end = self.space.limit_bytes, 2 * self.space.bound
         if limit and (estimate := self.space.expected) is not None:
-            belief = expected(self._measured(bracket.low), limit, end, estimate.used_bytes, self._surplus(estimate))
+            measured, surplus = self._measured(bracket.low), self._surplus(estimate)
+            belief = expected(measured, limit, end, estimate.used_bytes, surplus, elastic=self.space.elastic)
             return self._led_by(self._bracketed(bracket, belief))
         if not self._fits:
-            return bracket.low + 1 if self._failures or bracket.low else self._first_index()
+            return bracket.low + 1 if bracket.failed or bracket.low else self._first_index()
         points = rising(self._measured(bracket.low))
         start = self._sure_size(points[0]) if points else None
         if len(points) == 1 and start and _GOOD_JUMP * points[0][0] <= start:
@@ -311,6 +353,25 @@ class _Bracket:
         return max(fit.worst_case(), _Bracket(self.low, index, failed=True).worst_case())
 
 
+_UNJUDGED: dict[Outcome, tuple[Literal["timeout", "error", "lost"], str, str]] = {
+    Outcome.TIMED_OUT: (
+        "timeout",
+        "did not end within its time",
+        "Raise probe_timeout_seconds to try larger sizes.",
+    ),
+    Outcome.ERROR: (
+        "error",
+        "failed for another reason than memory",
+        "Look at its error, and tune again to try larger sizes.",
+    ),
+    Outcome.LOST: (
+        "lost",
+        "was ended from outside, twice",
+        "Look for what ends processes on this host, and tune again to try larger sizes.",
+    ),
+}
+"""How a search is stopped by a probe above a fit: the word for it, the event, and the remedy."""
+
 _REMEDIES = {
     Outcome.ERROR: ("workload-error", "failed", "This is no matter of memory: mend the workload, then tune again."),
     Outcome.TIMED_OUT: (
@@ -324,6 +385,11 @@ _REMEDIES = {
         "Look for what ends processes on this host (a scheduler, the kernel, an operator), then tune again.",
     ),
 }
+
+
+def _may_be_of_its_size(result: ProbeResult) -> bool:
+    """Whether a smaller size may do although this probe failed: not where an error came before the first update."""
+    return result.outcome is not Outcome.ERROR or result.phase in {Phase.WARMUP, Phase.MEASURE}
 
 
 def _failure(result: ProbeResult) -> Failure:

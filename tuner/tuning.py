@@ -93,7 +93,7 @@ class Tuning:
         self.memory_limit_bytes = memory_limit(request, device)
         self.probe_limit_bytes = int(self.memory_limit_bytes * (1.0 - request.memory_margin))
         self._share = share_per_rank(request.effective_batch_size, request.spec.parallelism.world_size)[0]
-        self._space = search_space(request, self._share, self.probe_limit_bytes)
+        self._space = search_space(request, self._share, self.probe_limit_bytes, elastic=device.kind == "cpu")
         check_plan(request, self._space)
         self._search = MicroBatchSearch(self._space)
         self._probes: list[ProbeResult] = []

@@ -127,10 +127,15 @@ class TuningCases:
         return _queued(item)
 
     def _known(self, fingerprint: str) -> Tuning | None:
-        """The tuning that has the newest answer with this fingerprint, unless it is deleted just now."""
+        """The tuning that has the newest answer with this fingerprint, unless it is deleted just now.
+
+        An answer that ends where a probe could not tell is none: asked again, perhaps with more time, it may be better.
+        """
         found = self._store.tuning_with_answer(fingerprint)
         with suppress(NotFoundError):
-            return None if found is None else self.get(found)
+            known = None if found is None else self.get(found)
+            answer = None if known is None else known.recommendation
+            return None if answer is not None and not answer.evidence.proof.is_conclusive else known
         return None
 
     def _new(self, course: TuningCourse, served: ServedDevice) -> NewWork:

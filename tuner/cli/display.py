@@ -124,6 +124,8 @@ _CHANGES = {
 """Changes of the spec in the words of a table."""
 _NO_WHAT_IF = "no change is expected to fit a larger micro-batch, or the plan has no use for one"
 
+_LARGER_NOT_TRIED = "micro-batch that fits; larger ones were not tried"
+_LARGER_NOT_KNOWN = "micro-batch that fits; larger ones may"
 _TITLES = {
     "largest": "largest micro-batch that fits",
     "fewest_steps": "fewest accumulation steps that fit",
@@ -136,8 +138,16 @@ def recommendation_panel(found: Recommendation) -> Panel:
     lines = Table.grid(padding=(0, 2))
     for name, value in _facts(found):
         lines.add_row(Text(name, style="bold"), Text(value) if isinstance(value, str) else value)
-    title = _TITLES[found.request.objective] if found.feasible else "nothing fits"
-    return Panel(lines, title=title, title_align="left", border_style="green" if found.feasible else "red")
+    return Panel(lines, title=_title(found), title_align="left", border_style="green" if found.feasible else "red")
+
+
+def _title(found: Recommendation) -> str:
+    if not found.feasible:
+        return "nothing fits"
+    proof = found.evidence.proof
+    if found.request.objective != "largest" or proof.shows_larger_fail:
+        return _TITLES[found.request.objective]
+    return _LARGER_NOT_TRIED if proof.stopped_by == "bound" else _LARGER_NOT_KNOWN
 
 
 def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 from tuner.catalogue import find_gpu
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError
@@ -27,6 +28,7 @@ _POLL_SECONDS = 0.02
 _OUTPUT_BYTES = 2000
 _LINE_BYTES = 4096
 _Request = EstimateRequest | ExpectationRequest
+_Answer = TypeVar("_Answer", Estimate, ExpectedPeaks)
 
 
 def estimate(
@@ -48,8 +50,7 @@ def estimate(
         EstimateError: when a GPU is not known, the workload cannot be traced, or the memory does not suffice.
     """
     check_gpus(request)
-    with TracingProcess() as process:
-        return process.estimate(request, should_stop, memory_bytes=memory_bytes)
+    return _asked_again_if_killed(lambda process: process.estimate(request, should_stop, memory_bytes=memory_bytes))
 
 
 def check_gpus(request: EstimateRequest) -> None:
@@ -70,12 +71,32 @@ def expect(
     Raises:
         BatchwrightError: as ``estimate``.
     """
-    with TracingProcess() as process:
-        return process.expect(request, should_stop, timeout_seconds=timeout_seconds)
+    return _asked_again_if_killed(lambda process: process.expect(request, should_stop, timeout_seconds=timeout_seconds))
 
 
 class LostError(EstimateError):
-    """The process ended before it had carried out its order; the message says how."""
+    """The process ended before it had carried out its order; the message says how.
+
+    Args:
+        message: says so.
+        killed: whether a signal ended it, so that the order is not to blame.
+    """
+
+    def __init__(self, message: str, *, killed: bool = False) -> None:
+        super().__init__(message)
+        self.killed = killed
+
+
+def _asked_again_if_killed(ask: Callable[[TracingProcess], _Answer]) -> _Answer:
+    """What a process answers; what another one answers, where the first was ended from outside."""
+    try:
+        with TracingProcess() as process:
+            return ask(process)
+    except LostError as error:
+        if not error.killed:
+            raise
+    with TracingProcess() as process:
+        return ask(process)
 
 
 class TracingProcess:
@@ -182,7 +203,7 @@ class TracingProcess:
             told = b""
         if not told:
             status = self._end()
-            raise LostError(_no_answer(status, self._partner.said(_OUTPUT_BYTES)))
+            raise LostError(_no_answer(status, self._partner.said(_OUTPUT_BYTES)), killed=status < 0)
         return Done.model_validate_json(told)
 
     def _end(self) -> int:

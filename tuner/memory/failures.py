@@ -6,9 +6,12 @@ messages are named beside them; anything that is not in these tables is an ordin
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass
 from enum import Enum
+
+from tuner.units import format_bytes
 
 
 class FailureKind(Enum):
@@ -95,6 +98,22 @@ def classify_message(message: str) -> FailureKind:
     return next(
         (kind for kind, texts in tables if any(text.lower() in message.lower() for text in texts)), FailureKind.OTHER
     )
+
+
+_REQUESTED = (
+    re.compile(r"tried to allocate (?P<bytes>\d+) bytes", re.IGNORECASE),  # c10/core/impl/alloc_cpu.cpp
+    re.compile(r"tried to allocate (?P<figure>[\d.]+) (?P<unit>[KMGT]iB)", re.IGNORECASE),  # CUDA's, HIP's, XPU's
+)
+
+
+def shortage_in_words(message: str) -> str:
+    """What an out-of-memory error says, in a few words: how much was asked for, where the error tells."""
+    for pattern in _REQUESTED:
+        if (found := pattern.search(message)) is not None:
+            parts = found.groupdict()
+            asked = format_bytes(int(parts["bytes"])) if "bytes" in parts else f"{parts['figure']} {parts['unit']}"
+            return f"asked for {asked} more"
+    return "found no more memory"
 
 
 class ExitKind(Enum):

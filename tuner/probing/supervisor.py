@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tuner.processes import handed_on, kernel_oom_kills, kill_group
 from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.results import DeviceInfo, ExpectedPeaks, Outcome, Phase, ProbeResult
 from tuner.specs import WorkloadSpec
+from tuner.units import format_bytes
 from tuner.workloads.imports import late_imports
 
 _log = logging.getLogger(__name__)
@@ -41,6 +43,8 @@ _DUMP_SECONDS = 0.3
 """How long a hanging probe gets to write where it hangs before it is killed."""
 _KILL_SECONDS = 30.0
 _OUTPUT_BYTES = 4000
+_TRIES = 2
+"""How often what is ended from outside is tried, as by the search."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,15 @@ class _Ended:
     ended: float
     said: str
     """The end of what it printed; of what the fork server printed, when that was lost."""
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether something outside ended it, or the fork server: what it was to do is not to blame."""
+        return not self.timed_out and (self.exit is None or self.exit.kind is ExitKind.KILLED)
+
+
+class _ServerLostError(ProbeError):
+    """The fork server was killed while it started; the message says what it printed."""
 
 
 class ProbeSupervisor:
@@ -92,13 +105,17 @@ class ProbeSupervisor:
             ProbeError: when the machinery failed.
         """
         with self._lock:
-            ended = self._run_task("check", request.spec, _CHECK_TIMEOUT_SECONDS, should_stop)
+            ended = self._run_until_not_lost("check", request.spec, _CHECK_TIMEOUT_SECONDS, should_stop)
+        cause = ended.exit.cause if ended.exit else "the fork server was lost"
         try:
             report = CheckReport.model_validate_json(ended.paths.result.read_bytes())
         except (OSError, ValidationError):
-            cause = ended.exit.cause if ended.exit else "the fork server was lost"
+            if ended.was_lost:
+                message = f"the check of the spec was ended from outside, {_TRIES} times: {cause}\n{ended.said}"
+                raise ProbeError(message) from None
             report = CheckReport(error=f"{cause} while building it\n{ended.said}")
-        shutil.rmtree(ended.paths.directory, ignore_errors=True)
+        finally:
+            shutil.rmtree(ended.paths.directory, ignore_errors=True)
         error = report.to_error()
         if error is not None:
             raise error
@@ -116,7 +133,7 @@ class ProbeSupervisor:
             if request.compute_capability is not None:
                 self._prepare(request.spec)
                 return self._expect_apart(request, should_stop)
-            ended = self._run_task("expect", request, _EXPECT_TIMEOUT_SECONDS, should_stop)
+            ended = self._run_until_not_lost("expect", request, _EXPECT_TIMEOUT_SECONDS, should_stop)
         try:
             return ExpectedPeaks.model_validate_json(ended.paths.result.read_bytes())
         except (OSError, ValidationError):
@@ -170,7 +187,8 @@ class ProbeSupervisor:
         control, _ = self._attempt(request.model_copy(update={"limit_bytes": roomy}), should_stop)
         if control.outcome is not Outcome.FIT:
             return first
-        message = f"{first.error_type} twice under {request.limit_bytes} bytes, and a fit under {roomy}"
+        limit = format_bytes(request.limit_bytes or 0)
+        message = f"crashed with {first.error_type} twice under {limit}, and fits under {format_bytes(roomy)}"
         return first.model_copy(update={"outcome": Outcome.OOM, "message": message, "traceback": None})
 
     def _attempt(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> tuple[ProbeResult, bool]:
@@ -197,6 +215,17 @@ class ProbeSupervisor:
             shutil.rmtree(paths.directory, ignore_errors=True)
             raise
 
+    def _run_until_not_lost(
+        self, task: Task, request: TaskRequest, timeout: float, should_stop: Callable[[], bool]
+    ) -> _Ended:
+        """Run a task that only the machinery needs, as often as a search repeats a probe that was lost."""
+        for _ in range(_TRIES - 1):
+            ended = self._run_task(task, request, timeout, should_stop)
+            if not ended.was_lost:
+                return ended
+            shutil.rmtree(ended.paths.directory, ignore_errors=True)
+        return self._run_task(task, request, timeout, should_stop)
+
     def _run_in_process(
         self,
         task: Task,
@@ -206,8 +235,12 @@ class ProbeSupervisor:
         should_stop: Callable[[], bool],
     ) -> _Ended:
         preload = self._late_imports(request if isinstance(request, WorkloadSpec) else request.spec)
-        channel = self._started(should_stop)
         killed_before = kernel_oom_kills()
+        requested = time.monotonic()
+        try:
+            channel = self._started(should_stop)
+        except _ServerLostError as error:
+            return _Ended(paths, None, timed_out=False, requested=requested, ended=time.monotonic(), said=str(error))
         requested = time.monotonic()
         told = {"task": task, "directory": str(paths.directory), "preload": preload, "environment": handed_on()}
         self._send(channel, {"do": "run", **told})
@@ -291,19 +324,22 @@ class ProbeSupervisor:
         except EOFError:
             pass  # it ended: its log says why
         if message is None:
-            self._forget_server()
+            status = self._forget_server()
+            if status < 0:
+                raise _ServerLostError(f"the fork server was killed by signal {-status} while it started\n{self._said}")
             raise ProbeError(f"the fork server did not start:\n{self._said}")
         self._ready = True
 
-    def _forget_server(self) -> None:
-        """End the server, and with it any task it has."""
+    def _forget_server(self) -> int:
+        """End the server, and with it any task it has; how it ended, below 0 by which signal of others."""
         self._ready = False
         self._channel = None
+        status = 0
         if self._server is not None:
             process = self._server.process
             self._server.connection.close()
             try:
-                process.wait(_KILL_SECONDS)
+                status = process.wait(_KILL_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -313,10 +349,11 @@ class ProbeSupervisor:
         if self._group is not None:  # a server that was killed could not end what its task had started
             kill_group(self._group)
             self._group = None
+        return status
 
     def warm_up(self) -> None:
         """Start the fork server now, so that the first probe does not wait for torch to be imported."""
-        with self._lock:
+        with self._lock, suppress(_ServerLostError):  # the first probe starts another
             self._started(lambda: False)
 
     def close(self) -> None:

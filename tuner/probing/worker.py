@@ -21,6 +21,7 @@ from tuner.estimation.launch import MEMORY_BYTES
 from tuner.estimation.side_by_side import worthwhile_processes
 from tuner.files import write_atomically
 from tuner.memory.devices import MemoryDevice, open_device, translate_certain
+from tuner.memory.failures import shortage_in_words
 from tuner.probing.clock import TimedEngine, TimedUpdate, enough, timing
 from tuner.probing.exchange import CheckReport, ProbePaths
 from tuner.processes import tighten_limit
@@ -42,6 +43,16 @@ _MOST_SKIPPED_UPDATES = 40
 
 _TIMED_MICRO_BATCHES = 4
 """In an update that is timed: some that another one follows, and the last, which the optimizer's step follows."""
+
+
+_PHASES = {
+    Phase.START: "while the probe started",
+    Phase.BUILD: "while the model was built",
+    Phase.WARMUP: "in the warm-up",
+    Phase.MEASURE: "in the measured update",
+    Phase.DONE: "at the end",
+}
+"""The phases in words, for messages."""
 
 
 @dataclass
@@ -158,7 +169,7 @@ def _result(
     """The result of a probe that ended by itself; called outside ``except``, so that failed frames can be freed."""
     translate = device.translate if device is not None else translate_certain
     translated = translate(failure) if isinstance(failure, Exception) else None
-    outcome, message = _judge(seen, failure, translated)
+    outcome, message, details = _judge(seen, failure, translated)
     error_type = None if failure is None else _qualified_name(failure)
     trace = _traceback(failure) if outcome is Outcome.ERROR else None
     del failure
@@ -172,6 +183,7 @@ def _result(
         outcome=outcome,
         phase=seen.phase,
         message=message[:_MESSAGE_LENGTH],
+        details=details[:_MESSAGE_LENGTH] if details else None,
         error_type=error_type,
         traceback=trace,
         peak_allocated_bytes=peaks.allocated_bytes if peaks else None,
@@ -188,17 +200,21 @@ def _result(
     )
 
 
-def _judge(seen: Seen, failure: BaseException | None, translated: BatchwrightError | None) -> tuple[Outcome, str]:
+def _judge(
+    seen: Seen, failure: BaseException | None, translated: BatchwrightError | None
+) -> tuple[Outcome, str, str | None]:
+    """The outcome, what happened in a line, and the words of the device where the line says them in short."""
+    where = _PHASES[seen.phase]
     if failure is None:
-        return Outcome.FIT, "two optimizer updates ran within the limit"
+        return Outcome.FIT, "two optimizer updates ran within the limit", None
     if isinstance(translated, OutOfMemoryError):
-        return Outcome.OOM, f"out of memory in phase {seen.phase}: {translated}"
+        return Outcome.OOM, f"{shortage_in_words(str(translated))} {where}", str(translated)
     if isinstance(translated, InvalidSizeError):
-        return Outcome.INVALID_SIZE, f"the size is illegal for a kernel, in phase {seen.phase}: {translated}"
+        return Outcome.INVALID_SIZE, f"the size is illegal for a kernel, {where}: {translated}", None
     if isinstance(failure, SystemExit):
-        return Outcome.ERROR, f"the workload called sys.exit({failure.code!r}) in phase {seen.phase}"
+        return Outcome.ERROR, f"the workload called sys.exit({failure.code!r}) {where}", None
     text = " ".join(str(failure).split())
-    return Outcome.ERROR, f"{type(failure).__name__} in phase {seen.phase}: {text}"
+    return Outcome.ERROR, f"{type(failure).__name__} {where}: {text}", None
 
 
 def _qualified_name(error: BaseException) -> str:
