@@ -80,6 +80,25 @@ def tighten_limit(kind: int, wanted: int) -> int:
     return own
 
 
+def raise_limit(kind: int, wanted: int) -> int:
+    """Raise the soft bound of a resource as far as ``wanted`` and the hard bound allow; a higher one stays.
+
+    Args:
+        kind: ``resource.RLIMIT_...``.
+        wanted: the bound.
+
+    Returns:
+        The bound that holds now; ``wanted`` where there is none.
+    """
+    soft, hard = resource.getrlimit(kind)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if reachable > soft:
+        resource.setrlimit(kind, (reachable, hard))
+    return max(soft, reachable)
+
+
 def kernel_oom_kills() -> int:
     """How many processes the kernel has killed for memory: of this cgroup, or of the host where that is not counted."""
     for path in (*cgroup_files("memory.events", "memory.oom_control"), Path("/proc/vmstat")):

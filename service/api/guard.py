@@ -160,9 +160,10 @@ async def _checked_body(headers: Headers, receive: Receive, expected: str, most_
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if body and media_type != expected:
         raise UnsupportedMediaTypeError(f"the body is {media_type or 'undeclared'}; it must be {expected}")
+    whole = bytes(body)
     if expected == _JSON:
-        check_structure(body)
-    return bytes(body), _replay({"type": "http.request", "body": bytes(body), "more_body": False}, receive)
+        check_structure(whole)
+    return whole, _replay({"type": "http.request", "body": whole, "more_body": False}, receive)
 
 
 def _check_length(length: int, most_bytes: int) -> None:
