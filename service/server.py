@@ -11,15 +11,17 @@ from types import FrameType
 from typing import Literal
 
 import uvicorn
+from fastapi import FastAPI
 
 from service.bootstrap import System, app_of, build
 from service.connections import BoundedListener, Connections, bounded, limits_here, log_seldom
-from service.coordinator import Coordinator
 from service.errors import ConfigurationError, ServiceError
 from service.logs import configure_logging, say
 from service.settings import Settings
 from service.signals import handling_signals
 from service.store.base import KeyStore
+from service.worker_process import ENTRY
+from service.workers import Workers
 
 _CLOSE_SECONDS = 5
 """What open connections get to end when the service stops; event streams end at once."""
@@ -46,7 +48,7 @@ def check_and_build(settings: Settings) -> System:
     Raises:
         ConfigurationError: when they cannot, or when other machines would reach it and there is no API key.
     """
-    system = build(settings)
+    system = build(settings, apart=ENTRY)
     try:
         require_keys_beyond_loopback(settings, system.store.keys)
     except ServiceError:
@@ -78,8 +80,11 @@ def serve_system(settings: Settings, system: System) -> None:
     configure_logging(settings.log_level, settings.log_format)
     try:
         with _listening(settings) as listener:
+            system.begin()
+            app = app_of(system, settings)
+            app.openapi()  # which takes seconds, while the workers start
             system.start()
-            _run(settings, system, listener)
+            _run(settings, system, app, listener)
     finally:
         system.stop()
 
@@ -97,8 +102,7 @@ def _listening(settings: Settings) -> Iterator[socket.socket]:
         yield listener
 
 
-def _run(settings: Settings, system: System, listener: socket.socket) -> None:
-    app = app_of(system, settings)
+def _run(settings: Settings, system: System, app: FastAPI, listener: socket.socket) -> None:
     connections = Connections(limits_here(settings.max_connections))
     log_seldom()
     config = uvicorn.Config(
@@ -125,7 +129,7 @@ class _Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         end_streams: Callable[[], None],
-        coordinator: Coordinator,
+        coordinator: Workers,
         connections: Connections,
         log_format: Literal["text", "json"],
     ) -> None:
