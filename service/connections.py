@@ -145,6 +145,13 @@ class BoundedProtocol(H11Protocol):
         self._resumed += 1
         super().resume_writing()
 
+    @override
+    def on_response_complete(self) -> None:
+        """Go on with the next request; what nobody has read of this one's body is not kept until then."""
+        if self.cycle.body:
+            self.cycle.body.clear()
+        super().on_response_complete()
+
     @property
     def phase(self) -> Phase:
         """What the connection waits for."""

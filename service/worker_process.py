@@ -19,6 +19,7 @@ from service.errors import ConfigurationError, ServiceError
 from service.metrics import families_in
 from service.settings import Settings
 from service.worker_channel import Channel
+from tuner.processes import reap, zombies
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ _STABLE_SECONDS = 60.0
 _HURRY_SECONDS = 15.0
 """After a second signal the process has this long to hand back what it runs. It is killed then; a lease frees that."""
 _MEASURE_SECONDS = 2.0
+_ORPHAN_SECONDS = 5.0
 
 
 class WorkerProcess:
@@ -144,6 +146,7 @@ class WorkerProcess:
                 return
             delay = _FIRST_DELAY_SECONDS if time.monotonic() - began > _STABLE_SECONDS else delay
             _log.error("%s; it is started again in %.1f s", ended, delay)
+            threading.Thread(target=self._reap_orphans, name="orphans", daemon=True).start()
             if self._stopping.wait(delay):
                 return
             delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
@@ -154,6 +157,16 @@ class WorkerProcess:
             return True
         self._first.put(ended)
         return False
+
+    def _reap_orphans(self) -> None:
+        """Wait for what the dead process had started: as process 1 of a container this one has become its parent.
+
+        A process that this one has started itself, and not waited for since, is no loss: its end is known.
+        """
+        if not self._stopping.wait(_ORPHAN_SECONDS):
+            seen = zombies()
+            if not self._stopping.wait(_ORPHAN_SECONDS):
+                reap(seen & zombies())
 
     def _run_once(self) -> tuple[ServiceError, bool]:
         """One life of the process: how it ended, and whether its workers ran."""

@@ -6,8 +6,8 @@ import ctypes
 import os
 import resource
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -97,6 +97,23 @@ def raise_limit(kind: int, wanted: int) -> int:
     if reachable > soft:
         resource.setrlimit(kind, (reachable, hard))
     return max(soft, reachable)
+
+
+def zombies() -> set[int]:
+    """Ids of children of this process that have ended, and that nobody has waited for."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        fields = "".join(_lines(path / "stat")).rpartition(")")[2].split()
+        if fields[:2] == ["Z", str(os.getpid())]:
+            found.add(int(path.name))
+    return found
+
+
+def reap(children: Iterable[int]) -> None:
+    """Wait for children that have ended, so that the kernel forgets them."""
+    for child in children:
+        with suppress(ChildProcessError):
+            os.waitpid(child, os.WNOHANG)
 
 
 def kernel_oom_kills() -> int:

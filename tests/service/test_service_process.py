@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -268,3 +271,24 @@ def test_a_taken_port_is_named(start_apart: StartServed, tmp_path: Path) -> None
     port = int(start_apart().url.rpartition(":")[2])
     with pytest.raises(ConfigurationError, match=str(port)):
         serve(Settings(data_dir=tmp_path / "other", port=port, devices="cpu"))
+
+
+_ORPHANING = """
+import ctypes, json, os, subprocess, sys, time
+from tuner.processes import reap, zombies
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come to this process, as to process 1
+subprocess.run([sys.executable, "-c", "import subprocess; subprocess.Popen(['true'])"], check=True)
+while not (seen := zombies()):
+    time.sleep(0.01)
+own = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+reap(seen)
+before = zombies()
+own.communicate()
+print(json.dumps([len(seen), len(before), own.returncode]))
+"""
+
+
+def test_orphans_do_not_stay_as_zombies() -> None:
+    """Process 1 of a container inherits what a killed worker had started: it is waited for, and no other child is."""
+    done = subprocess.run([sys.executable, "-c", _ORPHANING], capture_output=True, text=True, check=True, timeout=120)
+    assert json.loads(done.stdout) == [1, 0, 0]
