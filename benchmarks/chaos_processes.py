@@ -29,6 +29,7 @@ class Found:
             ("tuner.probing.fork_server", "fork server"),
             ("tuner.training.worker", "training"),
             ("tuner.cli work", "worker"),
+            ("service.hosted_worker", "worker"),
             ("tuner.cli serve", "service"),
         ):
             if words in self.command:

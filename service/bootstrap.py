@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 
 from fastapi import FastAPI
@@ -28,6 +28,8 @@ from service.settings import Settings
 from service.store.base import Quota, Store
 from service.store.sql import open_store
 from service.use_cases import UseCases
+from service.worker_process import WorkerProcess
+from service.workers import Workers
 from tuner.estimation.warm import WarmEstimates
 from tuner.fingerprint import installed_versions
 from tuner.memory import inventory
@@ -42,7 +44,7 @@ class WorkerSystem:
     """A worker: built, not started."""
 
     store: Store
-    coordinator: Coordinator
+    coordinator: Workers
     instruments: Instruments
     metrics_address: tuple[str, int] | None
     _closing: list[Callable[[], None]] = field(default_factory=list)
@@ -75,6 +77,11 @@ class System(WorkerSystem):
     estimates: Estimates
     access: Access
     estimator: WarmEstimates
+
+    def begin(self) -> None:
+        """Start the process of the workers, where they have one, without waiting for it. ``start`` does."""
+        if isinstance(self.coordinator, WorkerProcess):
+            self.coordinator.begin()
 
     def stop(self) -> None:
         """Stop the workers, handing back what runs, write what is counted, and close the store. Idempotent."""
@@ -114,15 +121,28 @@ def build(
     new_executor: ExecutorFactory | None = None,
     devices: Sequence[DeviceInfo] | None = None,
     versions: dict[str, str] | None = None,
+    *,
+    apart: str | None = None,
 ) -> System:
     """Everything a service consists of. The optional arguments replace what touches devices.
+
+    Args:
+        settings: of the service.
+        new_executor: makes what runs probes and jobs on a device.
+        devices: those of the host.
+        versions: of what changes memory.
+        apart: the module of a process that workers run in (``worker_process.ENTRY``); in this process when left out,
+            which the other arguments are for.
 
     Raises:
         ConfigurationError: when the settings cannot be served.
         StoreUnavailableError: when the database cannot be reached.
     """
     here = installed_versions() if versions is None else versions
-    worker = build_worker(settings, new_executor, devices, here) if settings.worker else _no_worker(settings)
+    inside = settings.worker and apart is None
+    worker = build_worker(settings, new_executor, devices, here) if inside else _worker(settings, [], {})
+    if settings.worker and apart is not None:
+        worker = _with_process(worker, WorkerProcess(settings, apart))
     store, coordinator, watch = worker.store, worker.coordinator, worker.instruments
     watch.metrics.watch_queue(store.queue_depths)
     policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
@@ -158,8 +178,10 @@ def build_worker(
     return _worker(settings, [(new_executor or local_executor)(device) for device in chosen], here)
 
 
-def _no_worker(settings: Settings) -> WorkerSystem:
-    return _worker(settings, [], {})
+def _with_process(system: WorkerSystem, process: WorkerProcess) -> WorkerSystem:
+    """A system whose workers run in a process of their own."""
+    system.instruments.metrics.watch_workers(process.families)
+    return replace(system, coordinator=process)
 
 
 def _worker(settings: Settings, executors: Sequence[Executor], versions: dict[str, str]) -> WorkerSystem:

@@ -50,7 +50,9 @@ class Problem(Document):
     code: Annotated[str, Field(examples=["not-found"])]
     """The stable word a program decides by."""
     errors: tuple[FieldFault, ...] = ()
-    """Every field at fault, for an invalid request."""
+    """The fields at fault, for an invalid request: the first twenty."""
+    error_count: PositiveInt | None = None
+    """How many fields are at fault, when `errors` does not list them all."""
 
 
 # --- what is sent ----------------------------------------------------------------------------------------------------

@@ -44,6 +44,9 @@ from tuner.errors import (
     WorkloadError,
 )
 
+MOST_FAULTS = 20
+"""Faults that a problem lists: nobody reads more, and a request may have as many as its body has bytes."""
+
 
 class ServiceError(Exception):
     """Base of every error of the service. Its class carries what the problem document says."""
@@ -168,15 +171,31 @@ class InvalidCursorError(RequestError):
 
 
 class InvalidInputError(RequestError):
-    """The request does not have the shape it needs. ``faults`` lists every field."""
+    """The request does not have the shape it needs.
+
+    Args:
+        message: what is wrong.
+        faults: the fields at fault.
+        count: how many there are, when ``faults`` does not hold them all.
+    """
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     code = "invalid-request"
     title = "The request is invalid"
 
-    def __init__(self, message: str, faults: Sequence[FieldFault] = ()) -> None:
-        self.faults = tuple(faults)
+    def __init__(self, message: str, faults: Sequence[FieldFault] = (), count: int = 0) -> None:
+        self.faults = tuple(faults[:MOST_FAULTS])
+        self.count = max(count, len(faults))
         super().__init__(message)
+
+    @classmethod
+    def listing(cls, faults: Sequence[FieldFault], count: int = 0) -> InvalidInputError:
+        """An error whose message lists the first faults, and tells how many there are."""
+        shown = faults[:MOST_FAULTS]
+        listed = "; ".join(f"{fault.field}: {fault.message}" for fault in shown)
+        total = max(count, len(faults))
+        begin = f"{total} faults, of which the first {len(shown)}: " if total > len(shown) else ""
+        return cls(begin + listed, faults, count)
 
 
 class MalformedJsonError(RequestError):
@@ -259,7 +278,7 @@ class CsrfTokenError(RequestError):
 
 
 class BodyTooLargeError(RequestError):
-    """The body is above the cap."""
+    """The body is above the cap, holds too many values, or is nested too deep."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     code = "body-too-large"
@@ -368,8 +387,11 @@ def faults_of(problems: Sequence[FieldProblem]) -> tuple[FieldFault, ...]:
 def problem_of(error: Exception) -> Problem:
     """The problem document of ``error``. An error we did not foresee tells nothing of its insides."""
     if isinstance(error, ServiceError):
-        faults = error.faults if isinstance(error, InvalidInputError) else ()
-        return make_problem(error.status, error.code, error.title, str(error), faults)
+        problem = make_problem(error.status, error.code, error.title, str(error))
+        if not isinstance(error, InvalidInputError):
+            return problem
+        unlisted = error.count if error.count > len(error.faults) else None
+        return problem.model_copy(update={"errors": error.faults, "error_count": unlisted})
     if isinstance(error, TuningFailedError):
         return make_problem(HTTPStatus.OK, error.reason, "The tuning ended without an answer", str(error))
     if isinstance(error, ExportError):
@@ -395,9 +417,15 @@ def _without_traceback(message: str) -> str:
 
 
 def make_problem(status: int, code: str, title: str, detail: str, errors: tuple[FieldFault, ...] = ()) -> Problem:
-    """A problem document; its type follows from its code."""
+    """A problem document; its type follows from its code, and it lists the first ``MOST_FAULTS`` of ``errors``."""
     return Problem(
-        type=PROBLEM_TYPE_PREFIX + code, title=title, status=int(status), detail=detail, code=code, errors=errors
+        type=PROBLEM_TYPE_PREFIX + code,
+        title=title,
+        status=int(status),
+        detail=detail,
+        code=code,
+        errors=errors[:MOST_FAULTS],
+        error_count=len(errors) if len(errors) > MOST_FAULTS else None,
     )
 
 

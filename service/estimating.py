@@ -207,5 +207,5 @@ def _names_of(gpus: tuple[str, ...]) -> list[str]:
         except EstimateError as error:
             faults.append(FieldFault(field=f"gpus.{index}", message=str(error)))
     if faults:
-        raise InvalidInputError("; ".join(f"{fault.field}: {fault.message}" for fault in faults), faults)
+        raise InvalidInputError.listing(faults)
     return names

@@ -51,6 +51,35 @@ def say(text: str, style: Literal["text", "json"]) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - as the docstring says
 
 
+class Seldom(logging.Filter):
+    """Lets each message through some times a minute, and tells how many it kept back: for what strangers provoke.
+
+    Args:
+        times: how often within the period.
+        seconds: the period.
+    """
+
+    def __init__(self, times: int = 5, seconds: float = 60.0) -> None:
+        super().__init__()
+        self._times = times
+        self._seconds = seconds
+        self._counts: dict[str, tuple[float, int]] = {}
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written. Errors always are."""
+        if record.levelno >= logging.ERROR:
+            return True
+        message = str(record.msg)
+        began, count = self._counts.get(message, (record.created, 0))
+        if record.created - began >= self._seconds:
+            if count > self._times:
+                record.msg = f"{message} (and {count - self._times} more times)"
+            began, count = record.created, 0
+        self._counts[message] = began, count + 1
+        return count < self._times
+
+
 class JsonFormatter(logging.Formatter):
     """One object per line: `time`, `level`, `logger`, `message`, and what the line is about."""
 

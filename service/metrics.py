@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from prometheus_client import (
@@ -41,6 +41,9 @@ _REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _WORK_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
 
 QueueDepths = Callable[[], Sequence[QueueDepth]]
+Families = Callable[[], Iterable[Metric]]
+Snapshot = list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]
+"""Families as JSON: name, help, type, and samples with their names, labels and values."""
 
 
 class Metrics:
@@ -54,8 +57,11 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=True)
         ProcessCollector(registry=self.registry)
+        self._work_registry = CollectorRegistry(auto_describe=True)
+        self._work_families = _WorkFamilies(self._work_registry.collect)
+        self.registry.register(self._work_families)
         self._busy = _BusyDevices()
-        self.registry.register(self._busy)
+        self._work_registry.register(self._busy)
         build = Gauge(
             "batchwright_build_info",
             "Always 1; the label tells which version runs.",
@@ -64,7 +70,7 @@ class Metrics:
         )
         build.labels(version).set(1)
         self._probes = Counter(
-            "batchwright_probes", "Probes run, by outcome.", ["device", "outcome"], registry=self.registry
+            "batchwright_probes", "Probes run, by outcome.", ["device", "outcome"], registry=self._work_registry
         )
         self._work = {
             kind: Histogram(
@@ -72,7 +78,7 @@ class Metrics:
                 f"From the first start of a {kind} to its end, interruptions included.",
                 ["state"],
                 buckets=_WORK_SECONDS,
-                registry=self.registry,
+                registry=self._work_registry,
             )
             for kind in WorkKind
         }
@@ -142,7 +148,15 @@ class Metrics:
         """Ask for what waits whenever somebody reads the metrics. For one process of a service: the queue is shared."""
         self.registry.register(_QueueCollector(depths))
 
+    def watch_workers(self, families: Families) -> None:
+        """Ask for the workers' measurements whenever somebody reads the metrics: they run in another process."""
+        self._work_families.source = families
+
     # --- for readers ---
+
+    def work_families(self) -> list[Metric]:
+        """The measurements of workers, of this process or of the one that is asked for them."""
+        return list(self._work_families.collect())
 
     def exposition(self) -> bytes:
         """Everything, in Prometheus' text format."""
@@ -207,6 +221,41 @@ class _BusyDevices(Collector):
                 total.add_metric([device], seconds + (0.0 if since is None else now - since))
         yield busy
         yield total
+
+
+class _WorkFamilies(Collector):
+    """What workers measure, wherever they run."""
+
+    def __init__(self, source: Families) -> None:
+        self.source = source
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the names are those of another registry."""
+        yield from ()
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        yield from self.source()
+
+
+def snapshot(families: Iterable[Metric]) -> Snapshot:
+    """Families as they are sent to another process."""
+    return [
+        (it.name, it.documentation, it.type, [(found.name, dict(found.labels), found.value) for found in it.samples])
+        for it in families
+    ]
+
+
+def families_in(sent: Snapshot) -> list[Metric]:
+    """Families that another process has sent."""
+    families = []
+    for name, documentation, kind, samples in sent:
+        family = Metric(name, documentation, kind)
+        for sample, labels, value in samples:
+            family.add_sample(sample, labels, value)
+        families.append(family)
+    return families
 
 
 class _QueueCollector(Collector):

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import gc
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Literal
 
 import uvicorn
+from fastapi import FastAPI
 
 from service.bootstrap import System, app_of, build
-from service.coordinator import Coordinator
+from service.connections import BoundedListener, Connections, bounded, limits_here, log_seldom
 from service.errors import ConfigurationError, ServiceError
 from service.logs import configure_logging, say
 from service.settings import Settings
 from service.signals import handling_signals
 from service.store.base import KeyStore
+from service.worker_process import ENTRY
+from service.workers import Workers
 
 _CLOSE_SECONDS = 5
 """What open connections get to end when the service stops; event streams end at once."""
+_TICKS_A_SECOND = 10
+"""Of uvicorn's main loop."""
 
 
 def serve(settings: Settings) -> None:
@@ -42,7 +48,7 @@ def check_and_build(settings: Settings) -> System:
     Raises:
         ConfigurationError: when they cannot, or when other machines would reach it and there is no API key.
     """
-    system = build(settings)
+    system = build(settings, apart=ENTRY)
     try:
         require_keys_beyond_loopback(settings, system.store.keys)
     except ServiceError:
@@ -74,8 +80,11 @@ def serve_system(settings: Settings, system: System) -> None:
     configure_logging(settings.log_level, settings.log_format)
     try:
         with _listening(settings) as listener:
+            system.begin()
+            app = app_of(system, settings)
+            app.openapi()  # which takes seconds, while the workers start
             system.start()
-            _run(settings, system, listener)
+            _run(settings, system, app, listener)
     finally:
         system.stop()
 
@@ -84,7 +93,7 @@ def serve_system(settings: Settings, system: System) -> None:
 def _listening(settings: Settings) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # With the protocol named asyncio sets TCP_NODELAY: answers on a kept connection would wait 40 ms for an ACK else.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+    with BoundedListener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((settings.host, settings.port))
@@ -93,10 +102,14 @@ def _listening(settings: Settings) -> Iterator[socket.socket]:
         yield listener
 
 
-def _run(settings: Settings, system: System, listener: socket.socket) -> None:
-    app = app_of(system, settings)
+def _run(settings: Settings, system: System, app: FastAPI, listener: socket.socket) -> None:
+    connections = Connections(limits_here(settings.max_connections))
+    log_seldom()
     config = uvicorn.Config(
         app,
+        http=bounded(connections),
+        ws="none",
+        loop="asyncio",  # others accept by themselves, without regard to what the listener refuses
         log_level="warning" if settings.log_level == "info" else settings.log_level,
         log_config=None,
         lifespan="on",
@@ -105,7 +118,8 @@ def _run(settings: Settings, system: System, listener: socket.socket) -> None:
     )
     # Uvicorn raises the signals it caught once more when it is done: the first one has been obeyed by then.
     with handling_signals(stop=lambda: None, hurry=system.coordinator.hurry):
-        _Server(config, app.state.feed.close, system.coordinator, settings.log_format).run(sockets=[listener])
+        server = _Server(config, app.state.feed.close, system.coordinator, connections, settings.log_format)
+        server.run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
@@ -115,13 +129,15 @@ class _Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         end_streams: Callable[[], None],
-        coordinator: Coordinator,
+        coordinator: Workers,
+        connections: Connections,
         log_format: Literal["text", "json"],
     ) -> None:
         super().__init__(config)
         self._log_format: Literal["text", "json"] = log_format
         self._end_streams = end_streams
         self._coordinator = coordinator
+        self._connections = connections
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end at the first signal; at the second, wait for nothing more."""
@@ -143,6 +159,12 @@ class _Server(uvicorn.Server):
             host, port = listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             say(f"Batchwright listens on http://{shown}:{port}", self._log_format)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Once a second, end connections whose peers take too long."""
+        if counter % _TICKS_A_SECOND == 0:
+            self._connections.sweep(time.monotonic())
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End streams and what workers run, then everything."""

@@ -63,6 +63,9 @@ class Settings(BaseSettings):
     """How long a tuning or job counts to its key's device seconds after it has ended."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024**2
     """Larger request bodies are refused unread."""
+    max_connections: Annotated[int, Field(ge=16, le=1_000_000)] = 4096
+    """Connections to the API at once; fewer where the limit of open files leaves no room for as many. When all are
+    taken, those whose requests are not there yet make room for new ones."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much is logged, on standard error."""
     log_format: Literal["text", "json"] = "text"

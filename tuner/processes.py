@@ -6,8 +6,8 @@ import ctypes
 import os
 import resource
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -78,6 +78,42 @@ def tighten_limit(kind: int, wanted: int) -> int:
     own = min(it for it in (wanted, *there) if it != resource.RLIM_INFINITY)
     resource.setrlimit(kind, (own, there[1]))
     return own
+
+
+def raise_limit(kind: int, wanted: int) -> int:
+    """Raise the soft bound of a resource as far as ``wanted`` and the hard bound allow; a higher one stays.
+
+    Args:
+        kind: ``resource.RLIMIT_...``.
+        wanted: the bound.
+
+    Returns:
+        The bound that holds now; ``wanted`` where there is none.
+    """
+    soft, hard = resource.getrlimit(kind)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if reachable > soft:
+        resource.setrlimit(kind, (reachable, hard))
+    return max(soft, reachable)
+
+
+def zombies() -> set[int]:
+    """Ids of children of this process that have ended, and that nobody has waited for."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        fields = "".join(_lines(path / "stat")).rpartition(")")[2].split()
+        if fields[:2] == ["Z", str(os.getpid())]:
+            found.add(int(path.name))
+    return found
+
+
+def reap(children: Iterable[int]) -> None:
+    """Wait for children that have ended, so that the kernel forgets them."""
+    for child in children:
+        with suppress(ChildProcessError):
+            os.waitpid(child, os.WNOHANG)
 
 
 def kernel_oom_kills() -> int:

@@ -21,7 +21,10 @@ from service.errors import NotAuthenticatedError, ScopeMissingError
 from service.keys import Caller, Scope
 from service.sessions import Sessions
 
-PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/openapi.json", "/docs", *(f"/docs/{name}" for name in DOCS_FILES)})
+HEALTH_PATHS = frozenset({"/livez", "/readyz"})
+"""Asked by orchestrators, under whatever name or address they know this host by."""
+METRICS_PATH = "/metrics"
+PUBLIC_PATHS = HEALTH_PATHS | {"/openapi.json", "/docs", *(f"/docs/{name}" for name in DOCS_FILES)}
 """What anyone may read: whether the service works, and its description. Everything else needs a caller."""
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.authentication import PUBLIC_PATHS, Doors, identify
+from service.api.authentication import HEALTH_PATHS, METRICS_PATH, PUBLIC_PATHS, Doors, identify
+from service.api.host_names import host_name
+from service.api.json_bounds import check_structure
 from service.api.problems import problem_response
 from service.errors import (
     BodyTooLargeError,
@@ -26,8 +27,8 @@ from service.sessions import csrf_token_of
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _NO_BODY: Message = {"type": "http.response.body", "body": b"", "more_body": False}
-_LONGEST_HOST = 255 + len(":65535")
-"""No legal name is longer, and what is remembered of strangers is bounded."""
+_STRANGERS_BYTES = 8192
+"""Cap on the bodies of public paths, which anyone may send: a form with an API key and the longest path fits."""
 _FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 _JSON = "application/json"
 _FORM = "application/x-www-form-urlencoded"
@@ -63,7 +64,9 @@ class Guard:
     ) -> None:
         self._app = app
         self._doors = doors
-        self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
+        self._allowed_hosts = frozenset(
+            host_name(name) or host_name(f"[{name}]") or name.lower() for name in allowed_hosts
+        )
         self._max_body_bytes = max_body_bytes
         self._public = PUBLIC_PATHS.union(pages.public)
         self._public_below = tuple(path for path in pages.public if path.endswith("/"))
@@ -76,14 +79,16 @@ class Guard:
             return
         try:
             headers = Headers(scope=scope)
-            self._check_host(headers)
+            self._check_host(headers, scope["path"])
             safe = scope["method"] in _SAFE_METHODS
             if not safe:
                 _check_origin(headers)
-            session = None if self._is_public(scope["path"]) else await self._identify(scope)
+            public = self._is_public(scope["path"])
+            session = None if public else await self._identify(scope)
             if not safe:
                 form = scope["path"] in self._forms
-                body, receive = await self._checked_body(headers, receive, _FORM if form else _JSON)
+                most = min(_STRANGERS_BYTES, self._max_body_bytes) if public else self._max_body_bytes
+                body, receive = await _checked_body(headers, receive, _FORM if form else _JSON, most)
                 if session is not None:
                     _check_csrf(session, _field(body) if form else headers.get(CSRF_HEADER, ""))
         except ServiceError as error:
@@ -120,35 +125,50 @@ class Guard:
     def _is_public(self, path: str) -> bool:
         return path in self._public or path.startswith(self._public_below)
 
-    def _check_host(self, headers: Headers) -> None:
-        host = headers.get("host", "")
-        name = _host_name(host) if len(host) <= _LONGEST_HOST else ""
-        if name not in self._allowed_hosts:
-            raise HostNotAllowedError(
-                f"this service does not answer to the name {name!r}; the operator adds names to "
-                "BATCHWRIGHT_ALLOWED_HOSTS"
-            )
+    def _check_host(self, headers: Headers, path: str) -> None:
+        """Refuse names that are not ours: by DNS rebinding a page of another site reads what needs no key here.
 
-    async def _checked_body(self, headers: Headers, receive: Receive, expected: str) -> tuple[bytes, Receive]:
-        """Read the body within the cap, and hand it on."""
-        self._check_length(int(length) if (length := headers.get("content-length", "")).isdigit() else 0)
-        body = bytearray()
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] != "http.request":
-                return b"", _replay(message, receive)
-            body += message.get("body", b"")
-            self._check_length(len(body))
-            more = message.get("more_body", False)
-        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if body and media_type != expected:
-            raise UnsupportedMediaTypeError(f"the body is {media_type or 'undeclared'}; it must be {expected}")
-        return bytes(body), _replay({"type": "http.request", "body": bytes(body), "more_body": False}, receive)
+        Orchestrators and scrapers address a pod by its address, which no operator can list: health routes tell the same
+        to anyone. The metrics are read with a key, which no page of another site has.
+        """
+        given = headers.getlist("host")
+        name = host_name(given[0]) if len(given) == 1 else ""
+        if name in self._allowed_hosts or (name and (path in HEALTH_PATHS or _shows_key(headers, path))):
+            return
+        raise HostNotAllowedError(
+            f"this service does not answer to the name {name!r}; the operator adds names to BATCHWRIGHT_ALLOWED_HOSTS"
+        )
 
-    def _check_length(self, length: int) -> None:
-        if length > self._max_body_bytes:
-            raise BodyTooLargeError(f"the body is above the cap of {self._max_body_bytes} bytes")
+
+def _shows_key(headers: Headers, path: str) -> bool:
+    """Whether the metrics are asked for with an API key, which is verified next: a wrong one is refused."""
+    return path == METRICS_PATH and "authorization" in headers
+
+
+async def _checked_body(headers: Headers, receive: Receive, expected: str, most_bytes: int) -> tuple[bytes, Receive]:
+    """Read the body within the cap, and hand it on."""
+    _check_length(int(length) if (length := headers.get("content-length", "")).isdigit() else 0, most_bytes)
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            return b"", _replay(message, receive)
+        body += message.get("body", b"")
+        _check_length(len(body), most_bytes)
+        more = message.get("more_body", False)
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if body and media_type != expected:
+        raise UnsupportedMediaTypeError(f"the body is {media_type or 'undeclared'}; it must be {expected}")
+    whole = bytes(body)
+    if expected == _JSON:
+        check_structure(whole)
+    return whole, _replay({"type": "http.request", "body": whole, "more_body": False}, receive)
+
+
+def _check_length(length: int, most_bytes: int) -> None:
+    if length > most_bytes:
+        raise BodyTooLargeError(f"the body is above the cap of {most_bytes} bytes")
 
 
 def _check_csrf(session: str, shown: str) -> None:
@@ -164,15 +184,6 @@ def _field(body: bytes) -> str:
     """The token in a form."""
     try:
         return parse_qs(body.decode("ascii"), max_num_fields=_MOST_FIELDS).get(CSRF_FIELD, [""])[0]
-    except ValueError:
-        return ""
-
-
-@lru_cache(maxsize=1024)
-def _host_name(host: str) -> str:
-    """The name in a Host header, without port and brackets; empty when it is none."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
 

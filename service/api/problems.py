@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from service.domain import FieldFault, Problem
 from service.errors import (
+    MOST_FAULTS,
     IdempotencyKeyInFlightError,
     InvalidInputError,
     MalformedJsonError,
@@ -34,9 +35,9 @@ _DESCRIPTIONS = {
     HTTPStatus.FORBIDDEN: "The API key may not, the operator does not allow it, or another site asks for it.",
     HTTPStatus.NOT_FOUND: "There is no such thing.",
     HTTPStatus.CONFLICT: "The current state does not allow it; `code` says what stands in the way.",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is above the cap.",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is above the cap, or holds too many values.",
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The body is not declared as JSON.",
-    HTTPStatus.UNPROCESSABLE_ENTITY: "The request is invalid; `errors` lists every field at fault.",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "The request is invalid; `errors` lists the first fields at fault.",
     HTTPStatus.TOO_MANY_REQUESTS: "The API key has used its quota; try again later.",
     HTTPStatus.INTERNAL_SERVER_ERROR: "The service failed.",
     HTTPStatus.SERVICE_UNAVAILABLE: "The database, a worker or a slot is not to be had now; try again later.",
@@ -130,9 +131,8 @@ def _on_invalid_request(_request: Request, error: Exception) -> Response:
     if any(item["type"] == "json_invalid" for item in found):
         reason = next(str(item.get("ctx", {}).get("error", "")) for item in found if item["type"] == "json_invalid")
         return problem_response(MalformedJsonError(f"the body is not valid JSON: {reason}"))
-    faults = [_fault(item, error.body) for item in found]
-    listed = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)
-    return problem_response(InvalidInputError(listed, faults))
+    faults = [_fault(item, error.body) for item in found[:MOST_FAULTS]]
+    return problem_response(InvalidInputError.listing(faults, len(found)))
 
 
 def _fault(item: dict[str, Any], body: object) -> FieldFault:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 
-from service.api.authentication import needs
+from service.api.authentication import METRICS_PATH, needs
 from service.api.observed import Observed
 from service.api.problems import declared
 from service.fleet import Health
@@ -63,7 +63,7 @@ async def readyz(watch: Watching) -> Health:
 
 
 @router.get(
-    "/metrics",
+    METRICS_PATH,
     operation_id="readMetrics",
     summary="Read the metrics",
     dependencies=[needs(Scope.TUNINGS_READ)],

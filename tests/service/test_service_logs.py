@@ -156,7 +156,7 @@ def test_every_response_names_its_request(service: Running) -> None:
     for wrong in ("", "two words", "x" * 65, "line\tbreak"):
         made = service.http.get("/livez", headers={"X-Request-ID": wrong}).headers["X-Request-ID"]
         assert made not in {"", wrong}
-    refused = service.http.get("/livez", headers={"Host": "elsewhere"})
+    refused = service.http.get("/v1/tunings", headers={"Host": "elsewhere"})
     assert (refused.status_code, bool(refused.headers["X-Request-ID"])) == (403, True)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from processes import HERE, LISTENS, Spoken, spoken, wait_until
+from processes import HERE, LISTENS, Spoken, are_gone, children_of, spoken, wait_until
 
 from factories import CPU, recommendation, tuning_request
 from scripted import ScriptedRunner
@@ -39,16 +43,27 @@ def journal(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def start_served(tmp_path: Path, journal: Path) -> Iterator[StartServed]:
-    """Starts served processes on one data folder; kills what a test leaves."""
+@pytest.fixture(params=["apart", "inside"])
+def start_served(request: pytest.FixtureRequest, tmp_path: Path, journal: Path) -> Iterator[StartServed]:
+    """Starts served processes on one data folder, with workers inside and apart; kills what a test leaves."""
     with ExitStack() as stack:
-        yield lambda port=0: stack.enter_context(_served(tmp_path / "data", journal, port))
+        yield lambda port=0: stack.enter_context(_served(tmp_path / "data", journal, port, request.param))
 
 
-def _served(data_dir: Path, journal: Path, port: int) -> AbstractContextManager[Spoken]:
-    arguments = [str(data_dir), str(journal), str(PROBE_SECONDS), str(port)]
-    return spoken([str(HERE / "slow_service.py"), *arguments], LISTENS)
+@pytest.fixture
+def start_apart(tmp_path: Path, journal: Path) -> Iterator[StartServed]:
+    """Starts served processes whose workers run in a process of their own."""
+    with ExitStack() as stack:
+        yield lambda port=0: stack.enter_context(_served(tmp_path / "data", journal, port, "apart"))
+
+
+def _served(data_dir: Path, journal: Path, port: int, where: str) -> AbstractContextManager[Spoken]:
+    environment = {
+        "JOURNAL": str(journal),
+        "PROBE_SECONDS": str(PROBE_SECONDS),
+        "PYTHONPATH": os.pathsep.join(map(str, (HERE.parents[1], HERE.parent, HERE))),
+    }
+    return spoken([str(HERE / "slow_service.py"), str(data_dir), str(port), where], LISTENS, environment)
 
 
 def sizes_in(journal: Path) -> list[int]:
@@ -93,6 +108,77 @@ def test_a_killed_service_goes_on_from_its_recorded_probes(start_served: StartSe
     assert recorded == expected
     assert sizes_in(journal) == expected[:3] + expected[2:]
     assert states == [State.QUEUED, State.RUNNING, State.RUNNING, State.SUCCEEDED]
+
+
+def test_a_killed_worker_process_is_started_again(start_apart: StartServed, journal: Path) -> None:
+    """After kill -9 of it in the third probe the same service, which answers all the time, ends the tuning as usual."""
+    expected = undisturbed()
+    served = start_apart()
+    with Client(served.url) as client:
+        tuning_id = client.tunings.submit(tuning_request()).id
+        wait_for_probes(client, tuning_id, 2)
+        wait_until(lambda: len(sizes_in(journal)) == 3)
+        (worker,) = children_of(served.process.pid)
+        os.kill(worker, signal.SIGKILL)
+        tuning = client.tunings.wait(tuning_id, START_SECONDS)
+        recorded = [probe.result.micro_batch_size for probe in client.tunings.probes(tuning_id)]
+    assert (tuning.state, tuning.attempts) == (State.SUCCEEDED, 2)
+    assert recorded == expected
+    assert sizes_in(journal) == expected[:3] + expected[2:]
+    assert served.end(signal.SIGTERM) == 0
+    assert any("killed by signal 9; it is started again" in line for line in served.lines)
+
+
+def test_a_worker_process_that_is_told_to_end_hands_back_and_is_started_again(
+    start_apart: StartServed, journal: Path
+) -> None:
+    """SIGTERM to it alone ends its probe, and the next goes on with the tuning."""
+    served = start_apart()
+    with Client(served.url) as client:
+        tuning_id = client.tunings.submit(tuning_request()).id
+        wait_for_probes(client, tuning_id, 1)
+        (worker,) = children_of(served.process.pid)
+        os.kill(worker, signal.SIGTERM)
+        assert client.tunings.wait(tuning_id, START_SECONDS).state is State.SUCCEEDED
+    assert sorted(set(sizes_in(journal))) == sorted(undisturbed())
+
+
+def test_a_group_that_is_terminated_gets_one_signal(start_apart: StartServed, journal: Path) -> None:
+    """A supervisor may signal every process of the service: a job still gets its grace, until the second signal."""
+    served = start_apart()
+    with Client(served.url) as client:
+        client.jobs.submit(recommendation(), TrainingRequest(updates=10))
+        wait_until(lambda: client.devices.list()[0].held_by is not None)
+    (worker,) = children_of(served.process.pid)
+    for process in (served.process.pid, worker):
+        os.kill(process, signal.SIGTERM)
+    wait_until(lambda: sizes_in(journal) == [0])
+    assert served.process.poll() is None
+    assert served.end(signal.SIGTERM) == 0
+    assert are_gone({worker})
+
+
+def test_a_killed_service_takes_its_worker_process_along(start_apart: StartServed) -> None:
+    """Kill -9 of the one that serves the API leaves nothing behind."""
+    served = start_apart()
+    below = children_of(served.process.pid)
+    assert len(below) == 1
+    served.end(signal.SIGKILL)
+    wait_until(lambda: are_gone(below))
+
+
+def test_the_metrics_of_a_worker_process_are_with_those_of_the_api(start_apart: StartServed) -> None:
+    """One scrape has both, each family once; without a process they are the API's alone."""
+    served = start_apart()
+    with Client(served.url) as client, httpx.Client(base_url=served.url) as http:
+        client.tunings.wait(client.tunings.submit(tuning_request()).id, START_SECONDS)
+        text = http.get("/metrics").raise_for_status().text
+    families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(families) == len(set(families))
+    assert 'batchwright_tuning_seconds_count{state="SUCCEEDED"} 1.0' in text
+    assert 'batchwright_probes_total{device="cpu",outcome="FIT"}' in text
+    assert 'batchwright_device_busy{device="cpu"} 0.0' in text
+    assert "batchwright_http_request_seconds_count" in text
 
 
 def test_a_terminated_service_hands_back_and_exits_cleanly(start_served: StartServed, journal: Path) -> None:
@@ -153,9 +239,9 @@ def test_a_running_probe_is_cancelled_within_two_seconds(start_served: StartServ
         assert time.monotonic() - begun < 5  # two seconds, and room for a busy machine
 
 
-def test_answers_on_a_kept_connection_do_not_wait(start_served: StartServed) -> None:
+def test_answers_on_a_kept_connection_do_not_wait(start_apart: StartServed) -> None:
     """Twenty small ones, one after the other: none waits for the 40 ms after which a kernel acknowledges."""
-    with httpx.Client(base_url=start_served().url) as client:
+    with httpx.Client(base_url=start_apart().url) as client:
         client.get("/livez")
         fastest = min(_seconds(lambda: client.get("/livez")) for _ in range(20))
     assert fastest < 0.03
@@ -173,18 +259,36 @@ def test_the_service_is_not_opened_to_other_machines(tmp_path: Path) -> None:
         serve(Settings(data_dir=tmp_path, host="0.0.0.0"))  # noqa: S104 - refused
 
 
-def test_a_second_service_on_the_same_devices_is_refused(
-    start_served: StartServed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_service_on_the_same_devices_is_refused(start_apart: StartServed, tmp_path: Path) -> None:
     """It says which device is served already, and by whom."""
-    monkeypatch.setattr("service.coordinator._LOCK_WAIT_SECONDS", 0.0)
-    start_served()
+    start_apart()
     with pytest.raises(DeviceTakenError, match="cpu is served by host:"):
         serve(Settings(data_dir=tmp_path / "data", node_name="host", port=0, devices="cpu"))
 
 
-def test_a_taken_port_is_named(start_served: StartServed, tmp_path: Path) -> None:
+def test_a_taken_port_is_named(start_apart: StartServed, tmp_path: Path) -> None:
     """Listening where someone listens already is refused in our words."""
-    port = int(start_served().url.rpartition(":")[2])
+    port = int(start_apart().url.rpartition(":")[2])
     with pytest.raises(ConfigurationError, match=str(port)):
         serve(Settings(data_dir=tmp_path / "other", port=port, devices="cpu"))
+
+
+_ORPHANING = """
+import ctypes, json, os, subprocess, sys, time
+from tuner.processes import reap, zombies
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come to this process, as to process 1
+subprocess.run([sys.executable, "-c", "import subprocess; subprocess.Popen(['true'])"], check=True)
+while not (seen := zombies()):
+    time.sleep(0.01)
+own = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+reap(seen)
+before = zombies()
+own.communicate()
+print(json.dumps([len(seen), len(before), own.returncode]))
+"""
+
+
+def test_orphans_do_not_stay_as_zombies() -> None:
+    """Process 1 of a container inherits what a killed worker had started: it is waited for, and no other child is."""
+    done = subprocess.run([sys.executable, "-c", _ORPHANING], capture_output=True, text=True, check=True, timeout=120)
+    assert json.loads(done.stdout) == [1, 0, 0]

@@ -1,0 +1,90 @@
+"""The process of a host's workers that ``batchwright serve`` starts: its own descriptors and memory, no strangers.
+
+It is told what to do over a channel to the process that serves the API (see ``service.worker_process``), and ends with
+that process, however it ends.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from service.bootstrap import WorkerSystem, build_worker
+from service.errors import ServiceError
+from service.logs import configure_logging
+from service.metrics import snapshot
+from service.settings import Settings
+from service.signals import handling_signals
+from service.worker_channel import Channel
+from tuner.processes import die_with_parent
+
+Build = Callable[[Settings], WorkerSystem]
+
+
+def main(descriptor: str, parent: str, build: Build = build_worker) -> None:
+    """Work until told to stop, or until the service is gone.
+
+    Args:
+        descriptor: number of the channel's descriptor.
+        parent: id of the process that serves the API.
+        build: makes the workers.
+    """
+    die_with_parent(int(parent))
+    channel = Channel(socket.socket(fileno=int(descriptor)))
+    settings = Settings(**(channel.receive() or {})["settings"])
+    try:
+        system = build(settings)
+    except ServiceError as error:
+        channel.send(_refusal(error))
+        return
+    configure_logging(settings.log_level, settings.log_format)
+    _work(channel, system)
+
+
+def _work(channel: Channel, system: WorkerSystem) -> None:
+    told = threading.Event()
+    listener = threading.Thread(target=_listen, args=(channel, system, told), name="service", daemon=True)
+    try:
+        # A supervisor may signal every process of the service, which asks this one as well: that is no second signal.
+        with handling_signals(told.set, told.set):
+            listener.start()
+            try:
+                system.start()
+            except ServiceError as error:
+                channel.send(_refusal(error))
+                return
+            channel.send({"started": system.coordinator.places})
+            told.wait()
+            system.stop()
+    finally:
+        system.stop()
+
+
+def _listen(channel: Channel, system: WorkerSystem, told: threading.Event) -> None:
+    """Do what the service asks until it is gone."""
+    while (message := channel.receive()) is not None:
+        match message:
+            case {"do": "wake"}:
+                system.coordinator.notify()
+            case {"do": "hurry"}:
+                system.coordinator.hurry()
+                told.set()
+            case {"do": "stop"}:
+                told.set()
+            case {"do": "measure", "number": number}:
+                families = snapshot(system.instruments.metrics.work_families())
+                channel.send({"number": number, "families": families})
+            case _:
+                pass
+    told.set()
+
+
+def _refusal(error: ServiceError) -> dict[str, Any]:
+    return {"refused": type(error).__name__, "message": str(error)}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
