@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -12,10 +13,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from service.driver import Driver, StoppedError
+from service.driver import Driver, Site, StoppedError
 from service.errors import (
     ConflictError,
     DeviceTakenError,
+    NotFoundError,
     ServiceError,
     StaleLeaseError,
     StoreUnavailableError,
@@ -23,13 +25,16 @@ from service.errors import (
 )
 from service.executor.base import Executor
 from service.fleet import ServedDevice
+from service.health import Health
 from service.hold import Hold, LeaseTerms, Stop
 from service.instruments import Instruments
 from service.locks import DeviceLock, folder_identity
-from service.logs import logging_about
+from service.logs import SparseLog, logging_about
 from service.states import State
 from service.store.base import Claim, Ending, SeenDevice, Store
 from service.tracing import Attribute, SpanKind
+from tuner.errors import HostTroubleError
+from tuner.host import Cause, Trouble, check_host, trouble_of
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +44,8 @@ _LONGEST_BEAT_SECONDS = 0.75
 """A cancellation made in another process is seen at the next beat: well within the two seconds promised."""
 _RETRY_SECONDS = 0.2
 _ERROR_PAUSE_SECONDS = 1.0
+_MOST_TROUBLES = 5
+"""Troubles in a row of one piece of work on a host that was found well after each: one more is the work's own."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,10 @@ class DeviceWorker:
         self._settings = settings
         self._watch = settings.instruments
         self._lock = DeviceLock(settings.locks_dir, device.id)
-        self._driver = Driver(store, executor, self.served, settings.runs_dir, settings.instruments)
+        self._health = Health(self.served.place, self._check, self._tell_health)
+        self._troubled = ("", 0)
+        """The work that met trouble last on a host that is well, and how often in a row."""
+        self._driver = Driver(store, executor, Site(self.served, settings.runs_dir, self._health), settings.instruments)
         self._hold: Hold | None = None
         self._stop = Stop.SHUTDOWN
         self._stopping = threading.Event()
@@ -95,6 +105,7 @@ class DeviceWorker:
         self._wake = threading.Event()
         self._beat_now = threading.Event()
         self._announce_due = 0.0
+        self._warnings = SparseLog(_log)
         self._worker = threading.Thread(target=self._work, name=f"worker-{device.id}")
         self._heart = threading.Thread(target=self._beat, name=f"heartbeat-{device.id}")
 
@@ -107,14 +118,15 @@ class DeviceWorker:
             DeviceTakenError: when another live process serves it.
         """
         self._lock.acquire(self.served.owner, _LOCK_WAIT_SECONDS)
+        self._watch.metrics.device_served(self.served.device.id)
         try:
             self._await_silence()
             self._store.release_place(self.served.place, self._settings.owner_prefix)
-            self._store.announce(self.served)
+            self._health.may_work()
+            self._store.announce(self.served.model_copy(update={"unready": self._health.unready}))
         except BaseException:
             self._lock.release()
             raise
-        self._watch.metrics.device_served(self.served.device.id)
         self._worker.start()
         self._heart.start()
 
@@ -179,18 +191,39 @@ class DeviceWorker:
             try:
                 busy = self._run_next()
             except StoreUnavailableError as error:
-                _log.warning("%s: %s", self.served.place, error)
+                self._warnings.log("%s: %s", self.served.place, error)
                 busy = False
-            except Exception:  # noqa: BLE001 - a worker outlives whatever one piece of work does
-                _log.exception("%s: the worker goes on after an error of its own", self.served.place)
-                self._stopping.wait(_ERROR_PAUSE_SECONDS)
+            except Exception as error:  # noqa: BLE001 - a worker outlives whatever one piece of work does
+                self._outlive(error)
                 busy = False
             if not busy:
                 self._wake.wait(self._settings.poll_seconds)
             self._wake.clear()
 
+    def _outlive(self, error: Exception) -> None:
+        if (trouble := trouble_of(error)) is not None:
+            self._health.suspect(trouble)
+            return
+        _log.exception("%s: the worker goes on after an error of its own", self.served.place)
+        self._stopping.wait(_ERROR_PAUSE_SECONDS)
+
+    def _check(self, needed_bytes: int) -> Trouble | None:
+        """Look at the host, and for the device."""
+        folders = [self._settings.runs_dir, Path(tempfile.gettempdir())]
+        if (trouble := check_host(folders, needed_bytes)) is not None:
+            return trouble
+        lost = self._executor.lost_device()
+        return None if lost is None else Trouble(Cause.DEVICE, lost)
+
+    def _tell_health(self, cause: str | None) -> None:
+        self._watch.metrics.device_troubled(self.served.device.id, cause)
+        self._announce_due = 0.0
+        self._beat_now.set()
+
     def _run_next(self) -> bool:
-        """Claim and run one piece of work; false when there is none."""
+        """Claim and run one piece of work; false when there is none, or the host is in trouble."""
+        if not self._health.may_work():
+            return False
         claimed_at = time.monotonic()
         claim = self._store.claim(self.served, self._settings.lease_seconds)
         if claim is None:
@@ -242,9 +275,34 @@ class DeviceWorker:
             except StaleLeaseError:
                 raise
             except Exception as error:  # noqa: BLE001 - the work ends as FAILED, the worker goes on
+                if (trouble := trouble_of(error) or self._health.examine()) is not None:
+                    return self._end_troubled(claim, hold, trouble)
                 _log.exception("%s: %s failed for a reason we did not foresee", self.served.place, hold.lease.work_id)
                 ending = Ending(State.FAILED, problem=stored_problem(error))
+        self._health.succeeded()
         return self._finish(claim, hold, ending)
+
+    def _end_troubled(self, claim: Claim, hold: Hold, trouble: Trouble) -> str:
+        """Hand back what trouble of the host has ended, and take no more before that is over.
+
+        Work that meets trouble again and again, on a host that is found well each time, is the trouble's cause.
+        """
+        work_id = hold.lease.work_id
+        error = HostTroubleError(trouble.cause, f"{self.served.place}: {trouble.message}", trouble.needed_bytes)
+        before, count = self._troubled
+        well = self._health.examine() is None
+        self._troubled = (work_id, (count if before == work_id else 0) + int(well))
+        if hold.reason() is None and self._troubled[1] > _MOST_TROUBLES:
+            return self._finish(claim, hold, Ending(State.FAILED, problem=stored_problem(error)))
+        self._health.suspect(trouble, lambda: self._waits(work_id))
+        return self._end_stopped(claim, hold, error)
+
+    def _waits(self, work_id: str) -> bool:
+        """Tell whether work is still to be done, and here: elsewhere it needs no room on this host."""
+        try:
+            return self._store.get(work_id).state is State.QUEUED
+        except (NotFoundError, StoreUnavailableError):
+            return False
 
     def _finish(self, claim: Claim, hold: Hold, ending: Ending) -> str:
         hold.persist(lambda: self._store.finish(hold.lease, ending))
@@ -274,8 +332,9 @@ class DeviceWorker:
         while not self._finished.is_set():
             try:
                 self._beat_once()
-            except Exception:  # noqa: BLE001 - without a heartbeat the device would be lost for good
-                _log.exception("%s: the heartbeat goes on after an error of its own", self.served.place)
+            except Exception as error:  # noqa: BLE001 - without a heartbeat the device would be lost for good
+                text = "%s: the heartbeat goes on after an error of its own: %s"
+                self._warnings.log(text, self.served.place, error, exc_info=error)
             self._beat_now.wait(self._settings.beat_seconds)
             self._beat_now.clear()
 
@@ -287,9 +346,9 @@ class DeviceWorker:
 
     def _announce(self) -> None:
         try:
-            self._store.announce(self.served)
+            self._store.announce(self.served.model_copy(update={"unready": self._health.unready}))
         except StoreUnavailableError as error:
-            _log.warning("%s: cannot announce: %s", self.served.place, error)
+            self._warnings.log("%s: cannot announce: %s", self.served.place, error)
         else:
             self._announce_due = time.monotonic() + self._settings.lease_seconds / 3
 

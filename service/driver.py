@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,20 +13,24 @@ from service.earlier import recall_earlier
 from service.errors import ServiceError, stored_problem
 from service.executor.base import Executor, TrainingRun
 from service.fleet import ServedDevice
+from service.health import Health
 from service.hold import Hold
 from service.identifiers import IdentifierSource
 from service.instruments import Instruments
 from service.placement import mark_place
 from service.states import State, WorkKind
 from service.store.base import Claim, Ending, Store, WorkItem
-from tuner.errors import BatchwrightError, ProbeCancelledError
+from tuner.errors import BatchwrightError, HostTroubleError, ProbeCancelledError
+from tuner.host import Cause, Room, Trouble, filled_by_itself, room_of, trouble_of
 from tuner.requests import ProbeRequest, TuningRequest
-from tuner.results import ProbeResult, Recommendation
+from tuner.results import Outcome, ProbeResult, Recommendation
 from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
 from tuner.tuning import Tuning, ask_what_ifs, look_ahead
 
 _log = logging.getLogger(__name__)
 
+_UNEXPLAINED = {Outcome.ERROR, Outcome.LOST, Outcome.TIMED_OUT}
+"""Outcomes of probes that trouble of the host may have caused."""
 _MOST_LOST_LEASES = 5
 """Owners in a row that may vanish without recording anything before the work itself is held to be the cause."""
 
@@ -55,6 +60,15 @@ class RunFailedError(ServiceError):
     title = "The training run failed"
 
 
+@dataclass(frozen=True)
+class Site:
+    """Where work runs: a device, the folder of its runs, and the health of its host."""
+
+    served: ServedDevice
+    runs_dir: Path
+    health: Health
+
+
 class Driver:
     """Runs claimed work on one executor, recording every step."""
 
@@ -62,15 +76,15 @@ class Driver:
         self,
         store: Store,
         executor: Executor,
-        served: ServedDevice,
-        runs_dir: Path,
+        site: Site,
         instruments: Instruments,
     ) -> None:
         self._store = store
         self._executor = executor
-        self._served = served
-        self._runs_dir = runs_dir
+        self._served = site.served
+        self._runs_dir = site.runs_dir
         self._watch = instruments
+        self._health = site.health
         self._identifiers = IdentifierSource()
 
     def drive(self, claim: Claim, hold: Hold) -> Ending:
@@ -79,6 +93,8 @@ class Driver:
         Raises:
             StoppedError: when the hold told it to stop.
             StaleLeaseError: when a report came too late.
+            HostTroubleError: when the host could not run it, which is no failure of the work.
+            OSError: likewise.
         """
         try:
             _refuse_repeated_losses(claim)
@@ -88,7 +104,17 @@ class Driver:
         except ProbeCancelledError as error:
             raise StoppedError from error
         except (BatchwrightError, WorkerLostError, EnvironmentChangedError) as error:
+            self._excuse(trouble_of(error))
             return Ending(State.FAILED, problem=stored_problem(error))
+
+    def _excuse(self, trouble: Trouble | None = None) -> None:
+        """Go on only where the host is well: what has failed otherwise has not shown that the fault is its own.
+
+        Raises:
+            HostTroubleError: naming what the host lacks.
+        """
+        if (found := trouble or self._health.examine()) is not None:
+            raise HostTroubleError(found.cause, found.message, found.needed_bytes)
 
     # --- tunings ---
 
@@ -113,6 +139,8 @@ class Driver:
         with self._watch.spans.span("probe", micro_batch_size=probe.micro_batch_size, ordinal=ordinal) as span:
             result = self._executor.probe(probe, hold.stop_within)
             span.set("outcome", result.outcome.value)
+        if result.outcome in _UNEXPLAINED:
+            self._excuse()
         hold.persist(lambda: self._store.record_probe(hold.lease, ordinal, result))
         self._watch.metrics.probed(self._served.device.id, result.outcome.value)
         return result
@@ -161,10 +189,29 @@ class Driver:
                 newest = fresh[-1].update
 
         mark_place(run.directory, self._served.place)
+        before = room_of(run.directory)
         result = self._executor.train(run, on_progress, hold.stop_within)
         if hold.reason() is not None and result.outcome is not RunOutcome.SUCCEEDED:
             raise StoppedError(result.message)  # also when it had to be killed, which looks like a failure
+        if result.outcome is RunOutcome.FAILED:
+            self._excuse_run(run.directory, before, result)
         return _job_ending(result)
+
+    def _excuse_run(self, directory: Path, before: Room, result: TrainingResult) -> None:
+        """Go on only where the failure of a run is its own, which it also is where its files have filled the disk.
+
+        Raises:
+            HostTroubleError: naming what the host lacks.
+        """
+        reported = result.trouble
+        found = None if reported is None else Trouble(Cause(reported.cause), reported.message, reported.needed_bytes)
+        if found is None or found.cause is not Cause.DISK_FULL:
+            found = self._health.examine() or found
+        if found is None:
+            return
+        if found.cause is Cause.DISK_FULL and filled_by_itself(before, room_of(directory), found.needed_bytes):
+            return
+        self._excuse(found)
 
 
 def _refuse_repeated_losses(claim: Claim) -> None:

@@ -28,6 +28,7 @@ from http import HTTPStatus
 from service.domain import PROBLEM_TYPE_PREFIX, FieldFault, Problem
 from tuner.errors import (
     BatchwrightError,
+    CheckLostError,
     DeviceError,
     EstimateCancelledError,
     EstimateError,
@@ -35,6 +36,7 @@ from tuner.errors import (
     ExportError,
     ExportRefusal,
     FieldProblem,
+    HostTroubleError,
     PlanError,
     ProbeError,
     SearchError,
@@ -361,6 +363,8 @@ _TUNER_ERRORS: tuple[tuple[type[BatchwrightError], int, str, str], ...] = (
     (EstimateTimedOutError, HTTPStatus.GATEWAY_TIMEOUT, "estimate-timed-out", "The estimate took too long"),
     (EstimateCancelledError, HTTPStatus.SERVICE_UNAVAILABLE, "estimate-cancelled", "The estimate was given up"),
     (EstimateError, HTTPStatus.UNPROCESSABLE_ENTITY, "cannot-estimate", "The workload cannot be estimated"),
+    (HostTroubleError, HTTPStatus.SERVICE_UNAVAILABLE, "host-trouble", "The host cannot run it"),
+    (CheckLostError, HTTPStatus.SERVICE_UNAVAILABLE, "check-lost", "The check of the spec was lost"),
     (ProbeError, HTTPStatus.INTERNAL_SERVER_ERROR, "probe-error", "A probe could not be run"),
     (SearchError, HTTPStatus.INTERNAL_SERVER_ERROR, "search-error", "The search cannot use what was recorded"),
     (TrainingError, HTTPStatus.INTERNAL_SERVER_ERROR, "training-error", "The training run cannot go on"),

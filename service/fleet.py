@@ -29,6 +29,9 @@ class ServedDevice(Document):
     """Variables that probes and jobs run with there."""
     versions: dict[str, str]
     """Versions there of what changes memory."""
+    unready: str | None = None
+    """Why the device takes no work now, such as a full disk of its host, beginning with a stable word; none when it
+    does. What it had begun is back in the queue, and goes on when the trouble is over, or elsewhere."""
 
     @property
     def hardware(self) -> str:

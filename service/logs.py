@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -78,6 +79,35 @@ class Seldom(logging.Filter):
             began, count = record.created, 0
         self._counts[message] = began, count + 1
         return count < self._times
+
+
+_REPEAT_SECONDS = 60.0
+
+
+class SparseLog:
+    """Warnings of what may go wrong many times a second: each text at once, and again after a minute at the earliest.
+
+    Args:
+        logger: where they go.
+        clock: seconds.
+    """
+
+    _MOST_TEXTS = 100
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._logged: dict[str, float] = {}
+
+    def log(self, text: str, *values: object, exc_info: BaseException | None = None) -> None:
+        """Log a warning, unless the same one was logged within the last minute."""
+        whole, now = text % values, self._clock()
+        if now - self._logged.get(whole, -_REPEAT_SECONDS) < _REPEAT_SECONDS:
+            return
+        if len(self._logged) >= self._MOST_TEXTS:
+            self._logged.clear()
+        self._logged[whole] = now
+        self._logger.warning("%s", whole, exc_info=exc_info)
 
 
 class JsonFormatter(logging.Formatter):

@@ -72,6 +72,18 @@ class Metrics:
         self._probes = Counter(
             "batchwright_probes", "Probes run, by outcome.", ["device", "outcome"], registry=self._work_registry
         )
+        self._unready = Gauge(
+            "batchwright_device_unready",
+            "1 while trouble of the host keeps a device from taking work.",
+            ["device"],
+            registry=self.registry,
+        )
+        self._troubles = Counter(
+            "batchwright_host_troubles",
+            "Times that trouble of the host was met, each check that met it included, by cause.",
+            ["device", "cause"],
+            registry=self.registry,
+        )
         self._work = {
             kind: Histogram(
                 f"batchwright_{kind}_seconds",
@@ -117,6 +129,13 @@ class Metrics:
     def device_served(self, device: str) -> None:
         """Tell of a device before it runs anything."""
         self._busy.know(device)
+        self._unready.labels(device)  # there from the start, at 0
+
+    def device_troubled(self, device: str, cause: str | None) -> None:
+        """Tell that trouble of the host keeps a device from work; no cause when that is over."""
+        self._unready.labels(device).set(0 if cause is None else 1)
+        if cause is not None:
+            self._troubles.labels(device, cause).inc()
 
     def probed(self, device: str, outcome: str) -> None:
         """Count a probe that was run to its end."""

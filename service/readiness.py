@@ -51,7 +51,7 @@ class Readiness:
 
         Raises:
             StoreUnavailableError: when the database cannot be written.
-            NotReadyError: naming every reason: no worker was heard of lately, or work is stuck.
+            NotReadyError: naming every reason: no worker was heard of lately or none takes work, or work is stuck.
         """
         with self._one_looks:
             if self._answer is None or time.monotonic() - self._answered_at > _SHARED_SECONDS:
@@ -72,14 +72,18 @@ class Readiness:
         self._store.check()
         devices = self._store.devices()
         alive = [seen for seen in devices if seen.age_seconds <= self._lease_seconds]
+        unready = [f"{seen.served.place} ({seen.served.unready})" for seen in alive if seen.served.unready]
         silent = sorted(seen.served.place for seen in devices if seen not in alive)
         missing = f"; not heard of: {', '.join(silent)}" if silent else ""
         reasons = [] if alive else [f"no worker was heard of within {self._lease_seconds:g} s{missing}"]
+        if alive and len(unready) == len(alive):
+            reasons.append(f"no worker takes work: {', '.join(unready)}")
         oldest, stuck = self._queue()
         reasons += [self._in_words(depth) for depth in stuck]
         if reasons:
             raise NotReadyError("; ".join(reasons))
-        workers = f"{len(alive)} of {len(devices)} heard of{missing}"
+        waiting = f"; unready: {', '.join(unready)}" if unready else ""
+        workers = f"{len(alive)} of {len(devices)} heard of{missing}{waiting}"
         return Health(status="ok", checks={"store": "written", "workers": workers, "queue": f"oldest {oldest:.0f} s"})
 
     def _queue(self) -> tuple[float, list[QueueDepth]]:

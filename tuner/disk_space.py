@@ -94,5 +94,7 @@ def _no_room(path: Path, number: int, needed_bytes: int | None) -> StorageError:
     figures += [] if free is None else [f"{format_bytes(free)} free"]
     told = f" ({', '.join(figures)})" if figures else ""
     return StorageError(
-        f"{path} cannot be written: {_CAUSES[number]}{told}. Make room there, or name a folder on another disk", number
+        f"{path} cannot be written: {_CAUSES[number]}{told}. Make room there, or name a folder on another disk",
+        number,
+        needed_bytes or 0,
     )

@@ -8,7 +8,9 @@
     |- SearchError          an outcome was reported that the search did not ask for
     |- DeviceError          the device is not there, or its limit cannot be applied
     |- WorkloadError        the user's model, batch or loss breaks the workload contract
+    |- HostTroubleError     the host lacks what any work needs: room on a disk, descriptors, processes
     |- ProbeError           the probing machinery itself failed (not the probed workload)
+       |- CheckLostError    the process that checks a spec was killed, or found no memory, again and again
     |- ProbeCancelledError  a probe was ended on request
     |- TuningFailedError    a tuning ended without an answer; carries the evidence so far
     |- OutOfMemoryError     a device allocation failed; translated from the framework's own error at one seam
@@ -78,6 +80,25 @@ class ProbeError(BatchwrightError):
     """The probing machinery failed, as opposed to the workload that was probed."""
 
 
+class CheckLostError(ProbeError):
+    """The process that checks a spec was killed or found no memory, again and again: the spec may well be right."""
+
+
+class HostTroubleError(BatchwrightError):
+    """The host lacks what any work needs.
+
+    Args:
+        cause: a stable word, one of ``tuner.host.Cause``.
+        message: what is lacking, and where.
+        needed_bytes: room on the disk without which the work cannot go on, where that is known.
+    """
+
+    def __init__(self, cause: str, message: str, needed_bytes: int = 0) -> None:
+        self.cause = cause
+        self.needed_bytes = needed_bytes
+        super().__init__(message)
+
+
 class ProbeCancelledError(BatchwrightError):
     """A probe was ended because its caller asked for it."""
 
@@ -135,11 +156,15 @@ class ServingError(BatchwrightError):
 
 
 class StorageError(BatchwrightError, OSError):
-    """A disk has no room for a file. ``errno`` tells a full disk, a quota and a limit on a file's size apart."""
+    """A disk has no room for a file. ``errno`` tells a full disk, a quota and a limit on a file's size apart.
 
-    def __init__(self, message: str, number: int) -> None:
+    ``needed_bytes`` is the size of the file, where that is known.
+    """
+
+    def __init__(self, message: str, number: int, needed_bytes: int = 0) -> None:
         super().__init__(message)
         self.errno = number
+        self.needed_bytes = needed_bytes
 
 
 class TrainingError(BatchwrightError):

@@ -107,6 +107,10 @@ class Executor(ABC):
         finally:
             self._turn.release()
 
+    def lost_device(self) -> str | None:
+        """Look for the device, and say in words that it is gone; none while it is there."""
+        return None
+
     def environment(self) -> dict[str, str]:
         """The variables that probes and jobs run with."""
         return self._runner.environment()

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
 from tuner.files import holding
+from tuner.memory import inventory
 from tuner.results import DeviceInfo
 from tuner.training.launch import TrainingProcess
 from tuner.training.runs import RunOutcome, TrainingResult
@@ -34,6 +35,10 @@ class LocalExecutor(Executor):
     ) -> None:
         super().__init__(device, runner)
         self._new_process = new_process or partial(TrainingProcess, restarts=_RESTARTS)
+
+    @override
+    def lost_device(self) -> str | None:
+        return inventory.lost(self.device)
 
     @override
     def _train(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:

@@ -113,11 +113,13 @@ class Desk:
 
         Raises:
             UnknownDeviceError: when there is none.
+            StoreUnavailableError: when there is none, and the database cannot be written: workers may be silent for it.
         """
         alive = [seen for seen in self.store.devices() if self.is_alive(seen)]
         alive.sort(key=lambda seen: (seen.served.device.kind == "cpu", len(seen.served.device.id), seen.served.place))
         found = next((seen for seen in alive if device in {None, seen.served.device.id}), None)
         if found is None:
+            self.store.check()  # a worker that cannot write is silent: its device is not unknown
             served = ", ".join(sorted({seen.served.device.id for seen in alive})) or "none"
             raise UnknownDeviceError(f"device {device or '(any)'} is not served here; served: {served}")
         return found

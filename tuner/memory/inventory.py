@@ -79,6 +79,23 @@ def _gpus() -> tuple[DeviceInfo, ...]:
         pynvml.nvmlShutdown()
 
 
+def lost(device: DeviceInfo) -> str | None:
+    """Say that a device which was there does not answer any more, in NVML's words; none for one that does."""
+    if device.kind == "cpu":
+        return None
+    try:
+        pynvml.nvmlInit()
+        try:
+            used_and_total_bytes(visible_handles()[int(device.id.partition(":")[2])])
+        finally:
+            pynvml.nvmlShutdown()
+    except IndexError:
+        return f"{device.id} is gone: NVML lists fewer devices"
+    except pynvml.NVMLError as error:
+        return f"{device.id} does not answer: {error}"
+    return None
+
+
 def visible_handles() -> list[object]:
     """NVML handles of the GPUs that CUDA will number 0, 1, ... in this environment. NVML must be initialised.
 

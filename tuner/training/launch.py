@@ -11,13 +11,22 @@ from pydantic import ValidationError
 from tuner.disk_space import free_bytes
 from tuner.errors import CheckpointError, PeerError, TrainingError
 from tuner.files import holding, tail, write_atomically
+from tuner.host import Cause
 from tuner.memory.environment import job_environment
 from tuner.memory.failures import ExitKind, ProcessExit, classify_exit
 from tuner.processes import handed_on, kernel_oom_kills
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.training.rank_processes import RankProcesses
-from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingProgress, TrainingResult, decisive
+from tuner.training.runs import (
+    ProgressLog,
+    RunOutcome,
+    RunPaths,
+    SystemTrouble,
+    TrainingProgress,
+    TrainingResult,
+    decisive,
+)
 from tuner.units import format_bytes
 
 _LOG_TAIL_BYTES = 4000
@@ -26,6 +35,9 @@ _ROOM_FOR_A_RESULT = 64 * 1024
 _HELD_SECONDS = 10.0
 """How long a process of this run that is just being killed may take to be gone."""
 PEER_ERROR = f"{PeerError.__module__}.{PeerError.__qualname__}"
+
+
+_UNWRITTEN = SystemTrouble(cause=Cause.INPUT_OUTPUT, message="a training process could not write its result")
 
 
 class TrainingProcess:
@@ -206,13 +218,19 @@ class TrainingProcess:
             outcome=RunOutcome.FAILED,
             message=message + self._full_disk(),
             error_type=ended.cause,
+            trouble=_UNWRITTEN if return_code == os.EX_IOERR else None,
             traceback=tail(self.paths.log, _LOG_TAIL_BYTES) or None,
             updates=progress,
         )
 
 
 def _read(path: Path) -> TrainingResult | None:
+    """A result; none where no process has left one.
+
+    Raises:
+        OSError: when it is there and cannot be read now.
+    """
     try:
         return TrainingResult.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
+    except (FileNotFoundError, ValidationError):
         return None

@@ -93,6 +93,17 @@ class TrainingProgress(Document):
         return weight / self.seconds if self.seconds and weight > self.samples else None
 
 
+class SystemTrouble(Document):
+    """A disk that ended the run: full, read-only or broken."""
+
+    cause: str
+    """A stable word, such as `disk-full`."""
+    message: str
+    """What was lacking, and where."""
+    needed_bytes: NonNegativeInt = 0
+    """Room on the disk without which the run cannot go on; 0 where that is not known."""
+
+
 class TrainingResult(Document):
     """How the run's last process ended: ``result.json``."""
 
@@ -116,6 +127,8 @@ class TrainingResult(Document):
     """What the user should know of the run, such as a loss that accumulation changes."""
     smaller_micro_batch: PositiveInt | None = None
     """Set when memory ran out and the run can go on from its checkpoint with micro-batches of at most this size."""
+    trouble: SystemTrouble | None = None
+    """Set when a disk ended the run, and not the workload."""
     weights_sha256: str | None = None
     """SHA-256 of the final weights file, when the run succeeded."""
     seconds: NonNegativeFloat = 0.0

@@ -9,6 +9,7 @@ each other by themselves; rank 0 writes the run's files.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -20,6 +21,7 @@ from types import FrameType
 
 from tuner.errors import BatchwrightError, OutOfMemoryError, PeerError, WorkloadError
 from tuner.files import holding, write_atomically
+from tuner.host import trouble_of
 from tuner.memory.devices import MemoryDevice, open_device
 from tuner.processes import die_with_parent
 from tuner.requests import TrainingRequest
@@ -27,7 +29,7 @@ from tuner.results import Recommendation
 from tuner.training.loop import TrainingLoop
 from tuner.training.progress import ProgressWriter, import_tensorboard
 from tuner.training.ranks import Ranks, join_ranks, local_rank, own_rank, tells_of_lost_peer, world_size
-from tuner.training.runs import RunOutcome, RunPaths, TrainingResult
+from tuner.training.runs import RunOutcome, RunPaths, SystemTrouble, TrainingResult
 from tuner.training.windows import Position
 from tuner.workloads.imports import import_early, late_imports
 
@@ -98,6 +100,7 @@ def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
         samples_seen=course.position.seen,
         notes=tuple(course.loop.notes) if course.loop else (),
         smaller_micro_batch=smaller,
+        trouble=_trouble(failure),
         weights_sha256=course.weights_sha256,
         seconds=time.monotonic() - began,
     )
@@ -160,6 +163,14 @@ def _smaller(course: Course) -> int | None:
     return -(-failed // 2) if failed is not None and failed > 1 else None
 
 
+def _trouble(failure: BaseException | None) -> SystemTrouble | None:
+    """Trouble with a disk. A lack of anything else is this process's own, or its parent finds it too."""
+    found = trouble_of(failure)
+    if found is None or not found.of_disk:
+        return None
+    return SystemTrouble(cause=found.cause, message=found.message, needed_bytes=found.needed_bytes)
+
+
 def _explain(failure: BaseException, shortage: BatchwrightError | None, course: Course) -> str:
     """What ended the run, in a line; for a lack of memory, where it was and what to do."""
     if shortage is not None:
@@ -202,8 +213,7 @@ def _train_alone(paths: RunPaths, stop: StopRequest) -> int:
     result = train(paths, stop)
     if result.smaller_micro_batch is not None:
         paths.lower_bound(result.smaller_micro_batch)
-    write_atomically(paths.result, result.model_dump_json())
-    return _exit_status(result)
+    return _left(result, paths.result)
 
 
 def _train_beside(paths: RunPaths, stop: StopRequest) -> int:
@@ -211,8 +221,16 @@ def _train_beside(paths: RunPaths, stop: StopRequest) -> int:
     result = train(paths, stop)
     if result.smaller_micro_batch is not None:
         paths.lower_bound(result.smaller_micro_batch)
-    if result.outcome is RunOutcome.FAILED:
-        write_atomically(paths.failure(own_rank()), result.model_dump_json())
+    return _left(result, paths.failure(own_rank())) if result.outcome is RunOutcome.FAILED else _exit_status(result)
+
+
+def _left(result: TrainingResult, path: Path) -> int:
+    """Leave a result; the exit status tells where that cannot be written."""
+    try:
+        write_atomically(path, result.model_dump_json())
+    except OSError:
+        traceback.print_exc()
+        return os.EX_IOERR
     return _exit_status(result)
 
 
