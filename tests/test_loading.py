@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.queues
 import os
 import random
 import resource
@@ -274,3 +275,36 @@ def test_a_window_may_have_more_parts_than_a_process_may_open_files() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert len(batches) == 400
+
+
+def test_workers_that_cannot_be_asked_to_end_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's shutdown starts threads, which may find no room: no worker outlives the loader, nor does it wait."""
+
+    def fail(_self: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    loading = loader(augmented(), 2)
+    windows = iter(loading)
+    next(windows)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    monkeypatch.setattr("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown_workers", fail)
+    loading.close()
+    assert [worker.exitcode for worker in workers] == [-signal.SIGKILL] * 2
+
+
+def test_workers_of_a_loader_that_cannot_start_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads that feed them find no room: words, and no process is left."""
+    started: list[object] = []
+    start = multiprocessing.queues.Queue._start_thread  # type: ignore[attr-defined]
+
+    def fail_later(queue: object) -> None:
+        started.append(queue)
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        start(queue)
+
+    monkeypatch.setattr("multiprocessing.queues.Queue._start_thread", fail_later)
+    with pytest.raises(TrainingError, match="ask for fewer workers"):
+        next(iter(loader(augmented(), 2)))
+    assert multiprocessing.active_children() == []

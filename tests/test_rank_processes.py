@@ -14,9 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from factories import gpt_spec, mlp_spec, recommendation
+from forked import real_starts
 from tuner.files import write_atomically
 from tuner.requests import TrainingRequest
 from tuner.specs import WorkloadSpec
+from tuner.training import launch
 from tuner.training.launch import TrainingProcess
 from tuner.training.rank_processes import training_command
 from tuner.training.runs import RunOutcome, RunPaths, TrainingProgress
@@ -181,3 +183,34 @@ def test_the_failure_of_one_rank_is_told_in_its_own_words(tmp_path: Path, monkey
     assert result.outcome is RunOutcome.FAILED
     assert result.error_type == "builtins.KeyError"
     assert "one_fails.py" in (result.traceback or "")
+
+
+def test_a_process_that_lingers_after_its_result_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of the user's keeps the interpreter from its end: the run has ended well, and its device is free."""
+    (tmp_path / "lingers.py").write_text(
+        "import threading\nimport torch\n"
+        "class W:\n"
+        "    def build_model(self): return torch.nn.Linear(2, 1)\n"
+        "    def make_batch(self, size): return torch.ones(size, 2)\n"
+        "    def loss_terms(self, model, batch): return {'loss': (model(batch).square().sum(), len(batch))}\n"
+        "    def dataset(self): return [torch.ones(2)] * 8\n"
+        "def build():\n"
+        "    threading.Thread(target=threading.Event().wait).start()\n"
+        "    return W()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(launch, "_LINGER_SECONDS", 0.5)
+    spec = mlp_spec(model={"kind": "python", "target": "lingers:build"}, data={"kind": "workload"})
+    process = TrainingProcess(tmp_path / "run")
+    with real_starts():
+        process.start(recommendation(spec, 4, 2), TrainingRequest(updates=1))
+        result = wait_for(process)
+    assert (result.outcome, result.updates) == (RunOutcome.SUCCEEDED, 1)
+
+
+def test_workers_are_bound_by_the_memory_limit(tmp_path: Path) -> None:
+    """Each takes a thread of the process that trains: no more than there is room for, and the result says so."""
+    request = TrainingRequest(updates=2, workers=64)
+    result = run_to_end(tmp_path, recommendation(limit_bytes=48 * MIB), request)
+    assert result.outcome is RunOutcome.SUCCEEDED, result.message
+    assert any(note.startswith("21 of the 64 workers") for note in result.notes), result.notes

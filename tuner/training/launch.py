@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +35,8 @@ _ROOM_FOR_A_RESULT = 64 * 1024
 """Bytes that a process needs to say how it ended, generously."""
 _HELD_SECONDS = 10.0
 """How long a process of this run that is just being killed may take to be gone."""
+_LINGER_SECONDS = 20.0
+"""How long processes may take to end after they have left the run's result: freeing memory takes a second or two."""
 PEER_ERROR = f"{PeerError.__module__}.{PeerError.__qualname__}"
 
 
@@ -63,6 +66,8 @@ class TrainingProcess:
         self._stopping = False
         self._log = ProgressLog(self.paths.progress)
         self._oom_kills = 0
+        self._result_since: float | None = None
+        """When the result of the processes that run was first seen."""
 
     def start(self, recommendation: Recommendation, request: TrainingRequest, told: int | None = None) -> None:
         """Write the run's files and start; it resumes from the newest checkpoint, if there is one.
@@ -105,6 +110,7 @@ class TrainingProcess:
     def _begin(self) -> None:
         """Start the processes, where the newest checkpoint is."""
         self.paths.result.unlink(missing_ok=True)
+        self._result_since = None
         for path in [*self.paths.failures, *self.paths.directory.glob(".rendezvous-*")]:
             path.unlink(missing_ok=True)
         self._log.forget_after(self.paths.checkpointed_update() or 0)
@@ -136,6 +142,8 @@ class TrainingProcess:
         Ranks that share one model cannot divide a micro-batch on the spot: they are started anew here, from the newest
         checkpoint, with the smaller one that the failed rank has left word of.
         """
+        if self._result is None and self._ranks is not None:
+            self._end_what_lingers(self._ranks)
         if self._result is None and self._ranks is not None and self._ranks.ended():
             result = self._read_result(self._ranks)
             if not self._stopping and (result.smaller_micro_batch is not None or self._was_lost(result, self._ranks)):
@@ -143,6 +151,15 @@ class TrainingProcess:
             else:
                 self._result = result
         return self._result
+
+    def _end_what_lingers(self, ranks: RankProcesses) -> None:
+        """Kill processes that are there long after the run's result: at their end they wait for something for ever."""
+        if not self.paths.result.exists():
+            self._result_since = None
+        elif self._result_since is None:
+            self._result_since = time.monotonic()
+        elif time.monotonic() - self._result_since > _LINGER_SECONDS:
+            ranks.kill()
 
     def ask_to_stop(self) -> None:
         """SIGTERM, so that it writes a checkpoint and ends: ``poll`` tells when it has. Does not wait."""

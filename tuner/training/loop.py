@@ -18,7 +18,7 @@ from tuner.results import Recommendation
 from tuner.training.accumulate import UpdateReport
 from tuner.training.admission import check_accumulation
 from tuner.training.checkpoints import Checkpoints, State, Weights, save_weights
-from tuner.training.data import Part, TrainingData, Window, WindowLoader, build_data, epoch_order
+from tuner.training.data import WORKER_BYTES, Part, TrainingData, Window, WindowLoader, build_data, epoch_order
 from tuner.training.engine import UpdateEngine
 from tuner.training.micro_batches import MicroBatch
 from tuner.training.optimizers import build_schedule
@@ -27,6 +27,7 @@ from tuner.training.ranks import Ranks
 from tuner.training.runs import RunOutcome, RunPaths, TrainingProgress, decisive
 from tuner.training.sharding import copy_into, load_optimizer, load_weights, shard, whole
 from tuner.training.windows import Position, Windows, cut
+from tuner.units import format_bytes
 from tuner.workloads.base import Batch, Workload
 from tuner.workloads.build import build_model, build_workload
 
@@ -198,13 +199,32 @@ class TrainingLoop:
         windows = _Drawn(
             self.windows.after(self.position, self.request.updates, self.largest_micro_batch, alike=self.sharded)
         )
-        loader = WindowLoader(self.data, windows, workers=self.request.workers, seed=self.request.seed)
+        loader = WindowLoader(self.data, windows, workers=self._workers(), seed=self.request.seed)
+        loaded = iter(loader)  # held: dropped, it would end the workers under the limit
         try:
-            self._run(iter(loader), windows, report, should_stop)
+            self._run(loaded, windows, report, should_stop)
         finally:
-            loader.close()
+            with self.device.without_limit():  # it may take threads to tell the workers
+                loader.close()
         self._save()
         return RunOutcome.SUCCEEDED if self.position.update >= self.request.updates else RunOutcome.STOPPED
+
+    def _workers(self) -> int:
+        """Processes that load data: as many as were asked for and half of the memory beside the plan has room for.
+
+        The other half is for what they load.
+        """
+        asked, headroom = self.request.workers, self.recommendation.headroom
+        if self.device.torch_device.type != "cpu" or headroom is None or not asked:
+            return asked
+        free = headroom.limit_bytes - headroom.peak_bytes
+        most = max(1, free // 2 // WORKER_BYTES)
+        if asked > most:
+            self.notes.append(
+                f"{most} of the {asked} workers that were asked for load data: each takes {format_bytes(WORKER_BYTES)} "
+                f"of the memory limit, of which {format_bytes(free)} lie beside the plan; the weights stay the same"
+            )
+        return min(asked, most)
 
     def largest_micro_batch(self) -> int:
         """Samples in the largest micro-batch that may still be tried on this rank."""

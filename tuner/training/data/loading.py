@@ -5,6 +5,9 @@ Which of the two changes no bit of a batch, and neither uses up a random number 
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
+import multiprocessing.process
 import os
 import pickle
 import resource
@@ -26,10 +29,15 @@ from tuner.processes import die_with_parent
 from tuner.training.data.base import TrainingData
 from tuner.workloads.base import Batch
 
+_log = logging.getLogger(__name__)
+
 _LEFT_TO_PARENT = (signal.SIGTERM, signal.SIGINT)
 """What a worker ignores: they often go to the whole process group, and the parent may still need its batches."""
 _THREAD_STACK_BYTES = 1024**2
 """Stack of the threads that feed workers: with the usual 8 MiB they would take a visible part of a CPU budget."""
+WORKER_BYTES = _THREAD_STACK_BYTES + 128 * 1024
+"""What a worker takes of the memory limit of the process that it loads for: a thread that feeds it, and its queue."""
+_NO_THREAD = "can't start new thread"
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,8 @@ class WindowLoader:
         self._workers = workers
         self._seed = seed
         self._running: Any = None
-        """torch's iterator, which owns the worker processes and names no public type."""
+        """torch's iterator, which names no public type."""
+        self._processes: list[multiprocessing.process.BaseProcess] = []
 
     def __iter__(self) -> Iterator[list[Batch]]:
         """Per window one batch per part, in order, on the CPU; for an empty window an empty list.
@@ -83,12 +92,18 @@ class WindowLoader:
     def close(self) -> None:
         """End the workers, if there are any left."""
         running, self._running = self._running, None
-        if running is None:
-            return
-        running._shutdown_workers()  # noqa: SLF001 - torch names no other way than dropping the last reference
-        for process in running._workers:  # noqa: SLF001 - likewise
-            if process.is_alive():  # busy for longer than torch waits, and deaf to SIGTERM
-                process.kill()
+        processes, self._processes = self._processes, []
+        try:
+            if running is not None:
+                running._shutdown_workers()  # noqa: SLF001 - torch names no other way than dropping the last reference
+        except Exception as error:  # noqa: BLE001 - it starts threads, and talks to processes that may be gone
+            _log.warning("the processes that load data are killed: they cannot be asked to end: %s", error)
+        finally:
+            for queue in running._index_queues if running is not None else ():  # noqa: SLF001 - likewise
+                queue.cancel_join_thread()  # or the end of this process waits for readers that are gone
+            for process in processes:
+                if process.is_alive():  # not asked, or busy for longer than torch waits, and deaf to SIGTERM
+                    process.kill()
                 process.join()
 
     def _here(self) -> Iterator[list[Batch]]:
@@ -97,11 +112,32 @@ class WindowLoader:
 
     def _ahead(self) -> Iterator[list[Batch]]:
         try:
-            with _signals_held(), _small_stacks():
-                self._running = iter(self._loader())
+            self._start()
             yield from self._gathered()
         finally:
             self.close()
+
+    def _start(self) -> None:
+        """Start the workers; those that a failure leaves half started are known too.
+
+        Raises:
+            TrainingError: when this process finds no room for the threads that feed them.
+        """
+        others = set(multiprocessing.active_children())
+        try:
+            with _signals_held(), _small_stacks():
+                self._running = iter(self._loader())
+        except RuntimeError as error:
+            if _NO_THREAD not in str(error):
+                raise
+            raise TrainingError(
+                f"no room for the threads that feed {self._workers} processes that load data ({error}): ask for fewer "
+                "workers, or for a larger memory limit"
+            ) from error
+        finally:
+            self._processes = [process for process in multiprocessing.active_children() if process not in others]
+            for process in self._processes:  # deaf to SIGTERM: torch would wait five seconds for each in turn
+                process.terminate = process.kill  # type: ignore[method-assign]
 
     def _loader(self) -> DataLoader[_Loaded]:
         return DataLoader(
