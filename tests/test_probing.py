@@ -15,7 +15,7 @@ import pytest
 
 from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec, tuning_request
 from forked import real_starts
-from tuner.errors import EstimateError, ProbeCancelledError, ProbeError, SpecError
+from tuner.errors import CheckLostError, EstimateError, ProbeCancelledError, ProbeError, SpecError
 from tuner.estimation.launch import expect
 from tuner.memory.inventory import cpu
 from tuner.partner import Partner, Start, started
@@ -425,6 +425,33 @@ def test_a_crash_while_checking_is_reported(tmp_path: Path) -> None:
                 fresh.check(tuning_request(python_spec("ends_the_process:build")))
         finally:
             os.chdir(before)
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "raise MemoryError"])
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_check_that_is_lost_says_nothing_of_the_spec(tmp_path: Path, ending: str, times: int) -> None:
+    """Killed from outside, or without memory: it is made again, and lost each time it has an error of its own."""
+    (tmp_path / "lost_checks.py").write_text(
+        "import os, pathlib, torch\n"
+        f"path = pathlib.Path({str(tmp_path / 'count')!r})\n"
+        "count = len(path.read_text()) if path.exists() else 0\n"
+        "path.write_text('x' * (count + 1))\n"
+        f"if count < {times}: {ending}\n"
+        "from misbehaving import Misbehaving\n"
+        "def build(): return Misbehaving('exits', '')\n"
+    )
+    with ProbeSupervisor(cpu()) as fresh:
+        before = Path.cwd()
+        os.chdir(tmp_path)
+        try:
+            if times < 3:
+                fresh.check(tuning_request(python_spec("lost_checks:build")))
+            else:
+                with pytest.raises(CheckLostError, match="lost 3 times"):
+                    fresh.check(tuning_request(python_spec("lost_checks:build")))
+        finally:
+            os.chdir(before)
+    assert len((tmp_path / "count").read_text()) == 3
 
 
 def test_close_is_idempotent_and_leaves_nothing() -> None:

@@ -39,6 +39,8 @@ class CheckReport(Document):
     """Fields at fault, when the spec is wrong."""
     error: str | None = None
     """Any other reason why the workload cannot be built, with its traceback."""
+    lost: str | None = None
+    """Why the check found nothing out, which says nothing of the spec: it was killed, or found no memory."""
 
     @classmethod
     def of(cls, error: SpecError) -> CheckReport:

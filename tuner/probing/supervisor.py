@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tuner.errors import BatchwrightError, EstimateCancelledError, ProbeCancelledError, ProbeError
+from tuner.errors import BatchwrightError, CheckLostError, EstimateCancelledError, ProbeCancelledError, ProbeError
 from tuner.estimation.launch import expect
 from tuner.memory.environment import allocator_environment
 from tuner.memory.failures import ExitKind, ProcessExit, classify_exit
@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 _START_TIMEOUT_SECONDS = 180.0
 _CHECK_TIMEOUT_SECONDS = 300.0
+_CHECKS = 3
+"""How often a check is made whose process is lost."""
 _EXPECT_TIMEOUT_SECONDS = 30.0
 """An estimate that takes longer than some probes would is not worth it."""
 _POLL_SECONDS = 0.05
@@ -99,26 +101,36 @@ class ProbeSupervisor:
     def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Build the workload without memory for its tensors.
 
+        A check whose process is killed, or finds no memory, says nothing of the spec: it is made again.
+
         Raises:
             SpecError: naming the field at fault.
+            CheckLostError: when the check was lost each time.
             ProbeCancelledError: when ``should_stop`` answered true; the check's process is gone by then.
             ProbeError: when the machinery failed.
         """
+        lost: str | None = None
+        for _ in range(_CHECKS):
+            report = self._checked(request.spec, should_stop)
+            if (error := report.to_error()) is not None:
+                raise error
+            if (lost := report.lost) is None:
+                return
+        raise CheckLostError(
+            f"the process that checks the spec was lost {_CHECKS} times, the last time: {lost}. Look at the memory of "
+            "the host and at the kernel's log, then submit it again"
+        )
+
+    def _checked(self, spec: WorkloadSpec, should_stop: Callable[[], bool]) -> CheckReport:
+        """What a check in a process of its own reports, or what its end without a report means."""
         with self._lock:
-            ended = self._run_until_not_lost("check", request.spec, _CHECK_TIMEOUT_SECONDS, should_stop)
-        cause = ended.exit.cause if ended.exit else "the fork server was lost"
+            ended = self._run_task("check", spec, _CHECK_TIMEOUT_SECONDS, should_stop)
         try:
-            report = CheckReport.model_validate_json(ended.paths.result.read_bytes())
-        except (OSError, ValidationError):
-            if ended.was_lost:
-                message = f"the check of the spec was ended from outside, {_TRIES} times: {cause}\n{ended.said}"
-                raise ProbeError(message) from None
-            report = CheckReport(error=f"{cause} while building it\n{ended.said}")
+            return CheckReport.model_validate_json(ended.paths.result.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return _report_of_dead_check(ended)
         finally:
             shutil.rmtree(ended.paths.directory, ignore_errors=True)
-        error = report.to_error()
-        if error is not None:
-            raise error
 
     def expect(
         self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
@@ -379,6 +391,17 @@ def control_limit(limit_bytes: int) -> int:
     """A limit that tells whether the first one was the cause of a crash: roomier, and no danger to the host. Bytes."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(limit_bytes, min(_CONTROL_FACTOR * limit_bytes, available // 2))
+
+
+def _report_of_dead_check(ended: _Ended) -> CheckReport:
+    """Only a crash, or an end of its own making, is the workload's."""
+    if ended.timed_out:
+        return CheckReport(error=f"it was not built within {_CHECK_TIMEOUT_SECONDS:g} s\n{ended.said}")
+    if ended.exit is None:
+        return CheckReport(lost=f"the fork server was lost\n{ended.said}".strip())
+    if ended.exit.kind in {ExitKind.KILLED, ExitKind.KERNEL_OOM}:
+        return CheckReport(lost=f"{ended.exit.kind.value} ({ended.exit.cause})")
+    return CheckReport(error=f"{ended.exit.cause} while building it\n{ended.said}")
 
 
 def _result_of_dead_process(request: ProbeRequest, ended: _Ended) -> ProbeResult:

@@ -238,6 +238,8 @@ def _check(spec: WorkloadSpec) -> CheckReport:
         check_workload(spec)
     except SpecError as error:
         return CheckReport.of(error)
+    except MemoryError as error:  # a check allocates no tensors: the host has no memory left
+        return CheckReport(lost=f"out of memory: {error}")
     except BaseException as error:  # noqa: BLE001 - user code is imported here and may raise anything
         return CheckReport(error=_traceback(error))
     return CheckReport()
