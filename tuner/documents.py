@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
 from tuner.errors import FieldProblem, SpecError
 
@@ -16,6 +16,27 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 """A count or a number of bytes."""
 NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 """A duration in seconds, or a rate."""
+
+_MOST_VARIABLES = 64
+_NAME, _LONGEST_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$", 128
+_VALUE, _LONGEST_VALUE = r"^[^\x00]*$", 4096
+"""The kernel takes no NUL in a variable, and at most 128 KiB (`MAX_ARG_STRLEN`)."""
+Environment = Annotated[
+    dict[
+        Annotated[str, Field(pattern=_NAME, max_length=_LONGEST_NAME)],
+        Annotated[str, Field(pattern=_VALUE, max_length=_LONGEST_VALUE)],
+    ],
+    Field(max_length=_MOST_VARIABLES),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": _NAME, "maxLength": _LONGEST_NAME},
+            "additionalProperties": {"type": "string", "pattern": _VALUE, "maxLength": _LONGEST_VALUE},
+            "maxProperties": _MOST_VARIABLES,
+        }
+    ),
+]
+"""Environment variables to set for a process. Pydantic's own schema would leave other names unchecked."""
 
 _SHOWN_VALUE_LENGTH = 80
 

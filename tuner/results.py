@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
+from tuner.documents import Document, Environment, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.requests import DeviceId, TuningRequest
 
 
@@ -430,7 +430,7 @@ class Recommendation(Document):
     """The device that was probed."""
     fingerprint: str
     """SHA-256 of everything the answer depends on."""
-    environment: dict[str, str]
+    environment: Environment
     """Environment variables the job must run with: the probes ran with them."""
     warnings: tuple[Advice, ...] = ()
     """What the reader should know."""

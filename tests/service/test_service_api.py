@@ -342,6 +342,29 @@ def test_jobs_that_cannot_be_made_are_refused_with_the_remedy(client: Client) ->
     assert "LD_PRELOAD" in refused(client, 422, "invalid-request", preload)
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"MALLOC_ARENA_MAX": "1\0"},
+        {"MALLOC_ARENA_MAX": "1" * 900_000},
+        {"MALLOC ARENA": "1"},
+        {"MALLOC=ARENA": "1"},
+        {"": "1"},
+        {"M" * 200: "1"},
+        {f"V{number}": "1" for number in range(65)},
+    ],
+)
+def test_variables_that_no_process_can_be_given_are_refused(
+    shared_service: Running, *, dry_run: bool, environment: dict[str, str]
+) -> None:
+    """Names and values of a recommendation that is sent along: refused as the field that they are."""
+    sent = recommendation().model_dump(mode="json") | {"environment": environment}
+    submission = {"recommendation": sent, "dry_run": dry_run}
+    problem = problem_in(shared_service.http.post("/v1/jobs", json=submission), 422, "invalid-request")
+    assert "environment" in problem.errors[0].field
+
+
 def test_requests_that_cannot_be_planned_are_refused(client: Client) -> None:
     """Fewer samples than ranks, more micro-batches than a plan lists, more memory than there is, an absent device."""
     ranks = mlp_spec(parallelism={"world_size": 200})
