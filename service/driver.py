@@ -26,6 +26,7 @@ from tuner.requests import ProbeRequest, TuningRequest
 from tuner.results import Outcome, ProbeResult, Recommendation
 from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
 from tuner.tuning import Tuning, ask_what_ifs, look_ahead
+from tuner.units import format_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -194,11 +195,11 @@ class Driver:
         if hold.reason() is not None and result.outcome is not RunOutcome.SUCCEEDED:
             raise StoppedError(result.message)  # also when it had to be killed, which looks like a failure
         if result.outcome is RunOutcome.FAILED:
-            self._excuse_run(run.directory, before, result)
+            result = self._excused(run.directory, before, result)
         return _job_ending(result)
 
-    def _excuse_run(self, directory: Path, before: Room, result: TrainingResult) -> None:
-        """Go on only where the failure of a run is its own, which it also is where its files have filled the disk.
+    def _excused(self, directory: Path, before: Room, result: TrainingResult) -> TrainingResult:
+        """The result of a run whose failure is its own, which it also is where its files have filled the disk.
 
         Raises:
             HostTroubleError: naming what the host lacks.
@@ -208,10 +209,15 @@ class Driver:
         if found is None or found.cause is not Cause.DISK_FULL:
             found = self._health.examine() or found
         if found is None:
-            return
-        if found.cause is Cause.DISK_FULL and filled_by_itself(before, room_of(directory), found.needed_bytes):
-            return
-        self._excuse(found)
+            return result
+        now = room_of(directory)
+        if found.cause is not Cause.DISK_FULL or not filled_by_itself(before, now, found.needed_bytes):
+            self._excuse(found)
+        message = (
+            f"{result.message}. Of {format_bytes(now.total)} on the disk of {directory} the run's own files take "
+            f"{format_bytes(now.own)}: make room, or keep fewer checkpoints (`training.keep_checkpoints`), and resume"
+        )
+        return result.model_copy(update={"message": message})
 
 
 def _refuse_repeated_losses(claim: Claim) -> None:

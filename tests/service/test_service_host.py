@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -10,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import body, problem_in
+from asking import ended as api_ended
 from prometheus_client.parser import text_string_to_metric_families as families
-from scarce import fill, small_disk
+from running import StartService, migrated
+from scarce import descriptors_used_up, fill, small_disk
 from test_service_coordinator import PATIENCE_SECONDS, VERSIONS, ended, queue_job, queue_tuning, when, worker_settings
 
 from factories import CPU, recommendation
@@ -21,12 +26,17 @@ from service.domain import JobRequest
 from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
 from service.executor.inline import InlineExecutor
 from service.executor.local import LocalExecutor
+from service.health import Health
 from service.identifiers import IdentifierSource
 from service.instruments import Instruments
 from service.states import State, WorkKind
 from service.store.base import Store
+from service.store.records import PROVEN_SECONDS
+from tuner.errors import CheckLostError, ProbeError, SpecError
+from tuner.host import Cause, Trouble
 from tuner.requests import TrainingRequest
-from tuner.training.runs import TrainingProgress, TrainingResult
+from tuner.results import Outcome, ProbeResult
+from tuner.training.runs import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -173,7 +183,7 @@ class Filling(LocalExecutor):
 def test_a_job_that_fills_the_disk_itself_fails_with_words(store: Store, start: StartWorker, tmp_path: Path) -> None:
     """Its own checkpoints take all room: it fails, naming the disk, what is free and what helps."""
     with small_disk(tmp_path / "runs", MIB):
-        worker = start(executor=LocalExecutor(CPU, ScriptedRunner(0)))
+        start(executor=LocalExecutor(CPU, ScriptedRunner(0)))
         item = ended(store, queue_steady_job(store, updates=500, keep=500))
         assert item.state is State.FAILED
         assert item.problem is not None
@@ -181,4 +191,273 @@ def test_a_job_that_fills_the_disk_itself_fails_with_words(store: Store, start: 
         assert f"the disk of {tmp_path / 'runs' / item.id}" in item.problem.detail
         assert "full" in item.problem.detail
         assert "keep fewer checkpoints" in item.problem.detail
-        assert worker.metric("batchwright_device_unready") == 0
+        assert item.attempts == 1
+
+
+# --- descriptors ---
+
+
+def test_no_work_fails_without_descriptors(store: Store, start: StartWorker) -> None:
+    """Every descriptor of the process is taken: jobs and tunings wait, and all are done when some are given back."""
+    works = [queue_job(store, updates=3), queue_tuning(store), queue_job(store, updates=3)]
+    gate = threading.Event()
+    reached = threading.Event()
+
+    def first(run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+        reached.set()
+        assert gate.wait(PATIENCE_SECONDS)
+        os.close(os.dup(0))
+        return Trainer()(run, on_progress, stop_within)
+
+    worker = start(first)
+    assert reached.wait(PATIENCE_SECONDS)
+    with descriptors_used_up():
+        gate.set()
+        worker.until_unready()
+    assert {ended(store, it).state for it in works} == {State.SUCCEEDED}
+    assert worker.metric("batchwright_host_troubles_total") >= 1
+
+
+# --- what is the host's, and what is the work's ---
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FULL,
+        OSError(errno.EMFILE, "Too many open files"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+        RuntimeError("can't start new thread"),
+        PermissionError(errno.EACCES, "Permission denied", "/runs"),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__ + str(getattr(error, "errno", "")),
+)
+def test_a_system_error_around_work_hands_it_back(store: Store, start: StartWorker, error: Exception) -> None:
+    """The same tuning, and the same job, go on and end well."""
+    failures = [error, error]
+
+    def gate(_size: int, _stop: Callable[[], bool]) -> None:
+        if len(failures) > 1:
+            raise failures.pop()
+
+    def train(run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+        if failures:
+            raise failures.pop()
+        return Trainer()(run, on_progress, stop_within)
+
+    works = [queue_tuning(store), queue_job(store, updates=3)]
+    worker = start(train, ScriptedRunner(37, gate))
+    assert [ended(store, it).state for it in works] == [State.SUCCEEDED] * 2
+    assert worker.metric("batchwright_host_troubles_total") == 2
+    assert worker.metric("batchwright_device_unready") == 0
+
+
+def test_an_error_of_the_machinery_counts_by_its_cause(store: Store, start: StartWorker) -> None:
+    """A fork server that cannot be started for want of descriptors is no failure of the tuning."""
+    failures = [ProbeError("the fork server did not start")]
+    failures[0].__cause__ = OSError(errno.EMFILE, "Too many open files")
+
+    def gate(_size: int, _stop: Callable[[], bool]) -> None:
+        if failures:
+            raise failures.pop()
+
+    work = queue_tuning(store)
+    start(runner=ScriptedRunner(37, gate))
+    assert ended(store, work).state is State.SUCCEEDED
+
+
+def test_a_probe_that_fails_on_a_host_in_trouble_is_not_recorded(
+    store: Store, start: StartWorker, tmp_path: Path
+) -> None:
+    """Its error has shown nothing: the probe is run again when the host is well."""
+
+    class Broken(ScriptedRunner):
+        """Ends in an error as long as the folder of runs is none."""
+
+        def run(self, request: Any, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
+            """Fail, or answer."""
+            result = super().run(request, should_stop)
+            if len(self.sizes) > 1:
+                return result
+            (tmp_path / "runs").rmdir()
+            (tmp_path / "runs").touch()
+            return result.model_copy(update={"outcome": Outcome.ERROR, "message": "exit status 1"})
+
+    work = queue_tuning(store)
+    worker = start(runner=Broken(37))
+    worker.until_unready()
+    item = when(store, work, lambda item: item.state is State.QUEUED)
+    assert (item.probes, item.problem) == (0, None)
+    (tmp_path / "runs").unlink()
+    assert ended(store, work).state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(SpecError([], "spec"), "invalid-spec"), (CheckLostError("x"), "check-lost")]
+)
+def test_a_failure_on_a_host_that_is_well_stays_one(
+    store: Store, start: StartWorker, error: Exception, code: str
+) -> None:
+    """What the check finds, and a check that is lost again and again, end the tuning by their own codes."""
+    runner = ScriptedRunner(37)
+    runner.spec_error = error
+    work = queue_tuning(store)
+    start(runner=runner)
+    item = ended(store, work)
+    assert item.problem is not None
+    assert (item.state, item.problem.code) == (State.FAILED, code)
+
+
+def test_trouble_that_follows_the_work_is_the_works_own(
+    store: Store, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that meets it every time, on a host that is well each time, fails with the words; the next one runs."""
+    monkeypatch.setattr("service.health._FIRST_PAUSE_SECONDS", 0.001)
+    first = queue_job(store, updates=3)
+    calls: list[Path] = []
+
+    def train(run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+        if run.directory.name == first:
+            calls.append(run.directory)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(run.directory))
+        return Trainer()(run, on_progress, stop_within)
+
+    start(train)
+    second = queue_job(store, updates=3)
+    item = ended(store, first)
+    assert item.problem is not None
+    assert (item.state, item.problem.code) == (State.FAILED, "host-trouble")
+    assert "Permission denied" in item.problem.detail
+    assert len(calls) == 6
+    assert ended(store, second).state is State.SUCCEEDED
+
+
+def test_a_disk_that_broke_in_a_run_hands_it_back(store: Store, start: StartWorker) -> None:
+    """A training process reports an input/output error of its disk: the job goes on later."""
+    results = [
+        TrainingResult(
+            outcome=RunOutcome.FAILED,
+            message="OSError",
+            updates=0,
+            trouble=SystemTrouble(cause="input-output", message="Input/output error (/runs)"),
+        )
+    ]
+
+    def train(run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+        return results.pop() if results else Trainer()(run, on_progress, stop_within)
+
+    job = queue_job(store, updates=3)
+    start(train)
+    assert ended(store, job).state is State.SUCCEEDED
+
+
+def test_a_device_that_is_gone_takes_no_work(store: Store, start: StartWorker) -> None:
+    """NVML knows it no more: work waits for its return."""
+
+    class Gone(InlineExecutor):
+        """A device that comes and goes."""
+
+        gone: str | None = "cpu does not answer: GPU is lost"
+
+        def lost_device(self) -> str | None:
+            """As it is now."""
+            return self.gone
+
+    executor = Gone(CPU, ScriptedRunner(37), Trainer())
+    work = queue_tuning(store)
+    worker = start(executor=executor)
+    worker.until_unready()
+    assert announced(store, unready=True) == "device: cpu does not answer: GPU is lost"
+    executor.gone = None
+    assert ended(store, work).state is State.SUCCEEDED
+
+
+# --- what callers see ---
+
+
+def test_a_service_says_why_its_device_is_unready(start_service: StartService, tmp_path: Path) -> None:
+    """`/readyz` answers 503 and `/v1/devices` tells the cause, until it is over."""
+    (tmp_path / "data").mkdir(mode=0o700)
+    (tmp_path / "data" / "runs").touch()
+    service = start_service()
+    problem = problem_in(service.http.get("/readyz"), 503, "not-ready")
+    assert "no worker takes work: host/cpu (missing: " in problem.detail
+    assert service.http.get("/v1/devices").json()["items"][0]["unready"].startswith("missing: ")
+    (tmp_path / "data" / "runs").unlink()
+    announced(service.system.store, unready=False)
+    pause = threading.Event()
+    while (answer := service.http.get("/readyz")).status_code != 200:
+        assert "host/cpu" in answer.text
+        pause.wait(0.05)
+    assert service.http.get("/v1/devices").json()["items"][0]["unready"] is None
+
+
+def test_a_full_database_is_no_unknown_device(start_service: StartService, tmp_path: Path) -> None:
+    """Its worker cannot announce itself any more: 503 with the cause, also when the lease is long over."""
+    with small_disk(tmp_path / "disk", 4 * MIB) as disk:
+        (disk / "store.db").write_bytes(migrated())
+        service = start_service(database_url=f"sqlite:///{disk / 'store.db'}", lease_seconds=1.0)
+        filler = fill(disk)
+        pause = threading.Event()
+        while service.system.store.devices()[0].age_seconds <= 1.0:
+            pause.wait(0.05)
+        pause.wait(PROVEN_SECONDS)
+        problem = problem_in(service.http.post("/v1/tunings", json=body()), 503, "store-unavailable")
+        assert "full" in problem.detail
+        filler.unlink()
+        while service.system.store.devices()[0].age_seconds > 1.0:
+            pause.wait(0.05)
+        location = service.http.post("/v1/tunings", json=body()).headers["Location"]
+        assert api_ended(service.http, location)["state"] == "SUCCEEDED"
+
+
+# --- pauses and the log ---
+
+
+def test_a_host_in_trouble_is_looked_at_less_and_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    """With growing pauses up to a bound; the log has one line a minute, and one at the end."""
+    now = [0.0]
+    looks: list[float] = []
+    over = [False]
+
+    def look(_needed: int) -> Trouble | None:
+        looks.append(now[0])
+        return None if over[0] else Trouble(Cause.DISK_FULL, "no room")
+
+    health = Health("host/cpu", look, clock=lambda: now[0])
+    with caplog.at_level(logging.WARNING):
+        while now[0] < 120.0:
+            assert not health.may_work()
+            now[0] += 0.05
+        over[0] = True
+        now[0] += 15.0
+        assert health.may_work()
+    pauses = [later - earlier for earlier, later in itertools.pairwise(looks[:-1])]
+    assert all(later >= earlier - 0.01 for earlier, later in itertools.pairwise(pauses))
+    assert max(pauses) == pytest.approx(15.0, abs=0.1)
+    assert len(looks) < 20
+    assert [record.message for record in caplog.records] == [
+        *["host/cpu takes no work: disk-full: no room"] * 2,
+        "host/cpu takes work again: disk-full is over",
+    ]
+    assert health.unready is None
+
+
+def test_room_that_work_needs_is_waited_for_as_long_as_it_waits() -> None:
+    """A checkpoint that found no room: less work is taken while there is less, unless the work is gone."""
+    now, needs, waits = [0.0], [], [True]
+
+    def look(needed: int) -> Trouble | None:
+        needs.append(needed)
+        return Trouble(Cause.DISK_FULL, "too little", needed) if needed else None
+
+    health = Health("host/cpu", look, clock=lambda: now[0])
+    assert health.may_work()
+    health.suspect(Trouble(Cause.DISK_FULL, "full", 5000), lambda: waits[0])
+    now[0] += 10.0
+    assert not health.may_work()
+    waits[0] = False
+    now[0] += 20.0
+    assert health.may_work()
+    assert needs == [0, 5000, 0]
