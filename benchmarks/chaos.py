@@ -4,9 +4,10 @@ python benchmarks/chaos.py [--rounds 50] [--seed 0] [--output benchmarks/results
 
 A round submits a tuning or a job to a service of the CPU and, at a random moment, kills with SIGKILL the service, its
 API or its worker (in a third of the rounds once more while it recovers), also just when it is asked for the work, the
-process of a probe, the fork server, or the process of a training run; pauses what holds the lease until that has ended;
-or makes the database unusable: the file of SQLite locked, the connections to PostgreSQL ended. Half of the rounds are
-on one process and SQLite, half on an API and a worker apart and PostgreSQL (see tests/service/postgres.py).
+process of a probe, the fork server, also while it starts, or the process of a training run; pauses what holds the
+lease until that has ended; makes the database unusable: the file of SQLite locked, the connections to PostgreSQL ended;
+fills the disk of the runs (as root, which can mount one); or takes the worker's descriptors. Half of the rounds are on
+one process and SQLite, half on an API and a worker apart and PostgreSQL (see tests/service/postgres.py).
 
 A round is well when the recommendation (decision, plan, proof) or the SHA-256 of the final weights is that of an
 undisturbed run, the work was stored once, no probe whose result was recorded was run again, no process was left, and
@@ -33,7 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "service"))
 
 from chaos_deployment import Deployment, PostgresqlDatabase, SqliteDatabase
-from chaos_faults import Choices, Fault, faults_of
+from chaos_faults import Choices, faults_of
 from chaos_rounds import Reference, Round, play, request, undisturbed
 from postgres import databases
 
@@ -54,13 +55,13 @@ def choices_of(generator: random.Random, attempt: int) -> Choices:
 
 
 def rounds_on(
-    deployment: Deployment, reference: Reference, count: int, generator: random.Random
+    deployment: Deployment, reference: Reference, count: int, generator: random.Random, wanted: str
 ) -> Iterator[dict[str, Any]]:
-    """Rounds, with every fault in turn."""
-    ways: list[tuple[str, Fault]] = []
-    while len(ways) < count:
-        ways += [(work, fault) for work in ("tuning", "job") for fault in faults_of(deployment, work)]
-    for work, fault in generator.sample(ways, count):
+    """Rounds, with every fault in turn whose name holds a text."""
+    every = [(work, fault) for work in ("tuning", "job") for fault in faults_of(deployment, work)]
+    chosen = [(work, fault) for work, fault in every if wanted in fault.name]
+    ways = chosen * -(-count // max(1, len(chosen)))
+    for work, fault in generator.sample(ways, min(count, len(ways))):
         for attempt in range(_TRIES):
             row = play(deployment, Round(work, fault, choices_of(generator, attempt)), reference)
             yield row
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "chaos.json")
+    parser.add_argument("--fault", default="", help="only faults whose name holds this, such as `runs folder full`")
     parser.add_argument("--keep", type=Path, help="folder for all that the services write; a temporary one otherwise")
     arguments = parser.parse_args()
     generator = random.Random(arguments.seed)
@@ -123,7 +125,7 @@ def main() -> None:
                     "probes": reference.probes,
                     "weights_sha256": reference.weights_sha256,
                 }
-                for row in rounds_on(deployment, reference, count, generator):
+                for row in rounds_on(deployment, reference, count, generator, arguments.fault):
                     show(row)
                     rows.append(row)
     document = {

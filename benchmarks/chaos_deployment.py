@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import psycopg
+from chaos_disk import RunsDisk
 from chaos_processes import MARK_VARIABLE, Component, Found, below, marked, tasks, wait_until
 from chaos_workload import FOLDER_VARIABLE
 from sqlalchemy import make_url
@@ -89,6 +90,7 @@ class Deployment:
         self.database = database
         self.mark = uuid.uuid4().hex
         folder.mkdir(parents=True, exist_ok=True)
+        self.runs_disk = RunsDisk(folder / "data" / "runs")
         self._port = _free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         serve = ["serve", "--port", str(self._port), "--database-url", database.url]
@@ -132,13 +134,14 @@ class Deployment:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Started; ended with the block."""
-        try:
-            for component in self.components.values():
-                component.start()
-            yield
-        finally:
-            for component in reversed(self.components.values()):
-                component.stop()
+        with self.runs_disk.there():
+            try:
+                for component in self.components.values():
+                    component.start()
+                yield
+            finally:
+                for component in reversed(self.components.values()):
+                    component.stop()
 
     # --- what its processes are, and did ---
 

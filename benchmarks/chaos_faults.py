@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -134,7 +135,7 @@ class KillTask(Fault):
         processes = deployment.processes()
         at_work = tasks(processes)
         if self.name == "fork server":
-            return [it for it in processes if it.role == "fork server" and it not in at_work]
+            return _fork_servers(deployment)
         wanted = "training" if self.name == "training" else "fork server"
         return [it for it in at_work if it.role == wanted]
 
@@ -147,6 +148,66 @@ class DisturbDatabase(Fault):
     @override
     def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
         return Struck(deployment.database.disturb(choices.hold_seconds))
+
+
+class KillForkServerAtItsStart(Fault):
+    """SIGKILL to the fork server, and to the one that follows it, while that still imports what probes need."""
+
+    name = "fork server while it starts"
+    _STARTS_WITHIN_SECONDS = 2.0
+
+    @override
+    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
+        known = {it.pid for it in _fork_servers(deployment)}
+        for pid in known:
+            _kill(pid)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while time.monotonic() < deadline and not ended():
+            found = [it for it in _fork_servers(deployment) if it.pid not in known]
+            if found:
+                delay = choices.at * self._STARTS_WITHIN_SECONDS
+                time.sleep(delay)
+                struck = _kill(found[0].pid)
+                gone, strays = _gone(deployment)
+                return Struck(f"{1000 * delay:.0f} ms after its start", gone, strays) if struck else None
+            time.sleep(0.005)
+        return None
+
+
+class FillRunsFolder(Fault):
+    """The disk of the runs has no room left, for a while."""
+
+    name = "runs folder full"
+
+    @override
+    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
+        with deployment.runs_disk.full():
+            time.sleep(choices.hold_seconds)
+        return Struck(f"for {choices.hold_seconds:.1f} s")
+
+
+class UseUpDescriptors(Fault):
+    """The service or the worker can open no file, for a while."""
+
+    def __init__(self, component: str) -> None:
+        self.name = f"{component} without descriptors"
+        self._component = component
+
+    @override
+    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
+        pid = deployment.components[self._component].pid
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, hard))  # what is open stays open
+        time.sleep(choices.hold_seconds)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+        return Struck(f"for {choices.hold_seconds:.1f} s")
+
+
+def _fork_servers(deployment: Deployment) -> list[Found]:
+    """Fork servers, without what they have forked."""
+    processes = deployment.processes()
+    at_work = tasks(processes)
+    return [it for it in processes if it.role == "fork server" and it not in at_work]
 
 
 def _kill(pid: int) -> bool:
@@ -166,6 +227,12 @@ def faults_of(deployment: Deployment, work: str) -> list[Fault]:
     """What can happen to it while a tuning or a job runs."""
     first = next(iter(deployment.components))
     components = [*(KillComponent(name) for name in deployment.components), KillWhileAsked(first)]
-    paused = Pause(list(deployment.components)[-1])
-    tasks_of = {"tuning": [KillTask("probe"), KillTask("fork server")], "job": [KillTask("training")]}
-    return [*components, paused, *tasks_of[work], DisturbDatabase()]
+    last = list(deployment.components)[-1]
+    tasks_of: dict[str, list[Fault]] = {
+        "tuning": [KillTask("probe"), KillTask("fork server"), KillForkServerAtItsStart()],
+        "job": [KillTask("training")],
+    }
+    host: list[Fault] = [UseUpDescriptors(last)]
+    if deployment.runs_disk.mounted:
+        host.append(FillRunsFolder())
+    return [*components, Pause(last), *tasks_of[work], DisturbDatabase(), *host]
