@@ -165,6 +165,7 @@ def test_a_run_that_could_never_fit_is_at_fault() -> None:
     [
         (Room(100, 0, 0), Room(100, 0, 0)),  # full before it began
         (Room(100, 60, 0), Room(100, 5, 25)),  # others took more meanwhile
+        (Room(900, 800, 0), Room(130, 0, 30)),  # the disk itself has shrunk
         (Room(100, 20, 0), Room(100, 20, 0)),  # too little room from the start, others have the rest
         (Room(100, 0, 40), Room(100, 0, 40)),  # resumed on a disk that was full by then
     ],

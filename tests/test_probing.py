@@ -362,7 +362,7 @@ def test_a_check_and_an_estimate_survive_a_killed_server(killed_starts: Callable
     with ProbeSupervisor(cpu()) as running:
         assert running.expect(asked) is not None
     killed_starts(2)
-    with ProbeSupervisor(cpu()) as running, pytest.raises(ProbeError, match="ended from outside, 2 times"):
+    with ProbeSupervisor(cpu()) as running, pytest.raises(CheckLostError, match="lost 2 times"):
         running.check(request)
 
 
@@ -428,7 +428,7 @@ def test_a_crash_while_checking_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "raise MemoryError"])
-@pytest.mark.parametrize("times", [2, 3])
+@pytest.mark.parametrize("times", [1, 2])
 def test_a_check_that_is_lost_says_nothing_of_the_spec(tmp_path: Path, ending: str, times: int) -> None:
     """Killed from outside, or without memory: it is made again, and lost each time it has an error of its own."""
     (tmp_path / "lost_checks.py").write_text(
@@ -444,14 +444,14 @@ def test_a_check_that_is_lost_says_nothing_of_the_spec(tmp_path: Path, ending: s
         before = Path.cwd()
         os.chdir(tmp_path)
         try:
-            if times < 3:
+            if times < 2:
                 fresh.check(tuning_request(python_spec("lost_checks:build")))
             else:
-                with pytest.raises(CheckLostError, match="lost 3 times"):
+                with pytest.raises(CheckLostError, match="lost 2 times"):
                     fresh.check(tuning_request(python_spec("lost_checks:build")))
         finally:
             os.chdir(before)
-    assert len((tmp_path / "count").read_text()) == 3
+    assert len((tmp_path / "count").read_text()) == 2
 
 
 def test_close_is_idempotent_and_leaves_nothing() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from scarce import fill, small_disk
 
 from factories import gpt_spec, mlp_spec, recommendation
 from forked import real_starts
@@ -206,6 +207,19 @@ def test_a_process_that_lingers_after_its_result_is_ended(tmp_path: Path, monkey
         process.start(recommendation(spec, 4, 2), TrainingRequest(updates=1))
         result = wait_for(process)
     assert (result.outcome, result.updates) == (RunOutcome.SUCCEEDED, 1)
+
+
+def test_a_process_without_room_for_its_result_tells_by_its_exit_status(tmp_path: Path) -> None:
+    """Its log is on the full disk as well: the run failed for its disk, and not for its workload."""
+    with small_disk(tmp_path / "run", 512 * 1024) as directory:
+        process = TrainingProcess(directory)
+        process.start(recommendation(), TrainingRequest(updates=1000, checkpoint_every=1000))
+        while not process.new_progress():
+            time.sleep(0.02)
+        fill(directory)
+        result = wait_for(process)
+    assert result.outcome is RunOutcome.FAILED
+    assert result.trouble is not None
 
 
 def test_workers_are_bound_by_the_memory_limit(tmp_path: Path) -> None:

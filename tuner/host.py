@@ -176,10 +176,11 @@ def filled_by_itself(before: Room, now: Room, needed_bytes: int) -> bool:
         return True
     if now.own + now.free < max(1, needed_bytes):
         return False
-    own_growth, growth_of_others = now.own - before.own, now.used_by_others - before.used_by_others
-    if own_growth <= 0 and growth_of_others <= 0:  # a run that was resumed without room
+    own_growth = now.own - before.own
+    lost_otherwise = before.free - now.free - own_growth  # to other files, or to a disk or quota that has shrunk
+    if own_growth <= 0 and lost_otherwise <= 0:  # a run that was resumed without room
         return now.own > now.used_by_others
-    return own_growth > growth_of_others
+    return own_growth > lost_otherwise
 
 
 # --- a check ---

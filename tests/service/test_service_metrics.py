@@ -26,7 +26,13 @@ from tuner.errors import EstimateError
 from tuner.estimates import Estimate, EstimateRequest
 
 UNITS = ("_seconds", "_bytes", "_total", "_info")
-COUNTS = {"batchwright_queue_items", "batchwright_device_busy", "process_open_fds", "process_max_fds"}
+COUNTS = {
+    "batchwright_queue_items",
+    "batchwright_device_busy",
+    "batchwright_device_unready",
+    "process_open_fds",
+    "process_max_fds",
+}
 """Numbers of things, which have no unit."""
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -36,8 +36,6 @@ _log = logging.getLogger(__name__)
 
 _START_TIMEOUT_SECONDS = 180.0
 _CHECK_TIMEOUT_SECONDS = 300.0
-_CHECKS = 3
-"""How often a check is made whose process is lost."""
 _EXPECT_TIMEOUT_SECONDS = 30.0
 """An estimate that takes longer than some probes would is not worth it."""
 _POLL_SECONDS = 0.05
@@ -110,14 +108,14 @@ class ProbeSupervisor:
             ProbeError: when the machinery failed.
         """
         lost: str | None = None
-        for _ in range(_CHECKS):
+        for _ in range(_TRIES):
             report = self._checked(request.spec, should_stop)
             if (error := report.to_error()) is not None:
                 raise error
             if (lost := report.lost) is None:
                 return
         raise CheckLostError(
-            f"the process that checks the spec was lost {_CHECKS} times, the last time: {lost}. Look at the memory of "
+            f"the process that checks the spec was lost {_TRIES} times, the last time: {lost}. Look at the memory of "
             "the host and at the kernel's log, then submit it again"
         )
 

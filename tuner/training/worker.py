@@ -229,7 +229,7 @@ def _left(result: TrainingResult, path: Path) -> int:
     try:
         write_atomically(path, result.model_dump_json())
     except OSError:
-        traceback.print_exc()
+        _log(traceback.format_exc())
         return os.EX_IOERR
     return _exit_status(result)
 
