@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ValidationError
@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from service.keys import LONGEST_DAYS, ApiKey, KeySubmission, Scope, check_name
-from tuner.documents import field_problems
 from tuner.errors import ServingError, SpecError
+from tuner.field_errors import problems_in
 
 if TYPE_CHECKING:
     from service.pruning import PruneReport
@@ -156,19 +156,16 @@ def _opened(database_url: str | None) -> Iterator[tuple[Store, Settings]]:
         ServingError: when the store refuses, in its words.
     """
     from service.errors import ServiceError  # noqa: PLC0415 - see the module's docstring
-    from service.settings import Settings  # noqa: PLC0415 - likewise
+    from service.settings import read_settings  # noqa: PLC0415 - likewise
     from service.store.sql import open_store  # noqa: PLC0415 - likewise
 
-    given: dict[str, Any] = {"database_url": database_url} if database_url else {}
+    settings = read_settings(database_url=database_url)
     try:
-        settings = Settings(**given)
         store = open_store(settings.url)
         try:
             yield store, settings
         finally:
             store.close()
-    except ValidationError as error:
-        raise SpecError(field_problems(error), "settings (BATCHWRIGHT_* and options)") from None
     except ServiceError as error:
         raise ServingError(str(error)) from None
 
@@ -193,7 +190,7 @@ def _submission(name: str, scopes: list[Scope], expires_in_days: float | None) -
             name=check_name(name), scopes=tuple(dict.fromkeys(scopes)), expires_in_days=expires_in_days
         )
     except ValidationError as error:
-        raise SpecError(field_problems(error), "the key") from None
+        raise SpecError(problems_in(error, kind=KeySubmission), "the key") from None
     except ValueError as error:
         raise ServingError(f"NAME {error}") from None
 

@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
-from tuner.documents import field_problems
-from tuner.errors import ServingError, SpecError
+from tuner.errors import ServingError
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -22,7 +20,11 @@ if TYPE_CHECKING:
 _LAST_PORT = 65_535
 
 _DatabaseUrl = Annotated[
-    str | None, typer.Option(help="SQLAlchemy URL of the store; an SQLite file in the data folder when left out.")
+    str | None,
+    typer.Option(
+        help="SQLAlchemy URL of the store. When left out: BATCHWRIGHT_DATABASE_URL, else the SQLite file in the data "
+        "folder."
+    ),
 ]
 _MetricsPort = Annotated[
     int | None,
@@ -32,8 +34,17 @@ _MetricsPort = Annotated[
 
 def serve(
     *,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=_LAST_PORT, help="Port to listen on; 0 picks a free one.")] = 8000,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on. When left out: BATCHWRIGHT_HOST, else 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=_LAST_PORT,
+            help="Port to listen on; 0 picks a free one. When left out: BATCHWRIGHT_PORT, else 8000.",
+        ),
+    ] = None,
     database_url: _DatabaseUrl = None,
     no_worker: Annotated[
         bool, typer.Option("--no-worker", help="Serve the API alone: `batchwright work` serves the devices.")
@@ -46,7 +57,7 @@ def serve(
     what runs is handed back, jobs write a checkpoint. A second one ends it at once.
     """
     given = {"host": host, "port": port, "database_url": database_url, "metrics_port": metrics_port}
-    with _settings(given, worker=False if no_worker else None) as settings:
+    with _settings(given | {"worker": False if no_worker else None}) as settings:
         from service.server import serve as run_server  # noqa: PLC0415 - see the module's docstring
 
         run_server(settings)
@@ -77,20 +88,18 @@ def work(
 
 
 @contextmanager
-def _settings(given: dict[str, Any], **more: Any) -> Iterator[Settings]:  # noqa: ANN401 - values of settings
-    """The settings, with those given that are not none; what the service refuses in the block is told in its words.
+def _settings(given: dict[str, Any]) -> Iterator[Settings]:
+    """The settings of a command. An error of the service in the block becomes one of the command line.
 
     Raises:
         SpecError: when the settings are wrong.
         ServingError: when the service cannot be started.
     """
     from service.errors import ServiceError  # noqa: PLC0415 - see the module's docstring
-    from service.settings import Settings  # noqa: PLC0415 - likewise
+    from service.settings import read_settings  # noqa: PLC0415 - likewise
 
-    chosen = {name: value for name, value in (given | more).items() if value is not None}
+    settings = read_settings(**given)
     try:
-        yield Settings(**chosen)
-    except ValidationError as error:
-        raise SpecError(field_problems(error), "settings (BATCHWRIGHT_* and options)") from None
+        yield settings
     except ServiceError as error:
         raise ServingError(str(error)) from None

@@ -1,16 +1,53 @@
-"""What an operator can set: environment variables with the prefix ``BATCHWRIGHT_``, or keyword arguments."""
+"""The settings of a service: environment variables with the prefix ``BATCHWRIGHT_``, or options of a command.
+
+An option has precedence over a variable, and a variable over the default. A variable with the prefix that nothing reads
+is an error: a misspelt setting must not be ignored.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import json
+import os
+import re
 import socket
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from tuner.errors import FieldProblem, SpecError
+from tuner.field_errors import described_pattern, problems_in
+from tuner.nearest import suggestion
+
+PREFIX = "BATCHWRIGHT_"
+OTHER_VARIABLES = frozenset(
+    {
+        "BATCHWRIGHT_API_KEY",  # the SDK's
+        "BATCHWRIGHT_URL",  # of the examples
+        "BATCHWRIGHT_RENDEZVOUS",  # between the ranks of a run
+        "BATCHWRIGHT_EFFECTIVE_BATCH_SIZE",  # a plan's figures, in exported jobs
+        "BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS",
+        "BATCHWRIGHT_MICRO_BATCH_SIZE",
+        "BATCHWRIGHT_MICRO_BATCH_SIZES",
+        "BATCHWRIGHT_PLAN_SOURCE",
+        "BATCHWRIGHT_WORLD_SIZE",
+    }
+)
+"""Variables with the prefix that are no settings."""
+_OTHERS = re.compile(
+    r"BATCHWRIGHT_(TEST_\w*|(\w+_)?SERVICE_(HOST|PORT(_\w+)?)|(\w+_)?PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+"""Variables of the tests, and those that Kubernetes sets in pods beside a service whose name begins with
+`batchwright`."""
+_OPTIONS = {"devices": "--device", "worker": "--no-worker"}
+"""Options that are not named as their settings."""
+
+_NODE_NAME = described_pattern(
+    r"^[^/\s\x00-\x1f]{1,200}$", "must have 1 to 200 characters, none of them a slash, a space or a control character"
+)
 DEFAULT_DATA_DIR = Path("~/.local/share/batchwright")
 
 _Names = Annotated[tuple[str, ...], NoDecode]
@@ -20,9 +57,7 @@ _Names = Annotated[tuple[str, ...], NoDecode]
 class Settings(BaseSettings):
     """The settings of one service. Nothing else reads the environment."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="BATCHWRIGHT_", frozen=True, extra="forbid", use_attribute_docstrings=True
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     data_dir: Path = DEFAULT_DATA_DIR
     """Folder of everything the service writes: the embedded database, the runs, the lock files."""
@@ -45,7 +80,7 @@ class Settings(BaseSettings):
     """`python` workloads that may run, each as exactly `package.module:factory`. They run as this service's user."""
     data_roots: _Names = ()
     """Folders that jobs may read their data from."""
-    node_name: Annotated[str, Field(pattern=r"^[^/\s\x00-\x1f]{1,200}$")] = Field(default_factory=socket.gethostname)
+    node_name: Annotated[str, Field(pattern=_NODE_NAME)] = Field(default_factory=socket.gethostname)
     """Name of this host in the database, unlike every other's: together with a device it says what runs where."""
     lease_seconds: Annotated[float, Field(ge=1.0, le=3600.0)] = 15.0
     """A worker not heard of for this long loses what it runs to another. The same for every process of a service."""
@@ -88,6 +123,16 @@ class Settings(BaseSettings):
             return json.loads(value)
         return [part.strip() for part in value.split(",") if part.strip()]
 
+    @field_validator("port", mode="before")
+    @classmethod
+    def _is_no_service_link(cls, value: object) -> object:
+        if isinstance(value, str) and "://" in value:
+            raise ValueError(
+                "is the address that Kubernetes gives pods beside a service named `batchwright`: set "
+                "`enableServiceLinks: false` in the pod, or give --port"
+            )
+        return value
+
     @field_validator("data_dir", "runs_dir")
     @classmethod
     def _absolute(cls, path: Path) -> Path:
@@ -112,3 +157,41 @@ class Settings(BaseSettings):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+def read_settings(**options: Any) -> Settings:  # noqa: ANN401 - values of settings
+    """The settings of a command: its options, else the environment, else the defaults.
+
+    Args:
+        options: by the names of settings; none for an option that was not given.
+
+    Raises:
+        SpecError: naming every option and variable at fault.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    problems = unknown_variables(os.environ)
+    try:
+        settings = Settings(**given)
+    except ValidationError as error:
+        problems += [_named_by_its_source(problem, given) for problem in problems_in(error, kind=Settings)]
+    if problems:
+        raise SpecError(problems, "settings")
+    return settings
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[FieldProblem]:
+    """Variables with the prefix that nothing reads, each with the most similar setting. Their values may be secret."""
+    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
+    names = (name for name in environment if name.upper().startswith(PREFIX))
+    strange = [it for it in names if it.upper() not in known | OTHER_VARIABLES and not _OTHERS.fullmatch(it.upper())]
+    return [
+        FieldProblem(name, f"is not a setting{suggestion(name, known) or ': service/settings.py lists them'}")
+        for name in sorted(strange)
+    ]
+
+
+def _named_by_its_source(problem: FieldProblem, options: Mapping[str, object]) -> FieldProblem:
+    """The problem of a setting, with the option or variable that set it in place of the field."""
+    name = problem.field.partition(".")[0]
+    option = _OPTIONS.get(name, "--" + name.replace("_", "-"))
+    return FieldProblem(option if name in options else PREFIX + name.upper(), problem.message, problem.value)

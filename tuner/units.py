@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Self
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
@@ -23,6 +24,22 @@ def format_bytes(number: float) -> str:
         number /= _STEP
         power += 1
     return f"{number:.0f} B" if power == 0 else f"{number:.2f} {_UNITS[power]}"
+
+
+class TypedSize(int):
+    """A number of bytes that remembers how it was written, so that a message can repeat the text."""
+
+    text: str
+
+    def __new__(cls, number: int, text: str) -> Self:
+        """``number`` bytes, written as ``text``."""
+        made = super().__new__(cls, number)
+        made.text = text
+        return made
+
+    def __repr__(self) -> str:
+        """The text as it was written."""
+        return self.text
 
 
 def parse_bytes(text: str) -> int:
