@@ -402,6 +402,8 @@ def problem_of(error: Exception) -> Problem:
         return make_problem(
             _EXPORT_STATUSES[error.reason], f"export-{error.reason}", "It cannot be exported like that", str(error)
         )
+    if isinstance(error, SpecError) and error.document == "request":
+        return problem_of(InvalidInputError(str(error), faults_of(error.problems)))
     for kind, status, code, title in _TUNER_ERRORS:
         if isinstance(error, kind):
             faults = faults_of(error.problems) if isinstance(error, SpecError) else ()

@@ -13,12 +13,14 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from tuner.documents import Document
+from tuner.field_errors import described_pattern
 
 PREFIX = "bw"
 """What every key begins with, so that scanners of leaked secrets can know it."""
 
 _SECRET_BYTES = 32
 _ID_BYTES = 8
+_KEY_ID = described_pattern(r"^[0-9a-f]{16}$", "must consist of 16 hexadecimal digits")
 _ID = re.compile(r"[0-9a-f]{16}")
 _TOKEN = re.compile(rf"{PREFIX}_(?P<id>[0-9a-f]{{16}})_[0-9a-f]{{64}}")
 
@@ -63,7 +65,7 @@ KEYLESS = Caller(key_id=None, scopes=frozenset({Scope.ADMIN}))
 class ApiKey(Document):
     """A key as it is stored and listed. What it was made from is nowhere."""
 
-    id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    id: Annotated[str, Field(pattern=_KEY_ID)]
     """Its public part: what `revoke` takes, and what names the owner of work."""
     prefix: str
     """What the key begins with, its id included."""

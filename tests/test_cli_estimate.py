@@ -115,7 +115,7 @@ def _is_alive(pid: str) -> bool:
         (("--gpu", "H1000"), "H100"),
         (("--gpu", "A100"), "A100-40GB, A100-80GB"),
         (("--gpu", "9" * 400 + "GiB"), "from 256MiB to 4TiB"),
-        (("--gpu", "L4", "--micro-batch-size", "9", "--effective-batch-size", "8"), "`micro_batch_size` is 9"),
+        (("--gpu", "L4", "--micro-batch-size", "9", "--effective-batch-size", "8"), "`--micro-batch-size` is 9"),
         (("--gpu", "L4", "--memory-margin", "0.9"), "0.5"),
         (("--gpu", "L4", "--allocator", "best"), "expandable-segments"),
     ],

@@ -25,7 +25,7 @@ GPT2: dict[str, Any] = {
     ("document", "field", "words"),
     [
         ({}, "model", "required"),
-        ({"model": {"kind": "transformer"}}, "model", "'transformers', 'reference', 'python'"),
+        ({"model": {"kind": "transformer"}}, "model.kind", "'transformers', 'reference', 'python'"),
         ({"model": {"kind": "transformers", "task": "causal-lm", "config": {}}}, "model.config", "model_type"),
         (
             {"model": GPT2 | {"config": {"model_type": "a" * 301}}},
@@ -46,15 +46,15 @@ GPT2: dict[str, Any] = {
         ({"model": GPT}, "(document)", "batch.sequence_length"),
         ({"model": {"kind": "reference", "architecture": {"name": "resnet"}}}, "(document)", "batch.image_size"),
         ({"model": GPT2, "batch": {"sequence_length": 65}}, "(document)", "65"),
-        ({"model": GPT, "batch": {"sequence_length": 8}, "precison": "fp32"}, "precison", "not permitted"),
-        ({"model": GPT, "batch": {"sequence_length": 0}}, "batch.sequence_length", "greater than or equal to 1"),
+        ({"model": GPT, "batch": {"sequence_length": 8}, "precison": "fp32"}, "precison", "did you mean `precision`?"),
+        ({"model": GPT, "batch": {"sequence_length": 0}}, "batch.sequence_length", "at least 1"),
         ({"model": GPT, "optimizer": {"learning_rate": "fast"}}, "optimizer.learning_rate", "number"),
-        ({"model": GPT, "gradient_clipping": -1.0}, "gradient_clipping", "greater than 0"),
-        ({"model": GPT, "data": {"kind": "files"}}, "data", "'records', 'images', 'arrays'"),
+        ({"model": GPT, "gradient_clipping": -1.0}, "gradient_clipping", "above 0"),
+        ({"model": GPT, "data": {"kind": "files"}}, "data.kind", "'records', 'images', 'arrays'"),
         ({"model": GPT, "data": {"kind": "text", "paths": ["a"], "tokenizer": "gpt2"}}, "data.tokenizer", "`bytes`"),
         ({"model": GPT, "data": {"kind": "arrays", "path": "a.npy"}}, "data.path", "`.safetensors`"),
-        ({"model": GPT, "parallelism": {"world_size": 65_537}}, "parallelism.world_size", "equal to 65536"),
-        ([], "(document)", "dictionary"),
+        ({"model": GPT, "parallelism": {"world_size": 65_537}}, "parallelism.world_size", "at most 65536"),
+        ([], "(document)", "mapping"),
     ],
 )
 def test_a_wrong_spec_names_the_field_and_what_is_allowed(document: object, field: str, words: str) -> None:
@@ -142,3 +142,21 @@ def test_every_field_is_described() -> None:
         if "description" not in field
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.yaml", "model:\n  kind: [", "a.yaml: is not valid YAML: line 2, column 10: while parsing a flow node"),
+        ("a.yaml", "a: b: c", "a.yaml: is not valid YAML: line 1, column 5: mapping values are not allowed here"),
+        ("a.json", '{"a": 1,}', "a.json: is not valid JSON: line 1, column 9: "),
+    ],
+)
+def test_a_broken_file_is_named_with_line_and_column(tmp_path: Path, name: str, content: str, words: str) -> None:
+    """An editor opens it there."""
+    (tmp_path / name).write_text(content)
+    with pytest.raises(SpecError) as caught:
+        load_spec(tmp_path / name)
+    message = str(caught.value)
+    assert words in message
+    assert "<unicode string>" not in message

@@ -152,7 +152,7 @@ def test_probes_run_under_the_limit_less_the_margin(device: DeviceInfo, changes:
 
 def test_a_limit_above_the_device_is_refused() -> None:
     """The message names both numbers and the remedy."""
-    with pytest.raises(DeviceError, match="above the 17179869184 bytes of cpu"):
+    with pytest.raises(SpecError, match=r"memory_limit_bytes: is above the 16\.00 GiB \(17179869184 bytes\) of cpu"):
         tuning(tuning_request(memory_limit_bytes=17 * GIB))
 
 

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 from tuner.accumulation import check_listable
 from tuner.belief import SATURATED_SHARE
-from tuner.errors import DeviceError
+from tuner.errors import FieldProblem, SpecError
 from tuner.objectives import sizes_for_steps
 from tuner.requests import TuningRequest
 from tuner.results import DeviceInfo, Outcome, ProbeResult, Proof
 from tuner.search import SearchSpace
+from tuner.units import format_bytes
 
 _CPU_SHARE = 0.5
 """Of the host's memory, when no limit is given for the CPU: the rest is for the system and for reading data."""
@@ -25,15 +26,16 @@ def memory_limit(request: TuningRequest, device: DeviceInfo) -> int:
     """The memory a run may take, before the margin: as asked, else the whole card, or half of the host.
 
     Raises:
-        DeviceError: when more is asked for than the device has.
+        SpecError: when more is asked for than the device has.
     """
     if request.memory_limit_bytes is None:
         return int(device.total_bytes * _CPU_SHARE) if device.kind == "cpu" else device.total_bytes
     if request.memory_limit_bytes > device.total_bytes:
-        raise DeviceError(
-            f"memory_limit_bytes is {request.memory_limit_bytes}, above the {device.total_bytes} bytes of {device.id} "
+        message = (
+            f"is above the {format_bytes(device.total_bytes)} ({device.total_bytes} bytes) of {device.id} "
             f"({device.name}): lower the limit, or leave it out to use the whole device"
         )
+        raise SpecError([FieldProblem("memory_limit_bytes", message, str(request.memory_limit_bytes))], "request")
     return request.memory_limit_bytes
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
 from tuner.errors import FieldProblem, SpecError
+from tuner.field_errors import described_pattern, problems_in
 
 PositiveInt = Annotated[int, Field(ge=1)]
 """A count of at least one."""
@@ -18,8 +19,9 @@ NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 """A duration in seconds, or a rate."""
 
 _MOST_VARIABLES = 64
-_NAME, _LONGEST_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$", 128
-_VALUE, _LONGEST_VALUE = r"^[^\x00]*$", 4096
+_NAME = described_pattern(r"^[A-Za-z_][A-Za-z0-9_]*$", "must have a name of letters, digits and underscores")
+_VALUE = described_pattern(r"^[^\x00]*$", "must not contain the character NUL")
+_LONGEST_NAME, _LONGEST_VALUE = 128, 4096
 """The kernel takes no NUL in a variable, and at most 128 KiB (`MAX_ARG_STRLEN`)."""
 Environment = Annotated[
     dict[
@@ -37,8 +39,6 @@ Environment = Annotated[
     ),
 ]
 """Environment variables to set for a process. Pydantic's own schema would leave other names unchecked."""
-
-_SHOWN_VALUE_LENGTH = 80
 
 
 class Document(BaseModel):
@@ -66,37 +66,6 @@ def _is_text(value: dict[Any, Any]) -> bool:
 DocumentT = TypeVar("DocumentT", bound=Document)
 
 
-def _shown(error_type: str, value: object) -> str:
-    """The offending value, short enough to read; nothing for a field that is missing or unknown."""
-    if error_type in {"missing", "union_tag_not_found"} or isinstance(value, (dict, list)):
-        return ""
-    text = repr(value)
-    return text if len(text) <= _SHOWN_VALUE_LENGTH else text[: _SHOWN_VALUE_LENGTH - 3] + "..."
-
-
-def _field_path(location: tuple[int | str, ...], data: object) -> str:
-    """The dotted path as the user wrote it: pydantic's location without the tags of discriminated unions."""
-    path: list[str] = []
-    for part in location:
-        if isinstance(data, dict) and part not in data and part in data.values():
-            continue
-        path.append(str(part))
-        data = data.get(part) if isinstance(data, dict) else None
-    return ".".join(path) or "(document)"
-
-
-def field_problems(error: ValidationError, data: object = None) -> list[FieldProblem]:
-    """What pydantic found wrong in ``data``, as ``field: message (got value)`` with a dotted path for the field."""
-    return [
-        FieldProblem(
-            field=_field_path(item["loc"], data),
-            message=str(item["msg"]).removeprefix("Value error, "),
-            value=_shown(item["type"], item["input"]),
-        )
-        for item in error.errors(include_url=False, include_context=False)
-    ]
-
-
 def parse_document(kind: type[DocumentT], data: object, name: str) -> DocumentT:
     """Validate ``data`` as a ``kind``.
 
@@ -106,7 +75,7 @@ def parse_document(kind: type[DocumentT], data: object, name: str) -> DocumentT:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise SpecError(field_problems(error, data), name) from None
+        raise SpecError(problems_in(error, data, kind), name) from None
 
 
 def load_document(kind: type[DocumentT], path: Path, name: str) -> DocumentT:
@@ -121,27 +90,45 @@ def load_document(kind: type[DocumentT], path: Path, name: str) -> DocumentT:
 def _read(path: Path, name: str) -> Any:  # noqa: ANN401 - whatever the file holds; validated by the caller
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([FieldProblem(str(path), f"cannot be read: {error}")], name) from None
+    except OSError as error:
+        raise _unreadable(path, name, f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, name, f"cannot be read: byte {error.start} is not UTF-8") from None
     try:
-        return json.loads(text) if path.suffix == ".json" else _yaml(text)
+        return _json(text) if path.suffix == ".json" else _yaml(text)
     except RecursionError:
-        raise SpecError([FieldProblem(str(path), "is nested too deeply")], name) from None
+        raise _unreadable(path, name, "is nested too deeply") from None
     except ValueError as error:
-        raise SpecError([FieldProblem(str(path), f"is not valid {path.suffix or 'YAML'}: {error}")], name) from None
+        raise _unreadable(path, name, str(error)) from None
+
+
+def _unreadable(path: Path, name: str, message: str) -> SpecError:
+    return SpecError([FieldProblem(str(path), message)], name)
+
+
+def _json(text: str) -> Any:  # noqa: ANN401 - as above
+    """The value in a JSON text.
+
+    Raises:
+        ValueError: with the place of the fault.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not valid JSON: line {error.lineno}, column {error.colno}: {error.msg}") from None
 
 
 def _yaml(text: str) -> Any:  # noqa: ANN401 - as above
-    """What YAML holds.
+    """The value in a YAML text.
 
     Raises:
-        ValueError: when it is none.
+        ValueError: with the place of the fault.
     """
     import yaml  # noqa: PLC0415 - the SDK reads no file
 
-    from tuner.yaml_text import Loader  # noqa: PLC0415 - likewise
+    from tuner.yaml_text import Loader, fault_in_words  # noqa: PLC0415 - likewise
 
     try:
         return yaml.load(text, Loader)  # noqa: S506 - a safe one
     except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(f"is not valid YAML: {fault_in_words(error)}") from None

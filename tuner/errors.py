@@ -46,7 +46,7 @@ class FieldProblem:
     value: str = ""
 
     def __str__(self) -> str:
-        """``model.config.n_head: Input should be greater than 0 (got -1)``."""
+        """``model.layers: must be at least 1 (got 0)``."""
         got = f" (got {self.value})" if self.value else ""
         return f"{self.field}: {self.message}{got}"
 

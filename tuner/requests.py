@@ -7,9 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tuner.documents import Document, PositiveInt
+from tuner.field_errors import described_pattern
 from tuner.specs import WorkloadSpec
 
-DeviceId = Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$", examples=["cuda:0", "cpu"])]
+_DEVICE = described_pattern(r"^(cpu|cuda:\d+)$", "must be `cpu`, or `cuda:` and a number, for example `cuda:0`")
+
+DeviceId = Annotated[str, Field(pattern=_DEVICE, examples=["cuda:0", "cpu"])]
 """A device of this host, named as torch names it."""
 
 SMALLEST_MEMORY_LIMIT_BYTES = 16 * 1024**2

@@ -76,7 +76,7 @@ class Tuning:
 
     Raises:
         PlanError: when a rank would have no sample, or every plan would list too many micro-batches.
-        DeviceError: when the limit is above the device's memory.
+        SpecError: when the limit is above the device's memory.
         SpecError: when the spec cannot be probed on this kind of device.
     """
 

@@ -20,3 +20,11 @@ Loader.add_implicit_resolver(
     re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+\Z"),
     list("-+.0123456789"),
 )
+
+
+def fault_in_words(error: yaml.YAMLError) -> str:
+    """Where a text breaks YAML's rules, and how: ``line 3, column 5: mapping values are not allowed here``."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    words = [getattr(error, name, None) for name in ("context", "problem")]
+    message = ", ".join(word for word in words if word) or str(error).partition("\n")[0]
+    return message if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: {message}"

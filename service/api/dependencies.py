@@ -7,7 +7,7 @@ import json
 from typing import Annotated, get_args
 
 from fastapi import Depends, Header, Path, Query, Request
-from pydantic import WithJsonSchema, WrapValidator
+from pydantic import ValidationError, WithJsonSchema, WrapValidator
 
 from service.api.authentication import Calling, Lasting
 from service.api.feed import ChangeFeed
@@ -18,6 +18,7 @@ from service.states import State
 from service.store.base import Idempotency
 from service.use_cases import UseCases
 from tuner.documents import Document
+from tuner.field_errors import described_pattern, reworded
 from tuner.requests import Objective
 from tuner.specs import Precision
 
@@ -90,13 +91,14 @@ RecommendationCursor = Annotated[
 ]
 """What has the shape of a list's cursor is one; anything else is `invalid-cursor`."""
 
-_NO_CONTROL_CHARACTERS = r"^[^\x00-\x1f]*$"
+_NO_CONTROL_CHARACTERS = described_pattern(r"^[^\x00-\x1f]*$", "must not contain control characters")
 _NAME = _text(maxLength=300, pattern=_NO_CONTROL_CHARACTERS)
 
+_HEXADECIMAL = described_pattern("^[0-9a-f]*$", "must consist of the hexadecimal digits 0 to 9 and a to f")
 FingerprintFilter = Annotated[
     str | None,
-    _text(maxLength=64, pattern="^[0-9a-f]*$"),
-    Query(max_length=64, pattern="^[0-9a-f]*$", description="Only what has this fingerprint."),
+    _text(maxLength=64, pattern=_HEXADECIMAL),
+    Query(max_length=64, pattern=_HEXADECIMAL, description="Only what has this fingerprint."),
 ]
 DeviceFilter = Annotated[
     str | None,
@@ -135,7 +137,7 @@ LastEventId = Annotated[
     ),
 ]
 
-_KEY_PATTERN = "^[!-~]+$"
+_KEY_PATTERN = described_pattern("^[!-~]+$", "must consist of printable ASCII characters without spaces")
 _Key = Annotated[
     str | None,
     _text(minLength=1, maxLength=255, pattern=_KEY_PATTERN),
@@ -170,6 +172,9 @@ def strictly(document: type[Document]) -> WrapValidator:
             text = json.dumps(value, allow_nan=False)
         except ValueError:
             raise ValueError("holds NaN or an infinite number, which JSON does not have") from None
-        return document.model_validate_json(text, strict=True)
+        try:
+            return document.model_validate_json(text, strict=True)
+        except ValidationError as error:
+            raise reworded(error, document) from None
 
     return WrapValidator(read)

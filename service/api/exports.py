@@ -17,11 +17,10 @@ from service.api.dependencies import Cases, IfNoneMatch, RecommendationId
 from service.api.problems import ALWAYS, declared
 from service.domain import ExportFormatList, ExportRequest
 from service.keys import Scope
-from tuner.exports.base import Export, ExportOptions
+from tuner.exports.base import PRINTED, Export, ExportOptions
 
 router = APIRouter(prefix="/v1", tags=["exports"], responses=ALWAYS)
 
-_WORD = "^[^\\x00-\\x1f\\x7f]*$"
 _DEFAULTS = ExportOptions()
 _REFUSED = declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 _TEXT: Responses = {
@@ -39,10 +38,10 @@ def _told(name: str) -> str:
 
 
 def _word(name: str) -> Any:  # noqa: ANN401 - what FastAPI's `Query` gives
-    return Query(min_length=1, max_length=1000, pattern=_WORD, description=_told(name))
+    return Query(min_length=1, max_length=1000, pattern=PRINTED, description=_told(name))
 
 
-_SCHEMA = WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 1000, "pattern": _WORD})
+_SCHEMA = WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 1000, "pattern": PRINTED})
 _Format = Annotated[str, Path(description="The target's name.", examples=["deepspeed"])]
 
 

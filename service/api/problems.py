@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
 from service.domain import FieldFault, Problem
@@ -23,9 +24,9 @@ from service.errors import (
     problem_of,
 )
 from tuner.errors import BatchwrightError
+from tuner.field_errors import described, located, shown
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
-_SHOWN_VALUE_LENGTH = 80
 _RETRY_AFTER_SECONDS = "2"
 
 
@@ -135,29 +136,14 @@ def _on_invalid_request(_request: Request, error: Exception) -> Response:
     return problem_response(InvalidInputError.listing(faults, len(found)))
 
 
-def _fault(item: dict[str, Any], body: object) -> FieldFault:
-    message = str(item["msg"]).removeprefix("Value error, ")
-    return FieldFault(field=_path(item["loc"], body), message=message, value=_shown(item))
-
-
-def _path(location: tuple[int | str, ...], body: object) -> str:
-    """The dotted path as the caller wrote it: without the part of the request, and the tags of unions."""
-    data = body if location and location[0] == "body" else None
-    path: list[str] = []
-    for part in location[1:]:
-        if isinstance(data, dict) and part not in data and part in data.values():
-            continue
-        path.append(str(part))
-        data = data.get(part) if isinstance(data, dict) else None
-    return ".".join(path) or "(body)"
-
-
-def _shown(item: dict[str, Any]) -> str:
-    value = item.get("input")
-    if item["type"] in {"missing", "union_tag_not_found"} or isinstance(value, (dict, list)):
-        return ""
-    text = repr(value)
-    return text if len(text) <= _SHOWN_VALUE_LENGTH else text[: _SHOWN_VALUE_LENGTH - 3] + "..."
+def _fault(item: ErrorDetails, body: object) -> FieldFault:
+    """A fault with the path as the caller wrote it: without the part of the request, and the tags of unions."""
+    part, *rest = item["loc"] or ("body",)
+    inner = item.copy()
+    inner["loc"] = tuple(rest)
+    field = located(inner, body if part == "body" else None)
+    named = "(body)" if field == "(document)" else field
+    return FieldFault(field=named, message=described(item), value=shown(item))
 
 
 COMMON_STATUSES = (

@@ -13,7 +13,7 @@ from service.api import examples
 from service.api.compression import compressed, takes_gzip
 from service.api.conditional import conditional, tagged
 from service.errors import InvalidInputError
-from tuner.yaml_text import Loader
+from tuner.yaml_text import Loader, fault_in_words
 
 SCHEMA = "/tunings/new/schema"
 YAML = "/tunings/new/yaml"
@@ -88,7 +88,7 @@ def parsed(text: str) -> dict[str, Any]:
         value = yaml.load(text, Loader)  # noqa: S506 - a safe one
         json.dumps(value, allow_nan=False)
     except yaml.YAMLError as error:
-        raise InvalidInputError(f"this is no YAML: {error}") from None
+        raise InvalidInputError(f"the text is not valid YAML: {fault_in_words(error)}") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidInputError(f"this holds what JSON has not: {error}") from None
     if not isinstance(value, dict):

@@ -102,7 +102,7 @@ def test_files_are_written_and_never_overwritten_by_accident(
         (("--format", "hugging-face", "--target-version", "0.1"), 2, "not for '0.1'"),
         (("--format", "hugging-face", "--arguments-of", "megatron"), 2, "is for launchers"),
         (("--format", "torchrun", "--script", "a\nb"), 2, "script"),
-        (("--format", "torchrun", "--processes-per-node", "0"), 2, "processes_per_node"),
+        (("--format", "torchrun", "--processes-per-node", "0"), 2, "--processes-per-node: must be at least 1"),
     ],
 )
 def test_wrong_arguments(  # noqa: PLR0913, PLR0917 - what is asked, and what is told

@@ -192,7 +192,8 @@ def test_every_wrong_field_is_named(shared_service: Running) -> None:
     faults = {fault.field: fault for fault in problem.errors}
     assert set(faults) == {"effective_batch_size", "spec.model.architecture.heads", "fesh"}
     assert faults["effective_batch_size"].value == "0"
-    assert "greater than or equal to 1" in faults["spec.model.architecture.heads"].message
+    assert faults["spec.model.architecture.heads"].message == "must be at least 1"
+    assert faults["fesh"].message == "is not a field here; did you mean `fresh`?"
 
 
 @pytest.mark.parametrize("spoilt", ['{"spec": ', '{"effective_batch_size": "\\ud800"}', "[]", "null", '{"a": NaN}'])
@@ -371,7 +372,7 @@ def test_requests_that_cannot_be_planned_are_refused(client: Client) -> None:
     refused(client, 422, "no-plan", tuning_request(ranks, effective_batch_size=100))
     endless = tuning_request(effective_batch_size=2**22 - 1, max_micro_batch_size=1)
     assert "use an effective batch of at most 262144" in refused(client, 422, "no-plan", endless)
-    refused(client, 422, "device-error", tuning_request(memory_limit_bytes=2**60))
+    refused(client, 422, "invalid-request", tuning_request(memory_limit_bytes=2**60))
     assert "cpu" in refused(client, 422, "unknown-device", tuning_request(device="cuda:3"))
 
 

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
 
 from tuner.catalogue import GPUS, find_gpu
-from tuner.documents import Document, field_problems
+from tuner.documents import Document
 from tuner.errors import EstimateError, FieldProblem, SpecError
 from tuner.estimates import EstimateRequest
+from tuner.field_errors import problems_in
 from tuner.requests import TrainingRequest, TuningRequest
-from tuner.specs import WorkloadSpec, load_spec
+from tuner.specs import LARGEST_WORLD_SIZE, WorkloadSpec, load_spec
 
 RequestT = TypeVar("RequestT", bound=Document)
+
+_OPTIONS = {
+    "gpus": "--gpu",
+    "memory_limit_bytes": "--memory-limit",
+    "probe_timeout_seconds": "--probe-timeout",
+    "processes_per_node": "--nproc-per-node",
+    "timeout_seconds": "--timeout",
+}
+"""Options that are not named as their fields."""
 
 
 def tuning_request(*, spec: Path, world_size: int | None, **fields: object) -> TuningRequest:
@@ -61,6 +74,8 @@ def _names_of_gpus(gpus: Sequence[str], *, all_gpus: bool) -> tuple[str, ...]:
 
 def _workload(spec: Path, world_size: int | None) -> WorkloadSpec:
     workload = load_spec(spec)
+    if world_size is not None and world_size > LARGEST_WORLD_SIZE:
+        raise wrong_argument("--world-size", f"must be at most {LARGEST_WORLD_SIZE}", world_size)
     return workload if world_size is None else workload.with_world_size(world_size)
 
 
@@ -68,7 +83,37 @@ def _checked(kind: type[RequestT], fields: dict[str, object]) -> RequestT:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise SpecError(field_problems(error, fields), "request") from None
+        raise SpecError([_of_option(it) for it in problems_in(error, fields, kind)], "arguments") from None
+
+
+def option_of(field: str) -> str:
+    """The option that sets a field of a request."""
+    return _OPTIONS.get(field, "--" + field.replace("_", "-"))
+
+
+@contextmanager
+def naming_options(**typed: object) -> Iterator[None]:
+    """Have errors about a request that is checked later name the options, and the values as they were typed.
+
+    Args:
+        typed: values by the names of the request's fields.
+    """
+    try:
+        yield
+    except SpecError as error:
+        if error.document != "request":
+            raise
+        given = [replace(it, value=repr(typed[it.field])) if it.field in typed else it for it in error.problems]
+        raise SpecError([_of_option(it) for it in given], "arguments") from None
+
+
+def _of_option(problem: FieldProblem) -> FieldProblem:
+    """A problem of a request in the words of the command: the option in place of the field."""
+    if problem.field == "(document)":
+        message = re.sub(r"`(\w+)`", lambda found: f"`{option_of(found[1])}`", problem.message)
+        return FieldProblem("options", message, problem.value)
+    name, dot, rest = problem.field.partition(".")
+    return problem if name == "spec" else FieldProblem(f"{option_of(name)}{dot}{rest}", problem.message, problem.value)
 
 
 def check_file(path: Path) -> None:

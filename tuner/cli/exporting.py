@@ -15,12 +15,13 @@ from rich.text import Text
 
 from tuner.cli import options
 from tuner.cli.arguments import check_folder, wrong_argument
-from tuner.documents import field_problems, load_document
-from tuner.errors import SpecError
+from tuner.documents import load_document
+from tuner.errors import FieldProblem, SpecError
 from tuner.exports.base import Export, ExportedFile, ExportFormat, ExportOptions
 from tuner.exports.registry import TARGETS
 from tuner.exports.registry import export as make_export
 from tuner.exports.text import one_line
+from tuner.field_errors import problems_in
 from tuner.files import write_atomically
 from tuner.results import Recommendation
 
@@ -125,7 +126,9 @@ def _options(**fields: object) -> ExportOptions:
     try:
         return ExportOptions.model_validate(fields)
     except ValidationError as error:
-        raise SpecError(field_problems(error, fields), "export") from None
+        problems = problems_in(error, fields, ExportOptions)
+        named = [FieldProblem("--" + it.field.replace("_", "-"), it.message, it.value) for it in problems]
+        raise SpecError(named, "arguments") from None
 
 
 def _write(files: tuple[ExportedFile, ...], folder: Path, *, force: bool) -> tuple[Path, ...]:

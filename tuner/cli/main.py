@@ -19,6 +19,7 @@ from tuner.cli.arguments import (
     check_file,
     check_folder,
     estimate_request,
+    naming_options,
     training_request,
     tuning_request,
     wrong_argument,
@@ -108,7 +109,8 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
         probe_timeout_seconds=probe_timeout,
     )
     known = load_document(Recommendation, earlier, "earlier recommendation") if earlier is not None else None
-    found = _tune(request, known)
+    with naming_options(memory_limit_bytes=memory_limit):
+        found = _tune(request, known)
     _print_answer(found, as_document=json, text=recommendation_panel(found))
     if output is not None:
         _write(output, found)
@@ -320,7 +322,8 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
         probe_timeout_seconds=probe_timeout,
     )
     check_run(request, training, request.device)
-    found = _tune(request)
+    with naming_options(memory_limit_bytes=memory_limit):
+        found = _tune(request)
     progress_console().print(recommendation_panel(found))
     if not found.feasible:
         if json:

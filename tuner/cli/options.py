@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 import typer
 
 from tuner import requests
-from tuner.units import parse_bytes
+from tuner.units import TypedSize, parse_bytes
 
 
-def _size(text: str) -> int:
+def _size(text: str) -> TypedSize:
     try:
-        return parse_bytes(text)
+        return TypedSize(parse_bytes(text), text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -9,12 +9,15 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from tuner.documents import Document, PositiveInt
+from tuner.field_errors import described_pattern
 from tuner.results import Advice, EffectiveBatchSize, Recommendation
 
 TargetKind = Literal["framework", "launcher"]
 """`framework`: what trains, so it takes the batch figures. `launcher`: what starts it, so it takes the topology."""
 
-_Word = StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")
+PRINTED = described_pattern(r"^[^\x00-\x1f\x7f]*$", "must not contain control characters")
+"""Texts on one line of a file."""
+_Word = StringConstraints(min_length=1, max_length=1000, pattern=PRINTED)
 
 
 class ExportedFile(Document):

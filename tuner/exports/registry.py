@@ -29,6 +29,7 @@ from tuner.exports import (
     trainjob,
 )
 from tuner.exports.base import Export, ExportOptions, Figures, Order, Target
+from tuner.nearest import suggestion
 from tuner.results import Advice, EffectiveBatchSize, Recommendation
 
 _TARGETS = (
@@ -68,7 +69,8 @@ def find_target(name: str) -> Target:
         ExportError: when there is none; the message lists them.
     """
     if name not in TARGETS:
-        raise ExportError("unknown-format", f"there is no export format {name!r}; there are: {', '.join(TARGETS)}")
+        near = suggestion(name, TARGETS, "'")
+        raise ExportError("unknown-format", f"there is no export format {name!r}{near} (known: {', '.join(TARGETS)})")
     return TARGETS[name]
 
 

@@ -1,0 +1,256 @@
+"""The words for wrong fields: complete over our schemas, in the units that were typed, with the nearest valid name."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+from pydantic import Field, ValidationError
+from pydantic_core import PydanticCustomError
+from pydantic_core._pydantic_core import list_all_errors
+
+import service
+import tuner
+from service.settings import Settings
+from tuner.documents import Document, parse_document
+from tuner.errors import FieldProblem, SpecError
+from tuner.field_errors import WORDS, described, pattern_words, problems_in, reworded
+from tuner.requests import TuningRequest
+from tuner.specs import WorkloadSpec, parse_spec
+from tuner.units import TypedSize
+
+_INTEGER = {"int_type", "int_parsing", "int_parsing_size", "int_from_float"}
+_TYPES_OF_KINDS: dict[str, set[str]] = {
+    "bool": {"bool_type", "bool_parsing"},
+    "datetime": {
+        "datetime_type",
+        "datetime_parsing",
+        "datetime_from_date_parsing",
+        "datetime_object_invalid",
+    },
+    "dict": {"dict_type", "mapping_type", "invalid_key"},
+    "enum": {"enum"},
+    "float": {"float_type", "float_parsing"},
+    "function-after": {"value_error", "assertion_error"},
+    "function-before": {"value_error", "assertion_error"},
+    "int": _INTEGER,
+    "is-instance": {"is_instance_of"},
+    "list": {"list_type"},
+    "literal": {"literal_error"},
+    "model": {"model_type", "model_attributes_type", "dataclass_type"},
+    "model-field": {"missing"},
+    "model-fields": {"extra_forbidden"},
+    "none": {"none_required"},
+    "str": {"string_type", "string_sub_type", "string_unicode"},
+    "tagged-union": {"union_tag_invalid", "union_tag_not_found"},
+    "tuple": {"tuple_type"},
+}
+"""The types of errors that each kind of pydantic's core schemas can produce, its constraints aside."""
+_TYPES_OF_CONSTRAINTS: dict[str, set[str]] = {
+    "gt": {"greater_than"},
+    "ge": {"greater_than_equal"},
+    "lt": {"less_than"},
+    "le": {"less_than_equal"},
+    "allow_inf_nan": {"finite_number"},
+    "pattern": {"string_pattern_mismatch"},
+}
+_WITHOUT_ERRORS = {
+    "any",
+    "default",
+    "definition-ref",
+    "definitions",
+    "function-plain",  # pydantic's own, for free JSON: it raises `invalid-json-value`
+    "json-or-python",
+    "lax-or-strict",
+    "nullable",
+    "union",  # reports the errors of its members
+}
+_PYDANTIC_WORDS = ("Input should", "Extra inputs", "Field required", "Value should", "Unable to extract", "valid ")
+
+
+def documents() -> set[type[Any]]:
+    """Every document of the packages, and the settings."""
+    for package in (tuner, service):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if ".migrations" not in module.name and not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    return {*descendants(Document), Settings}
+
+
+def descendants(kind: type[Any]) -> Iterator[type[Any]]:
+    """The classes below a class."""
+    for below in kind.__subclasses__():
+        if not below.__module__.startswith(("test", "conformance")):
+            yield below
+            yield from descendants(below)
+
+
+def schemas_in(part: object) -> Iterator[dict[str, Any]]:
+    """Every schema within a core schema."""
+    if isinstance(part, dict):
+        if isinstance(part.get("type"), str):
+            yield part
+        for name, inner in part.items():
+            if name not in {"metadata", "serialization", "config", "cls"}:
+                yield from schemas_in(inner)
+    elif isinstance(part, list | tuple):
+        for inner in part:
+            yield from schemas_in(inner)
+
+
+@pytest.fixture(scope="module")
+def schemas() -> list[dict[str, Any]]:
+    """Every core schema of every document."""
+    found = [schema for kind in documents() for schema in schemas_in(kind.__pydantic_core_schema__)]
+    assert len(found) > 1000
+    return found
+
+
+def test_every_kind_of_error_that_our_schemas_can_produce_has_words(schemas: list[dict[str, Any]]) -> None:
+    """A new kind of schema fails here until its errors are looked up and worded."""
+    kinds = {it["type"] for it in schemas} - {"no-info", "with-info", "string"}  # parts of functions, JSON schemas
+    assert kinds - _WITHOUT_ERRORS <= set(_TYPES_OF_KINDS)
+    wanted = {name for kind in kinds - _WITHOUT_ERRORS for name in _TYPES_OF_KINDS[kind]}
+    wanted |= {name for it in schemas for word in it for name in _TYPES_OF_CONSTRAINTS.get(word, ())}
+    for schema in schemas:
+        prefix = {"str": "string_", "tuple": "", "dict": "", "list": ""}.get(schema["type"], "")
+        wanted |= {f"{prefix}too_short" for word in ("min_length",) if word in schema}
+        wanted |= {f"{prefix}too_long" for word in ("max_length",) if word in schema}
+    assert wanted <= set(WORDS), wanted - set(WORDS)
+    assert len(wanted) > 30
+
+
+def test_no_words_are_pydantics() -> None:
+    """Every worded type, given the example that pydantic documents for it, reads as ours."""
+    examples = {it["type"]: it for it in list_all_errors()}
+    for name, words in WORDS.items():
+        if name not in examples or name in {"value_error", "assertion_error"}:
+            continue
+        example = examples[name]
+        context = dict(example["example_context"] or {})
+        told = {"type": name, "loc": ("field",), "msg": example["example_message_python"], "input": "x"}
+        item: Any = told | {"ctx": context | _readable(context)}
+        message = words(item)
+        assert not message.startswith(_PYDANTIC_WORDS), (name, message)
+        assert message != example["example_message_python"], name
+
+
+def _readable(context: dict[str, Any]) -> dict[str, Any]:
+    """The examples of choices are abbreviated: a choice of ours stands for them."""
+    return {name: "'a', 'b'" for name in ("expected", "expected_tags") if name in context}
+
+
+def test_every_pattern_has_words(schemas: list[dict[str, Any]]) -> None:
+    """No message holds a regular expression."""
+    patterns = {str(it["pattern"]) for it in schemas if it["type"] == "str" and "pattern" in it}
+    assert patterns
+    assert [it for it in patterns if pattern_words(it) is None] == []
+
+
+def problem_in(document: dict[str, Any]) -> FieldProblem:
+    """The one problem of a wrong spec."""
+    with pytest.raises(SpecError) as caught:
+        parse_spec(document)
+    (problem,) = caught.value.problems
+    return problem
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    """A spec, changed."""
+    model = {"kind": "reference", "architecture": {"name": "mlp"}}
+    return {"model": model, **changes}
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (spec(precison="fp32"), "precison: is not a field here; did you mean `precision`? (got 'fp32')"),
+        (
+            spec(model={"kind": "reference", "architecture": {"name": "mlp", "hidden_feature": 3}}),
+            "model.architecture.hidden_feature: is not a field here; did you mean `hidden_features`? (got 3)",
+        ),
+        (
+            spec(model={"kind": "reference", "architecture": {"name": "mpl"}}),
+            "model.architecture.name: must be one of 'mlp', 'resnet', 'gpt'; did you mean 'mlp'? (got 'mpl')",
+        ),
+        (spec(model={"architecture": {}}), "model.kind: is required: one of 'transformers', 'reference', 'python'"),
+        (
+            spec(optimizer={"name": "adamW"}),
+            "optimizer.name: must be one of 'adamw', 'adam', 'sgd'; did you mean 'adamw'? (got 'adamW')",
+        ),
+        (spec(optimizer={"betas": [0.9, 2]}), "optimizer.betas.1: must be below 1.0 (got 2)"),
+        (spec(optimizer={"learning_rate": "fast"}), "optimizer.learning_rate: must be a number (got 'fast')"),
+        (spec(compile="maybe"), "compile: must be true or false (got 'maybe')"),
+        (spec(batch=3), "batch: must be a mapping of fields to values (got 3)"),
+        (spec(batch={"image_size": 1.5}), "batch.image_size: must be a whole number (got 1.5)"),
+        (spec(data={"kind": "text", "paths": []}), "data.paths: must have at least 1 item"),
+        (
+            spec(data={"kind": "text", "paths": ["a", 2]}),
+            "data.paths.1: must be a text (got 2)",
+        ),
+    ],
+)
+def test_a_wrong_field_is_told_in_our_words(document: dict[str, Any], words: str) -> None:
+    """The whole line: the field's path, what is allowed, the nearest name, the value."""
+    assert str(problem_in(document)) == words
+
+
+def test_unlike_names_are_followed_by_those_that_are_known() -> None:
+    """A name that resembles none is answered with all."""
+    message = problem_in(spec(batch={"x": 1})).message
+    assert message == "is not a field here (known: sequence_length, image_size)"
+
+
+def test_sizes_are_told_in_the_units_that_were_typed() -> None:
+    """A number of bytes over HTTP; a size on the command line."""
+    typed = [TypedSize(1024**2, "1MiB"), 1024**2]
+    told = []
+    for size in typed:
+        fields = {"spec": parse_spec(spec()), "effective_batch_size": 8, "memory_limit_bytes": size}
+        with pytest.raises(SpecError) as caught:
+            parse_document(TuningRequest, fields, "request")
+        told.append(str(caught.value.problems[0]))
+    assert told == [
+        "memory_limit_bytes: must be at least 16.00 MiB (got 1MiB)",
+        "memory_limit_bytes: must be at least 16777216 (16.00 MiB) (got 1048576)",
+    ]
+
+
+def test_a_device_is_explained_without_a_regular_expression() -> None:
+    """A device that is called as nobody calls it."""
+    fields = {"spec": parse_spec(spec()), "effective_batch_size": 8, "device": "gpu"}
+    with pytest.raises(SpecError, match=r"device: must be `cpu`, or `cuda:` and a number, .* \(got 'gpu'\)"):
+        parse_document(TuningRequest, fields, "request")
+
+
+def test_reworded_errors_keep_their_words_and_places() -> None:
+    """The framework wraps them once more, and nothing is worded twice."""
+    wrong = spec(precison="fp32", model={"kind": "nothing"})
+    with pytest.raises(ValidationError) as caught:
+        WorkloadSpec.model_validate(wrong)
+    plain = problems_in(caught.value, wrong, WorkloadSpec)
+    again = problems_in(reworded(caught.value, WorkloadSpec), wrong)
+    assert again == plain
+    assert len(plain) == 2
+
+
+def test_a_type_without_words_keeps_its_own_message() -> None:
+    """A validator may raise a custom error: its message is passed on."""
+    item: Any = {"type": "own", "loc": (), "msg": "is odd", "input": 1}
+    assert described(item) == "is odd"
+    assert PydanticCustomError("own", "is odd").message() == "is odd"
+
+
+class Choice(Document):
+    """One value is allowed."""
+
+    kind: Literal["only"] = Field(description="Only.")
+
+
+def test_a_single_choice_is_no_list() -> None:
+    """`must be 'only'`."""
+    with pytest.raises(SpecError, match="kind: must be 'only' "):
+        parse_document(Choice, {"kind": "other"}, "choice")
