@@ -7,7 +7,7 @@ import json
 from typing import Annotated, get_args
 
 from fastapi import Depends, Header, Path, Query, Request
-from pydantic import ValidationError, WithJsonSchema, WrapValidator
+from pydantic import BeforeValidator, ValidationError, WithJsonSchema, WrapValidator
 
 from service.api.authentication import Calling, Lasting
 from service.api.feed import ChangeFeed
@@ -115,8 +115,17 @@ ModelFilter = Annotated[
     _NAME,
     Query(max_length=300, pattern=_NO_CONTROL_CHARACTERS, description="Only this model, by its short name."),
 ]
+
+
+def _upper(value: object) -> object:
+    return value.upper() if isinstance(value, str) else value
+
+
+_STATES = {"type": "array", "items": {"type": "string", "enum": [state.value for state in State]}}
 StateFilter = Annotated[
-    State | None, _text(enum=[state.value for state in State]), Query(description="Only what is in this state.")
+    list[Annotated[State, BeforeValidator(_upper)]] | None,
+    WithJsonSchema(_STATES),
+    Query(description="Only what is in this state. May be repeated: what is in any of them. Of either letter case."),
 ]
 PrecisionFilter = Annotated[
     Precision | None, _text(enum=list(get_args(Precision))), Query(description="Only what has this precision.")

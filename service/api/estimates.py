@@ -17,11 +17,12 @@ from service.api.authentication import needs
 from service.api.dependencies import Estimating, Feed, strictly
 from service.api.feed import ChangeFeed
 from service.api.problems import ALWAYS, declared
+from service.api.strict_route import StrictRoute
 from service.domain import GpuList
 from service.keys import Scope
 from tuner.estimates import Estimate, EstimateRequest
 
-router = APIRouter(prefix="/v1", tags=["estimates"], responses=ALWAYS)
+router = APIRouter(prefix="/v1", tags=["estimates"], responses=ALWAYS, route_class=StrictRoute)
 
 
 @router.post(

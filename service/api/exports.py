@@ -15,11 +15,12 @@ from service.api.authentication import needs
 from service.api.conditional import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from service.api.dependencies import Cases, IfNoneMatch, RecommendationId
 from service.api.problems import ALWAYS, declared
+from service.api.strict_route import StrictRoute
 from service.domain import ExportFormatList, ExportRequest
 from service.keys import Scope
 from tuner.exports.base import PRINTED, Export, ExportOptions
 
-router = APIRouter(prefix="/v1", tags=["exports"], responses=ALWAYS)
+router = APIRouter(prefix="/v1", tags=["exports"], responses=ALWAYS, route_class=StrictRoute)
 
 _DEFAULTS = ExportOptions()
 _REFUSED = declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)

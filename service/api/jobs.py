@@ -41,11 +41,12 @@ from service.api.dependencies import (
 from service.api.following import Poll, event_stream, polled
 from service.api.problems import ALWAYS, RETRY_AFTER_HEADER, declared
 from service.api.reads import Page
+from service.api.strict_route import StrictRoute
 from service.domain import CheckpointList, ConfiguredJob, Job, JobPage, JobSubmission
 from service.keys import Scope
-from service.store.base import WorkFilter
+from service.store.base import WorkFilter, in_states
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=ALWAYS)
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=ALWAYS, route_class=StrictRoute)
 
 _OF_ONE = links(
     "job_id", "id", "getJob", "followJob", "cancelJob", "resumeJob", "deleteJob", "readJobLog", "listJobCheckpoints"
@@ -130,7 +131,7 @@ async def list_jobs(  # noqa: PLR0913, PLR0917 - one parameter per filter
     cursor: JobCursor = None,
 ) -> Response:
     """Jobs that match every filter, newest first, a page at a time."""
-    return json_response(await reads.jobs.get(Page(limit, cursor, WorkFilter(state, device, model))))
+    return json_response(await reads.jobs.get(Page(limit, cursor, WorkFilter(in_states(state), device, model))))
 
 
 @router.get(

@@ -12,9 +12,10 @@ from service.api.answers import Responses, links
 from service.api.authentication import Calling, needs
 from service.api.dependencies import Cases, strictly
 from service.api.problems import ALWAYS, declared
+from service.api.strict_route import StrictRoute
 from service.keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
 
-router = APIRouter(prefix="/v1/keys", tags=["keys"], responses=ALWAYS)
+router = APIRouter(prefix="/v1/keys", tags=["keys"], responses=ALWAYS, route_class=StrictRoute)
 
 _MADE: Responses = {201: {"description": "Made.", "links": links("key_id", "id", "revokeKey")}}
 KeyId = Annotated[str, Path(description="Identifier of an API key.", examples=["0192f3a1b2c37000"])]

@@ -10,12 +10,13 @@ from fastapi import APIRouter, Query
 from service.api.authentication import Calling, needs
 from service.api.dependencies import Cases, Limit
 from service.api.problems import COMMON_STATUSES, declared
+from service.api.strict_route import StrictRoute
 from service.fleet import DeviceList, Health, Period, Queue, Summary
 from service.keys import Scope
 
 SummaryPeriod = Annotated[Period, Query(description="How far back to look.")]
 
-router = APIRouter(tags=["operations"], responses=declared(*COMMON_STATUSES))
+router = APIRouter(tags=["operations"], responses=declared(*COMMON_STATUSES), route_class=StrictRoute)
 
 
 @router.get(

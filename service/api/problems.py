@@ -148,6 +148,7 @@ def _fault(item: ErrorDetails, body: object) -> FieldFault:
 
 COMMON_STATUSES = (
     HTTPStatus.FORBIDDEN,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
     HTTPStatus.INTERNAL_SERVER_ERROR,
     HTTPStatus.SERVICE_UNAVAILABLE,
 )

@@ -8,14 +8,14 @@ ones included, to the framework. The document knows only the endpoint.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
 
 from service.api.authentication import check_scope
 from service.api.reads import Reads
+from service.api.strict_route import Handler, StrictRoute
 from service.keys import Scope
 
 Answer = Callable[[Request, Reads], Awaitable[Response | None]]
@@ -39,12 +39,12 @@ def shortcut(scope: Scope, answer: Answer) -> Callable[[EndpointT], EndpointT]:
     return mark
 
 
-class ShortcutRoute(APIRoute):
+class ShortcutRoute(StrictRoute):
     """A route that takes its endpoint's shortcut where there is one."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What answers a request."""
-        usual = super().get_route_handler()
+    def strict_handler(self) -> Handler:
+        """The shortcut, and the framework's handler for the requests that the shortcut leaves."""
+        usual = super().strict_handler()
         found: tuple[Scope, Answer] | None = getattr(self.endpoint, _ATTRIBUTE, None)
         if found is None:
             return usual

@@ -45,7 +45,7 @@ from service.api.reads import Page, Reads
 from service.api.shortcuts import ShortcutRoute, plain_page, shortcut
 from service.domain import ProbeList, Tuning, TuningPage, TuningSubmission
 from service.keys import Scope
-from service.store.base import EVERYTHING, WorkFilter
+from service.store.base import EVERYTHING, WorkFilter, in_states
 
 router = APIRouter(prefix="/v1/tunings", tags=["tunings"], responses=ALWAYS, route_class=ShortcutRoute)
 
@@ -130,7 +130,9 @@ async def list_tunings(  # noqa: PLR0913, PLR0917 - one parameter per filter
     cursor: TuningCursor = None,
 ) -> Response:
     """Tunings that match every filter, newest first, a page at a time."""
-    return json_response(await reads.tunings.get(Page(limit, cursor, WorkFilter(state, device, model, fingerprint))))
+    return json_response(
+        await reads.tunings.get(Page(limit, cursor, WorkFilter(in_states(state), device, model, fingerprint)))
+    )
 
 
 @router.get(

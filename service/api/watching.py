@@ -12,13 +12,14 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from service.api.authentication import METRICS_PATH, needs
 from service.api.observed import Observed
 from service.api.problems import declared
+from service.api.strict_route import StrictRoute
 from service.fleet import Health
 from service.instruments import Instruments
 from service.keys import Scope
 from service.metrics import MEDIA_TYPE, Metrics
 from service.readiness import Readiness
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(tags=["operations"], route_class=StrictRoute)
 
 _EXPOSITION: dict[int | str, dict[str, Any]] = {
     200: {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any
 
@@ -151,7 +151,7 @@ class AsyncJobs(Resource):
     def list(
         self,
         *,
-        state: State | None = None,
+        state: State | Sequence[State] | None = None,
         device: str | None = None,
         model: str | None = None,
         page_size: int = PAGE_SIZE,

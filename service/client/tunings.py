@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from urllib.parse import quote
 
@@ -143,7 +143,7 @@ class AsyncTunings(Resource):
     def list(
         self,
         *,
-        state: State | None = None,
+        state: State | Sequence[State] | None = None,
         device: str | None = None,
         model: str | None = None,
         fingerprint: str | None = None,

@@ -39,6 +39,7 @@ from service.store.records import (
     WorkItem,
     WorkRow,
     WorkTotal,
+    in_states,
 )
 from tuner.results import ProbeResult, Recommendation
 from tuner.training.runs import TrainingProgress
@@ -72,6 +73,7 @@ __all__ = [
     "WorkItem",
     "WorkRow",
     "WorkTotal",
+    "in_states",
 ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, String, and_, bindparam, cast, func, select
+from sqlalchemy import Connection, Row, Select, String, and_, bindparam, cast, func, select, union_all
 
 from service.domain import Event, RecordedProbe
 from service.errors import NotFoundError
@@ -78,34 +78,47 @@ class Listing:
     @property
     def _given(self) -> dict[str, Any]:
         """The restricted columns."""
-        return {"kind": self.kind, **{name: value for name, value in vars(self.wanted).items() if value is not None}}
+        wanted = {name: value for name, value in vars(self.wanted).items() if value is not None and name != "states"}
+        return {"kind": self.kind, **wanted}
 
     @property
-    def _form(self) -> tuple[tuple[str, ...], bool]:
-        return tuple(self._given), self.before is not None
+    def _form(self) -> tuple[tuple[str, ...], bool, int]:
+        return tuple(self._given), self.before is not None, len(self.wanted.states)
 
     @property
     def _values(self) -> dict[str, Any]:
-        return {**self._given, "before": self.before, "limit": self.limit}
+        states = {f"state_{number}": state for number, state in enumerate(self.wanted.states)}
+        return {**self._given, **states, "before": self.before, "limit": self.limit}
 
 
 # There are few forms of a list, and making a statement costs as much as running it.
 
 
 @cache
-def _listing(given: tuple[str, ...], later: bool) -> Select[Any]:  # noqa: FBT001 - a part of the form
-    """The list restricted by these columns."""
+def _listing(given: tuple[str, ...], later: bool, states: int) -> Select[Any]:  # noqa: FBT001 - a part of the form
+    """The list restricted by these columns, and by this number of states.
+
+    With several states the newest of each are looked up in the index, and the newest of these are the list.
+    """
     conditions = [_work[name] == bindparam(name) for name in given]
     if later:
         conditions.append(_work.id < bindparam("before"))
+    pages = [
+        select(_work.id).where(*conditions, condition).order_by(_work.id.desc()).limit(bindparam("limit"))
+        for condition in [_work.state == bindparam(f"state_{number}") for number in range(states)]
+    ]
+    if states == 1:
+        conditions.append(_work.state == bindparam("state_0"))
+    elif states:
+        conditions = [_work.id.in_(union_all(*(select(page.subquery().c.id) for page in pages)))]
     return select(*rows.LISTED_WORK).where(*conditions).order_by(_work.id.desc()).limit(bindparam("limit"))
 
 
 @cache
-def _versions(given: tuple[str, ...], later: bool) -> Select[Any]:  # noqa: FBT001 - a part of the form
+def _versions(given: tuple[str, ...], later: bool, states: int) -> Select[Any]:  # noqa: FBT001 - a part of the form
     """The versions of the same rows, as one text."""
     parts = _work.id, _work.updated_at, _work.event_count
-    page = _listing(given, later).with_only_columns(*parts).subquery().c
+    page = _listing(given, later, states).with_only_columns(*parts).subquery().c
     version = page.id + " " + cast(page.updated_at, String) + " " + cast(page.event_count, String)
     return select(func.aggregate_strings(version, rows.BETWEEN_VERSIONS))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -79,10 +79,16 @@ class AnsweredBeforeError(ServiceError):
 class WorkFilter:
     """Which tunings or jobs to list; a field that is none does not restrict."""
 
-    state: State | None = None
+    states: tuple[State, ...] = ()
+    """Any of these, each once; none does not restrict."""
     device: str | None = None
     model: str | None = None
     fingerprint: str | None = None
+
+
+def in_states(states: Iterable[State] | None) -> tuple[State, ...]:
+    """States as ``WorkFilter`` takes them: each once, in one order, so that equal questions are equal."""
+    return tuple(sorted(set(states or ())))
 
 
 @dataclass(frozen=True)

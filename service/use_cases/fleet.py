@@ -60,7 +60,7 @@ class FleetCases:
 
     def _recent(self, device: str) -> list[WorkRow]:
         """What ended with success on a device lately, of both kinds."""
-        wanted = WorkFilter(state=State.SUCCEEDED, device=device)
+        wanted = WorkFilter((State.SUCCEEDED,), device=device)
         return [row for kind in WorkKind for row in self._store.newest(kind, RECENT, None, wanted)]
 
     def _running(self, seen: SeenDevice) -> Running | None:
