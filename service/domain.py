@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from service.states import State
 from tuner.catalogue import Gpu
-from tuner.documents import Document, NonNegativeInt, PositiveInt
+from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.exports.base import Export, ExportFormat, ExportOptions
 from tuner.requests import DeviceId, Objective, TrainingRequest, TuningRequest
 from tuner.results import ProbeResult, Recommendation
@@ -160,6 +160,15 @@ class WorkSummary(Document):
     """Events so far: the id of the newest."""
 
 
+class QueuePlace(Document):
+    """The place in the queue of a tuning or job that waits, as it was at most a second ago."""
+
+    position: PositiveInt
+    """Its place in the order of its device, from 1."""
+    expected_wait_seconds: NonNegativeFloat | None = None
+    """Expected seconds until it is taken, to the second, as `GET /v1/queue` tells it; none where that is unknown."""
+
+
 class TuningSummary(WorkSummary):
     """A tuning in a list."""
 
@@ -179,6 +188,8 @@ class Tuning(TuningSummary):
 
     place: str | None = None
     """Host and device that run it, or ran it last."""
+    queue: QueuePlace | None = None
+    """Its place in the queue, while it waits; none in the answer to its submission."""
     request: TuningRequest
     """What was asked."""
     problem: Problem | None = None
@@ -199,6 +210,8 @@ class Job(JobSummary):
 
     place: str | None = None
     """Host and device that run it, or ran it last."""
+    queue: QueuePlace | None = None
+    """Its place in the queue, while it waits; none in the answer to its submission."""
     training: TrainingRequest
     """What was asked."""
     recommendation: Recommendation

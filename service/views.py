@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from service.domain import Job, JobRequest, JobSummary, RecommendationSummary, Tuning, TuningSummary
+from service.domain import Job, JobRequest, JobSummary, QueuePlace, RecommendationSummary, Tuning, TuningSummary
 from service.errors import InvalidCursorError, NotFoundError
 from service.states import WorkKind
 from service.store.base import WorkItem, WorkRow
@@ -44,23 +44,25 @@ def check_identifier(text: str, kind: str) -> None:
 # --- documents -------------------------------------------------------------------------------------------------------
 
 
-def tuning(item: WorkItem, recommendation: Recommendation | None) -> Tuning:
+def tuning(item: WorkItem, recommendation: Recommendation | None, queue: QueuePlace | None = None) -> Tuning:
     """A tuning in full."""
     return Tuning(
         **_tuning_row(item),
         place=item.place,
+        queue=queue,
         problem=item.problem,
         request=TuningRequest.model_validate_json(item.payload),
         recommendation=recommendation,
     )
 
 
-def job(item: WorkItem, directory: Path | None) -> Job:
+def job(item: WorkItem, directory: Path | None, queue: QueuePlace | None = None) -> Job:
     """A job in full, with its folder where that is on this host."""
     request = JobRequest.model_validate_json(item.payload)
     return Job(
         **_job_row(item),
         place=item.place,
+        queue=queue,
         problem=item.problem,
         progress=item.progress,
         result=item.result,

@@ -57,7 +57,7 @@ async def polled(read: Callable[[], Awaitable[Written]], watch: Watch, poll: Pol
     deadline = time.monotonic() + poll.wait_seconds
     while True:
         current, written = await read()
-        news = poll.if_none_match is not None and not written.is_known(poll.if_none_match)
+        news = poll.if_none_match is not None and not written.is_essentially_known(poll.if_none_match)
         if current.state.terminal or news or time.monotonic() >= deadline or watch.feed.closed:
             headers = _OWN if current.state.terminal else _OWN | RETRY_AFTER
             return conditional(written, poll.if_none_match, headers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.api.conditional import Tagged, tagged
+from service.api.conditional import Tagged, tagged, tagged_with_aside
 from service.api.gathering import Gathered, GatheredByKey
 from service.domain import Event, Job, Tuning
 from service.store.base import RecommendationFilter, WorkFilter
@@ -49,4 +49,8 @@ class Reads:
 
 
 def _written(document: Tuning | Job) -> Written:
-    return document, tagged(document.model_dump_json().encode())
+    body = document.model_dump_json().encode()
+    if document.queue is None:
+        return document, tagged(body)
+    essential = document.model_copy(update={"queue": None}).model_dump_json().encode()
+    return document, tagged_with_aside(body, essential, document.queue.model_dump_json().encode())

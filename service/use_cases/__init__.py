@@ -14,6 +14,7 @@ from service.use_cases.exports import ExportCases
 from service.use_cases.fleet import FleetCases
 from service.use_cases.jobs import JobCases
 from service.use_cases.keys import KeyCases
+from service.use_cases.queue_places import QueuePlaces
 from service.use_cases.summary import SummaryCases
 from service.use_cases.tunings import TuningCases
 
@@ -35,10 +36,11 @@ class UseCases:
         desk = Desk(store, policy, runs_dir, lease_seconds, notify)
         self._store = store
         self.tally = Tally(store.count_answers)
-        self.tunings = TuningCases(desk, self.tally)
-        self.jobs = JobCases(desk)
-        self.exports = ExportCases(desk)
         self.fleet = FleetCases(desk)
+        places = QueuePlaces(self.fleet.queue)
+        self.tunings = TuningCases(desk, self.tally, places)
+        self.jobs = JobCases(desk, places)
+        self.exports = ExportCases(desk)
         self.keys = KeyCases(store.keys)
         self.summary = SummaryCases(store, self.tally)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from service import views
-from service.domain import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission
+from service.domain import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission, QueuePlace
 from service.errors import InfeasibleRecommendationError, InvalidInputError, NotOnThisHostError, NotResumableError
 from service.fleet import ServedDevice
 from service.idempotency import Submitted, first_time
@@ -21,6 +21,7 @@ from service.store.base import EVERYTHING, Idempotency, NewWork, WorkFilter, Wor
 from service.tracing import current_trace_parent
 from service.use_cases.desk import Desk, check_priority, model_name, payload
 from service.use_cases.exports import exported
+from service.use_cases.queue_places import QueuePlaces
 from tuner.documents import Document
 from tuner.results import Recommendation
 from tuner.specs import WorkloadSpec
@@ -31,7 +32,8 @@ from tuner.training.runs import RunPaths
 class JobCases:
     """What callers can do with jobs. Safe to share between threads."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, places: QueuePlaces) -> None:
+        self._places = places
         self._desk = desk
         self._store = desk.store
 
@@ -73,7 +75,8 @@ class JobCases:
         Raises:
             NotFoundError: when there is none with this id.
         """
-        return self._view(self._desk.get(job_id, WorkKind.JOB))
+        item = self._desk.get(job_id, WorkKind.JOB)
+        return self._view(item, self._places.of(item))
 
     def page(self, limit: int, cursor: str | None = None, wanted: WorkFilter = EVERYTHING) -> bytes:
         """A page of jobs, newest first: a ``JobPage`` as JSON.
@@ -168,8 +171,8 @@ class JobCases:
     def _submitted(self, item: WorkItem) -> Submitted:
         return Submitted(item.id, self._view(item).model_dump_json())
 
-    def _view(self, item: WorkItem) -> Job:
-        return views.job(item, self._desk.runs.directory(item.id) if self._is_here(item) else None)
+    def _view(self, item: WorkItem, queue: QueuePlace | None = None) -> Job:
+        return views.job(item, self._desk.runs.directory(item.id) if self._is_here(item) else None, queue)
 
     def _check_can_go_on(self, item: WorkItem) -> None:
         if item.state not in RESUMABLE_STATES:

@@ -18,6 +18,7 @@ from service.store.base import EVERYTHING, Idempotency, NewWork, RecommendationF
 from service.tally import Tally
 from service.tracing import current_trace_parent
 from service.use_cases.desk import Desk, check_priority, model_name, payload
+from service.use_cases.queue_places import QueuePlaces
 from tuner.requests import TuningRequest
 from tuner.tuning import Tuning as TuningCourse
 
@@ -25,7 +26,8 @@ from tuner.tuning import Tuning as TuningCourse
 class TuningCases:
     """What callers can do with tunings. Safe to share between threads."""
 
-    def __init__(self, desk: Desk, tally: Tally) -> None:
+    def __init__(self, desk: Desk, tally: Tally, places: QueuePlaces) -> None:
+        self._places = places
         self._desk = desk
         self._tally = tally
         self._store = desk.store
@@ -174,7 +176,8 @@ class TuningCases:
 
     def _view(self, item: WorkItem) -> Tuning:
         answer = item.recommendation_id
-        return views.tuning(item, self._store.recommendation(answer) if answer else None)
+        recommendation = self._store.recommendation(answer) if answer else None
+        return views.tuning(item, recommendation, self._places.of(item))
 
 
 def _queued(item: WorkItem) -> Submitted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,12 +11,17 @@ import pytest
 from asking import PATIENCE_SECONDS, body, ended, problem_in
 from running import Running, StartService
 
+from factories import recommendation
 from scripted import ScriptedRunner, new_work, until_stopped
+from service.domain import JobSubmission, QueuePlace
 from service.expected_waits import Running as AtWork
 from service.expected_waits import expected_waits
+from service.fleet import Queue, QueueEntry
 from service.keys import Scope, make_key
 from service.states import State, WorkKind
-from service.store.base import SeenDevice, Waiting, WorkRow
+from service.store.base import SeenDevice, Waiting, WorkItem, WorkRow
+from service.use_cases.queue_places import QueuePlaces
+from tuner.requests import TrainingRequest
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -165,3 +171,85 @@ def test_behind_the_unknown_everything_is_unknown() -> None:
     """Work of a kind without durations is taken when told, and hides when the next is."""
     told = expected_waits([waiting("a", WorkKind.JOB), waiting("b")], [None], RECENT, NOW)
     assert told == {"a": 0.0, "b": None}
+
+
+# --- the place of one ---
+
+
+def test_a_polled_tuning_tells_its_place(busy: Running) -> None:
+    """While it waits; not once it has ended, nor while it runs."""
+    first, second = (submitted(busy, effective_batch_size=size) for size in (5, 6))
+    asked = [busy.http.get(f"/v1/tunings/{it}").json()["queue"] for it in (first, second)]
+    assert asked == [
+        {"position": 1, "expected_wait_seconds": None},
+        {"position": 2, "expected_wait_seconds": None},
+    ]
+    running = next(it["id"] for it in busy.http.get("/v1/tunings").json()["items"] if it["state"] == "RUNNING")
+    assert busy.http.get(f"/v1/tunings/{running}").json()["queue"] is None
+    assert busy.http.post(f"/v1/tunings/{first}/cancel").json()["queue"] is None
+    with busy.client as client:
+        queue = client.tunings.get(second).queue
+        assert queue is not None
+        assert queue.position in {1, 2}  # as it was at most a second ago
+
+
+def test_a_polled_job_tells_its_place(busy: Running) -> None:
+    """Behind the tuning that waits before it."""
+    submitted(busy, effective_batch_size=5)
+    submission = JobSubmission(recommendation=recommendation(), training=TrainingRequest(updates=1))
+    made = busy.http.post("/v1/jobs", json=submission.model_dump(mode="json")).headers["location"]
+    assert busy.http.get(made).json()["queue"]["position"] == 2
+
+
+def test_a_wait_does_not_end_for_a_new_place(busy: Running) -> None:
+    """A long poll is for states and probes: only the answer at its end has the new place, under another tag."""
+    low = submitted(busy, effective_batch_size=5, priority=-5)
+    known = busy.http.get(f"/v1/tunings/{low}").headers["etag"]
+    submitted(busy, effective_batch_size=6)
+    headers = {"If-None-Match": known}
+    answer = busy.http.get(f"/v1/tunings/{low}", params={"wait": 1.5}, headers=headers)
+    assert answer.elapsed.total_seconds() >= 1.0
+    assert (answer.status_code, answer.json()["queue"]["position"]) == (200, 2)
+    assert answer.headers["etag"] != known
+    busy.http.post(f"/v1/tunings/{low}/cancel")
+    ended_now = busy.http.get(f"/v1/tunings/{low}", params={"wait": 30}, headers=headers)
+    assert ended_now.json()["state"] == "CANCELLED"
+
+
+def test_the_queue_is_read_once_for_many_who_poll() -> None:
+    """What was queued since the last look is looked up at once; what waits too far behind is told nothing."""
+    looks: list[int] = []
+    now = [0.0]
+
+    def look(limit: int) -> Queue:
+        looks.append(limit)
+        names = ["a", "b", "c"][: len(looks) + 1]
+        return Queue(items=tuple(entry(it, place) for place, it in enumerate(names, start=1)))
+
+    places = QueuePlaces(look, lambda: now[0])
+    assert [places.of(item("a")), places.of(item("b"))] == [
+        QueuePlace(position=1, expected_wait_seconds=3.0),
+        QueuePlace(position=2, expected_wait_seconds=3.0),
+    ]
+    assert len(looks) == 1
+    third = places.of(item("c"))
+    assert third is not None
+    assert third.position == 3
+    assert len(looks) == 2
+    now[0] += 2.0
+    assert places.of(item("a")) is not None
+    assert len(looks) == 3
+    assert places.of(replace(item("a"), state=State.RUNNING)) is None
+    assert len(looks) == 3
+
+
+def entry(name: str, position: int) -> QueueEntry:
+    """An entry of the queue."""
+    fields: dict[str, Any] = {"kind": WorkKind.TUNING, "device": "cpu", "model": "mlp", "priority": 0}
+    return QueueEntry(id=name, position=position, age_seconds=1.0, expected_wait_seconds=3.2, **fields)
+
+
+def item(name: str) -> WorkItem:
+    """Something that waits."""
+    values: dict[str, Any] = dict.fromkeys(WorkItem.__dataclass_fields__)
+    return WorkItem(**values | {"id": name, "kind": WorkKind.TUNING, "state": State.QUEUED})
