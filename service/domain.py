@@ -240,11 +240,12 @@ class ConfiguredJob(Document):
     """Everything it takes to run a job: what a dry run returns."""
 
     command: tuple[str, ...]
-    """The arguments of the process, program first."""
+    """The arguments of the process, program first: `python` is one that has Batchwright installed, and paths are
+    relative to the folder of the run, which is the caller's to choose."""
     environment: dict[str, str]
     """Variables to add to the environment; the probes ran with them."""
     working_directory: str
-    """Where the command runs."""
+    """Where the command runs: `.` is the folder of the run, with `files` in it."""
     files: tuple[JobFile, ...]
     """Files to write into the run's folder first."""
     device: DeviceId

@@ -28,6 +28,10 @@ from tuner.specs import WorkloadSpec
 from tuner.training.rank_processes import training_command
 from tuner.training.runs import RunPaths
 
+_HERE = Path()
+_PYTHON = "python"
+"""A configured job names no folder and no interpreter of this host: it runs wherever its caller writes its files."""
+
 
 class JobCases:
     """What callers can do with jobs. Safe to share between threads."""
@@ -54,16 +58,13 @@ class JobCases:
             ExportError: when it cannot be exported as asked.
         """
         recommendation, _ = self._trainable(submission)
-        directory = self._desk.runs_dir / self._desk.identifiers.new("job")
-        paths = RunPaths(directory)
+        processes = processes_of(recommendation, submission.training)
+        paths = RunPaths(_HERE)
         return ConfiguredJob(
-            command=tuple(training_command(directory, processes_of(recommendation, submission.training))),
+            command=tuple(training_command(_HERE, processes, _PYTHON)),
             environment=recommendation.environment,
-            working_directory=str(directory),
-            files=(
-                _file(paths.recommendation, directory, recommendation),
-                _file(paths.request, directory, submission.training),
-            ),
+            working_directory=str(_HERE),
+            files=(_file(paths.recommendation, recommendation), _file(paths.request, submission.training)),
             device=recommendation.device.id,
             recommendation_id=recommendation.id,
             export=exported(recommendation, submission.export) if submission.export else None,
@@ -233,5 +234,5 @@ class JobCases:
         self._desk.policy.check_data(spec)
 
 
-def _file(path: Path, directory: Path, document: Document) -> JobFile:
-    return JobFile(path=str(path.relative_to(directory)), content=document.model_dump_json(indent=2))
+def _file(path: Path, document: Document) -> JobFile:
+    return JobFile(path=str(path), content=document.model_dump_json(indent=2))

@@ -93,11 +93,12 @@ def test_a_job_is_configured_then_run(client: Client, service: Running) -> None:
     assert answer is not None
     training = TrainingRequest(updates=3)
     configured = client.jobs.configure(answer.id, training)
-    assert configured.command[-3:-1] == ("-m", "tuner.training.worker")
     assert {file.path for file in configured.files} == {"recommendation.json", "training.json"}
     assert json.loads(configured.files[1].content)["updates"] == 3
     assert list(client.jobs.list()) == []
-    assert not Path(configured.working_directory).exists()
+    assert configured.command == ("python", "-P", "-m", "tuner.training.worker", ".")
+    assert configured.working_directory == "."
+    assert str(service.settings.data_dir) not in configured.model_dump_json()
     job = client.jobs.wait(client.jobs.submit(answer, training).id)
     assert (job.state, job.recommendation_id) == (State.SUCCEEDED, answer.id)
     assert job.progress is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -49,8 +50,10 @@ def test_the_command_of_a_dry_run_trains_its_ranks(client: Client, tmp_path: Pat
     configured = client.jobs.configure(recommendation(world_size=2), TrainingRequest(updates=2))
     for file in configured.files:
         (tmp_path / file.path).write_text(file.content)
-    command = [*configured.command[:-1], str(tmp_path)]
-    done = subprocess.run(command, env={**os.environ, **configured.environment}, capture_output=True, check=False)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, **configured.environment}
+    folder = tmp_path / configured.working_directory
+    done = subprocess.run(configured.command, env=environment, cwd=folder, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     paths = RunPaths(tmp_path)
     assert TrainingResult.model_validate_json(paths.result.read_bytes()).outcome is RunOutcome.SUCCEEDED

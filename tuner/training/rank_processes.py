@@ -21,12 +21,12 @@ _PEERS_GRACE_SECONDS = 10.0
 _WORKER = "tuner.training.worker"
 
 
-def training_command(directory: Path, processes: int = 1) -> list[str]:
+def training_command(directory: Path, processes: int = 1, python: str = sys.executable) -> list[str]:
     """The command that makes, or goes on with, the run in ``directory``; by ``torchrun``, where it is several ranks."""
     if processes == 1:
-        return [sys.executable, "-P", "-m", _WORKER, str(directory)]
+        return [python, "-P", "-m", _WORKER, str(directory)]
     ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    return [sys.executable, "-P", *ranks, "-m", _WORKER, str(directory)]
+    return [python, "-P", *ranks, "-m", _WORKER, str(directory)]
 
 
 class RankProcesses:
