@@ -151,7 +151,9 @@ def test_errors_are_json_when_asked_for(tmp_path: Path) -> None:
         (("--memory-limit", "lots"), 2, "8GiB"),
         (("--memory-limit", "9" * 400), 2, "8GiB"),
         (("--output", "."), 2, "--output: is a folder"),
-        (("--output", f"{__file__}/answer.json"), 2, "--output: is no folder"),
+        (("--output", f"{__file__}/answer.json"), 2, f"--output: cannot be written: {__file__} is not a folder"),
+        (("--output", "/proc/nowhere/answer.json"), 2, "--output: cannot be written: no such file or directory: /proc"),
+        (("--output", "a" * 300 + ".json"), 2, "--output: cannot be written: file name too long"),
         (("--memory-limit", "9000GiB", "--device", "cpu"), 2, "--memory-limit: is above the"),
         (("--world-size", "16", "--device", "cpu"), 2, "without a sample"),
         (("--effective-batch-size", "0"), 2, "effective-batch-size"),
@@ -184,7 +186,7 @@ def test_a_bug_in_the_workload_ends_with_code_4(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--output-dir", __file__), "--output-dir: is no folder"),
+        (("--output-dir", __file__), "is not a folder"),
         (("--seed", str(2**63)), "--seed: must be below"),
     ],
 )
@@ -202,7 +204,7 @@ def test_training_into_a_file_is_refused(spec_file: Path, tmp_path: Path) -> Non
     (tmp_path / "rec.json").write_text(recommendation(gpt_spec()).model_dump_json())
     trained = called("train", spec_file, "--recommendation", tmp_path / "rec.json", "--output-dir", spec_file)
     assert trained.returncode == 2
-    assert "--output-dir: is no folder" in trained.stderr
+    assert "is not a folder" in trained.stderr
 
 
 def test_training_another_model_than_was_tuned_is_refused(spec_file: Path, tmp_path: Path) -> None:
@@ -372,3 +374,35 @@ def _has(path: Path, text: str) -> bool:
         return text.encode() in path.read_bytes()
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_answer_that_cannot_be_written_is_printed_all_the_same(
+    spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, as_json: bool
+) -> None:
+    """The folder became a file during the search: exit code 2, the answer alone on standard output."""
+    folder, found = tmp_path / "answers", recommendation(gpt_spec())
+    folder.mkdir()
+
+    def tune(*_: object) -> Recommendation:
+        folder.rmdir()
+        folder.write_text("in the way")
+        return found
+
+    monkeypatch.setattr(running, "tune", tune)
+    options: tuple[str | Path, ...] = ("--effective-batch-size", "8", "-o", folder / "answer.json")
+    tuned = called("tune", spec_file, *options, *(["--json"] if as_json else []))
+    assert tuned.returncode == 2
+    assert f"{folder / 'answer.json'} cannot be written" in tuned.stderr
+    if as_json:
+        assert Recommendation.model_validate_json(tuned.stdout) == found
+    else:
+        assert "effective batch" in tuned.stdout
+
+
+def test_trying_an_output_leaves_nothing(spec_file: Path, tmp_path: Path) -> None:
+    """Neither a file nor the folders above it, when the command then ends for another reason."""
+    output = tmp_path / "new" / "deep" / "answer.json"
+    tuned = called("tune", spec_file, "--effective-batch-size", "8", "--device", "cuda:7", "-o", output)
+    assert tuned.returncode == 5
+    assert not (tmp_path / "new").exists()

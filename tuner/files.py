@@ -36,7 +36,7 @@ def replacing(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path)
         require_space(path, needed_bytes)
-        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        beside = _beside(path)
         try:
             yield beside
             with beside.open("rb") as stream:
@@ -45,6 +45,28 @@ def replacing(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
         finally:
             beside.unlink(missing_ok=True)
         sync_directory(path.parent)
+
+
+def try_writing(path: Path) -> None:
+    """Find out whether ``path`` could be written with ``replacing``; nothing is left of the attempt.
+
+    Raises:
+        OSError: when it could not.
+    """
+    missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = _beside(path)
+        beside.open("wb").close()
+        beside.unlink()
+    finally:
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def _remove_leftovers(path: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +16,14 @@ from tuner.documents import Document
 from tuner.errors import EstimateError, FieldProblem, SpecError
 from tuner.estimates import EstimateRequest
 from tuner.field_errors import problems_in
+from tuner.files import try_writing
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.specs import LARGEST_WORLD_SIZE, WorkloadSpec, load_spec
 
 RequestT = TypeVar("RequestT", bound=Document)
 
+_ANY_FILE = "batchwright"
+"""Name of a file that is tried in an output folder."""
 _OPTIONS = {
     "gpus": "--gpu",
     "memory_limit_bytes": "--memory-limit",
@@ -120,11 +122,12 @@ def check_file(path: Path) -> None:
     """Before hours of work: that ``--output`` can be written.
 
     Raises:
-        SpecError: when it is a folder, or its folder cannot be written to.
+        SpecError: when it is a folder, or no file of that name can be made.
     """
+    _check(path.is_dir, "--output", path)
     if path.is_dir():
         raise wrong_argument("--output", "is a folder: name a file in it", path)
-    check_folder(path.parent, "--output")
+    _check(lambda: try_writing(path), "--output", path)
 
 
 def check_folder(directory: Path, option: str) -> None:
@@ -133,11 +136,28 @@ def check_folder(directory: Path, option: str) -> None:
     Raises:
         SpecError: naming the option.
     """
-    there = next((it for it in (directory, *directory.parents) if it.exists()), directory)
-    if not there.is_dir():
-        raise wrong_argument(option, "is no folder", there)
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise wrong_argument(option, "is a folder that may not be written to", there)
+    _check(lambda: try_writing(directory / _ANY_FILE), option, directory)
+
+
+def _check(attempt: Callable[[], object], option: str, path: Path) -> None:
+    """Make an attempt at a path.
+
+    Raises:
+        SpecError: naming the option, when the system refuses.
+    """
+    try:
+        attempt()
+    except OSError as error:
+        raise wrong_argument(option, f"cannot be written: {_refusal(error, path)}", path) from None
+
+
+def _refusal(error: OSError, path: Path) -> str:
+    """The system's reason, with the place where that is another one than the user named."""
+    place = error.filename
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return f"{place} is not a folder"
+    reason = (error.strerror or str(error)).lower()
+    return reason if place is None or not path.is_relative_to(str(place)) else f"{reason}: {place}"
 
 
 def wrong_argument(option: str, message: str, value: object) -> SpecError:

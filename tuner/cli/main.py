@@ -22,7 +22,6 @@ from tuner.cli.arguments import (
     naming_options,
     training_request,
     tuning_request,
-    wrong_argument,
 )
 from tuner.cli.display import balanced_in_words, progress_console, recommendation_panel, uniform_in_words
 from tuner.cli.errors import ExitCode, as_json, exit_code
@@ -118,10 +117,16 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
 
 
 def _write(path: Path, found: Recommendation) -> None:
+    """Write the answer, which was printed already: standard output has no further document for an error.
+
+    Raises:
+        typer.Exit: when it cannot be written.
+    """
     try:
         write_atomically(path, found.model_dump_json(indent=2))
     except OSError as error:
-        raise wrong_argument("--output", f"cannot be written: {error.strerror}", path) from None
+        _print_error(f"--output: {path} cannot be written: {error.strerror}; the answer is on standard output")
+        raise typer.Exit(ExitCode.WRONG_INPUT) from None
 
 
 def _tune(request: TuningRequest, earlier: Recommendation | None = None) -> Recommendation:
@@ -359,8 +364,7 @@ def main() -> None:
         if wants_json:
             sys.stdout.write(as_json(error) + "\n")
         else:
-            words = "\n".join([str(error), *getattr(error, "__notes__", [])])
-            Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error[/]: {_escape(words)}")
+            _print_error("\n".join([str(error), *getattr(error, "__notes__", [])]))
         sys.exit(exit_code(error))
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(error.name or "")
@@ -373,7 +377,7 @@ def main() -> None:
         sys.exit(ExitCode.INTERRUPTED)
 
 
-def _escape(text: str) -> str:
+def _print_error(text: str) -> None:
     from rich.markup import escape  # noqa: PLC0415 - only on the way out
 
-    return escape(text)
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error[/]: {escape(text)}")
