@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ def test_help_names_every_command_and_exit_code() -> None:
     text = " ".join(batchwright("--help").stdout.split())
     for word in ("tune", "plan", "train", "run", "serve", "devices", "Exit codes", "no micro-batch fits"):
         assert word in text
+
+
+def test_the_version_is_the_packages() -> None:
+    """What a bug report needs, on standard output, without importing torch."""
+    asked = batchwright("--version")
+    assert (asked.returncode, asked.stdout) == (0, f"batchwright {metadata.version('batchwright')}\n")
 
 
 def test_plan_as_json_and_as_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +39,7 @@ from tuner.units import format_bytes
 _HELP = """Find the largest micro-batch that really fits, and the gradient accumulation that gives exactly the effective
 batch you asked for.
 
-Exit codes: 0 done; 2 wrong input (spec, numbers, file); 3 no micro-batch fits; 4 the tuning or the estimate failed (the
+Exit codes: 0 done; 2 wrong input (spec, numbers, file, a setting, a limit above the device's memory); 3 no micro-batch fits; 4 the tuning or the estimate failed (the
 workload's own error, a hang); 5 no such device; 6 the training failed; 130 interrupted; 1 a fault of Batchwright.
 """
 
@@ -55,9 +56,25 @@ _EXTRAS = {
 """Which extra brings a package that a command may miss."""
 
 app = typer.Typer(
-    help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
 app.add_typer(keys, name="keys")
+
+
+def _print_version(asked: bool) -> None:  # noqa: FBT001 - the value of an option
+    if asked:
+        sys.stdout.write(f"batchwright {metadata.version('batchwright')}\n")
+        raise typer.Exit
+
+
+@app.callback(help=_HELP)
+def _batchwright(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    del version  # its callback has answered
 
 
 def _print_answer(document: BaseModel, *, as_document: bool, text: object) -> None:
