@@ -39,8 +39,9 @@ from tuner.units import format_bytes
 _HELP = """Find the largest micro-batch that really fits, and the gradient accumulation that gives exactly the effective
 batch you asked for.
 
-Exit codes: 0 done; 2 wrong input (spec, numbers, file, a setting, a limit above the device's memory); 3 no micro-batch fits; 4 the tuning or the estimate failed (the
-workload's own error, a hang); 5 no such device; 6 the training failed; 130 interrupted; 1 a fault of Batchwright.
+Exit codes: 0 done; 2 wrong input (spec, numbers, files, settings, a limit above the device's memory); 3 no micro-batch
+fits; 4 the tuning or the estimate failed (the workload's own error, a hang); 5 no such device; 6 the training failed;
+130 interrupted; 1 a fault of Batchwright.
 """
 
 _EXTRAS = {
