@@ -21,6 +21,8 @@ from factories import mlp_spec, recommendation, tuning_request
 from scripted import ScriptedRunner, Trainer, until_stopped
 from service.keys import Scope, make_key
 from tuner.errors import WorkloadError
+from tuner.requests import ProbeRequest
+from tuner.results import Outcome, ProbeResult
 
 Open = Callable[..., Watched]
 
@@ -93,6 +95,87 @@ def test_a_tuning_in_which_nothing_fits(start_service: StartService, visit: Open
     expect(page.locator("#exports")).to_be_hidden()
 
 
+CPU_WORDS = (
+    "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 2097152 "
+    "bytes. Error code 12 (Cannot allocate memory)"
+)
+CUDA_WORDS = (
+    "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.10 GiB. "
+    "See documentation for Memory Management  "
+    "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+)
+
+
+class Allocator(ScriptedRunner):
+    """A device whose failures are told in the words of torch's allocator."""
+
+    def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
+        """Answer from the formula."""
+        result = super().run(request, should_stop)
+        message = f"out of memory in phase warmup: {CPU_WORDS}"
+        return result if result.outcome is Outcome.FIT else result.model_copy(update={"message": message})
+
+
+def test_the_allocators_own_text_is_behind_details(start_service: StartService, visit: Open) -> None:
+    """Headlines, the proof and the table have short words; the raw text is there for who opens it."""
+    page = visit(start_service(Allocator(37))).open("/tunings/new")
+    submit(page)
+    expect(page.locator("#answer")).to_contain_text("asked for 2.00 MiB more in the warm-up")
+    failed = page.locator("#probes tbody tr", has_text="OOM").first
+    expect(failed).to_contain_text("asked for 2.00 MiB more in the warm-up")
+    raw = failed.get_by_text(CPU_WORDS)
+    expect(raw).to_be_hidden()
+    failed.get_by_text("The device's own words").click()
+    expect(raw).to_be_visible()
+    shown = page.evaluate("document.body.innerText")
+    assert shown.count("enforce fail") == 1
+    page.get_by_role("link", name="Recommendation and exports").click()
+    expect(page.locator("#answer")).to_contain_text("asked for 2.00 MiB more in the warm-up")
+    assert "enforce fail" not in page.locator("#answer").inner_text()
+
+
+def test_every_text_of_an_allocator_is_shortened(service: Running, visit: Open) -> None:
+    """Those of both devices, within a sentence; other messages stay, and raw text that was sent apart is kept."""
+    page = visit(service).open("/tunings")
+    module = page.locator("script[type=module]").first.get_attribute("src")
+    assert module is not None
+    path = module.rpartition("/")[0] + "/device_words.js"
+    texts = [
+        f"44 ran out of memory (out of memory in phase measure: {CPU_WORDS}).",
+        f"{CUDA_WORDS}",
+        f"38 failed (out of memory in phase build: {CUDA_WORDS}).",
+        f"{CPU_WORDS}; then {CPU_WORDS}",
+        "the loss is no sum [of terms]",
+    ]
+    shortened = page.evaluate("async ([path, texts]) => texts.map((await import(path)).shortened)", [path, texts])
+    assert shortened == [
+        "44 ran out of memory (asked for 2.00 MiB more in the measured update).",
+        "asked for 1.50 GiB more",
+        "38 failed (asked for 1.50 GiB more while the model was built).",
+        "asked for 2.00 MiB more; then asked for 2.00 MiB more",
+        "the loss is no sum [of terms]",
+    ]
+    shown = page.evaluate(
+        "async (path) => (await import(path)).withDetails('short', 'the raw text').map((it) => it.textContent ?? it)",
+        path,
+    )
+    assert shown == ["short", "The device's own wordsthe raw text"]
+
+
+def test_a_bound_is_not_called_the_largest_that_fits(start_service: StartService, visit: Open) -> None:
+    """Where no larger size was tried, the figure says so."""
+    runner = ScriptedRunner(500)
+    service = start_service(runner)
+    made = tune(service)
+    page = visit(service).open(f"/tunings/{made['id']}")
+    expect(page.locator("#answer")).to_contain_text("largest micro-batch tried: none above it was")
+    found = visit(service).open(f"/recommendations/{made['recommendation_id']}")
+    expect(found.locator("#answer")).to_contain_text("largest micro-batch tried: none above it was")
+    runner.largest = 37
+    page.goto(f"{service.url}/tunings/{tune(service)['id']}")
+    expect(page.locator("#answer")).to_contain_text("largest micro-batch that fits (samples)")
+
+
 def test_a_tuning_that_fails(start_service: StartService, visit: Open) -> None:
     """The problem's words are there, and it can be repeated."""
     runner = ScriptedRunner(37)
@@ -151,9 +234,7 @@ def test_wrong_fields_are_marked(service: Running, visit: Open) -> None:
     page.get_by_role("button", name="a small GPT").click()
     page.get_by_label("Effective batch size").fill("0")
     page.get_by_role("button", name="Submit the tuning").click()
-    expect(page.locator("[data-path='effective_batch_size'] .field-error")).to_contain_text(
-        "greater than or equal to 1"
-    )
+    expect(page.locator("[data-path='effective_batch_size'] .field-error")).to_contain_text("must be at least 1")
     page.get_by_label("Effective batch size").fill("8")
     page.get_by_label("Memory limit").fill("much")
     page.get_by_role("button", name="Submit the tuning").click()

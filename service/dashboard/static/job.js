@@ -2,6 +2,7 @@
 
 import { addressOf, del, get, keyId, may, post, request, textOf } from "./api.js";
 import { line, makeChart, points } from "./chart.js";
+import { shortened, withDetails } from "./device_words.js";
 import { announce, byId, colour, h, replace, setText } from "./dom.js";
 import { bytes, bytesExactly, count, elapsed, number, plural, seconds, time, words } from "./format.js";
 import { makeHistory } from "./history.js";
@@ -119,9 +120,9 @@ function show() {
 
 function notices({ problem, result, state }) {
   return [
-    problem && alertBox("bad", problem.title, h("p", { class: "preline" }, problem.detail), h("p", { class: "small" }, "Code: ", h("code", {}, problem.code))),
-    state === "FAILED" && problem === null && result !== null && alertBox("bad", "The run failed", result.message),
-    (result?.notes ?? []).map((note) => alertBox("warn", null, note)),
+    problem && alertBox("bad", problem.title, h("div", { class: "preline" }, withDetails(problem.detail)), h("p", { class: "small" }, "Code: ", h("code", {}, problem.code))),
+    state === "FAILED" && problem === null && result !== null && alertBox("bad", "The run failed", h("div", { class: "preline" }, withDetails(result.message))),
+    (result?.notes ?? []).map((note) => alertBox("warn", null, shortened(note))),
   ];
 }
 

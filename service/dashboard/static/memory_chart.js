@@ -5,6 +5,7 @@
  *   memoryInWords(probes, ...)                                    the same in a sentence, for who cannot see it
  */
 
+import { shortened } from "./device_words.js";
 import { colour } from "./dom.js";
 import { bytes, seconds } from "./format.js";
 import { level, line, points } from "./chart.js";
@@ -114,7 +115,7 @@ function everyFigure(probe) {
     ...figures.filter(([, value]) => value !== null).map(([name, value]) => `${name}: ${bytes(value)}`),
     ...(probe.allocator_retries ? [`allocator retries: ${probe.allocator_retries}`] : []),
     `took: ${seconds(probe.seconds.total)}`,
-    ...wrapped(probe.outcome === "FIT" ? "" : probe.message),
+    ...wrapped(probe.outcome === "FIT" ? "" : shortened(probe.message)),
   ].join("\n");
 }
 

@@ -1,6 +1,7 @@
 /** The overview: what runs, on which devices, what waits, and what happened lately. */
 
 import { get, may } from "./api.js";
+import { withDetails } from "./device_words.js";
 import { byId, h, replace } from "./dom.js";
 import { bytes, count, elapsed, number, percent, plural, seconds, shortId, time } from "./format.js";
 import { poll } from "./live.js";
@@ -218,7 +219,7 @@ const failures = makeTable({
     { title: "Cause", class: "model", cell: (row) => [h("code", {}, row.code), " ", tag(row.kind)] },
     { title: "How often", class: "number", cell: (row) => count(row.count) },
     { title: "Newest", class: "nowrap", cell: (row) => [workLink(row.newest_id), h("div", { class: "small" }, time(row.newest_at))] },
-    { title: "What it said", class: "wide said", cell: (row) => row.message },
+    { title: "Message", class: "wide said", cell: (row) => withDetails(row.message) },
   ],
 });
 

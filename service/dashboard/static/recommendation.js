@@ -1,6 +1,7 @@
 /** The page of a recommendation: the answer, its exports, what other GPUs would do, and what it rests on. */
 
 import { get, may, post } from "./api.js";
+import { largestWords, shortened } from "./device_words.js";
 import { byId, h, replace, setText } from "./dom.js";
 import { estimateTable } from "./estimate_table.js";
 import { exportForm } from "./export_form.js";
@@ -30,8 +31,8 @@ async function start() {
 function show(found, formats) {
   byId("content-body").hidden = false;
   setText(byId("model"), `for ${found.device.name}`);
-  replace(byId("notices"), found.warnings.map((it) => alertBox("warn", words(it.code.replaceAll("-", "_")), it.message)));
-  replace(byId("answer"), found.feasible ? answer(found) : alertBox("warn", "No micro-batch fits", found.infeasible_reason));
+  replace(byId("notices"), found.warnings.map((it) => alertBox("warn", words(it.code.replaceAll("-", "_")), shortened(it.message))));
+  replace(byId("answer"), found.feasible ? answer(found) : alertBox("warn", "No micro-batch fits", shortened(found.infeasible_reason)));
   byId("exports").hidden = !found.feasible;
   if (found.feasible) {
     exportForm({ form: byId("export-form"), result: byId("exported"), path, formats });
@@ -46,14 +47,14 @@ function answer(found) {
   const figure = (value, label) => h("div", {}, h("div", { class: "figure-value" }, value), h("div", { class: "figure-label" }, label));
   return [
     h("div", { class: "figures" },
-      figure(count(found.micro_batch_size), "samples in the largest micro-batch"),
+      figure(count(found.micro_batch_size), `${largestWords(found.evidence.proof)} (samples)`),
       figure(count(found.gradient_accumulation_steps), "accumulation steps"),
       figure(count(found.world_size), found.world_size === 1 ? "rank" : "ranks"),
       figure(count(found.effective_batch_size.achieved), "samples per update"),
       headroom && figure(percent(headroom.free_fraction), `of ${bytes(headroom.limit_bytes)} stay free`)),
     drawPlan(found.micro_batch_sizes),
     h("p", { class: "muted small" }, planInWords(found.micro_batch_sizes)),
-    h("p", { class: "text" }, found.evidence.proof.statement, " ", found.choice),
+    h("p", { class: "text" }, shortened(found.evidence.proof.statement), " ", found.choice),
     environment(found),
   ];
 }

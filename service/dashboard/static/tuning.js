@@ -2,6 +2,7 @@
 
 import { del, get, keyId, may, post } from "./api.js";
 import { makeChart } from "./chart.js";
+import { largestWords, rawText, shortened, withDetails } from "./device_words.js";
 import { announce, byId, h, replace, setText } from "./dom.js";
 import { bytes, bytesExactly, count, elapsed, number, percent, plural, seconds, time, words } from "./format.js";
 import { eventually, follow } from "./live.js";
@@ -145,8 +146,8 @@ function showNotices() {
   const { problem, recommendation } = page.tuning;
   replace(
     byId("notices"),
-    problem && alertBox("bad", problem.title, h("p", { class: "preline" }, problem.detail), h("p", { class: "small" }, "Code: ", h("code", {}, problem.code))),
-    (recommendation?.warnings ?? []).map((it) => alertBox("warn", words(it.code.replaceAll("-", "_")), it.message)),
+    problem && alertBox("bad", problem.title, h("div", { class: "preline" }, withDetails(problem.detail)), h("p", { class: "small" }, "Code: ", h("code", {}, problem.code))),
+    (recommendation?.warnings ?? []).map((it) => alertBox("warn", words(it.code.replaceAll("-", "_")), shortened(it.message))),
   );
 }
 
@@ -164,12 +165,12 @@ function feasible(found) {
   const { headroom } = found;
   return [
     h("div", { class: "figures" },
-      figure(count(found.micro_batch_size), "largest micro-batch (samples)"),
+      figure(count(found.micro_batch_size), `${largestWords(found.evidence.proof)} (samples)`),
       figure(count(found.gradient_accumulation_steps), found.gradient_accumulation_steps === 1 ? "accumulation step" : "accumulation steps"),
       figure(count(found.world_size), found.world_size === 1 ? "rank" : "ranks"),
       figure(count(found.effective_batch_size.achieved), found.effective_batch_size.exact ? "samples per update, exactly" : "samples per update"),
       headroom && figure(percent(headroom.free_fraction), `of ${bytes(headroom.limit_bytes)} stay free`)),
-    h("p", { class: "text" }, found.evidence.proof.statement, " ", found.choice),
+    h("p", { class: "text" }, shortened(found.evidence.proof.statement), " ", found.choice),
     h("h3", {}, "The plan"),
     drawPlan(found.micro_batch_sizes),
     h("p", { class: "muted small" }, planInWords(found.micro_batch_sizes)),
@@ -177,7 +178,7 @@ function feasible(found) {
 }
 
 function infeasible(found) {
-  return [alertBox("warn", "No micro-batch fits", found.infeasible_reason), h("p", { class: "text" }, found.evidence.proof.statement)];
+  return [alertBox("warn", "No micro-batch fits", shortened(found.infeasible_reason)), h("p", { class: "text" }, shortened(found.evidence.proof.statement))];
 }
 
 function figure(value, label) {
@@ -210,7 +211,7 @@ function probeColumns() {
     { title: "Limit", class: "number", cell: result((it) => exact(it.limit_bytes)) },
     { title: "Took", class: "number", cell: result((it) => seconds(it.seconds.total)), value: result((it) => it.seconds.total) },
     { title: "Update", class: "number", cell: result((it) => seconds(it.timing?.update_seconds)) },
-    { title: "What happened", class: "message", cell: result(happened) },
+    { title: "Message", class: "message", cell: result(happened) },
   ];
 }
 
@@ -219,10 +220,7 @@ function exact(value) {
 }
 
 function happened(result) {
-  if (result.traceback === null) {
-    return result.message;
-  }
-  return h("details", {}, h("summary", {}, result.message), h("pre", { class: "small", tabindex: 0 }, result.traceback));
+  return [...withDetails(result.message, result.details), result.traceback && rawText("Traceback", result.traceback)];
 }
 
 function showPlans() {
