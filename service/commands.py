@@ -33,6 +33,7 @@ _SECONDS_PER_DAY = 86_400.0
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": _SECONDS_PER_DAY, "w": 7 * _SECONDS_PER_DAY}
 _SHOWN_LENGTH = 40
+_GOOD = "good"
 
 _DatabaseUrl = Annotated[
     str | None,
@@ -67,6 +68,12 @@ def create(
     submission = _submission(name, scope, expires_in_days)
     with _keys_in(database_url) as cases:
         made = cases.create(submission)
+        can_make_others = any(Scope.ADMIN in key.scopes and _state(key) == _GOOD for key in cases.list().items)
+    if not can_make_others:
+        sys.stderr.write(
+            "Note: no key has the scope `admin`, so that keys can be made with this command alone; for one that makes "
+            "others over HTTP: batchwright keys create admin --scope admin\n"
+        )
     if json:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")
     else:
@@ -203,12 +210,19 @@ def _in_words(key: ApiKey) -> str:
 def _state(key: ApiKey) -> str:
     if key.revoked_at is not None:
         return f"revoked {key.revoked_at:%Y-%m-%d %H:%M}"
-    return "expired" if key.expires_at is not None and key.expires_at <= datetime.now(UTC) else "good"
+    return "expired" if key.expires_at is not None and key.expires_at <= datetime.now(UTC) else _GOOD
 
 
 def _table(found: Sequence[ApiKey]) -> Table:
     table = Table(
-        Column("id", no_wrap=True), "name", "scopes", "created (UTC)", "expires", "last used", "state", box=None
+        Column("id", no_wrap=True),
+        "name",
+        Column("scopes", overflow="fold"),
+        "created (UTC)",
+        "expires",
+        "last used",
+        "state",
+        box=None,
     )
     for key in found:
         times = (key.created_at, key.expires_at, key.last_used_at)

@@ -80,3 +80,14 @@ def test_what_is_wrong_is_said(tmp_path: Path, arguments: tuple[str, ...], word:
     assert ended.returncode == ARGUMENTS_WRONG
     assert word in ended.stderr
     assert not ended.stdout
+
+
+def test_a_first_key_that_can_make_no_others_says_so(tmp_path: Path) -> None:
+    """With the command that makes one; silent once an admin's key is there."""
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    first = keys(url, "create", "ci", "--scope", "tunings:read")
+    assert first.returncode == 0
+    assert "batchwright keys create admin --scope admin" in first.stderr
+    admin = keys(url, "create", "admin", "--scope", "admin")
+    later = keys(url, "create", "more", "--scope", "tunings:read")
+    assert "Note" not in admin.stderr + later.stderr
