@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import httpx
 import pytest
 import yaml
+from command import called
 
 from factories import python_spec
 from tuner.catalogue import find_gpu
@@ -125,3 +127,65 @@ def test_every_file_named_exists() -> None:
     missing = [name for name in (*named, *tree) if not (ROOT / name).exists()]
     assert missing == []
     assert len(named) + len(tree) > 8
+
+
+def console() -> str:
+    """The README's commands with what they print, in order."""
+    return "\n".join(blocks("console"))
+
+
+def test_its_figures_are_those_of_one_tuning() -> None:
+    """The probes, the answer, the proof and the export name the same sizes."""
+    text = console()
+    outcomes = dict(re.findall(r"^probe (\d+)  (FIT|OOM)", text, flags=re.MULTILINE))
+    largest = max(int(size) for size, outcome in outcomes.items() if outcome == "FIT")
+    assert outcomes[str(largest + 1)] == "OOM"
+    assert f"│ micro-batch      {largest} " in text
+    assert f"{largest} fits and the next size, {largest + 1}, ran out of memory" in text
+    assert f"the largest size up to {largest} that" in text
+    (sizes,) = re.findall(r"│ plan +([\d +]+) = 100", text)
+    assert sum(map(int, sizes.split(" + "))) == 100
+    peaks = re.findall(rf"^probe {largest}  FIT  (\S+ MiB)", text, flags=re.MULTILINE)
+    assert f"│ memory           {peaks[0]} of 128.00 MiB" in text
+
+
+def test_the_command_is_on_the_path_before_it_is_used() -> None:
+    """A reader who follows it line by line finds every command."""
+    lines = [line.removeprefix("$ ") for line in console().splitlines() if line.startswith("$ ")]
+    first = next(number for number, line in enumerate(lines) if line.startswith("batchwright "))
+    before = [line.split("#")[0].strip() for line in lines[:first]]
+    assert before.index("make install") < before.index("source .venv/bin/activate")
+
+
+def test_every_command_and_option_exists() -> None:
+    """Each `batchwright` line names a command, and options that its help lists."""
+    lines = re.findall(r"^\$ (batchwright [a-z].*)$", console(), flags=re.MULTILINE)
+    assert len(lines) > 10
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        words = words[: words.index(">")] if ">" in words else words
+        command = words[:2] if words[0] == "keys" else words[:1]
+        shown = called(*command, "--help", columns=200)
+        assert shown.returncode == 0, line
+        missing = [word for word in words if word.startswith("-") and not re.search(rf"{word}\b", shown.stdout)]
+        assert missing == [], line
+
+
+def test_the_first_key_can_make_others() -> None:
+    """From the first key on every caller needs one, so that it has to be an admin's."""
+    scopes = re.findall(r"^\$ batchwright keys create \w+ (.*)$", console(), flags=re.MULTILINE)
+    assert scopes[0] == "--scope admin"
+    assert len(scopes) > 1
+
+
+def test_the_version_is_the_packages() -> None:
+    """As `batchwright --version` prints it."""
+    assert f"$ batchwright --version\nbatchwright {metadata.version('batchwright')}\n" in console()
+
+
+def test_continuous_integration_runs_the_readmes_command_after_lint() -> None:
+    """Style and types fail first, within minutes; then the tests as a reader runs them."""
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    made = [line for line in lines if line.startswith("make ")]
+    assert made == ["make lint", "make test"]
+    assert "set -euo pipefail" in lines
