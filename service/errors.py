@@ -390,6 +390,8 @@ def faults_of(problems: Sequence[FieldProblem]) -> tuple[FieldFault, ...]:
 
 def problem_of(error: Exception) -> Problem:
     """The problem document of ``error``. An error we did not foresee tells nothing of its insides."""
+    if isinstance(error, SpecError) and error.document == "request":
+        error = InvalidInputError(str(error), faults_of(error.problems))
     if isinstance(error, ServiceError):
         problem = make_problem(error.status, error.code, error.title, str(error))
         if not isinstance(error, InvalidInputError):
@@ -402,8 +404,6 @@ def problem_of(error: Exception) -> Problem:
         return make_problem(
             _EXPORT_STATUSES[error.reason], f"export-{error.reason}", "It cannot be exported like that", str(error)
         )
-    if isinstance(error, SpecError) and error.document == "request":
-        return problem_of(InvalidInputError(str(error), faults_of(error.problems)))
     for kind, status, code, title in _TUNER_ERRORS:
         if isinstance(error, kind):
             faults = faults_of(error.problems) if isinstance(error, SpecError) else ()

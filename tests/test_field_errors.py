@@ -232,9 +232,10 @@ def test_reworded_errors_keep_their_words_and_places() -> None:
     with pytest.raises(ValidationError) as caught:
         WorkloadSpec.model_validate(wrong)
     plain = problems_in(caught.value, wrong, WorkloadSpec)
-    again = problems_in(reworded(caught.value, WorkloadSpec), wrong)
+    again = problems_in(reworded(caught.value, WorkloadSpec, 10), wrong)
     assert again == plain
     assert len(plain) == 2
+    assert [bool(it.message) for it in problems_in(reworded(caught.value, WorkloadSpec, 1), wrong)] == [True, False]
 
 
 def test_a_type_without_words_keeps_its_own_message() -> None:

@@ -301,11 +301,17 @@ def problems_in(error: ValidationError, data: object = None, kind: Any = None) -
     ]
 
 
-def reworded(error: ValidationError, kind: Any) -> ValidationError:  # noqa: ANN401 - as above
-    """The errors with our messages, for code that takes a ``ValidationError`` and knows nothing of ``kind``."""
+def reworded(error: ValidationError, kind: Any, most: int) -> ValidationError:  # noqa: ANN401 - as above
+    """The errors with our messages, for code that takes a ``ValidationError`` and knows nothing of ``kind``.
+
+    Args:
+        error: of pydantic.
+        kind: the type that was validated.
+        most: messages that are made; further errors keep their place and have none, since a suggestion takes time.
+    """
     items: list[InitErrorDetails] = []
-    for item in error.errors(include_url=False):
-        words = {"words": described(item, kind), _WORDED: True}
+    for number, item in enumerate(error.errors(include_url=False)):
+        words = {"words": described(item, kind) if number < most else "", _WORDED: True}
         location = item["loc"]
         if item["type"] in {"union_tag_invalid", "union_tag_not_found"}:
             location = (*location, _discriminator(item))

@@ -13,6 +13,7 @@ from service.api.authentication import Calling, Lasting
 from service.api.feed import ChangeFeed
 from service.api.following import Watch
 from service.api.reads import Reads
+from service.errors import MOST_FAULTS
 from service.estimating import Estimates
 from service.states import State
 from service.store.base import Idempotency
@@ -184,6 +185,6 @@ def strictly(document: type[Document]) -> WrapValidator:
         try:
             return document.model_validate_json(text, strict=True)
         except ValidationError as error:
-            raise reworded(error, document) from None
+            raise reworded(error, document, MOST_FAULTS) from None
 
     return WrapValidator(read)

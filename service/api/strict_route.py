@@ -12,7 +12,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from service.domain import FieldFault
-from service.errors import InvalidInputError
+from service.errors import MOST_FAULTS, InvalidInputError
 from tuner.nearest import suggestion
 
 _SHOWN_LENGTH = 80
@@ -60,14 +60,14 @@ def check_query(query: bytes, single: dict[str, bool]) -> None:
     """
     given = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     times = Counter(name for name, _ in given)
-    faults = [_fault(name, value, single) for name, value in dict(given).items() if name not in single]
+    repeated = [name for name, count in times.items() if count > 1 and single.get(name)]
+    unknown = [(name, value) for name, value in dict(given).items() if name not in single]
+    faults = [_fault(name, value, single) for name, value in unknown[:MOST_FAULTS]]  # a suggestion takes time
     faults += [
-        FieldFault(field=name, message=f"can be given once, and is given {count} times")
-        for name, count in times.items()
-        if count > 1 and single.get(name)
+        FieldFault(field=name, message=f"can be given once, and is given {times[name]} times") for name in repeated
     ]
     if faults:
-        raise InvalidInputError("; ".join(f"{fault.field}: {fault.message}" for fault in faults), faults)
+        raise InvalidInputError.listing(faults[:MOST_FAULTS], len(unknown) + len(repeated))
 
 
 def _fault(name: str, value: str, single: dict[str, bool]) -> FieldFault:

@@ -142,5 +142,7 @@ def _write(files: tuple[ExportedFile, ...], folder: Path, *, force: bool) -> tup
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, file.content)
         except OSError as error:
-            raise wrong_argument("--output-dir", f"{path} cannot be written: {error.strerror}", folder) from None
+            raise wrong_argument(
+                "--output-dir", f"{path} cannot be written: {error.strerror or error}", folder
+            ) from None
     return paths

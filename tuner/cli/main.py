@@ -143,7 +143,7 @@ def _write(path: Path, found: Recommendation) -> None:
     try:
         write_atomically(path, found.model_dump_json(indent=2))
     except OSError as error:
-        _print_error(f"--output: {path} cannot be written: {error.strerror}; the answer is on standard output")
+        _print_error(f"--output: {path} cannot be written: {error.strerror or error}; the answer is on standard output")
         raise typer.Exit(ExitCode.WRONG_INPUT) from None
 
 
