@@ -43,12 +43,12 @@ export function rawText(title, text) {
   return h("details", { class: "small" }, h("summary", {}, title), h("pre", { class: "small", tabindex: 0 }, text));
 }
 
-const LARGEST = {
-  oom: "largest micro-batch that fits", "invalid-size": "largest micro-batch that fits", "earlier-answer": "largest micro-batch that fits",
-  bound: "largest micro-batch tried: none above it was",
-};
+const LARGER_FAIL = new Set(["oom", "invalid-size", "earlier-answer"]);
 
 /** What the largest micro-batch is: only a size above it that failed makes it the largest that fits. */
 export function largestWords(proof) {
-  return LARGEST[proof.stopped_by] ?? "largest micro-batch known to fit";
+  if (LARGER_FAIL.has(proof.stopped_by)) {
+    return "largest micro-batch that fits";
+  }
+  return proof.stopped_by === "bound" ? "micro-batch that fits; larger ones were not tried" : "micro-batch that fits; larger ones may";
 }
