@@ -107,9 +107,7 @@ CUDA_WORDS = (
 
 
 class Allocator(ScriptedRunner):
-    """A device whose failures are told in the words of torch's allocator: in the message, as probes did that are stored
-    since long ago, or apart from it.
-    """
+    """A device whose failures are told in the allocator's words: in the message, as older probes did, or ``apart``."""
 
     apart = False
 
