@@ -99,6 +99,7 @@ def test_files_are_written_and_never_overwritten_by_accident(
     ("arguments", "code", "words"),
     [
         (("--format", "excel"), 2, "there is no export format 'excel'"),
+        (("--format", "slrum"), 2, "there is no export format 'slrum'; did you mean 'slurm'?"),
         (("--format", "hugging-face", "--target-version", "0.1"), 2, "not for '0.1'"),
         (("--format", "hugging-face", "--arguments-of", "megatron"), 2, "is for launchers"),
         (("--format", "torchrun", "--script", "a\nb"), 2, "script"),
