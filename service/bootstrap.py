@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import metadata
 
 from fastapi import FastAPI
@@ -30,6 +31,7 @@ from service.store.sql import open_store
 from service.use_cases import UseCases
 from service.worker_process import WorkerProcess
 from service.workers import Workers
+from tuner.data_files import DataRoots
 from tuner.estimation.warm import WarmEstimates
 from tuner.fingerprint import installed_versions
 from tuner.memory import inventory
@@ -175,7 +177,8 @@ def build_worker(
     """
     chosen = served_devices(settings, inventory.devices() if devices is None else devices)
     here = installed_versions() if versions is None else versions
-    return _worker(settings, [(new_executor or local_executor)(device) for device in chosen], here)
+    executor_of = new_executor or partial(local_executor, data_roots=DataRoots(settings.data_roots))
+    return _worker(settings, [executor_of(device) for device in chosen], here)
 
 
 def _with_process(system: WorkerSystem, process: WorkerProcess) -> WorkerSystem:
@@ -203,9 +206,9 @@ def _worker(settings: Settings, executors: Sequence[Executor], versions: dict[st
     return WorkerSystem(store, Coordinator(store, executors, versions, shared), instruments, address)
 
 
-def local_executor(device: DeviceInfo) -> Executor:
-    """Probes and jobs as processes of this host."""
-    return LocalExecutor(device, ProbeSupervisor(device))
+def local_executor(device: DeviceInfo, data_roots: DataRoots) -> Executor:
+    """Probes and jobs as processes of this host; jobs read their data below ``data_roots``."""
+    return LocalExecutor(device, ProbeSupervisor(device), data_roots=data_roots)
 
 
 def served_devices(settings: Settings, available: Sequence[DeviceInfo]) -> list[DeviceInfo]:

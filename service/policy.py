@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from service.errors import DataPathNotAllowedError, InvalidInputError, TargetNotAllowedError
 from service.store.base import UNLIMITED, Quota
+from tuner.data_files import DataRoots, expand, fixed_part
+from tuner.data_specs import PathRead
+from tuner.errors import DataOutsideRootsError
 from tuner.memory.environment import CUDA_ALLOCATOR_VARIABLES
 from tuner.results import Recommendation
 from tuner.specs import PythonModel, WorkloadSpec
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _LONGEST_IDENTIFIER = 64
-_PATTERN_START = re.compile(r"[*?\[]")
+_MOST_ENTRIES = 10_000
+"""Entries of folders that are looked at for one pattern, so that a request ends soon; the run looks at all."""
 
 
 class Policy:
@@ -24,7 +27,7 @@ class Policy:
     def __init__(self, python_targets: Sequence[str], data_roots: Sequence[str], quota: Quota = UNLIMITED) -> None:
         self.quota = quota
         self._targets = frozenset(python_targets)
-        self._roots = tuple(Path(os.path.realpath(Path(root).expanduser())) for root in data_roots)
+        self._roots = DataRoots(data_roots)
 
     def check_model(self, spec: WorkloadSpec) -> None:
         """Refuse code that is not allow-listed.
@@ -40,13 +43,15 @@ class Policy:
             )
 
     def check_data(self, spec: WorkloadSpec) -> None:
-        """Refuse paths outside the data roots.
+        """Refuse paths outside the data roots, and patterns that lead there by a link which this host sees.
+
+        The run judges every file that it opens once more: links may come later, or be on its host alone.
 
         Raises:
             DataPathNotAllowedError: naming the path and the setting.
         """
-        for field, path in spec.data.paths_read() if spec.data is not None else []:
-            self._check_path(f"spec.data.{field}", path)
+        for read in spec.data.paths_read() if spec.data is not None else []:
+            self._check_path(read)
 
     @staticmethod
     def check_foreign(recommendation: Recommendation, probes_set: Collection[str]) -> None:
@@ -66,19 +71,13 @@ class Policy:
         if not _FINGERPRINT.fullmatch(recommendation.fingerprint) or len(recommendation.id) > _LONGEST_IDENTIFIER:
             raise InvalidInputError("recommendation.fingerprint must be 64 hexadecimal digits, and its id at most 64")
 
-    def _check_path(self, field: str, path: str) -> None:
+    def _check_path(self, read: PathRead) -> None:
+        field, path, pattern = f"spec.data.{read.field}", read.path, read.pattern
         if "\0" in path or not path.startswith("/") or ".." in Path(path).parts:
             raise DataPathNotAllowedError(f"{field}: {path!r} must be absolute and free of `..` in the service")
-        fixed = Path(os.path.realpath(_fixed_part(path)))
-        if not any(fixed.is_relative_to(root) for root in self._roots):
-            allowed = ", ".join(str(root) for root in self._roots) or "none"
-            raise DataPathNotAllowedError(
-                f"{field}: {path!r} is outside the folders that jobs may read (allowed: {allowed}); "
-                "the operator adds them to BATCHWRIGHT_DATA_ROOTS"
-            )
-
-
-def _fixed_part(path: str) -> str:
-    """The part of a glob pattern before its first wildcard, whole folders only."""
-    match = _PATTERN_START.search(path)
-    return path if match is None else path[: match.start()].rpartition("/")[0] or "/"
+        try:
+            self._roots.resolve(path if pattern != path else fixed_part(pattern))
+            for _ in expand(pattern, self._roots, _MOST_ENTRIES):
+                pass
+        except DataOutsideRootsError as error:
+            raise DataPathNotAllowedError(f"{field}: {path!r}: {error}") from None

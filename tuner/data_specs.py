@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import glob
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, field_validator
 
@@ -19,6 +20,17 @@ Tokenizer = Annotated[str, AfterValidator(_names_a_tokenizer)]
 """`bytes`, where token ids 0 to 255 are the UTF-8 bytes of the text, or the path of a `tokenizer.json`."""
 
 
+class PathRead(NamedTuple):
+    """A path in a spec, and the files that a run reads for it."""
+
+    field: str
+    """Where the path stands."""
+    path: str
+    """The path as it stands there."""
+    pattern: str
+    """Glob pattern of the files."""
+
+
 class TextData(Document):
     """Files read as one stream of tokens, cut into samples of the worst-case sequence length."""
 
@@ -29,8 +41,8 @@ class TextData(Document):
     tokenizer: Tokenizer = "bytes"
     """`bytes`: token ids 0 to 255 are the UTF-8 bytes of the text. Or the path of a Hugging Face `tokenizer.json`."""
 
-    def paths_read(self) -> list[tuple[str, str]]:
-        """Every path that a run reads, after its field."""
+    def paths_read(self) -> list[PathRead]:
+        """Every path that a run reads."""
         return [*_each("paths", self.paths), *_tokenizer_read(self.tokenizer)]
 
 
@@ -56,8 +68,8 @@ class RecordsData(Document):
     tokenizer: Tokenizer = "bytes"
     """`bytes`: token ids 0 to 255 are the UTF-8 bytes of the text. Or the path of a Hugging Face `tokenizer.json`."""
 
-    def paths_read(self) -> list[tuple[str, str]]:
-        """Every path that a run reads, after its field."""
+    def paths_read(self) -> list[PathRead]:
+        """Every path that a run reads."""
         return [*_each("paths", self.paths), *_tokenizer_read(self.tokenizer)]
 
 
@@ -73,9 +85,9 @@ class ImagesData(Document):
     path: str
     """The folder that holds the classes' folders, which are numbered in sorted order; relative ones likewise."""
 
-    def paths_read(self) -> list[tuple[str, str]]:
-        """Every path that a run reads, after its field."""
-        return [("path", self.path)]
+    def paths_read(self) -> list[PathRead]:
+        """Every path that a run reads."""
+        return [PathRead("path", self.path, f"{glob.escape(self.path)}/*/*")]
 
 
 class ArraysData(Document):
@@ -99,9 +111,9 @@ class ArraysData(Document):
             raise ValueError("must be a `.npz` or `.safetensors` file")
         return path
 
-    def paths_read(self) -> list[tuple[str, str]]:
-        """Every path that a run reads, after its field."""
-        return [("path", self.path)]
+    def paths_read(self) -> list[PathRead]:
+        """Every path that a run reads."""
+        return [_file("path", self.path)]
 
 
 class SyntheticData(Document):
@@ -112,7 +124,7 @@ class SyntheticData(Document):
     samples: PositiveInt = 1024
     """Number of different samples."""
 
-    def paths_read(self) -> list[tuple[str, str]]:
+    def paths_read(self) -> list[PathRead]:
         """None."""
         return []
 
@@ -123,17 +135,21 @@ class WorkloadData(Document):
     kind: Literal["workload"]
     """Selects this kind of data."""
 
-    def paths_read(self) -> list[tuple[str, str]]:
+    def paths_read(self) -> list[PathRead]:
         """None that a spec could tell."""
         return []
 
 
-def _each(field: str, paths: tuple[str, ...]) -> list[tuple[str, str]]:
-    return [(field, path) for path in paths]
+def _each(field: str, paths: tuple[str, ...]) -> list[PathRead]:
+    return [PathRead(field, path, path) for path in paths]
 
 
-def _tokenizer_read(tokenizer: str) -> list[tuple[str, str]]:
-    return [] if tokenizer == "bytes" else [("tokenizer", tokenizer)]
+def _tokenizer_read(tokenizer: str) -> list[PathRead]:
+    return [] if tokenizer == "bytes" else [_file("tokenizer", tokenizer)]
+
+
+def _file(field: str, path: str) -> PathRead:
+    return PathRead(field, path, glob.escape(path))
 
 
 DataSpec = Annotated[

@@ -4,6 +4,7 @@
 
     BatchwrightError
     |- SpecError            a document from the user is wrong (field, value, what is allowed)
+    |- DataOutsideRootsError  a file of the data lies outside the folders that may be read
     |- PlanError            no plan exists for these numbers
     |- SearchError          an outcome was reported that the search did not ask for
     |- DeviceError          the device is not there, or its limit cannot be applied
@@ -58,6 +59,10 @@ class SpecError(BatchwrightError):
         self.problems = problems
         self.document = document
         super().__init__(f"invalid {document}:\n" + "\n".join(f"  {problem}" for problem in problems))
+
+
+class DataOutsideRootsError(BatchwrightError):
+    """A file of the training data lies outside the folders that may be read, or a link leads there."""
 
 
 class PlanError(BatchwrightError):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
+from tuner.data_files import ANYWHERE, DataRoots
 from tuner.files import holding
 from tuner.memory import inventory
 from tuner.results import DeviceInfo
@@ -25,16 +26,17 @@ _RESTARTS = 3
 
 
 class LocalExecutor(Executor):
-    """Probes go to a runner that starts processes; each job is a process per rank."""
+    """Probes go to a runner that starts processes; each job is a process per rank, which reads below ``data_roots``."""
 
     def __init__(
         self,
         device: DeviceInfo,
         runner: ProbeRunner,
         new_process: Callable[[Path], TrainingProcess] | None = None,
+        data_roots: DataRoots = ANYWHERE,
     ) -> None:
         super().__init__(device, runner)
-        self._new_process = new_process or partial(TrainingProcess, restarts=_RESTARTS)
+        self._new_process = new_process or partial(TrainingProcess, restarts=_RESTARTS, data_roots=data_roots)
 
     @override
     def lost_device(self) -> str | None:

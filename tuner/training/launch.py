@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from tuner.data_files import ANYWHERE, DataRoots
 from tuner.disk_space import free_bytes
 from tuner.errors import CheckpointError, PeerError, TrainingError
 from tuner.files import holding, tail, write_atomically
@@ -53,11 +54,13 @@ class TrainingProcess:
         directory: the run's folder.
         restarts: how often in a row, without a new checkpoint in between, they are started again when one of them was
             killed from outside, other than for memory.
+        data_roots: the folders that the run may read its data from.
     """
 
-    def __init__(self, directory: Path, restarts: int = 0) -> None:
+    def __init__(self, directory: Path, restarts: int = 0, data_roots: DataRoots = ANYWHERE) -> None:
         self.paths = RunPaths(directory)
         self._restarts = restarts
+        self._data_roots = data_roots
         self._losses = 0
         self._lost_after = 0
         self._ranks: RankProcesses | None = None
@@ -95,6 +98,7 @@ class TrainingProcess:
             self.paths.lowered.unlink(missing_ok=True)
         self._oom_kills = kernel_oom_kills()
         environment = job_environment(recommendation.environment, os.environ) | handed_on()
+        environment |= self._data_roots.variables()
         count = request.processes_per_node or recommendation.world_size
         self._starts = lambda: RankProcesses(self.paths, count, environment)
         self._log.skip_to_end()

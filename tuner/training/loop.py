@@ -18,7 +18,16 @@ from tuner.results import Recommendation
 from tuner.training.accumulate import UpdateReport
 from tuner.training.admission import check_accumulation
 from tuner.training.checkpoints import Checkpoints, State, Weights, save_weights
-from tuner.training.data import WORKER_BYTES, Part, TrainingData, Window, WindowLoader, build_data, epoch_order
+from tuner.training.data import (
+    WORKER_BYTES,
+    DataFolders,
+    Part,
+    TrainingData,
+    Window,
+    WindowLoader,
+    build_data,
+    epoch_order,
+)
 from tuner.training.engine import UpdateEngine
 from tuner.training.micro_batches import MicroBatch
 from tuner.training.optimizers import build_schedule
@@ -73,7 +82,7 @@ class TrainingLoop:
         self.ranks = ranks or Ranks()
         self.position = Position()
         workload = build_workload(self.spec)
-        self.data = build_data(self.spec, workload)
+        self.data = build_data(self.spec, workload, DataFolders.of_run(paths.cache / "datasets"))
         epoch_order(request.seed, 0, len(self.data))  # as large as that of any epoch: in memory before the limit
         self.windows = self._windows()
         self._workload = workload

@@ -206,6 +206,22 @@ class RunPaths:
         return self.directory / "tensorboard"
 
     @property
+    def cache(self) -> Path:
+        """Folder of what libraries keep for later: it goes when the run's folder is removed."""
+        return self.directory / "cache"
+
+    def cache_variables(self) -> dict[str, str]:
+        """The environment that has libraries keep copies of data and compiled code in the run's folder."""
+        cache = self.cache.absolute()
+        return {
+            "HF_DATASETS_CACHE": str(cache / "datasets"),
+            "HF_MODULES_CACHE": str(cache / "modules"),
+            "MPLCONFIGDIR": str(cache / "matplotlib"),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+            "TRITON_CACHE_DIR": str(cache / "triton"),
+        }
+
+    @property
     def lowered(self) -> Path:
         """The bound on micro-batches after one did not fit that could not be divided on the spot (JSON)."""
         return self.directory / "largest-micro-batch.json"

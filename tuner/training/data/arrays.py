@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -14,8 +13,10 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from tuner.data_specs import ArraysData
+from tuner.errors import SpecError
 from tuner.specs import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
+from tuner.training.data.files import DataFolders
 from tuner.training.data.seeding import random_state_kept
 from tuner.workloads.base import IGNORED_LABEL, Workload
 from tuner.workloads.reference import NextTokenWorkload
@@ -42,14 +43,14 @@ class ArraySamples:
         return {name: array[index].to(self.types[name]) for name, array in self.arrays.items()}
 
 
-def arrays_data(data: ArraysData, spec: WorkloadSpec, workload: Workload) -> TrainingData:
+def arrays_data(data: ArraysData, spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
     """The arrays of a file as samples of whatever model has such batches.
 
     Raises:
         SpecError: when the file cannot be read, or an array is missing, or does not go with the model's batch.
     """
     example = _example(data, workload)
-    arrays = _chosen(data, _read(data), example, causal=isinstance(workload, NextTokenWorkload))
+    arrays = _chosen(data, _read(data, folders), example, causal=isinstance(workload, NextTokenWorkload))
     for name, array in arrays.items():
         _check_array(name, array, example[name])
     _check_lengths(arrays)
@@ -69,13 +70,15 @@ def _example(data: ArraysData, workload: Workload) -> dict[str, Tensor]:
     return example
 
 
-def _read(data: ArraysData) -> dict[str, Tensor]:
-    path = Path(data.path)
+def _read(data: ArraysData, folders: DataFolders) -> dict[str, Tensor]:
     try:
-        if path.suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: torch.from_numpy(_native(archive[name])) for name in archive.files}
+        with folders.open("data.path", data.path) as stream:
+            if data.path.endswith(".safetensors"):  # mapped into memory, by the opened file's own name
+                return safetensors.torch.load_file(f"/proc/self/fd/{stream.fileno()}")
+            with np.load(stream, allow_pickle=False) as archive:
+                return {name: torch.from_numpy(_native(archive[name])) for name in archive.files}
+    except SpecError:
+        raise
     except Exception as error:  # noqa: BLE001 - zip, numpy, torch and safetensors each raise their own kinds
         raise data_problem("data.path", f"cannot be read: {' '.join(str(error).split())}", data.path) from None
 

@@ -8,6 +8,7 @@ from tuner.data_specs import ArraysData, ImagesData, RecordsData, SyntheticData,
 from tuner.specs import WorkloadSpec
 from tuner.training.data.arrays import arrays_data
 from tuner.training.data.base import TrainingData, data_problem
+from tuner.training.data.files import DataFolders
 from tuner.training.data.images import images_data
 from tuner.training.data.own import SyntheticSamples, join_batches, workload_data
 from tuner.training.data.records import records_data
@@ -15,34 +16,35 @@ from tuner.training.data.text import text_data
 from tuner.workloads.base import Workload
 
 
-def build_data(spec: WorkloadSpec, workload: Workload) -> TrainingData:
-    """The data of a spec.
+def build_data(spec: WorkloadSpec, workload: Workload, folders: DataFolders | None = None) -> TrainingData:
+    """The data of a spec, read from any file when ``folders`` is None.
 
     Unless they are the user's own, the first sample has been read once, so that what reading needs is in memory.
 
     Raises:
-        SpecError: when there is none, when a path matches no file, or when it does not go with the model.
+        SpecError: when there is none, when a path matches no file or one outside the folders, or when the data do not
+            go with the model.
     """
-    data = _built(spec, workload)
+    data = _built(spec, workload, folders or DataFolders())
     if not data.chooses_randomly:
         data.batch([0])
     return data
 
 
-def _built(spec: WorkloadSpec, workload: Workload) -> TrainingData:
+def _built(spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
     data = spec.data
     match data:
         case None:
             kinds = "`text`, `records`, `images`, `arrays`, `synthetic` or `workload`"
             raise data_problem("data", f"is required to train: {kinds}")
         case TextData():
-            return text_data(data, spec, workload)
+            return text_data(data, spec, workload, folders)
         case RecordsData():
-            return records_data(data, spec, workload)
+            return records_data(data, spec, workload, folders)
         case ImagesData():
-            return images_data(data, spec, workload)
+            return images_data(data, spec, workload, folders)
         case ArraysData():
-            return arrays_data(data, spec, workload)
+            return arrays_data(data, spec, workload, folders)
         case SyntheticData():
             return TrainingData(SyntheticSamples(workload, data.samples), join_batches)
         case WorkloadData():

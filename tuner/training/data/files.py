@@ -1,24 +1,95 @@
-"""The files that a spec names."""
+"""The files that a spec names, found and opened below the folders that a run may read."""
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO, TypeVar
 
+from tuner.data_files import ANYWHERE, DataRoots, expand
+from tuner.errors import DataOutsideRootsError
 from tuner.training.data.base import data_problem
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class DataFolders:
+    """Where a run may read its data, and where it may copy them."""
+
+    roots: DataRoots = ANYWHERE
+    """The folders that hold every file that is read."""
+    cache: Path | None = None
+    """Folder for the copies that `datasets` maps into memory; its own default when None."""
+
+    @classmethod
+    def of_run(cls, cache: Path) -> DataFolders:
+        """The folders of this process's run: what it may read stands in the environment."""
+        return cls(DataRoots.of_environment(os.environ), cache)
+
+    def matching(self, patterns: Sequence[str]) -> list[Path]:
+        """The real paths of the files that the patterns name, sorted, so that every host reads the same stream.
+
+        Raises:
+            SpecError: when a pattern matches no file, or one outside the folders.
+        """
+        found: set[Path] = set()
+        for pattern in patterns:
+            files = _told("data.paths", pattern, partial(self._files, pattern))
+            if not files:
+                raise data_problem("data.paths", f"no file matches (from {Path.cwd()})", pattern)
+            found |= files
+        return sorted(found)
+
+    def listed(self, field: str, folder: str, suffixes: Collection[str]) -> list[Path]:
+        """The files with these suffixes in a folder's folders, sorted, hidden ones included.
+
+        Raises:
+            SpecError: about ``field``, when a folder or a file lies outside the folders that may be read.
+        """
+        return _told(field, folder, lambda: sorted(self._entries(Path(folder), suffixes)))
+
+    def open(self, field: str, path: str | Path) -> BinaryIO:
+        """Open a file that a spec names.
+
+        Raises:
+            SpecError: about ``field``, when the file lies outside the folders.
+            OSError: when it cannot be opened.
+        """
+        return _told(field, path, lambda: self.roots.open(path))
+
+    def _entries(self, folder: Path, suffixes: Collection[str]) -> Iterator[Path]:
+        for below in self._children(folder):
+            for entry in self._children(below):
+                if entry.suffix.lower() in suffixes:
+                    self.roots.resolve(entry)
+                    yield entry
+
+    def _children(self, folder: Path) -> Iterable[Path]:
+        if not folder.is_dir():
+            return ()
+        self.roots.resolve(folder)
+        return folder.iterdir()
+
+    def _files(self, pattern: str) -> set[Path]:
+        return {self.roots.resolve(path) for path in expand(pattern, self.roots) if path.is_file()}
+
+
+def _told(field: str, value: object, read: Callable[[], _T]) -> _T:
+    """The result of ``read``, a refused path told as a problem of a field."""
+    try:
+        return read()
+    except DataOutsideRootsError as error:
+        raise data_problem(field, str(error), value) from None
 
 
 def matching_files(patterns: Sequence[str]) -> list[Path]:
-    """The files that the patterns name, sorted, so that every host reads the same stream.
+    """The files that the patterns name, sorted, wherever they are.
 
     Raises:
         SpecError: when a pattern matches no file.
     """
-    found: set[Path] = set()
-    for pattern in patterns:
-        files = {Path(name).resolve() for name in glob.glob(pattern, recursive=True) if Path(name).is_file()}  # noqa: PTH207 - patterns may be absolute, which Path.glob refuses
-        if not files:
-            raise data_problem("data.paths", f"no file matches (from {Path.cwd()})", pattern)
-        found |= files
-    return sorted(found)
+    return DataFolders().matching(patterns)

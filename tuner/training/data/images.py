@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from tuner.data_specs import ImagesData
 from tuner.errors import TrainingError
 from tuner.specs import ReferenceModel, ResNet, TransformersModel, WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
+from tuner.training.data.files import DataFolders
 from tuner.training.data.packages import needed
-from tuner.training.data.rows import Rows, load_files
 from tuner.training.data.seeding import random_state_kept
 from tuner.workloads.base import Workload
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's name for images of so many channels."""
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow's names of the formats that are read, whatever a file's suffix says: others start programs or name files."""
 _HALF_RANGE = 127.5
 """Bytes divided by this, less one: scaled to 0 to 1, then normalised with mean 0.5 and standard deviation 0.5."""
 
@@ -31,35 +34,38 @@ _HALF_RANGE = 127.5
 class ImageSamples:
     """Images that are decoded when they are asked for."""
 
-    rows: Rows
-    """Paths, and classes as numbers."""
+    files: np.ndarray
+    """Paths as bytes of one length: a list of as many objects would be copied into each process that loads."""
+    labels: Tensor
+    """Their classes as numbers."""
     key: str
     """What the model calls its images."""
     shape: tuple[int, int, int]
     """Channels, height, width."""
+    folders: DataFolders
+    """Where files may be read."""
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        if not 0 <= index < len(self.rows):
+        if not 0 <= index < len(self.files):
             raise IndexError(index)
-        row = self.rows[index]
-        return {self.key: self._decoded(row["image"]["path"]), "labels": torch.tensor(row["label"])}
+        return {self.key: self._decoded(os.fsdecode(self.files[index])), "labels": self.labels[index].clone()}
 
     def _decoded(self, path: str) -> Tensor:
         image = needed("PIL.Image", "data.kind", "images")
         channels, height, width = self.shape
         try:
-            with image.open(path) as stream:
-                pixels = stream.convert(_MODES[channels]).resize((width, height), image.Resampling.BILINEAR)
+            with self.folders.open("data.path", path) as file, image.open(file, formats=_FORMATS) as opened:
+                pixels = opened.convert(_MODES[channels]).resize((width, height), image.Resampling.BILINEAR)
         except (OSError, ValueError) as error:
             raise TrainingError(f"{path} cannot be read as an image: {error}") from None
         values = torch.from_numpy(np.array(pixels, dtype=np.float32)).reshape(height, width, channels)
         return values.permute(2, 0, 1).contiguous() / _HALF_RANGE - 1.0
 
 
-def images_data(data: ImagesData, spec: WorkloadSpec, workload: Workload) -> TrainingData:
+def images_data(data: ImagesData, spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
     """The images of a folder as samples of an image classifier.
 
     Raises:
@@ -71,15 +77,13 @@ def images_data(data: ImagesData, spec: WorkloadSpec, workload: Workload) -> Tra
     if channels not in _MODES:
         raise data_problem("data.kind", f"an image has {', '.join(map(str, _MODES))} channels, the model {channels}")
     needed("PIL.Image", "data.kind", data.kind)
-    files = _files_below(data.path)
-    names = {file.parent.name for file in files}
+    files = _files_below(data.path, folders)
+    names = {name: number for number, name in enumerate(sorted({file.parent.name for file in files}))}
     if len(names) > classes:
         raise data_problem("data.path", f"has {len(names)} folders, one per class, and the model {classes} classes")
-    rows = load_files("imagefolder", files, "data.path", data.kind, drop_labels=False)
-    undecoded = needed("datasets", "data.kind", data.kind).Image(decode=False)
-    return TrainingData(
-        ImageSamples(rows.cast_column("image", undecoded), key, (channels, height, width)), default_collate
-    )
+    labels = torch.tensor([names[file.parent.name] for file in files])
+    paths = np.array([os.fsencode(file.absolute()) for file in files])
+    return TrainingData(ImageSamples(paths, labels, key, (channels, height, width), folders), default_collate)
 
 
 def _images_of(data: ImagesData, spec: WorkloadSpec, workload: Any) -> tuple[str, int]:  # noqa: ANN401 - one of ours
@@ -93,8 +97,9 @@ def _images_of(data: ImagesData, spec: WorkloadSpec, workload: Any) -> tuple[str
     raise data_problem("data.kind", message, data.kind)
 
 
-def _files_below(folder: str) -> list[Path]:
-    files = sorted(path.resolve() for path in Path(folder).glob("*/*") if path.suffix.lower() in _SUFFIXES)
+def _files_below(folder: str, folders: DataFolders) -> list[Path]:
+    """The images in the classes' folders; a link counts to the class that it is listed in."""
+    files = folders.listed("data.path", folder, _SUFFIXES)
     if not files:
         message = f"holds no folders with images ({', '.join(sorted(_SUFFIXES))}), one folder per class"
         raise data_problem("data.path", message, folder)

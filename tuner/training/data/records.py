@@ -13,6 +13,7 @@ from torch import Tensor
 from tuner.data_specs import RecordsData
 from tuner.specs import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
+from tuner.training.data.files import DataFolders
 from tuner.training.data.packages import needed
 from tuner.training.data.rows import Rows, read_rows
 from tuner.training.data.seeding import generator_of
@@ -26,6 +27,8 @@ _MASKED_SHARE, _MASK_SHARE, _RANDOM_SHARE = 0.15, 0.8, 0.1
 
 Encoder = Callable[[int, dict[str, Any]], Sample]
 """From a row's index and its fields to a sample."""
+Read = Callable[[], Rows]
+"""Reads the rows of the files."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class RecordSamples:
         return self.encode(index, self.rows[index])
 
 
-def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload) -> TrainingData:
+def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
     """The rows of files as samples for the spec's task.
 
     Raises:
@@ -55,9 +58,9 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload) -> T
     task = _task_of(data, spec)
     length = spec.batch.sequence_length or 0
     config = getattr(workload, "config", None)
-    tokenizer = open_tokenizer(data.tokenizer, length, _vocabulary_size(workload))
+    tokenizer = open_tokenizer(data.tokenizer, length, _vocabulary_size(workload), folders)
     padding = padding_id(tokenizer, config)
-    rows, encode = _PREPARATIONS[task](data, tokenizer, config)
+    rows, encode = _PREPARATIONS[task](lambda: read_rows(data, folders), data, tokenizer, config)
     samples = RecordSamples(rows, _never_empty(encode, padding))
     masked = isinstance(workload, (CausalWorkload, LabelledWorkload)) and workload.takes_mask
     return TrainingData(samples, PaddedCollation(padding, length if spec.compile else None, masked=masked))
@@ -102,13 +105,13 @@ def _filled(name: str, value: Tensor, padding: int) -> Tensor:
 # --- what each task reads, and what a row becomes ---
 
 
-def _causal(data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - a transformers configuration, or none
-    rows = _rows_with_text(data, [data.text_field])
+def _causal(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - a transformers configuration, or none
+    rows = _rows_with_text(read, data, [data.text_field])
     return rows, lambda _, row: torch.tensor(tokenizer.encode(row[data.text_field]).ids, dtype=torch.int64)
 
 
-def _classification(data: RecordsData, tokenizer: TextTokenizer, config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - likewise
-    rows = _rows_with_text(data, [data.text_field], data.label_field)
+def _classification(read: Read, data: RecordsData, tokenizer: TextTokenizer, config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - likewise
+    rows = _rows_with_text(read, data, [data.text_field], data.label_field)
     classes = _classes(rows, data.label_field, config.num_labels)
 
     def encode(_: int, row: dict[str, Any]) -> dict[str, Tensor]:
@@ -118,12 +121,12 @@ def _classification(data: RecordsData, tokenizer: TextTokenizer, config: Any) ->
     return rows, encode
 
 
-def _sequence_to_sequence(data: RecordsData, tokenizer: TextTokenizer, config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - likewise
+def _sequence_to_sequence(read: Read, data: RecordsData, tokenizer: TextTokenizer, config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - likewise
     if data.target_field is None:
         raise data_problem("data.target_field", "is required for seq2seq-lm: the field with the text to produce")
     target = data.target_field
     start = _start_token(config)
-    rows = _rows_with_text(data, [data.text_field, target])
+    rows = _rows_with_text(read, data, [data.text_field, target])
 
     def encode(_: int, row: dict[str, Any]) -> dict[str, Tensor]:
         source, wanted = (tokenizer.encode(row[name]).ids for name in (data.text_field, target))
@@ -145,12 +148,12 @@ def _start_token(config: Any) -> int:  # noqa: ANN401 - likewise
     return start
 
 
-def _masked(data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - likewise
+def _masked(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - likewise
     mask_id = tokenizer.mask_id
     if mask_id is None:
         message = "has no mask token: masked-lm needs a tokenizer.json with a token `[MASK]` or `<mask>`"
         raise data_problem("data.tokenizer", message, data.tokenizer)
-    rows = _rows_with_text(data, [data.text_field])
+    rows = _rows_with_text(read, data, [data.text_field])
 
     def encode(index: int, row: dict[str, Any]) -> dict[str, Tensor]:
         encoded = tokenizer.encode(row[data.text_field])
@@ -168,7 +171,7 @@ def _masked(data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> tuple[
     return rows, encode
 
 
-_PREPARATIONS: dict[str, Callable[[RecordsData, TextTokenizer, Any], tuple[Rows, Encoder]]] = {
+_PREPARATIONS: dict[str, Callable[[Read, RecordsData, TextTokenizer, Any], tuple[Rows, Encoder]]] = {
     "causal-lm": _causal,
     "masked-lm": _masked,
     "seq2seq-lm": _sequence_to_sequence,
@@ -179,11 +182,11 @@ _PREPARATIONS: dict[str, Callable[[RecordsData, TextTokenizer, Any], tuple[Rows,
 # --- fields ---
 
 
-def _rows_with_text(data: RecordsData, texts: list[str], label: str | None = None) -> Rows:
+def _rows_with_text(read: Read, data: RecordsData, texts: list[str], label: str | None = None) -> Rows:
     """The rows whose ``texts`` are all there, with these fields alone."""
     fields = {"data.text_field": texts[0]}
     fields |= {"data.target_field": texts[1]} if texts[1:] else {}
-    rows = read_rows(data)
+    rows = read()
     for field, name in (fields | ({"data.label_field": label} if label else {})).items():
         if name not in rows.column_names:
             raise data_problem(field, f"is no field of these rows, which have {', '.join(rows.column_names)}", name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,12 +10,16 @@ from typing import Any, TypeAlias
 
 from tuner.data_specs import RecordsData
 from tuner.training.data.base import data_problem
-from tuner.training.data.files import matching_files
+from tuner.training.data.files import DataFolders
 from tuner.training.data.packages import needed
 
 Rows: TypeAlias = Any
 """A `datasets.Dataset`, memory-mapped from the cache of `datasets`."""
 
+_PATHS = "data.paths"
+_ARCHIVES = ((b"PK\x03\x04", 0), (b"PK\x05\x06", 0), (b"PK\x07\x08", 0), (b"Rar!", 0), (b"ustar", 257))
+"""What files that hold files begin with, and at which byte: zip, rar and tar."""
+_ARCHIVE_START = 262
 _FORMATS = {
     ".jsonl": "json",
     ".ndjson": "json",
@@ -27,15 +32,39 @@ _OPTIONS: dict[str, dict[str, object]] = {"csv": {"keep_default_na": False, "na_
 """In a CSV file an empty cell alone is missing: `null` and `NA` are words."""
 
 
-def read_rows(data: RecordsData) -> Rows:
+def read_rows(data: RecordsData, folders: DataFolders) -> Rows:
     """The rows of the files that ``data`` names.
 
     Raises:
-        SpecError: when a path matches no file, or a file cannot be read in its format.
+        SpecError: when a path matches no file or one outside the folders, or a file cannot be read in its format.
     """
-    files = matching_files(data.paths)
+    files = folders.matching(data.paths)
     builder = data.format or _format_of(files)
-    return load_files(builder, files, "data.paths", data.kind, **_OPTIONS.get(builder, {}))
+    opened = [_opened(path, folders) for path in files]
+    rows = _load(builder, files, folders.cache)
+    for path, identity in zip(files, opened, strict=True):
+        if _identity(path.lstat()) != identity:
+            raise data_problem(_PATHS, "was replaced while it was read: start again", path)
+    return rows
+
+
+def _opened(path: Path, folders: DataFolders) -> tuple[int, int]:
+    """The identity of a file that may be read; `datasets` opens it once more, by its path.
+
+    Raises:
+        SpecError: when it may not be read, or would be taken for more than one file.
+    """
+    if "::" in str(path):
+        raise data_problem(_PATHS, "has `::` in its path, which chains several files: name it otherwise", path)
+    with folders.open(_PATHS, path) as stream:
+        start = stream.read(_ARCHIVE_START)
+        if any(start[offset:].startswith(magic) for magic, offset in _ARCHIVES):
+            raise data_problem(_PATHS, "is an archive of files: unpack it and name the files", path)
+        return _identity(os.fstat(stream.fileno()))
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _format_of(files: list[Path]) -> str:
@@ -48,20 +77,21 @@ def _format_of(files: list[Path]) -> str:
     return found
 
 
-def load_files(builder: str, files: list[Path], field: str, kind: str, **options: object) -> Rows:
+def _load(builder: str, files: list[Path], cache: Path | None) -> Rows:
     """The rows of local files, by one of the readers of `datasets`.
 
     Raises:
-        SpecError: about ``field``, when they cannot be read; about `data.kind`, when `datasets` is not installed.
+        SpecError: when they cannot be read, or `datasets` is not installed.
     """
-    datasets = needed("datasets", "data.kind", kind)
+    datasets = needed("datasets", "data.kind", "records")
     names = {"train": [_escaped(path) for path in files]}
+    options = _OPTIONS.get(builder, {}) | ({"cache_dir": str(cache)} if cache else {})
     try:
         with _offline_and_quiet(datasets):
             return datasets.load_dataset(builder, data_files=names, split="train", **options)
     except Exception as error:  # noqa: BLE001 - each reader raises its own kinds of error
         cause = " ".join(str(error.__cause__ or error).split())
-        raise data_problem(field, f"cannot be read as {builder}: {cause}", f"{files[0]} and so on") from None
+        raise data_problem(_PATHS, f"cannot be read as {builder}: {cause}", f"{files[0]} and so on") from None
 
 
 def _escaped(path: Path) -> str:

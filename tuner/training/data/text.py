@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from tuner.data_specs import TextData
 from tuner.specs import WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
-from tuner.training.data.files import matching_files
+from tuner.training.data.files import DataFolders
 from tuner.training.data.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
 from tuner.workloads.base import Workload
 from tuner.workloads.reference import NextTokenWorkload
@@ -42,7 +43,7 @@ class StreamSamples:
         return self._stream[index * self._length : (index + 1) * self._length].long()
 
 
-def text_data(data: TextData, spec: WorkloadSpec, workload: Workload) -> TrainingData:
+def text_data(data: TextData, spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
     """The text of files as samples of the worst-case length.
 
     Raises:
@@ -52,9 +53,9 @@ def text_data(data: TextData, spec: WorkloadSpec, workload: Workload) -> Trainin
         message = "`text` trains a causal language model; use `records`, `arrays`, `workload` or `synthetic`"
         raise data_problem("data.kind", message, data.kind)
     length = spec.batch.sequence_length or 0
-    tokenizer = open_tokenizer(data.tokenizer, length, workload.vocabulary_size)
-    files = matching_files(data.paths)
-    stream = _bytes(files) if data.tokenizer == "bytes" else _tokens(files, tokenizer)
+    tokenizer = open_tokenizer(data.tokenizer, length, workload.vocabulary_size, folders)
+    files = folders.matching(data.paths)
+    stream = _bytes(files, folders) if data.tokenizer == "bytes" else _tokens(files, tokenizer, folders)
     if len(stream) < _SHORTEST_SAMPLE:
         raise data_problem("data.paths", "these files hold no text", ", ".join(data.paths))
     padding = padding_id(tokenizer, getattr(workload, "config", None))
@@ -62,26 +63,31 @@ def text_data(data: TextData, spec: WorkloadSpec, workload: Workload) -> Trainin
     return TrainingData(StreamSamples(stream, length), collation)
 
 
-def _bytes(files: list[Path]) -> Tensor:
+def _bytes(files: list[Path], folders: DataFolders) -> Tensor:
     """The files' bytes, a line end between two files, a byte per token."""
-    content = b"\n".join(path.read_bytes() for path in files)
+    content = b"\n".join(_content(path, folders) for path in files)
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
 
 
-def _tokens(files: list[Path], tokenizer: TextTokenizer) -> Tensor:
+def _content(path: Path, folders: DataFolders) -> bytes:
+    with folders.open("data.paths", path) as stream:
+        return stream.read()
+
+
+def _tokens(files: list[Path], tokenizer: TextTokenizer, folders: DataFolders) -> Tensor:
     """The files' tokens, tokenised in pieces of whole lines."""
-    pieces, parts = _pieces(files), [torch.empty(0, dtype=torch.int32)]
+    pieces, parts = _pieces(files, folders), [torch.empty(0, dtype=torch.int32)]
     while some := list(islice(pieces, _PIECES_AT_A_TIME)):
         parts += [torch.tensor(ids, dtype=torch.int32) for ids in tokenizer.plain(some)]
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it has used threads, and would warn of every fork
     return torch.cat(parts)
 
 
-def _pieces(files: list[Path]) -> Iterator[str]:
+def _pieces(files: list[Path], folders: DataFolders) -> Iterator[str]:
     """The files' text in pieces, a line end between two files."""
     for number, path in enumerate(files, start=1):
         try:
-            with path.open(encoding="utf-8", newline="") as stream:
+            with TextIOWrapper(folders.open("data.paths", path), encoding="utf-8", newline="") as stream:
                 while lines := stream.readlines(_PIECE_CHARACTERS):
                     yield "".join(lines)
         except UnicodeDecodeError as error:

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tuner.errors import SpecError
 from tuner.training.data.base import data_problem
+from tuner.training.data.files import DataFolders
 from tuner.training.data.packages import needed
 from tuner.workloads.base import IGNORED_LABEL
 
@@ -70,10 +72,13 @@ class ByteTokenizer:
 class FileTokenizer:
     """A Hugging Face `tokenizer.json`. Its own settings for padding and cutting are not used."""
 
-    def __init__(self, path: Path, longest: int) -> None:
+    def __init__(self, path: Path, longest: int, folders: DataFolders) -> None:
         tokenizers = needed("tokenizers", _FIELD, str(path))
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            with folders.open(_FIELD, path) as stream:
+                self._tokenizer = tokenizers.Tokenizer.from_buffer(stream.read())
+        except SpecError:
+            raise
         except Exception as error:  # noqa: BLE001 - the package raises bare `Exception`s
             raise data_problem(_FIELD, f"cannot be read as a tokenizer.json: {error}", path) from None
         self._tokenizer.no_padding()
@@ -105,13 +110,15 @@ class FileTokenizer:
         return [it.ids for it in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
-def open_tokenizer(name: str, longest: int, vocabulary_size: int) -> TextTokenizer:
+def open_tokenizer(name: str, longest: int, vocabulary_size: int, folders: DataFolders) -> TextTokenizer:
     """The tokenizer that a spec names, for texts of at most ``longest`` tokens.
 
     Raises:
-        SpecError: when it cannot be read, or has more token ids than the model.
+        SpecError: when it cannot be read, lies outside the folders, or has more token ids than the model.
     """
-    tokenizer: TextTokenizer = ByteTokenizer(longest) if name == "bytes" else FileTokenizer(Path(name), longest)
+    tokenizer: TextTokenizer = ByteTokenizer(longest)
+    if name != "bytes":
+        tokenizer = FileTokenizer(Path(name), longest, folders)
     if tokenizer.vocabulary_size > vocabulary_size:
         message = f"has {tokenizer.vocabulary_size} token ids, more than the model's {vocabulary_size}"
         raise data_problem(_FIELD, message, name)
