@@ -197,6 +197,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) > 1:
         die_with_parent(int(arguments[1]))
     paths = RunPaths(Path(arguments[0]))
+    for name, value in paths.cache_variables().items():  # before what reads them is imported; the operator's own stay
+        os.environ.setdefault(name, value)
     stop = StopRequest()
     stop.install()
     if own_rank():
