@@ -1,8 +1,9 @@
-"""What the form that makes tunings needs beside the API: the schemas that it is made from, and YAML as JSON."""
+"""What the forms that make tunings and jobs need beside the API: the schemas they are made from, and YAML as JSON."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import yaml
@@ -16,8 +17,10 @@ from service.errors import InvalidInputError
 from tuner.yaml_text import Loader, fault_in_words
 
 SCHEMA = "/tunings/new/schema"
+JOB_SCHEMA = "/jobs/new/schema"
 YAML = "/tunings/new/yaml"
 _SUBMISSION = "TuningSubmission"
+_TRAINING = "TrainingRequest"
 _REFERENCE = "#/components/schemas/"
 _MOST_CHARACTERS = 65_536
 """Longer than any spec, and read within a second."""
@@ -25,35 +28,41 @@ _MOST_CHARACTERS = 65_536
 
 def install(app: FastAPI) -> None:
     """Add the routes. They are no part of the API's document: programs read that, and send JSON."""
-    written: list[bytes] = []
-
-    async def schema(request: Request) -> Response:
-        if not written:
-            written.append(compressed(json.dumps(form_document(app.openapi())).encode()))
-        if not takes_gzip(request.headers):
-            return Response(json.dumps(form_document(app.openapi())), media_type="application/json")
-        told = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding", "Cache-Control": "no-cache"}
-        return conditional(tagged(written[0]), request.headers.get("if-none-match"), told)
 
     async def read_yaml(request: Request) -> Response:
         body = await request.body()
         return Response(await run_in_threadpool(_answer, body), media_type="application/json")
 
-    app.add_route(SCHEMA, schema, methods=["GET"], include_in_schema=False)
+    app.add_route(SCHEMA, _schema_endpoint(app, _SUBMISSION), methods=["GET"], include_in_schema=False)
+    app.add_route(JOB_SCHEMA, _schema_endpoint(app, _TRAINING), methods=["GET"], include_in_schema=False)
     app.add_route(YAML, read_yaml, methods=["POST"], include_in_schema=False)
 
 
-def form_document(document: dict[str, Any]) -> dict[str, Any]:
-    """The schemas of an OpenAPI document that a tuning's submission is made of, and its examples."""
+def _schema_endpoint(app: FastAPI, name: str) -> Callable[[Request], Awaitable[Response]]:
+    written: list[bytes] = []
+
+    async def schema(request: Request) -> Response:
+        if not written:
+            written.append(compressed(json.dumps(form_document(app.openapi(), name)).encode()))
+        if not takes_gzip(request.headers):
+            return Response(json.dumps(form_document(app.openapi(), name)), media_type="application/json")
+        told = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding", "Cache-Control": "no-cache"}
+        return conditional(tagged(written[0]), request.headers.get("if-none-match"), told)
+
+    return schema
+
+
+def form_document(document: dict[str, Any], submission: str = _SUBMISSION) -> dict[str, Any]:
+    """The schemas of an OpenAPI document that a submission is made of, and its examples."""
     schemas = document["components"]["schemas"]
     found: dict[str, Any] = {}
-    wanted = [_SUBMISSION]
+    wanted = [submission]
     while wanted:
         name = wanted.pop()
         if name not in found:
             found[name] = schemas[name]
             wanted += _references(schemas[name])
-    return {"components": {"schemas": found}, "examples": examples.REQUESTS[_SUBMISSION]}
+    return {"components": {"schemas": found}, "examples": examples.REQUESTS.get(submission, {})}
 
 
 def _references(part: object) -> list[str]:

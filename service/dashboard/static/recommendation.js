@@ -9,6 +9,7 @@ import { bytes, count, percent, plural, seconds, time, words } from "./format.js
 import { eventually } from "./live.js";
 import { alertBox, busy, codeBlock, definitions, problemAlert, scopeAlert } from "./parts.js";
 import { drawPlan, planInWords } from "./plan.js";
+import { openTrainDialog } from "./train_dialog.js";
 
 const id = byId("recommendation").dataset.recommendationId;
 const path = `/v1/recommendations/${encodeURIComponent(id)}`;
@@ -78,14 +79,10 @@ function facts(found) {
 
 function actions(found) {
   const train = h("button", { type: "button", class: "button button-primary" }, "Train with it");
-  train.addEventListener("click", () => busy(train, () => startJob(found)).catch((problem) => replace(byId("notices"), problemAlert(problem))));
+  train.setAttribute("aria-haspopup", "dialog");
+  train.addEventListener("click", () => openTrainDialog(found).catch((problem) => replace(byId("notices"), problemAlert(problem))));
   const others = h("a", { class: "button", href: `/recommendations?fingerprint=${found.fingerprint}` }, "Same question");
   return [found.feasible && may("jobs:run") && train, others];
-}
-
-async function startJob(found) {
-  const job = await post("/v1/jobs", { recommendation_id: found.id }, { idempotencyKey: crypto.randomUUID?.() });
-  location.assign(`/jobs/${encodeURIComponent(job.id)}`);
 }
 
 function gpuButton(found) {

@@ -1,0 +1,129 @@
+/**
+ * The dialog that makes a job from a recommendation: its settings, the command that would be run, and only then the run.
+ *
+ *   await openTrainDialog(found)      `found` as /v1/recommendations/{id} gives it
+ */
+
+import { get, post } from "./api.js";
+import { announce, h, replace } from "./dom.js";
+import { busy, codeBlock, definitions, problemAlert } from "./parts.js";
+import { quoted } from "./repeating.js";
+import { makeForm } from "./schema_form.js";
+
+const SCHEMA = "TrainingRequest";
+const FIRST = ["updates", "checkpoint_every", "keep_checkpoints", "seed", "workers"];
+
+/** Opens the dialog; nothing runs before its last button is pressed. */
+export async function openTrainDialog(found) {
+  const document = await get("/jobs/new/schema");
+  const fields = makeForm(document, SCHEMA);
+  const page = { found, fields, problem: h("div"), shown: h("div", { class: "stack" }), sending: false, keys: new Map() };
+  const form = h("form", { class: "form", novalidate: true, on: { input: () => replace(page.shown) } }, content(page));
+  fields.write(usual(document.components.schemas[SCHEMA]));
+  form.querySelector("input").setAttribute("autofocus", "");
+  open(page, form);
+}
+
+function open(page, form) {
+  const dialog = h("dialog", { class: "dialog", "aria-labelledby": "train-title" }, form);
+  const [cancel, show, start] = form.querySelectorAll(".dialog-buttons > button");
+  cancel.addEventListener("click", () => dialog.close());
+  show.addEventListener("click", () => busy(show, () => tried(page, () => showCommand(page))));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    send(page, [cancel, show], start);
+  });
+  dialog.addEventListener("cancel", (event) => page.sending && event.preventDefault()); // a job may be made by then
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+function content({ found, fields, problem, shown }) {
+  const first = FIRST.map((name) => fields.field(name));
+  return [
+    h("h2", { id: "train-title" }, "Train with this recommendation"),
+    h("p", { class: "muted" }, `It runs on ${found.device.id}, ${found.device.name}. Nothing runs before you start it.`),
+    problem,
+    h("div", { class: "train-fields" }, first),
+    h("details", {}, h("summary", {}, "More settings"), h("div", { class: "form" }, fields.rest(""))),
+    shown,
+    h("div", { class: "dialog-buttons" },
+      h("button", { class: "button", type: "button" }, "Cancel"),
+      h("button", { class: "button", type: "button" }, "Show the command"),
+      h("button", { class: "button button-primary" }, "Start training")),
+  ];
+}
+
+/** The values that a schema names for fields that are left out. */
+function usual(schema) {
+  return Object.fromEntries(Object.entries(schema.properties).map(([name, { default: value }]) => [name, value]));
+}
+
+// --- what is done ---------------------------------------------------------------------------------------------------
+
+/** What `act` gives; a problem is told beside the field that it is about, or above the form. */
+async function tried(page, act) {
+  replace(page.problem);
+  page.fields.place([]);
+  try {
+    return await act();
+  } catch (problem) {
+    const named = (problem.errors ?? []).map((it) => ({ ...it, field: it.field.replace(/^training\./, "") }));
+    const rest = page.fields.place(named);
+    if (named.length === 0 || rest.length > 0) {
+      replace(page.problem, problemAlert(problem));
+      page.problem.scrollIntoView({ block: "nearest" });
+    } else {
+      page.problem.closest("form").querySelector("[aria-invalid]")?.focus();
+    }
+    return null;
+  }
+}
+
+/** The submission as it is filled in; what cannot be read is a problem like the service's. */
+function submission(page) {
+  const { value, problems } = page.fields.read();
+  if (problems.length > 0) {
+    throw Object.assign(new Error("Some fields cannot be read"), { title: "Some fields cannot be read", errors: problems });
+  }
+  return { recommendation_id: page.found.id, training: value };
+}
+
+async function showCommand(page) {
+  const made = await post("/v1/jobs", { ...submission(page), dry_run: true });
+  const environment = Object.entries(made.environment).map(([name, value]) => `${name}=${quoted(value)}`);
+  replace(
+    page.shown,
+    definitions([["Working directory", h("code", {}, made.working_directory)], ["Device", made.device]]),
+    codeBlock(made.command.map(quoted).join(" "), { label: "Command" }),
+    environment.length > 0 && codeBlock(environment.join("\n"), { label: "Environment" }),
+    made.files.map((file) => h("details", {}, h("summary", {}, `File ${file.path}`), codeBlock(file.content, { label: file.path, download: file.path }))),
+  );
+  page.shown.scrollIntoView({ block: "nearest" });
+  announce("The command is shown. Nothing runs yet.");
+}
+
+/** Makes the job once, however often it is sent; nothing else can be pressed meanwhile. */
+async function send(page, others, start) {
+  if (page.sending) {
+    return;
+  }
+  page.sending = true;
+  others.forEach((button) => (button.disabled = true));
+  const job = await busy(start, () => tried(page, () => startJob(page)));
+  page.sending = false;
+  others.forEach((button) => (button.disabled = false));
+  if (job !== null) {
+    location.assign(`/jobs/${encodeURIComponent(job.id)}`);
+  }
+}
+
+function startJob(page) {
+  const body = submission(page);
+  const text = JSON.stringify(body);
+  if (!page.keys.has(text)) {
+    page.keys.set(text, crypto.randomUUID?.()); // only where the page came over https or from this machine
+  }
+  return post("/v1/jobs", body, { idempotencyKey: page.keys.get(text) });
+}
