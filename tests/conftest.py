@@ -7,8 +7,12 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from forked import forked_starts
+
+settings.register_profile("batchwright", deadline=None)  # no example fails for a busy machine
+settings.load_profile("batchwright")
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported: spinning threads starve two cores
 for _name in [

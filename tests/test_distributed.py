@@ -16,7 +16,7 @@ from tuner.training.accumulate import GradientAccumulation
 from tuner.training.ranks import ProcessGroup, group_of_one
 
 _HERE = Path(__file__).parent
-_LIMIT_SECONDS = 120
+_LIMIT_SECONDS = 600
 """For all scenarios together, the start of two interpreters included."""
 
 Outcomes = list[dict[str, Any]]

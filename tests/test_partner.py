@@ -36,7 +36,7 @@ def _told(partner: Partner) -> dict[str, Any]:
 
 def _left(partner: Partner) -> int:
     partner.close()
-    return partner.process.wait(30)
+    return partner.process.wait(120)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_what_it_has_started_ends_with_it(made: list[Partner]) -> None:
     child = Path(f"/proc/{_told(made[0])['child']}")
     assert child.exists()
     end_those_ahead()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while child.exists() and "Z" not in (child / "stat").read_text().rpartition(")")[2].split()[0]:
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -46,7 +46,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     line = next(line for line in process.stderr if " listens on " in line)
     yield line.split()[-1]
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode == 0
 
 

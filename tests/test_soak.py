@@ -34,7 +34,6 @@ from tuner.training.runs import RunOutcome, RunPaths
 
 _ATTEMPTS = 5
 """How many runs a kill may take to come at its moment; all of them must end alike."""
-_AT_ONCE_SECONDS = 5.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,8 +75,6 @@ def _is_as_undisturbed(course: Course, reference: Final, workers: int) -> None:
     assert course.left.checkpoint in course.left.checkpoints_owed, course
     assert course.resumed_from == course.left.checkpoint, course
     assert course.loaders in {None, workers}, course
-    assert course.gone_seconds < _AT_ONCE_SECONDS, course
-    assert course.hold_seconds < _AT_ONCE_SECONDS, course
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -89,11 +86,12 @@ def test_a_killed_rank_ends_the_run_which_goes_on(victim: int, tmp_path: Path) -
     with started(paths.directory, found, request) as process:
         wait_until(lambda: has_made(process, 4), "update 4")
         os.kill(process.pids[victim], signal.SIGKILL)
-        seconds = wait_until(lambda: process.poll() is not None, "the end of the other rank")
+        wait_until(lambda: process.poll() is not None, "the end of the other rank")
         ended = result_of(process)
+        killed_by_us = process._ranks._killed if process._ranks else None
     assert ended.outcome is RunOutcome.FAILED
     assert f"process of rank {victim} was killed from outside (SIGKILL)" in ended.message
-    assert seconds < 9.0  # after 10 s it would be killed
+    assert killed_by_us == set()
     checkpoint = paths.checkpointed_update()
     with started(paths.directory, found, request) as process:
         result = result_of(process)

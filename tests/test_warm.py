@@ -40,31 +40,27 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmEstimates]:
 
 
 @pytest.fixture(scope="module")
-def first(warm: WarmEstimates) -> tuple[Estimate, float]:
-    """The first answer, and how long it took."""
-    return _timed(warm)
+def first(warm: WarmEstimates) -> Estimate:
+    """The first answer."""
+    return _answer(warm)
 
 
 def _request(spec: WorkloadSpec | None = None) -> EstimateRequest:
     return EstimateRequest(spec=spec or mlp_spec(), gpus=("A10G",))
 
 
-def _timed(warm: WarmEstimates) -> tuple[Estimate, float]:
-    began = time.monotonic()
-    answer = warm.estimate(_request()).model_copy(update={"seconds": 0.0})
-    return answer, time.monotonic() - began
+def _answer(warm: WarmEstimates) -> Estimate:
+    return warm.estimate(_request()).model_copy(update={"seconds": 0.0})
 
 
 def _waiting(warm: WarmEstimates) -> list[int]:
     return [it.pid for it in warm._free]
 
 
-def test_the_second_answer_comes_much_sooner(warm: WarmEstimates, first: tuple[Estimate, float]) -> None:
-    """It is the same, from the same process, which need not import torch again."""
+def test_the_second_answer_comes_from_the_same_process(warm: WarmEstimates, first: Estimate) -> None:
+    """Which need not import torch again; `benchmarks/reaction_times.py` measures what that saves."""
     (pid,) = _waiting(warm)
-    answer, seconds = _timed(warm)
-    assert answer == first[0]
-    assert seconds < first[1] / 2
+    assert _answer(warm) == first
     assert _waiting(warm) == [pid]
 
 
@@ -77,11 +73,11 @@ def test_what_a_question_gets_wrong_costs_no_process(warm: WarmEstimates) -> Non
     assert _waiting(warm) == [pid]
 
 
-def test_a_process_that_was_killed_is_replaced(warm: WarmEstimates, first: tuple[Estimate, float]) -> None:
+def test_a_process_that_was_killed_is_replaced(warm: WarmEstimates, first: Estimate) -> None:
     """Whoever asks next does not notice, but for the time it takes."""
     (pid,) = _waiting(warm)
     os.kill(pid, signal.SIGKILL)
-    assert _timed(warm)[0] == first[0]
+    assert _answer(warm) == first
     assert _waiting(warm) != [pid]
 
 

@@ -61,7 +61,7 @@ def start(given: Export, folder: Path, node: int = 0) -> Called:
         (folder / name).chmod(0o755)
     command, variables = write(given, folder, node)
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "TOLD": str(folder), **variables}
-    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=30)
+    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=240)
     return Called(_words(folder / "arguments"), dict(it.split("=", 1) for it in _words(folder / "environment")))
 
 

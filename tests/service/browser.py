@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response
 VARIABLE = "BATCHWRIGHT_TEST_CHROMIUM"
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _ARGUMENTS = ["--no-sandbox", "--disable-quic", "--disable-background-networking", "--disable-component-update"]
-PATIENCE_MILLISECONDS = 60_000
+PATIENCE_MILLISECONDS = 120_000
 
 expect.set_options(timeout=PATIENCE_MILLISECONDS)
 

@@ -90,7 +90,9 @@ def test_news_end_a_wait_for_what_is_known(running: tuple[Running, str]) -> None
     service, location = running
     etag = service.http.get(location).headers["etag"]
     threading.Timer(0.3, lambda: service.http.post(f"{location}/cancel")).start()
-    response = service.http.get(location, params={"wait": 30}, headers={"If-None-Match": etag}, timeout=40)
+    response = service.http.get(
+        location, params={"wait": 30}, headers={"If-None-Match": etag}, timeout=PATIENCE_SECONDS
+    )
     assert response.status_code == HTTPStatus.OK
     assert response.headers["etag"] != etag
     assert response.json()["state"] in {"CANCELLING", "CANCELLED"}
@@ -100,7 +102,9 @@ def test_old_news_end_a_wait_at_once(running: tuple[Running, str]) -> None:
     """Who knows another representation is not kept waiting."""
     service, location = running
     began = time.monotonic()
-    response = service.http.get(location, params={"wait": 30}, headers={"If-None-Match": '"old"'}, timeout=40)
+    response = service.http.get(
+        location, params={"wait": 30}, headers={"If-None-Match": '"old"'}, timeout=PATIENCE_SECONDS
+    )
     assert response.json()["state"] == "RUNNING"
     assert time.monotonic() - began < 10
 
@@ -124,7 +128,7 @@ def test_a_job_has_a_tag_that_changes_with_every_update(start_service: StartServ
     assert held.json()["progress"]["update"] == 2
     trainer.hold_at = None
     headers = {"If-None-Match": held.headers["etag"]}
-    news = service.http.get(location, params={"wait": 30}, headers=headers, timeout=40)
+    news = service.http.get(location, params={"wait": 30}, headers=headers, timeout=PATIENCE_SECONDS)
     assert news.json()["events"] > held.json()["events"]
 
 

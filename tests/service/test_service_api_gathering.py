@@ -34,7 +34,7 @@ class Source:
         """What is there when the read begins."""
         found = {key: self.values[key] for key in keys if key in self.values}
         self.read_keys.append(sorted(keys))
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(240)
         if self.error is not None:
             raise self.error
         return found

@@ -207,7 +207,7 @@ def test_estimates_leave_the_api_its_threads(start_service: StartService, monkey
             stack.enter_context(posted(service.url, estimate_request(micro_batch_size=size)))
         for _ in range(45):
             assert estimator.begun.acquire(timeout=PATIENCE_SECONDS)
-        assert service.http.get("/v1/tunings", timeout=10).status_code == 200
+        assert service.http.get("/v1/tunings", timeout=PATIENCE_SECONDS).status_code == 200
         estimator.go_on.set()
 
 
@@ -218,7 +218,7 @@ def test_a_service_that_ends_ends_its_estimates(start_service: StartService, han
     body = json.loads(estimate_request(hanging.spec).model_dump_json())
     with (
         listening(app) as url,
-        in_background(lambda: httpx.post(f"{url}/v1/estimates", json=body, timeout=60)) as asked,
+        in_background(lambda: httpx.post(f"{url}/v1/estimates", json=body, timeout=PATIENCE_SECONDS)) as asked,
     ):
         processes = hanging.processes()
         app.state.feed.close()

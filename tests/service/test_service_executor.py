@@ -100,7 +100,7 @@ def test_a_running_check_is_stopped(make: MakeExecutor) -> None:
         def check(self, request: object, should_stop: Callable[[], bool] = lambda: False) -> None:
             """Wait, as long as a check may."""
             del request
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 240
             while time.monotonic() < deadline:
                 if should_stop():
                     raise ProbeCancelledError("stopped")
@@ -123,7 +123,7 @@ def test_one_thing_at_a_time(make: MakeExecutor) -> None:
 
     thread = threading.Thread(target=first)
     thread.start()
-    assert started.wait(60)
+    assert started.wait(240)
     with pytest.raises(DeviceBusyError, match="cpu"):
         executor.probe(probe_request(4), on)
     stop.set()
@@ -274,7 +274,7 @@ def test_a_run_that_is_told_to_stop_may_be_given_less_time_later(tmp_path: Path)
     executor.close()
     assert len(asked) == 1
     assert result.outcome is not RunOutcome.SUCCEEDED
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 300  # of ten minutes
 
 
 def test_a_run_waits_for_the_process_that_still_has_its_folder(local: LocalExecutor, tmp_path: Path) -> None:

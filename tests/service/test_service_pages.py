@@ -207,7 +207,7 @@ def test_a_tuning_that_is_cancelled(start_service: StartService, visit: Open) ->
     service = start_service(ScriptedRunner(37, until_stopped(started)))
     page = visit(service).open("/tunings/new")
     submit(page)
-    assert started.wait(20)
+    assert started.wait(240)
     expect(state(page)).to_have_text("▶Running")
     page.evaluate("window.same = true")
     page.get_by_role("button", name="Cancel").click()
@@ -220,7 +220,7 @@ def test_probes_show_up_as_they_end(start_service: StartService, visit: Open) ->
     steps = threading.Semaphore(0)
 
     def take_a_step(_size: int, _stop: Callable[[], bool]) -> None:
-        assert steps.acquire(timeout=60)
+        assert steps.acquire(timeout=240)
 
     service = start_service(ScriptedRunner(37, take_a_step))
     page = visit(service).open("/tunings/new")

@@ -25,12 +25,6 @@ WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert(2)</script>'</title>{{7*7}}"
 VIOLATIONS = """async (tags) => (await axe.run({runOnly: tags})).violations.map(
     (it) => [it.id, it.nodes.map((node) => node.html)])"""
-REACTION = """async () => {
-    const began = performance.now();
-    document.querySelector("tbody tr:last-child").scrollIntoView();
-    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-    return performance.now() - began;
-}"""
 WITHOUT_CHARTS = (
     "/",
     "/tunings",
@@ -221,22 +215,18 @@ def test_pages_without_a_chart_are_light(browser: Browser, furnished: Furnished)
     assert {name: weight for name, weight in weights.items() if weight >= 100_000} == {}
 
 
-def test_many_rows_stay_quick(browser: Browser, tmp_path: Path) -> None:
-    """With 10,000 tunings stored pages paint within a second; a long list shows some of its rows and reacts at once."""
+def test_many_rows_are_not_all_held(browser: Browser, tmp_path: Path) -> None:
+    """With 10,000 tunings stored a long list holds some of its rows; `benchmarks/reaction_times.py` measures paints."""
     with running(tmp_path, ScriptedRunner(37), Trainer()) as service:
         store_many(service)
         with watched(browser, service.url) as opened:
-            for path in ("/", "/tunings"):
-                page = settled(opened, path)
-                paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-                assert page.evaluate(paint) < 1000, path
+            page = settled(opened, "/tunings")
             more = page.get_by_role("button", name="Load more")
             for _ in range(12):  # beyond what the list holds at a time
                 last = page.locator("tbody tr").last.inner_text()
                 more.click()
                 expect(page.locator("tbody tr").last).not_to_have_text(last)
             assert page.locator("tbody tr").count() <= 500
-            assert page.evaluate(REACTION) < 500
 
 
 def store_many(service: Running) -> None:

@@ -28,7 +28,7 @@ from service.store.base import Ending, Quota, Store
 from tuner.requests import TrainingRequest
 from tuner.training.runs import RunOutcome, TrainingResult
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 
 
 # --- the store ---

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,31 +14,45 @@ from service.store.engine import open_engine, reading, writing
 from service.store.turns import Turns, turns_of
 
 WRITERS, WRITES = 6, 50
+PATIENCE_SECONDS = 120.0
 
 
 def test_whoever_waits_goes_before_whoever_comes_again() -> None:
-    """Of writers that write without a pause none writes twice while another waits."""
+    """Writers go in the order in which they came, one at a time; one that writes again goes behind those that wait."""
     turns = Turns()
     order: list[int] = []
-    together = threading.Barrier(WRITERS)
-    held = 0
+    came = 0
 
     def write(name: int) -> None:
-        nonlocal held
-        together.wait()
+        nonlocal came
         for _ in range(WRITES):
-            with turns.mine(10.0):
-                held += 1
-                assert held == 1
+            with turns.mine(PATIENCE_SECONDS):
                 order.append(name)
-                time.sleep(0.0005)  # the others come meanwhile
-                held -= 1
+                held = len(order)
+                until_waiting(turns, came)
+                assert held == len(order)
+                if len(order) > WRITERS * (WRITES - 1):
+                    came -= 1  # this one comes no more
 
-    with ThreadPoolExecutor(WRITERS) as pool:
-        list(pool.map(write, range(WRITERS)))
-    middle = order[WRITERS * 5 : -WRITERS * 5]
-    rounds = [set(middle[start : start + WRITERS]) for start in range(0, len(middle) - WRITERS, WRITERS)]
-    assert sum(len(it) == WRITERS for it in rounds) > 0.9 * len(rounds)
+    with ThreadPoolExecutor(WRITERS) as pool, turns.mine(0.0):
+        writers = []
+        for name in range(WRITERS):
+            writers.append(pool.submit(write, name))
+            until_waiting(turns, name + 2)  # behind this thread
+        came = WRITERS
+    for writer in writers:
+        writer.result()
+    assert order == list(range(WRITERS)) * WRITES
+
+
+def until_waiting(turns: Turns, count: int) -> None:
+    """Wait until so many have a turn or wait for one."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_SECONDS / 0.001)):
+        if len(turns._waiting) >= count:
+            return
+        pause.wait(0.001)
+    raise AssertionError(f"{len(turns._waiting)} of {count} wait")
 
 
 def test_one_that_gives_up_does_not_keep_the_others_from_going() -> None:
@@ -57,7 +70,7 @@ def test_one_that_gives_up_does_not_keep_the_others_from_going() -> None:
     with turns.mine(0.0):
         impatient = threading.Thread(target=wait, args=("impatient", 0.05))
         impatient.start()
-        patient = threading.Thread(target=wait, args=("patient", 30.0))
+        patient = threading.Thread(target=wait, args=("patient", PATIENCE_SECONDS))
         patient.start()
         impatient.join()
     patient.join()
