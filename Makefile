@@ -1,12 +1,14 @@
-# Everything is installed into .venv, torch first (see constraints.txt); nothing outside it is touched.
+# Everything is installed into .venv; nothing outside it is touched. What requirements/ names is taken by its hash alone;
+# torch by its version, since its builds differ from index to index.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-SOURCES := pyproject.toml constraints.txt
+HASHED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes
+SOURCES := pyproject.toml constraints.txt requirements/runtime.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format serve gpu-test gpu-demo bench-install bench test-exports conformance openapi clean
+.PHONY: help install demo test lint format serve gpu-test gpu-demo bench-install bench test-exports conformance openapi lock licenses clean
 
 help:  ## Show these lines
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -14,15 +16,17 @@ help:  ## Show these lines
 $(VENV)/torch: constraints.txt
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Batchwright needs Python 3.11 or newer"'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch numpy
+	$(HASHED) -r requirements/runtime.txt
+	$(PIP) torch
 	@touch $@
 
 $(VENV)/runtime: $(VENV)/torch $(SOURCES)
-	$(PIP) -e '.[torch,transformers,data,service,plots,tensorboard]'
+	$(HASHED) -r requirements/runtime.txt
+	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/dev: $(VENV)/runtime
-	$(PIP) -e '.[dev]'
+$(VENV)/dev: $(VENV)/runtime requirements/dev.txt
+	$(HASHED) -r requirements/dev.txt
 	@touch $@
 
 install: $(VENV)/runtime  ## Make .venv and install everything needed to run
@@ -42,7 +46,7 @@ test: $(VENV)/dev $(VENV)/browser  ## Install what the tests need, and run them
 lint: $(VENV)/dev  ## Style, types and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --exclude '^tests/service/' tuner service tests benchmarks examples
+	$(BIN)/mypy --exclude '^tests/service/' tuner service tests benchmarks examples tools
 	$(BIN)/mypy tests/service
 
 format: $(VENV)/dev  ## Format the code
@@ -147,6 +151,13 @@ conformance: $(VENV)/dev $(TOOLS)/python/ready $(TOOLS)/node/ready $(TOOLS)/prom
 
 openapi: $(VENV)/dev  ## Export openapi/openapi.json
 	$(BIN)/python -m service.openapi > openapi/openapi.json
+
+lock: $(VENV)/dev  ## Pin the versions of constraints.txt by hash, in requirements/
+	$(PIP) uv==0.13.9
+	$(BIN)/python tools/lock.py
+
+licenses: $(VENV)/dev  ## List the licences of what is installed, in docs/licenses.md
+	$(BIN)/python tools/licenses.py
 
 clean:  ## Remove the environment and what runs left
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

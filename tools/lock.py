@@ -1,0 +1,50 @@
+"""Pin what is installed by hash: ``python tools/lock.py`` writes requirements/*.txt by means of ``uv``.
+
+Versions are those of constraints.txt. torch, and what its builds for CUDA bring along, is not in the files:
+its wheels differ from index to index (CPU, CUDA, a local file), so no list of hashes holds for all. Its version
+is pinned.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+GROUPS = {
+    "runtime": ("torch", "transformers", "data", "service", "plots", "tensorboard"),
+    "image": ("torch", "transformers", "data", "service", "postgres"),
+    "dev": ("dev",),
+}
+"""The extras of each file: what `make install`, the image and `make test` install."""
+BUILD = ("hatchling>=1.27", "editables>=0.5")
+"""What builds the package itself, so that nothing is fetched for it without a hash."""
+_OF_TORCH = re.compile(r"(torch|triton|cuda-\w+|nvidia-(?!ml-py)[\w-]+)==")
+_HEADER = "# Made by `make lock`: the versions of constraints.txt with their files' hashes. Installed with --no-deps.\n"
+
+
+def locked(extras: tuple[str, ...], build: Path) -> str:
+    """The requirements of some extras, each with the hashes of all its files on PyPI."""
+    command = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "pyproject.toml", str(build)]
+    command += [word for extra in extras for word in ("--extra", extra)]
+    command += ["--constraints", "constraints.txt", "--generate-hashes", "--universal", "--python-version", "3.11"]
+    command += ["--no-config", "--default-index", "https://pypi.org/simple", "--no-header", "--no-annotate", "--quiet"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)  # noqa: S603 - our own words
+    blocks = re.split(r"^(?=\S)", done.stdout, flags=re.MULTILINE)
+    return _HEADER + "".join(block for block in blocks if not _OF_TORCH.match(block))
+
+
+def main() -> None:
+    """Write the files."""
+    with tempfile.TemporaryDirectory() as folder:
+        build = Path(folder, "build.in")
+        build.write_text("\n".join(BUILD) + "\n")
+        for name, extras in GROUPS.items():
+            (ROOT / "requirements" / f"{name}.txt").write_text(locked(extras, build))
+
+
+if __name__ == "__main__":
+    main()
