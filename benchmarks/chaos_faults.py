@@ -9,10 +9,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from chaos_deployment import LEASE_SECONDS, Deployment
-from chaos_processes import Found, tasks
+from chaos_processes import Found, below, tasks
 from typing_extensions import override
 
 _PATIENCE_SECONDS = 20.0
@@ -195,12 +196,23 @@ class UseUpDescriptors(Fault):
 
     @override
     def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
-        pid = deployment.components[self._component].pid
-        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, hard))  # what is open stays open
+        before = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in self._own(deployment)}
+        for pid, (_, hard) in before.items():
+            _limit_descriptors(pid, (1, hard))  # what is open stays open
         time.sleep(choices.hold_seconds)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
-        return Struck(f"for {choices.hold_seconds:.1f} s")
+        for pid, limits in before.items():
+            _limit_descriptors(pid, limits)
+        return Struck(f"{len(before)} processes for {choices.hold_seconds:.1f} s")
+
+    def _own(self, deployment: Deployment) -> list[int]:
+        """The component's processes, without those that work on the device."""
+        root, processes = deployment.components[self._component].pid, deployment.processes()
+        return [root, *(it.pid for it in below(root, processes) if it.role not in {"fork server", "training"})]
+
+
+def _limit_descriptors(pid: int, limits: tuple[int, int]) -> None:
+    with suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
 
 
 def _fork_servers(deployment: Deployment) -> list[Found]:
