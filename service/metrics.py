@@ -76,13 +76,13 @@ class Metrics:
             "batchwright_device_unready",
             "1 while trouble of the host keeps a device from taking work.",
             ["device"],
-            registry=self.registry,
+            registry=self._work_registry,
         )
         self._troubles = Counter(
             "batchwright_host_troubles",
             "Times that trouble of the host was met, each check that met it included, by cause.",
             ["device", "cause"],
-            registry=self.registry,
+            registry=self._work_registry,
         )
         self._work = {
             kind: Histogram(

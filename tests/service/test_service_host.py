@@ -412,6 +412,16 @@ def test_a_full_database_is_no_unknown_device(start_service: StartService, tmp_p
         assert api_ended(service.http, location)["state"] == "SUCCEEDED"
 
 
+def test_trouble_is_among_the_measurements_of_workers() -> None:
+    """The API asks its worker's process for them, and tells them as its own."""
+    metrics = Instruments().metrics
+    metrics.device_served("cpu")
+    metrics.device_troubled("cpu", "disk-full")
+    told = {sample.name: sample.value for family in metrics.work_families() for sample in family.samples}
+    assert told["batchwright_device_unready"] == 1
+    assert told["batchwright_host_troubles_total"] == 1
+
+
 # --- pauses and the log ---
 
 
