@@ -159,12 +159,12 @@ class KillForkServerAtItsStart(Fault):
 
     @override
     def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
-        known = {it.pid for it in _fork_servers(deployment)}
+        known = {server.pid for server in _fork_servers(deployment)}
         for pid in known:
             _kill(pid)
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline and not ended():
-            found = [it for it in _fork_servers(deployment) if it.pid not in known]
+            found = [server for server in _fork_servers(deployment) if server.pid not in known]
             if found:
                 delay = choices.at * self._STARTS_WITHIN_SECONDS
                 time.sleep(delay)
@@ -207,7 +207,7 @@ class UseUpDescriptors(Fault):
     def _own(self, deployment: Deployment) -> list[int]:
         """The component's processes, without those that work on the device."""
         root, processes = deployment.components[self._component].pid, deployment.processes()
-        return [root, *(it.pid for it in below(root, processes) if it.role not in {"fork server", "training"})]
+        return [root, *(found.pid for found in below(root, processes) if found.role not in {"fork server", "training"})]
 
 
 def _limit_descriptors(pid: int, limits: tuple[int, int]) -> None:
@@ -219,7 +219,7 @@ def _fork_servers(deployment: Deployment) -> list[Found]:
     """Fork servers, without what they have forked."""
     processes = deployment.processes()
     at_work = tasks(processes)
-    return [it for it in processes if it.role == "fork server" and it not in at_work]
+    return [found for found in processes if found.role == "fork server" and found not in at_work]
 
 
 def _kill(pid: int) -> bool:

@@ -23,7 +23,7 @@ Check = Callable[[int], Trouble | None]
 
 
 class Watcher(Protocol):
-    """Whoever is told of every change."""
+    """A callback for changes of health."""
 
     def __call__(self, cause: str | None) -> None:
         """Take the stable word of a trouble, or none when all is well."""
@@ -45,7 +45,7 @@ class Health:
         self,
         name: str,
         check: Check,
-        watcher: Watcher = lambda cause: None,  # noqa: ARG005 - nobody listens
+        watcher: Watcher = lambda cause: None,  # noqa: ARG005 - the default does nothing
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name

@@ -85,10 +85,10 @@ _REPEAT_SECONDS = 60.0
 
 
 class SparseLog:
-    """Warnings of what may go wrong many times a second: each text at once, and again after a minute at the earliest.
+    """Log repeated warnings: each text at once, and again after a minute at the earliest.
 
     Args:
-        logger: where they go.
+        logger: where the warnings go.
         clock: seconds.
     """
 

@@ -69,7 +69,7 @@ _OF_DISKS = frozenset({Cause.DISK_FULL, Cause.READ_ONLY, Cause.INPUT_OUTPUT})
 
 @dataclass(frozen=True)
 class Trouble:
-    """Something that a host lacks, and in words what."""
+    """A lack of a host: its cause, and a message that names the lack."""
 
     cause: Cause
     message: str

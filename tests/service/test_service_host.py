@@ -60,7 +60,7 @@ class Worker:
     def metric(self, name: str) -> float:
         """The sum of a metric's samples."""
         text = self.instruments.metrics.exposition().decode()
-        return sum(it.value for family in families(text) for it in family.samples if it.name == name)
+        return sum(sample.value for family in families(text) for sample in family.samples if sample.name == name)
 
     def until_unready(self, wanted: float = 1.0) -> None:
         """Wait until the device takes no work, or takes work again. Reads no file and asks no database."""
@@ -93,7 +93,7 @@ def start(store: Store, tmp_path: Path) -> Iterator[StartWorker]:
 
 def states(store: Store, ids: list[str]) -> set[State]:
     """The states of works."""
-    return {store.get(it).state for it in ids}
+    return {store.get(work).state for work in ids}
 
 
 def announced(store: Store, unready: bool) -> str | None:  # noqa: FBT001 - reads as what is waited for
@@ -131,7 +131,7 @@ def test_no_job_fails_on_a_full_disk(store: Store, start: StartWorker, tmp_path:
         assert str(runs) in told
         assert states(store, jobs) == {State.QUEUED}
         filler.unlink()
-        assert [ended(store, it).state for it in jobs] == [State.SUCCEEDED] * 6
+        assert [ended(store, work).state for work in jobs] == [State.SUCCEEDED] * 6
         assert announced(store, unready=False) is None
 
 
@@ -144,7 +144,7 @@ def test_no_work_fails_while_its_folder_cannot_be_made(store: Store, start: Star
     assert "missing: " in (announced(store, unready=True) or "")
     assert states(store, works) == {State.QUEUED}
     (tmp_path / "runs").unlink()
-    assert {ended(store, it).state for it in works} == {State.SUCCEEDED}
+    assert {ended(store, work).state for work in works} == {State.SUCCEEDED}
 
 
 def test_a_disk_that_fills_beside_a_running_job_hands_it_back(store: Store, start: StartWorker, tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_no_work_fails_without_descriptors(store: Store, start: StartWorker) -> 
     with descriptors_used_up():
         gate.set()
         worker.until_unready()
-    assert {ended(store, it).state for it in works} == {State.SUCCEEDED}
+    assert {ended(store, work).state for work in works} == {State.SUCCEEDED}
     assert worker.metric("batchwright_host_troubles_total") >= 1
 
 
@@ -248,7 +248,7 @@ def test_a_system_error_around_work_hands_it_back(store: Store, start: StartWork
 
     works = [queue_tuning(store), queue_job(store, updates=3)]
     worker = start(train, ScriptedRunner(37, gate))
-    assert [ended(store, it).state for it in works] == [State.SUCCEEDED] * 2
+    assert [ended(store, work).state for work in works] == [State.SUCCEEDED] * 2
     assert worker.metric("batchwright_host_troubles_total") == 2
     assert worker.metric("batchwright_device_unready") == 0
 
