@@ -46,6 +46,7 @@ from tuner.training.coupling_state import ModelState
 from tuner.training.coupling_trace import Trace, trace
 from tuner.workloads.base import Batch, Workload
 from tuner.workloads.build import build_model, build_workload
+from tuner.workloads.casting import cast_floating
 
 __all__ = ["LARGEST_ERROR", "CouplingReport", "Culprit", "check_coupling", "check_spec_coupling"]
 
@@ -107,7 +108,7 @@ def check_spec_coupling(
         workload = build_workload(plain)
     with own_randomness(device):
         seed_generators(0, device)
-        model = build_model(plain, workload).float().to(device)
+        model = cast_floating(build_model(plain, workload), torch.float32).to(device)
         return _checked(_Subject(model, workload, workload.make_batch(samples), device, disposable=True), precision)
 
 

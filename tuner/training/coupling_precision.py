@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from tuner.workloads.casting import uncastable
+
 Precision = Literal["fp64", "fp32"]
 
 _Value: TypeAlias = Any
@@ -99,20 +101,21 @@ def working_copy(model: nn.Module, precision: Precision, *, disposable: bool) ->
     """Copies in place of the model's parameters and floating-point buffers, in ``precision``; then the model's own.
 
     Args:
-        model: in fp32.
+        model: in fp32; what of it is quantised is left as it is.
         precision: of the copies.
         disposable: whether the model is thrown away afterwards, so that its own tensors need not be kept.
     """
     dtype = torch.float64 if precision == "fp64" else torch.float32
+    left = uncastable(model)
     parameters = [] if disposable else [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]  # noqa: SLF001 - replaced by name
     try:
         for parameter in model.parameters():
-            parameter.data = _as(parameter.data, dtype, copy=not disposable)
+            if id(parameter) not in left:
+                parameter.data = _as(parameter.data, dtype, copy=not disposable)
         for own, _ in buffers:
-            own.update(
-                {name: None if buffer is None else _as(buffer, dtype, copy=True) for name, buffer in own.items()}
-            )
+            found = {name: buffer for name, buffer in own.items() if buffer is not None and id(buffer) not in left}
+            own.update({name: _as(buffer, dtype, copy=True) for name, buffer in found.items()})
         yield
     finally:
         for parameter, data in parameters:

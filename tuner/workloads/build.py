@@ -11,6 +11,7 @@ from tuner.errors import BatchwrightError, FieldProblem, SpecError, WorkloadErro
 from tuner.results import ModelSummary
 from tuner.specs import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.workloads.base import Workload
+from tuner.workloads.casting import cast_floating
 from tuner.workloads.hugging_face import transformers_workload
 from tuner.workloads.python_target import python_workload
 from tuner.workloads.reference import reference_workload
@@ -53,7 +54,7 @@ def build_model(spec: WorkloadSpec, workload: Workload) -> nn.Module:
     if spec.activation_checkpointing and isinstance(spec.model, PythonModel):
         _checkpoint_activations(model)
     if spec.precision == "bf16":
-        model = model.to(torch.bfloat16)
+        cast_floating(model, torch.bfloat16)
     return model.train()
 
 
