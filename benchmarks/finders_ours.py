@@ -52,7 +52,7 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
     from tuner.memory.inventory import find_device  # noqa: PLC0415 - likewise
     from tuner.probing.supervisor import ProbeSupervisor  # noqa: PLC0415 - likewise
     from tuner.requests import TuningRequest  # noqa: PLC0415 - likewise
-    from tuner.tuning import Tuning, look_ahead  # noqa: PLC0415 - likewise
+    from tuner.tuning import Tuning, judge_coupling, look_ahead  # noqa: PLC0415 - likewise
 
     request = TuningRequest.model_validate_json(request_path.read_bytes())
     device = find_device(request.device)
@@ -61,6 +61,7 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
         diary.ready()
         began = time.monotonic()
         tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
+        judge_coupling(tuning, runner.check_coupling)
         look_ahead(tuning, runner.check, runner.expect)
         while (probe := tuning.next_probe()) is not None:
             tuning.record(runner.run(probe))

@@ -25,7 +25,7 @@ from tuner.host import Cause, Room, Trouble, filled_by_itself, room_of, trouble_
 from tuner.requests import ProbeRequest, TuningRequest
 from tuner.results import Outcome, ProbeResult, Recommendation
 from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
-from tuner.tuning import Tuning, ask_what_ifs, look_ahead
+from tuner.tuning import Tuning, ask_what_ifs, judge_coupling, look_ahead
 from tuner.units import format_bytes
 
 _log = logging.getLogger(__name__)
@@ -122,6 +122,7 @@ class Driver:
     def _tune(self, item: WorkItem, hold: Hold) -> Ending:
         request = TuningRequest.model_validate_json(item.payload)
         tuning = self._rebuild(item, request, hold)
+        judge_coupling(tuning, lambda check: self._executor.check_coupling(check, hold.stop_within))
         if not tuning.probes:
             look_ahead(
                 tuning,

@@ -20,7 +20,7 @@ from tuner.estimation.launch import expect
 from tuner.memory.inventory import cpu
 from tuner.partner import Partner, Start, started
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.requests import ExpectationRequest, ProbeRequest
+from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest
 from tuner.results import Outcome, Phase
 from tuner.specs import WorkloadSpec
 
@@ -452,6 +452,54 @@ def test_a_check_that_is_lost_says_nothing_of_the_spec(tmp_path: Path, ending: s
         finally:
             os.chdir(before)
     assert len((tmp_path / "count").read_text()) == 2
+
+
+def coupling(spec: WorkloadSpec, timeout: float = 60.0) -> CouplingRequest:
+    """A check on the CPU."""
+    return CouplingRequest(spec=spec, device="cpu", limit_bytes=1024 * MIB, timeout_seconds=timeout)
+
+
+def test_a_loss_is_compared_with_its_parts_in_a_process_of_its_own(supervisor: ProbeSupervisor) -> None:
+    """A sum over samples, and BatchNorm, which is named."""
+    separate = supervisor.check_coupling(coupling(mlp_spec()))
+    assert (separate.verdict, separate.precision, separate.samples) == ("separate", "fp64", 4)
+    coupled = supervisor.check_coupling(coupling(resnet_spec()))
+    assert coupled.verdict == "coupled"
+    assert "BatchNorm2d" in coupled.message
+    assert (coupled.gradient_error or 0.0) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("raises", "ended with ValueError: labels must be below 10"),
+        ("segfaults", "ended with SIGSEGV"),
+        ("exits", "ended with SystemExit"),
+        ("hangs", "did not end within 2 s"),
+    ],
+)
+def test_a_check_that_cannot_be_made_concludes_nothing(supervisor: ProbeSupervisor, way: str, words: str) -> None:
+    """The workload's failure is a probe's to report; the next task runs as ever."""
+    found = supervisor.check_coupling(coupling(misbehaving(way), timeout=2.0 if way == "hangs" else 60.0))
+    assert found.verdict == "not-compared"
+    assert words in found.message
+    assert supervisor.run(probe(mlp_spec())).outcome is Outcome.FIT
+
+
+def test_a_check_without_memory_concludes_nothing(supervisor: ProbeSupervisor) -> None:
+    """Two samples in fp32 do not fit either."""
+    architecture = {"name": "mlp", "hidden_features": 4096, "hidden_layers": 4}
+    spec = mlp_spec(model={"kind": "reference", "architecture": architecture})
+    found = supervisor.check_coupling(coupling(spec).model_copy(update={"limit_bytes": 64 * MIB}))
+    assert found.verdict == "not-compared"
+    assert "memory" in found.message
+
+
+def test_a_running_comparison_is_ended_on_request(supervisor: ProbeSupervisor) -> None:
+    """Its process is gone, and the next task runs."""
+    with pytest.raises(ProbeCancelledError):
+        supervisor.check_coupling(coupling(misbehaving("hangs")), lambda: True)
+    assert supervisor.run(probe(mlp_spec())).outcome is Outcome.FIT
 
 
 def test_close_is_idempotent_and_leaves_nothing() -> None:

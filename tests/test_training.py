@@ -18,7 +18,7 @@ from tuner.errors import CheckpointError, TrainingError
 from tuner.files import holding
 from tuner.memory.devices import open_device
 from tuner.requests import TrainingRequest
-from tuner.results import Recommendation
+from tuner.results import CouplingCheck, Recommendation
 from tuner.specs import ScheduleSpec, WorkloadSpec
 from tuner.training import launch, worker
 from tuner.training.checkpoints import Checkpoints
@@ -330,6 +330,30 @@ def test_a_run_that_begins_to_accumulate_is_checked_then(tmp_path: Path) -> None
     again = loop_for(tmp_path, smaller, TrainingRequest(updates=2))
     assert again.resume() == 2
     assert again.notes == allowed.notes
+
+
+def checked(verdict: str, **changes: Any) -> Recommendation:
+    """A recommendation for BatchNorm in two micro-batches, whose tuning has found this."""
+    found = recommendation(resnet_spec(data={"kind": "synthetic", "samples": 20}), 10, 5)
+    check = CouplingCheck.model_validate({"verdict": verdict, "message": "The tuning's own words."})
+    evidence = found.evidence.model_copy(update={"coupling": check})
+    request = found.request.model_copy(update=changes)
+    return found.model_copy(update={"evidence": evidence, "request": request})
+
+
+def test_what_the_tuning_has_checked_is_not_checked_again(tmp_path: Path) -> None:
+    """Its evidence decides, whichever way: a check of BatchNorm would have another outcome."""
+    assert loop_for(tmp_path / "separate", checked("separate"), TrainingRequest()).notes == []
+    unknown = loop_for(tmp_path / "unknown", checked("not-compared"), TrainingRequest())
+    assert "could not be checked: The tuning's own words." in unknown.notes[0]
+    with pytest.raises(TrainingError, match=r"The tuning's own words.*--allow-batch-coupling"):
+        loop_for(tmp_path / "coupled", checked("coupled"), TrainingRequest())
+
+
+def test_coupling_that_the_tuning_allowed_needs_no_second_permission(tmp_path: Path) -> None:
+    """The plan was made for it; the note names what is at fault."""
+    loop = loop_for(tmp_path, checked("coupled", allow_batch_coupling=True), TrainingRequest())
+    assert loop.notes == ["The tuning's own words."]
 
 
 def test_a_check_without_memory_is_said_and_not_refused(tmp_path: Path) -> None:

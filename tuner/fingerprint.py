@@ -88,6 +88,8 @@ def question(request: TuningRequest) -> dict[str, Any]:
         left_out.add("objective")
     if not request.what_if:
         left_out.add("what_if")
+    if not request.allow_batch_coupling:
+        left_out.add("allow_batch_coupling")
     return request.model_dump(mode="json", exclude=left_out)
 
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from tuner.accumulation import balanced_plan, share_per_rank, uniform_plan
+from tuner.coupled import is_undivided
 from tuner.objectives import alternatives, choice_in_words, fastest
 from tuner.requests import TuningRequest
 from tuner.results import (
     Advice,
     Alternative,
+    CouplingCheck,
     DeviceInfo,
     EarlierAnswer,
     EffectiveBatchSize,
@@ -48,6 +50,7 @@ class Answered:
     expected: ExpectedPeaks | None = None
     earlier: EarlierAnswer | None = None
     what_if: WhatIfAnswer = field(default_factory=WhatIfAnswer)
+    coupling: CouplingCheck | None = None
 
     @property
     def share(self) -> int:
@@ -97,7 +100,11 @@ def recommend(answered: Answered, *, identifier: str, created_at: datetime, tota
         ),
         uniform=uniform,
         evidence=Evidence(
-            probes=answered.probes, proof=answered.proof, expected=answered.expected, earlier=answered.earlier
+            probes=answered.probes,
+            proof=answered.proof,
+            expected=answered.expected,
+            earlier=answered.earlier,
+            coupling=answered.coupling,
         ),
         headroom=_headroom(answered),
         device=answered.device,
@@ -126,7 +133,10 @@ def _choice(answered: Answered, listed: tuple[Alternative, ...]) -> str:
 def _alternatives(answered: Answered) -> tuple[Alternative, ...]:
     if not answered.size:
         return ()
-    return alternatives(answered.share, answered.size, answered.proof.fits, answered.probes)
+    listed = alternatives(answered.share, answered.size, answered.proof.fits, answered.probes)
+    return (
+        tuple(plan for plan in listed if plan.chosen) if is_undivided(answered.request, answered.coupling) else listed
+    )
 
 
 def _headroom(answered: Answered) -> Headroom | None:
@@ -231,8 +241,25 @@ def _warnings(answered: Answered) -> list[Advice]:
     if not answered.proof.is_conclusive:
         found.append(Advice(code="larger-sizes-not-known", message=answered.proof.statement))
     found += [_not_estimated(it) for it in answered.what_if.unanswered]
+    found += _warnings_of_coupling(answered)
     found += _warnings_of_parallelism(answered.request)
     return found
+
+
+def _warnings_of_coupling(answered: Answered) -> list[Advice]:
+    check = answered.coupling
+    if check is None or check.verdict == "separate":
+        return []
+    if check.verdict == "not-compared":
+        message = (
+            f"Whether the loss couples the samples of a batch could not be checked: {check.message} If it does, "
+            "accumulated updates differ from full-batch ones."
+        )
+        return [Advice(code="coupling-not-checked", message=message)]
+    if answered.request.spec.parallelism.world_size == 1 and answered.size == answered.share:
+        message = f"{check.message} This plan is exact, as it has the whole batch in one micro-batch; no other one is."
+        return [Advice(code="coupled-loss", message=message)]
+    return [Advice(code="coupled-loss", message=check.message)]
 
 
 def _untimed(probe: ProbeResult) -> Advice:

@@ -56,6 +56,23 @@ class TuningRequest(Document):
     implementation a larger micro-batch would fit."""
     probe_timeout_seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 300.0
     """Time after which one probe is given up as hanging."""
+    allow_batch_coupling: bool = False
+    """Plan several micro-batches, and train with them, although the loss couples the samples of a batch (BatchNorm,
+    in-batch negatives), so that accumulated updates differ from full-batch ones. Otherwise such a loss has the whole
+    batch in one micro-batch on one rank, or fails the tuning before any other probe."""
+
+
+class CouplingRequest(Document):
+    """Check whether the loss of a workload couples the samples of a batch, before any probe."""
+
+    spec: WorkloadSpec
+    """What is trained."""
+    device: DeviceId
+    """Where to run."""
+    limit_bytes: Annotated[int, Field(ge=1)]
+    """Memory the check may take on the device."""
+    timeout_seconds: Annotated[float, Field(gt=0.0)] = 60.0
+    """Time after which the check is given up."""
 
 
 class ProbeRequest(Document):
@@ -118,6 +135,6 @@ class TrainingRequest(Document):
     to the last bit unless memory runs out: micro-batches that were loaded before that are divided one by one."""
     allow_batch_coupling: bool = False
     """Train although the loss couples the samples of a batch (BatchNorm, in-batch negatives), so that accumulated
-    updates differ from full-batch ones."""
+    updates differ from full-batch ones. Not needed where the tuning's request allowed it."""
     tensorboard: bool = False
     """Also write the progress for TensorBoard."""

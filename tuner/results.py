@@ -237,6 +237,24 @@ class EarlierAnswer(Document):
     """What it had proven, then."""
 
 
+class CouplingCheck(Document):
+    """Comparison of the loss and gradient of a batch with those of its parts, made before the first probe."""
+
+    verdict: Literal["separate", "coupled", "not-compared"]
+    """`separate`: the loss is a sum over samples, which accumulation reproduces. `coupled`: samples depend on each
+    other, or on state that every forward pass moves. `not-compared`: nothing is known."""
+    message: str
+    """The figures, what is at fault, and what to do; or why nothing could be compared."""
+    samples: NonNegativeInt = 0
+    """Samples of the batch that was compared; 0 where none was."""
+    precision: Literal["fp64", "fp32"] | None = None
+    """Arithmetic of the comparison."""
+    loss_error: NonNegativeFloat | None = None
+    """Largest relative difference of a loss term; none where it is no finite number."""
+    gradient_error: NonNegativeFloat | None = None
+    """Largest relative difference of a gradient; none where it is no finite number."""
+
+
 class Evidence(Document):
     """Everything that was tried, in order, and what it proves."""
 
@@ -250,6 +268,9 @@ class Evidence(Document):
     earlier: EarlierAnswer | None = None
     """The earlier answer to the same question that led the tuning. This one rests on it where `proof.stopped_by` is
     `earlier-answer`; else it has a proof of its own."""
+    coupling: CouplingCheck | None = None
+    """Whether the loss couples the samples of a batch. None where no update can take more than one micro-batch, and in
+    recommendations made before this was checked."""
 
 
 class EffectiveBatchSize(Document):

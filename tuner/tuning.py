@@ -2,6 +2,7 @@
 
 Whoever drives it (the command line, the service's coordinator, a test) runs the probes::
 
+    judge_coupling(tuning, runner.check_coupling)
     while (probe := tuning.next_probe()) is not None:
         tuning.record(runner.run(probe))
     ask_what_ifs(tuning, runner.expect)
@@ -17,13 +18,14 @@ from typing import Protocol
 
 from tuner.accumulation import share_per_rank
 from tuner.bounds import check_plan, memory_limit, peak_without_gradients, search_space, whole_share_proof
+from tuner.coupled import WholeBatch, coupling_request, is_undivided
 from tuner.earlier import Lead, Question, confirmed, lead
 from tuner.errors import DeviceError, FieldProblem, ProbeError, SearchError, SpecError, TuningFailedError
 from tuner.fingerprint import fingerprint, question_fingerprint, relevant_versions
 from tuner.objectives import next_to_time, plan_size, steps_of
 from tuner.recommend import Answered, recommend
-from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, Proof, Recommendation
+from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
+from tuner.results import CouplingCheck, DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, Proof, Recommendation
 from tuner.search import Failure, MicroBatchSearch
 from tuner.specs import WorkloadSpec
 from tuner.what_if import WhatIfAnswer, WhatIfs
@@ -38,6 +40,16 @@ class ProbeRunner(Protocol):
         Raises:
             SpecError: naming the field at fault.
             ProbeCancelledError: when ``should_stop`` answered true.
+        """
+
+    def check_coupling(
+        self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False
+    ) -> CouplingCheck:
+        """Compare the loss of a batch with that of its parts, in a process of its own.
+
+        Raises:
+            ProbeCancelledError: when ``should_stop`` answered true.
+            ProbeError: when the machinery failed.
         """
 
     def expect(
@@ -98,6 +110,9 @@ class Tuning:
         self._search = MicroBatchSearch(self._space)
         self._probes: list[ProbeResult] = []
         self.expected: ExpectedPeaks | None = None
+        self.coupling: CouplingCheck | None = None
+        self._whole_batch: WholeBatch | None = None
+        """The only plan there may be, where the loss couples the samples of a batch."""
         self._lead: Lead | None = None
         self._what_ifs: WhatIfs | None = None
 
@@ -116,9 +131,27 @@ class Tuning:
         """What was recorded so far, in order."""
         return tuple(self._probes)
 
+    def coupling_request(self) -> CouplingRequest | None:
+        """The check for coupled samples that this tuning needs; none where an update is one sample of one rank."""
+        return coupling_request(self.request, self.device, self._share, self.memory_limit_bytes)
+
+    def record_coupling(self, check: CouplingCheck) -> None:
+        """Take in the outcome of the check for coupled samples.
+
+        A loss that couples them is exact with the whole batch in one micro-batch on one rank: unless the request allows
+        other plans, that size alone is probed.
+
+        Raises:
+            TuningFailedError: when no probe could find such a plan.
+        """
+        self.coupling = check
+        if is_undivided(self.request, check):
+            self._whole_batch = WholeBatch(self.request, self._share, check)
+            self._whole_batch.require(self._space.size(self._space.count))
+
     def to_expect(self) -> ExpectationRequest | None:
         """What to ask an estimate, so that it leads the search; none where the first probe is certain anyway."""
-        if self._space.count == 1 or self._lead is not None:
+        if self._space.count == 1 or self._lead is not None or self._whole_batch is not None:
             return None
         return self._expectation(self.request.spec)
 
@@ -176,6 +209,9 @@ class Tuning:
 
     def next_probe(self) -> ProbeRequest | None:
         """The next probe to run, or none when the search is over."""
+        if self._whole_batch is not None:
+            over = self._whole_batch.failed(self._probes) or self._search.verdict is not None
+            return None if over else self._request(self._share)
         if self._confirmed() is not None:
             return None
         size = self._to_confirm() or self._search.ask() or self._whole_share()
@@ -296,11 +332,14 @@ class Tuning:
         """The answer.
 
         Raises:
-            TuningFailedError: when the search ended without one (a workload's error, a hang), with the evidence.
+            TuningFailedError: when the search ended without one (a workload's error, a hang), with the evidence, or the
+                loss couples samples and does not fit undivided.
             DeviceError: when the probe's process could not use the device.
             PlanError: when what fits is so small that its plan would list too many micro-batches.
         """
         verdict = self._proof()
+        if self._whole_batch is not None:
+            self._whole_batch.require_fit(self._probes)
         if verdict is None or self.next_probe() is not None:
             raise TuningFailedError("unfinished", f"the search is not over: {self.next_probe()} is still to be run")
         if isinstance(verdict, Failure):
@@ -322,6 +361,7 @@ class Tuning:
                 expected=self.expected,
                 earlier=self._lead.answer if self._lead else None,
                 what_if=self._what_ifs.answer() if self._what_ifs else WhatIfAnswer(),
+                coupling=self.coupling,
             ),
             identifier=identifier,
             created_at=created_at,
@@ -341,6 +381,17 @@ def ask_what_ifs(tuning: Tuning, expect: Callable[[ExpectationRequest], Expected
         except ProbeError:
             peaks = None
         tuning.record_what_if(peaks)
+
+
+def judge_coupling(tuning: Tuning, check: Callable[[CouplingRequest], CouplingCheck]) -> None:
+    """Before the first probe, and again after a restart: find a loss that no accumulation makes exact.
+
+    Raises:
+        TuningFailedError: when the loss couples samples, which is not allowed, and no probe could find an exact plan.
+    """
+    request = tuning.coupling_request()
+    if request is not None:
+        tuning.record_coupling(check(request))
 
 
 def look_ahead(

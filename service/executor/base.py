@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import ServiceError
-from tuner.requests import ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
-from tuner.results import DeviceInfo, ExpectedPeaks, ProbeResult, Recommendation
+from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
+from tuner.results import CouplingCheck, DeviceInfo, ExpectedPeaks, ProbeResult, Recommendation
 from tuner.training.runs import TrainingProgress, TrainingResult
 from tuner.tuning import ProbeRunner
 
@@ -61,6 +61,16 @@ class Executor(ABC):
         """
         with self._one_at_a_time():
             self._runner.check(request, lambda: stop_within() is not None)
+
+    def check_coupling(self, request: CouplingRequest, stop_within: StopWithin) -> CouplingCheck:
+        """Compare the loss of a batch with that of its parts, before any probe.
+
+        Raises:
+            ProbeCancelledError: when ``stop_within`` told it to stop.
+            ProbeError: when the machinery failed.
+        """
+        with self._one_at_a_time():
+            return self._runner.check_coupling(request, lambda: stop_within() is not None)
 
     def expect(self, request: ExpectationRequest, stop_within: StopWithin) -> ExpectedPeaks | None:
         """What an estimate expects the probes to measure; none where it cannot tell.

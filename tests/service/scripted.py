@@ -12,8 +12,8 @@ from service.fleet import ServedDevice
 from service.states import WorkKind
 from service.store.base import NewWork
 from tuner.errors import ProbeCancelledError
-from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.results import ExpectedPeaks, Outcome, Phase, ProbeResult
+from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
+from tuner.results import CouplingCheck, ExpectedPeaks, Outcome, Phase, ProbeResult
 from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
 
 SERVED = ServedDevice(place="host/cpu", owner="host:scope:1", device=CPU, environment={}, versions={"torch": "2.8"})
@@ -30,9 +30,11 @@ class ScriptedRunner:
         self.largest = largest
         self.sizes: list[int] = []
         self.checked = 0
+        self.compared = 0
+        self.coupling = CouplingCheck(verdict="separate", message="scripted")
         self.closed = False
         self.spec_error: Exception | None = None
-        self._gate = gate or (lambda _size, _stop: None)
+        self.gate = gate or (lambda _size, _stop: None)
 
     def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Find the error that the test put there."""
@@ -41,6 +43,14 @@ class ScriptedRunner:
         self.checked += 1
         if self.spec_error is not None:
             raise self.spec_error
+
+    def check_coupling(
+        self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False
+    ) -> CouplingCheck:
+        """Find what the test put there."""
+        del request, should_stop
+        self.compared += 1
+        return self.coupling
 
     def expect(
         self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
@@ -53,7 +63,7 @@ class ScriptedRunner:
         """Answer from the formula."""
         size = request.micro_batch_size
         self.sizes.append(size)
-        self._gate(size, should_stop)
+        self.gate(size, should_stop)
         if should_stop():
             raise ProbeCancelledError("the test's probe was ended on request")
         fits = size <= self.largest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from factories import CPU, recommendation, tuning_request
+from factories import CPU, mlp_spec, recommendation, tuning_request
 from scripted import SERVED, ScriptedRunner, Trainer, new_work, progress, until_stopped
 from service.coordinator import Coordinator, WorkerSettings
 from service.domain import JobRequest
@@ -20,7 +20,7 @@ from service.states import State, WorkKind
 from service.store.base import Store, WorkItem
 from tuner.errors import ProbeError, SpecError
 from tuner.requests import ExpectationRequest, TrainingRequest, TuningRequest
-from tuner.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
+from tuner.results import CouplingCheck, ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
 from tuner.training.runs import RunOutcome, TrainingResult
 from tuner.tuning import Tuning
 
@@ -115,6 +115,67 @@ def test_a_tuning_ends_with_its_recommendation(store: Store, start: StartWorker)
     assert [probe.result for probe in store.probes(work_id)] == list(answer.evidence.probes)
     assert runner.sizes == [probe.micro_batch_size for probe in answer.evidence.probes]
     assert runner.checked == 1
+
+
+def coupled_runner(largest: int) -> ScriptedRunner:
+    """A runner that finds the loss to couple samples."""
+    runner = ScriptedRunner(largest)
+    runner.coupling = CouplingCheck(verdict="coupled", message="BatchNorm is at fault.")
+    return runner
+
+
+def test_a_coupled_loss_fails_a_tuning_before_its_probes(store: Store, start: StartWorker) -> None:
+    """Several ranks can make no exact plan: the problem has a code of its own, and nothing was probed."""
+    work_id = queue_tuning(store, tuning_request(mlp_spec(parallelism={"world_size": 2})))
+    runner = coupled_runner(37)
+    start(runner)
+    item = ended(store, work_id)
+    assert item.state is State.FAILED
+    assert item.problem is not None
+    assert item.problem.code == "coupled-loss"
+    assert "BatchNorm is at fault." in item.problem.detail
+    assert (runner.compared, runner.checked, runner.sizes) == (1, 0, [])
+
+
+def test_a_coupled_loss_that_is_allowed_is_tuned(store: Store, start: StartWorker) -> None:
+    """The recommendation holds the check and warns of it."""
+    work_id = queue_tuning(store, tuning_request(allow_batch_coupling=True))
+    start(coupled_runner(37))
+    item = ended(store, work_id)
+    assert item.state is State.SUCCEEDED
+    answer = store.recommendation(str(item.recommendation_id))
+    assert answer.evidence.coupling == coupled_runner(37).coupling
+    assert [advice.code for advice in answer.warnings] == ["coupled-loss"]
+
+
+def test_a_coupled_loss_that_does_not_fit_undivided_fails(store: Store, start: StartWorker) -> None:
+    """The one probe that could have made it exact is recorded."""
+    work_id = queue_tuning(store)
+    start(coupled_runner(37))
+    item = ended(store, work_id)
+    assert (item.problem.code if item.problem else None) == "coupled-loss"
+    assert [probe.result.micro_batch_size for probe in store.probes(work_id)] == [100]
+
+
+def test_a_restarted_tuning_checks_its_loss_again(store: Store, start: StartWorker) -> None:
+    """Only probes are recorded: the evidence would otherwise lack the check."""
+    started = threading.Event()
+    hold = until_stopped(started)
+    request = tuning_request(allow_batch_coupling=True)
+    stop_at = undisturbed(37, request)[1].micro_batch_size
+    work_id = queue_tuning(store, request)
+    runner = coupled_runner(37)
+    runner.gate = lambda size, stop: hold(size, stop) if size == stop_at else None
+    first = start(runner)
+    assert started.wait(PATIENCE_SECONDS)
+    first.stop()
+    second = coupled_runner(37)
+    start(second)
+    item = ended(store, work_id)
+    assert item.state is State.SUCCEEDED
+    assert (second.compared, second.checked) == (1, 0)
+    answer = store.recommendation(str(item.recommendation_id))
+    assert [advice.code for advice in answer.warnings] == ["coupled-loss"]
 
 
 class EstimatingRunner(ScriptedRunner):

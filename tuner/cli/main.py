@@ -101,6 +101,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     uniform: options.Uniform = False,
     what_if: options.WhatIf = False,
     probe_timeout: options.ProbeTimeout = 300.0,
+    allow_batch_coupling: options.AllowBatchCoupling = False,
     earlier: options.Earlier = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the answer to this file.")] = None,
     json: options.Json = False,
@@ -124,6 +125,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
         uniform=uniform,
         what_if=what_if,
         probe_timeout_seconds=probe_timeout,
+        allow_batch_coupling=allow_batch_coupling,
     )
     known = load_document(Recommendation, earlier, "earlier recommendation") if earlier is not None else None
     with naming_options(memory_limit_bytes=memory_limit):
@@ -343,6 +345,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
         granularity=granularity,
         max_micro_batch_size=max_micro_batch_size,
         probe_timeout_seconds=probe_timeout,
+        allow_batch_coupling=allow_batch_coupling,
     )
     check_run(request, training, request.device)
     with naming_options(memory_limit_bytes=memory_limit):

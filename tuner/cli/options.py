@@ -91,8 +91,8 @@ AllowBatchCoupling = Annotated[
     bool,
     typer.Option(
         "--allow-batch-coupling",
-        help="Train although the loss couples the samples of a batch (BatchNorm, in-batch negatives): accumulated "
-        "updates then differ from full-batch ones.",
+        help="Plan and train several micro-batches although the loss couples the samples of a batch (BatchNorm, "
+        "in-batch negatives): accumulated updates then differ from full-batch ones.",
     ),
 ]
 TensorBoard = Annotated[

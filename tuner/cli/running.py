@@ -23,7 +23,7 @@ from tuner.specs import WorkloadSpec
 from tuner.training.launch import TrainingProcess
 from tuner.training.progress import require_tensorboard
 from tuner.training.runs import TrainingResult
-from tuner.tuning import Tuning, ask_what_ifs, look_ahead
+from tuner.tuning import Tuning, ask_what_ifs, judge_coupling, look_ahead
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 60.0
@@ -35,7 +35,7 @@ def tune(request: TuningRequest, console: Console, earlier: Recommendation | Non
 
     Raises:
         SpecError, DeviceError, PlanError: before any probe; also where the earlier answer is one to another question.
-        TuningFailedError: when a probe failed for a reason that is no matter of size.
+        TuningFailedError: when a probe failed for a reason that is no matter of size, or the loss couples samples.
     """
     began = time.monotonic()
     device = find_device(request.device)
@@ -43,6 +43,8 @@ def tune(request: TuningRequest, console: Console, earlier: Recommendation | Non
         tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
         if earlier is not None:
             tuning.recall(earlier)
+        board.doing("checking that the loss is a sum over samples")
+        judge_coupling(tuning, runner.check_coupling)
         board.doing("checking the spec and estimating its memory")
         look_ahead(tuning, runner.check, runner.expect)
         while (probe := tuning.next_probe()) is not None:

@@ -11,13 +11,13 @@ from typing import Literal, TypeAlias
 from tuner.documents import Document
 from tuner.errors import FieldProblem, SpecError
 from tuner.files import tail, write_atomically
-from tuner.requests import ExpectationRequest, ProbeRequest
+from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest
 from tuner.results import Phase, PhaseSeconds
 from tuner.specs import WorkloadSpec
 
-Task = Literal["probe", "check", "expect"]
+Task = Literal["probe", "check", "couple", "expect"]
 
-TaskRequest: TypeAlias = ProbeRequest | WorkloadSpec | ExpectationRequest
+TaskRequest: TypeAlias = ProbeRequest | WorkloadSpec | CouplingRequest | ExpectationRequest
 """What a task is given."""
 
 
@@ -70,7 +70,7 @@ class ProbePaths:
 
     @property
     def result(self) -> Path:
-        """The ``ProbeResult``, ``CheckReport`` or ``ExpectedPeaks``; absent when the process died first."""
+        """The document that the task leaves, a ``ProbeResult`` for example; absent when the process died first."""
         return self.directory / "result.json"
 
     @property

@@ -26,8 +26,8 @@ from tuner.probing.channel import Channel
 from tuner.probing.exchange import CheckReport, ProbePaths, Task, TaskRequest, phase_seconds
 from tuner.probing.start import fork_server
 from tuner.processes import handed_on, kernel_oom_kills, kill_group
-from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.results import DeviceInfo, ExpectedPeaks, Outcome, Phase, ProbeResult
+from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
+from tuner.results import CouplingCheck, DeviceInfo, ExpectedPeaks, Outcome, Phase, ProbeResult
 from tuner.specs import WorkloadSpec
 from tuner.units import format_bytes
 from tuner.workloads.imports import late_imports
@@ -127,6 +127,26 @@ class ProbeSupervisor:
             return CheckReport.model_validate_json(ended.paths.result.read_bytes())
         except (FileNotFoundError, ValidationError):
             return _report_of_dead_check(ended)
+        finally:
+            shutil.rmtree(ended.paths.directory, ignore_errors=True)
+
+    def check_coupling(
+        self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False
+    ) -> CouplingCheck:
+        """Compare the loss of a batch with that of its parts, in a process of its own.
+
+        Raises:
+            ProbeCancelledError: when ``should_stop`` answered true; the check's process is gone by then.
+            ProbeError: when the machinery failed.
+        """
+        with self._lock:
+            ended = self._run_task("couple", request, request.timeout_seconds, should_stop)
+        try:
+            return CouplingCheck.model_validate_json(ended.paths.result.read_bytes())
+        except (OSError, ValidationError):
+            cause = f"ended with {ended.exit.cause}" if ended.exit else "was lost"
+            cause = f"did not end within {request.timeout_seconds:g} s" if ended.timed_out else cause
+            return CouplingCheck(verdict="not-compared", message=f"the check {cause}.")
         finally:
             shutil.rmtree(ended.paths.directory, ignore_errors=True)
 

@@ -25,9 +25,10 @@ from tuner.memory.failures import shortage_in_words
 from tuner.probing.clock import TimedEngine, TimedUpdate, enough, timing
 from tuner.probing.exchange import CheckReport, ProbePaths
 from tuner.processes import tighten_limit
-from tuner.requests import ExpectationRequest, ProbeRequest
-from tuner.results import ModelSummary, Outcome, Phase, ProbeResult, UpdateTiming
+from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest
+from tuner.results import CouplingCheck, ModelSummary, Outcome, Phase, ProbeResult, UpdateTiming
 from tuner.specs import WorkloadSpec
+from tuner.training.admission import measure_coupling
 from tuner.training.micro_batches import MicroBatch, sliced
 from tuner.training.ranks import Ranks, group_of_one
 from tuner.workloads.base import Batch, Workload
@@ -245,6 +246,23 @@ def _check(spec: WorkloadSpec) -> CheckReport:
     return CheckReport()
 
 
+def run_couple(paths: ProbePaths) -> None:
+    """Compare the loss of a batch with that of its parts, as requested in ``paths``, and leave the outcome there."""
+    request = CouplingRequest.model_validate_json(paths.request.read_bytes())
+    write_atomically(paths.result, _coupling(request).model_dump_json())
+
+
+def _coupling(request: CouplingRequest) -> CouplingCheck:
+    """The outcome; a workload that fails here fails in a probe as well, which says so with its traceback."""
+    try:
+        device = open_device(request.device)
+        device.limit(request.limit_bytes)
+        return measure_coupling(request.spec, build_workload(request.spec), device)
+    except BaseException as error:  # noqa: BLE001 - user code runs here and may raise anything
+        said = " ".join(str(error).split())[:_MESSAGE_LENGTH]
+        return CouplingCheck(verdict="not-compared", message=f"the check ended with {type(error).__name__}: {said}.")
+
+
 def run_expect(paths: ProbePaths) -> None:
     """Estimate the memory curve that the request in ``paths`` asks for, and leave it there."""
     request = ExpectationRequest.model_validate_json(paths.request.read_bytes())
@@ -252,7 +270,7 @@ def run_expect(paths: ProbePaths) -> None:
     write_atomically(paths.result, expected_peaks(request, processes=worthwhile_processes()).model_dump_json())
 
 
-TASKS = {"probe": run_probe, "check": run_check, "expect": run_expect}
+TASKS = {"probe": run_probe, "check": run_check, "couple": run_couple, "expect": run_expect}
 
 
 def run_task(task: str, directory: str) -> None:

@@ -16,7 +16,7 @@ from tuner.memory.devices import MemoryDevice
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.training.accumulate import UpdateReport
-from tuner.training.admission import check_accumulation
+from tuner.training.admission import admit, measure_coupling
 from tuner.training.checkpoints import Checkpoints, State, Weights, save_weights
 from tuner.training.data import (
     WORKER_BYTES,
@@ -130,6 +130,8 @@ class TrainingLoop:
     def _check_coupling(self) -> None:
         """Find out, once, whether accumulation would change the loss. Rank 0 does, and all hear of it.
 
+        A tuning that has compared it need not be repeated: its evidence tells.
+
         Raises:
             TrainingError: when it would, and that is not allowed.
         """
@@ -143,8 +145,9 @@ class TrainingLoop:
     def _coupling_on_rank_0(self) -> str | None:
         if self.ranks.rank:
             return None
-        allowed = self.request.allow_batch_coupling
-        return check_accumulation(self.spec, self._workload, self.device, allowed=allowed)
+        allowed = self.request.allow_batch_coupling or self.recommendation.request.allow_batch_coupling
+        check = self.recommendation.evidence.coupling or measure_coupling(self.spec, self._workload, self.device)
+        return admit(check, allowed=allowed)
 
     def _accumulates(self) -> bool:
         return len(self.windows.parts(Position(), self.micro_batch_size)) > 1 or self.ranks.size > 1
