@@ -253,6 +253,37 @@ def test_a_loss_that_couples_samples_is_refused_unless_allowed(tmp_path: Path) -
     assert "Note: A batch of" in allowed.stdout
 
 
+def test_a_loss_that_couples_samples_fails_before_any_probe(tmp_path: Path) -> None:
+    """Two ranks share the batch: exit code 4 with a reason for scripts, of `tune` and of `run`; nothing is probed."""
+    (tmp_path / "spec.json").write_text(resnet_spec(parallelism={"world_size": 2}).model_dump_json())
+    options = ("--effective-batch-size", "8", "--device", "cpu", "--memory-limit", "512MiB", "--json")
+    tuned = called("tune", tmp_path / "spec.json", *options)
+    assert tuned.returncode == 4
+    assert json.loads(tuned.stdout)["reason"] == "coupled-loss"
+    assert "BatchNorm2d" in json.loads(tuned.stdout)["message"]
+    assert "FIT" not in tuned.stderr
+    run = called("run", tmp_path / "spec.json", *options, "--output-dir", tmp_path / "run")
+    assert (run.returncode, json.loads(run.stdout)["reason"]) == (4, "coupled-loss")
+
+
+def test_a_loss_that_couples_samples_is_tuned_where_that_is_allowed(tmp_path: Path) -> None:
+    """One permission is enough for tuning and training."""
+    spec = resnet_spec(data={"kind": "synthetic", "samples": 20})
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    limits = ("--device", "cpu", "--memory-limit", "512MiB", "--max-micro-batch-size", "4")
+    done = called(
+        "run",
+        tmp_path / "spec.json",
+        *("--effective-batch-size", "8", *limits, "--updates", "1", "--output-dir", tmp_path / "run"),
+        "--allow-batch-coupling",
+    )
+    assert done.returncode == 0, done.stderr
+    found = Recommendation.model_validate_json(RunPaths(tmp_path / "run").recommendation.read_bytes())
+    assert found.evidence.coupling is not None
+    assert found.evidence.coupling.verdict == "coupled"
+    assert "Note: A batch of 4 and its two parts differ" in " ".join(done.stdout.split())
+
+
 def test_more_processes_than_samples_are_refused(tmp_path: Path) -> None:
     """Exit code 2 before anything is written."""
     done = train(gpt_spec(), tmp_path, "--nproc-per-node", "16")
