@@ -296,6 +296,7 @@ def test_after_a_crash_the_tuning_goes_on_as_if_nothing_had_happened(
     undisturbed = MovedRunner(40)
     whole = Tuning(REQUEST, CPU, environment={}, versions=UPGRADED)
     whole.recall(answered)
+    whole.record_coupling(undisturbed.coupling)
     expected = finish(whole, undisturbed, "rec_expected")
     tuning, _ = submit(store)
     claim = store.claim(SERVED, 60.0)

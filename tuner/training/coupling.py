@@ -3,7 +3,7 @@
 Accumulated gradients are the full batch's only when its loss is a sum over its samples. BatchNorm, in-batch negatives
 and load-balancing terms of a mixture of experts are not; nor is a model whose forward pass moves state that its loss
 depends on. The check is a measurement: loss and gradient of a batch at once against those of its two parts, in fp64,
-each sample with the same random numbers, of the new model and after a few updates. What differs is then traced to a
+each sample with the same random numbers, after an update of the new model. What differs is then traced to a
 module (its output changes though its input does not, or its state moves) or to a loss term.
 """
 
@@ -34,7 +34,6 @@ from tuner.training.coupling_report import (
     term_culprit,
 )
 from tuner.training.coupling_runs import (
-    UPDATES,
     Runner,
     in_eval_mode,
     own_randomness,
@@ -62,12 +61,13 @@ def check_coupling(
 ) -> CouplingReport:
     """Compare the loss and the gradient of ``batch`` at once with those of its two parts.
 
-    The parts are halves. Where these agree, a third and the rest are compared after a few updates on the batch: halves
-    may agree by chance, and state that forward passes move then lags behind the weights.
+    The parts are a third and the rest (halves may agree by chance), or halves where one of those is refused. They are
+    compared after an update on the batch: a new model hides what is behind weights of zero, and state that forward
+    passes move then lags behind the weights.
 
-    The model is compared in the modes it is in. Where two runs of the whole batch under different seeds differ, every
-    dropout is set to zero; where that is not enough, each sample gets the same random numbers in the batch and in its
-    parts; where they differ even so, the model is put into eval mode. A gradient's error is ``max|difference|``, less
+    The model is compared in the modes it is in. Where its loss draws random numbers, every dropout is set to zero;
+    where that is not enough, each sample gets the same numbers in the batch and in its parts; where two runs of the
+    batch differ even so, the model is put into eval mode. A gradient's error is ``max|difference|``, less
     what rounding can have made, over the largest of ``max|reference|``, the parts' own ``max|.|`` added up, and a share
     of the largest gradient of all parameters (``LIMITS``).
 
@@ -153,7 +153,7 @@ class _SlowError(Exception):
 
 
 class _UnsteadyError(Exception):
-    """Two runs of the whole batch have other gradients, though their loss is the same."""
+    """Two runs of the whole batch differ, and no generator that can be seeded is the reason."""
 
 
 @contextmanager
@@ -189,13 +189,14 @@ class _Check:
                 wrong = whole.not_finite()
                 if wrong is not None and silenced is _as_it_is:
                     return self._failed(wrong)
-                if wrong is None and self._is_steady(whole):
-                    try:
-                        return self._compared(whole)
-                    except UnmatchedDrawError as error:
-                        problem = f"its random numbers cannot be made the same for its parts ({error})"
-                    except _UnsteadyError as error:
-                        problem = str(error)
+                if wrong is not None or (self._runner.drew and self._runner.draws is None):
+                    continue
+                try:
+                    return self._compared(whole)
+                except UnmatchedDrawError as error:
+                    problem = f"its random numbers cannot be made the same for its parts ({error})"
+                except _UnsteadyError as error:
+                    problem = str(error)
         return self._failed(problem)
 
     @contextmanager
@@ -222,27 +223,26 @@ class _Check:
         self._moved = runner.state.moved()
         return whole
 
-    def _is_steady(self, whole: Run) -> bool:
-        """Whether another run has the same loss, and so no randomness; gradients are looked at where parts differ."""
-        again, limits = self._runner.losses(self._runner.whole, seed=1), self._runner.limits
-        return loss_error(whole, Run(again, {}, {}), limits) <= limits.rounding
-
     def _failed(self, problem: str, *culprits: Culprit, error: float = math.nan) -> CouplingReport:
         return CouplingReport(error, error, culprits, self._model.training, self._runner.samples, problem)
 
     def _compared(self, whole: Run) -> CouplingReport:
-        """The report on the model as it is or, where that shows no difference, after a few updates."""
+        """The report on the model after an update, or as it is where that leads to infinite numbers."""
         if not whole.gradients:
             return self._failed("its loss reaches no parameter")
-        report = self._compared_with_parts(whole, self._runner.splits[0])
-        after = self._runner.advance(whole) if report.verdict == "separate" else None
+        after = self._runner.advance(whole)
         if after is None:
-            return report
+            return self._on_splits(whole)
         self._moved = self._runner.state.moved()
-        later = self._compared_with_parts(after, self._runner.splits[-1])
-        return replace(later, updates=UPDATES) if later.coupled else report
+        return replace(self._on_splits(after), updates=1)
 
-    def _compared_with_parts(self, whole: Run, sizes: list[int]) -> CouplingReport:
+    def _on_splits(self, whole: Run) -> CouplingReport:
+        """The report on a third and the rest; on halves where a part of the first kind is refused."""
+        *halves, third = self._runner.splits
+        report = self._in_some_order(whole, third)
+        return self._in_some_order(whole, halves[0]) if report.problem is not None and halves else report
+
+    def _in_some_order(self, whole: Run, sizes: list[int]) -> CouplingReport:
         """The report on parts of these sizes; where draws have several rows for a sample, in either order of them."""
         report, draws = self._split(whole, sizes), self._runner.draws
         if not report.coupled or draws is None or not draws.ambiguous or draws.interleaved:
@@ -270,10 +270,10 @@ class _Check:
     def _judged(self, whole: Run, split: Run, sizes: list[int]) -> CouplingReport:
         limits, noise = self._runner.limits, SILENCE
         if self._largest(whole, split, noise) > limits.largest_error:
-            noise = self._runner.noise(whole)
             again = self._runner.run(self._runner.whole, seed=1)
-            if self._largest(whole, again, noise) > limits.largest_error:
-                raise _UnsteadyError("its gradient changes from run to run, in eval mode too")
+            if self._largest(whole, again, SILENCE) > limits.largest_error:
+                raise _UnsteadyError("its loss changes from run to run, in eval mode too")
+            noise = self._runner.noise(whole)
         culprits = () if self._model.training else self._found_by_type()
         if self._largest(whole, split, noise) > limits.largest_error:
             culprits += self._at_fault(whole, split, sizes, noise)

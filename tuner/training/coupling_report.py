@@ -52,7 +52,7 @@ class CouplingReport:
     precision: Precision = "fp64"
     """Arithmetic of the comparison."""
     updates: int = 0
-    """Updates that were made before the comparison: a difference may show only in a model that has moved."""
+    """Updates before the comparison: a difference may show only in a model that has moved."""
 
     @property
     def limits(self) -> Limits:
@@ -83,7 +83,7 @@ class CouplingReport:
         if self.problem is not None:
             return f"A batch of {self.samples} could not be compared with its parts: {self.problem}."
         limit = self.limits.largest_error
-        after = f" after {self.updates} updates" if self.updates else ""
+        after = " after an update" if self.updates else ""
         figures = (
             f"A batch of {self.samples} and its two parts differ{after} by {self.loss_error:.1e} in the loss and "
             f"{self.gradient_error:.1e} in the gradient (relative, in {self.precision}; the limit is {limit:.0e})"

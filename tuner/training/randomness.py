@@ -38,6 +38,17 @@ class RandomState:
         if device.type == "cuda" and self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, device)
 
+    def equals(self, other: RandomState) -> bool:
+        """Whether every generator is where it is in ``other``."""
+        (kind, keys, *rest), (other_kind, other_keys, *other_rest) = self.numpy, other.numpy
+        return (
+            self.python == other.python
+            and (kind, rest) == (other_kind, other_rest)
+            and np.array_equal(keys, other_keys)
+            and torch.equal(self.cpu, other.cpu)
+            and (self.cuda is None or other.cuda is None or torch.equal(self.cuda, other.cuda))
+        )
+
     def plain(self) -> dict[str, Any]:
         """As plain values and tensors, which a checkpoint may hold."""
         kind, keys, *rest = self.numpy
