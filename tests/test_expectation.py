@@ -43,12 +43,21 @@ pytestmark = pytest.mark.usefixtures("forked")
 
 
 @pytest.mark.parametrize(
-    ("changes", "size"),
-    [({}, 48), ({"activation_checkpointing": True}, 48), ({"precision": "bf16-mixed"}, 24)],  # bf16 takes a CPU long
+    ("changes", "size", "kept_mib"),
+    [
+        ({}, 48, 8),
+        ({"activation_checkpointing": True}, 48, 8),
+        ({"precision": "bf16-mixed"}, 24, 32),  # a smaller size, as bf16 takes a CPU long
+    ],
     ids=str,
 )
-def test_a_probe_measures_what_was_expected(runner: ProbeSupervisor, changes: dict[str, object], size: int) -> None:
-    """Within 5 % or 8 MiB at a size far from the traced ones, and the resident part within 8 MiB."""
+def test_a_probe_measures_what_was_expected(
+    runner: ProbeSupervisor, changes: dict[str, object], size: int, kept_mib: int
+) -> None:
+    """Within 5 % at a size far from the traced ones, but for what libraries keep whatever the size.
+
+    Where a CPU has instructions for bf16, oneDNN keeps the code that it generates for each shape: 20 MB here.
+    """
     spec = WorkloadSpec.model_validate({**GPT.model_dump(), **changes})
     expected = runner.expect(asked(spec))
     assert expected is not None
@@ -58,8 +67,9 @@ def test_a_probe_measures_what_was_expected(runner: ProbeSupervisor, changes: di
     assert measured.used_bytes is not None
     assert measured.resident_bytes is not None
     assert expected.resident_bytes is not None
-    assert expected.used_bytes(size) == pytest.approx(measured.used_bytes, rel=0.05, abs=8 * MIB)
-    assert expected.resident_bytes == pytest.approx(measured.resident_bytes, abs=8 * MIB)
+    kept = kept_mib * MIB
+    assert expected.used_bytes(size) == pytest.approx(measured.used_bytes, rel=0.05, abs=kept)
+    assert expected.resident_bytes == pytest.approx(measured.resident_bytes, abs=kept)
 
 
 def test_the_curve_rises_and_ends_far_above_the_limit(runner: ProbeSupervisor) -> None:

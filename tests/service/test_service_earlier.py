@@ -311,6 +311,27 @@ def test_after_a_crash_the_tuning_goes_on_as_if_nothing_had_happened(
     assert found.evidence == expected.evidence
 
 
+class SlowRunner(ScriptedRunner):
+    """Nothing above ``largest`` ends in time."""
+
+    def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
+        """A probe that fits, or one that is given up."""
+        result = super().run(request, should_stop)
+        return result.model_copy(update={} if result.outcome is Outcome.FIT else {"outcome": Outcome.TIMED_OUT})
+
+
+def test_an_answer_below_a_time_out_succeeds_and_is_not_served_again(store: Store) -> None:
+    """What fits is the answer of that tuning; asked again, perhaps with more time, sizes above are tried again."""
+    served = serving(store)
+    submit(store)
+    found = work_off(store, served, SlowRunner(37))
+    assert (found.feasible, found.evidence.proof.stopped_by) == (True, "timeout")
+    assert 0 < (found.micro_batch_size or 0) <= 37
+    assert "larger-sizes-not-known" in {advice.code for advice in found.warnings}
+    again, queued = submit(store, REQUEST.model_copy(update={"probe_timeout_seconds": 3000.0}))
+    assert (queued, again.recommendation, again.earlier_recommendation_id) == (True, None, found.id)
+
+
 def test_after_a_crash_behind_the_confirming_probe_nothing_is_run(
     store: Store, answered: Recommendation, start: Callable[..., Coordinator]
 ) -> None:
