@@ -229,6 +229,7 @@ class GradientAccumulation:
             self._make_undone(gathered)
             versions.require_unchanged()
             queue = deque(self._divided(window if restarts else [micro_batch, *queue], shortage))
+        self._gradients.collect()
         return self._share(gathered)
 
     def _divided(self, micro_batches: list[MicroBatch], shortage: str) -> list[MicroBatch]:
@@ -260,14 +261,16 @@ class GradientAccumulation:
         answer = loss(self._called, to_device(micro_batch.batch, self.device, self._floating))
         terms = cast("LossTerms", {_ONLY_TERM: answer} if isinstance(answer, tuple) else answer)
         check_terms(terms, gathered.totals)
+        sums = {name: (_scalar(loss_sum), _constant(weight)) for name, (loss_sum, weight) in terms.items()}
         scaled = []
-        for name, (loss_sum, weight) in terms.items():
+        for name, (loss_sum, weight) in sums.items():
             divisor = gathered.divisor(name, 1.0 if self._lock_step else weight)
             if divisor:
-                scaled.append(loss_sum.reshape(()) * 0.0 if micro_batch.idle else loss_sum.reshape(()) / divisor)
+                scaled.append(loss_sum * 0.0 if micro_batch.idle else loss_sum / divisor)
         if scaled:
-            torch.autograd.backward(self.scaler.scale(torch.stack(scaled).sum()))
-        return {name: (loss_sum.detach().reshape(()), _constant(weight)) for name, (loss_sum, weight) in terms.items()}
+            whole = scaled[0] if len(scaled) == 1 else torch.stack(scaled).sum()
+            torch.autograd.backward(self.scaler.scale(whole))
+        return {name: (loss_sum.detach(), weight) for name, (loss_sum, weight) in sums.items()}
 
     # --- recovery ---
 
@@ -368,6 +371,10 @@ class GradientAccumulation:
         self._outstanding = 1.0
         if isinstance(factor, Tensor) or factor != 1.0:
             self._gradients.scale(factor)
+
+
+def _scalar(loss_sum: Tensor) -> Tensor:
+    return loss_sum.reshape(()) if loss_sum.dim() else loss_sum
 
 
 def _constant(weight: Tensor | float) -> Tensor | float:

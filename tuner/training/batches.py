@@ -121,6 +121,8 @@ def _is_container(value: object) -> bool:
 
 def _values(batch: Any) -> Iterable[Any]:  # noqa: ANN401 - of any type
     """The values in a container; none of a leaf."""
+    if type(batch) is dict:  # nearly always: without the slower questions below
+        return batch.values()
     if not _is_container(batch):
         return ()
     if isinstance(batch, Mapping):

@@ -74,7 +74,15 @@ class GradientSums(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """A backward pass has ended: its gradients belong to the window from here on.
+        """Take the gradients of a backward pass that has ended into the window. Called after every micro-batch.
+
+        Raises:
+            WorkloadError: when one of them is sparse.
+        """
+
+    @abstractmethod
+    def collect(self) -> None:
+        """Have all sums ready. Called after the last backward pass of a window.
 
         Raises:
             WorkloadError: when one of them is sparse.
@@ -143,13 +151,15 @@ class ScratchSums(GradientSums):
 
     def commit(self) -> None:
         """Add the scratch gradients to the sums; the first ones simply become them. Allocates nothing."""
+        gradients = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
         added_to: list[Tensor] = []
         added: list[Tensor] = []
-        for index, parameter in enumerate(self.parameters):
-            _require_dense(parameter)
-            gradient, parameter.grad = parameter.grad, None
+        for index, gradient in enumerate(gradients):
             if gradient is None:
                 continue
+            _require_dense(gradient)
             total = self.sums[index]
             if index in self._room:
                 self._add_narrow(index, gradient)
@@ -160,6 +170,9 @@ class ScratchSums(GradientSums):
                 added.append(gradient)
         if added:
             torch._foreach_add_(added_to, added)
+
+    def collect(self) -> None:
+        """Do nothing: the sums are complete after each ``commit``."""
 
     def discard(self) -> None:
         """Drop the scratch gradients; the sums never saw them."""
@@ -195,25 +208,31 @@ class SumsInPlace(GradientSums):
         """Add the ``index``-th parameter's gradient to its sum, if it is a narrow one of this window."""
         mine = self.gathers and index in self._room
         if mine:
+            _require_dense(gradient)
             self._add_narrow(index, gradient)
         return mine
 
     def commit(self) -> None:
-        """Look up what the backward passes have summed so far."""
+        """Do nothing: the backward pass has added its gradients, and nothing is looked up per micro-batch."""
+
+    def collect(self) -> None:
+        """Look up what the backward passes have summed."""
         for index, parameter in enumerate(self.parameters):
-            _require_dense(parameter)
+            gradient = parameter.grad
+            if gradient is not None:
+                _require_dense(gradient)
             if index not in self._room:
-                self.sums[index] = parameter.grad
+                self.sums[index] = gradient
 
     def discard(self) -> None:
         """Forget the whole window."""
         self.clear()
 
 
-def _require_dense(parameter: nn.Parameter) -> None:
-    if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+def _require_dense(gradient: Tensor) -> None:
+    if gradient.layout is not torch.strided:
         raise WorkloadError(
-            f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which has no fixed place to be "
+            f"a parameter of shape {tuple(gradient.shape)} has a sparse gradient, which has no fixed place to be "
             "summed in; build its embedding with sparse=False"
         )
 

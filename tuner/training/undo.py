@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tuner.training.randomness import RandomState
+from tuner.training.randomness import RandomReader
 
 
 class Undo:
@@ -21,14 +21,15 @@ class Undo:
         self._places = [(module, name) for module in model.modules() for name in module._buffers]  # noqa: SLF001 - a buffer that a forward pass replaces must be put back by name
         self._buffers = self._now()
         self._copies = [buffer.detach().clone() for buffer in self._buffers if buffer is not None]
-        self._random = RandomState.now(device)
+        self._reader = RandomReader(device)
+        self._random = self._reader.now()
 
     def _now(self) -> list[Tensor | None]:
         return [module._buffers.get(name) for module, name in self._places]  # noqa: SLF001 - see above
 
     def remember(self) -> None:
         """Take note of how things are."""
-        self._random = RandomState.now(self._device)
+        self._random = self._reader.now()
         if not self._places:
             return
         self._buffers = self._now()

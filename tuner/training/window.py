@@ -134,7 +134,7 @@ def check_pairs(terms: LossTerms) -> None:
     Raises:
         WorkloadError: naming the term that is not.
     """
-    if not isinstance(terms, Mapping) or not terms:
+    if not isinstance(terms, (dict, Mapping)) or not terms:
         raise WorkloadError("the loss returned no term: it must be (loss_sum, weight), or named terms of such pairs")
     for name, pair in terms.items():
         if not isinstance(pair, tuple) or len(pair) != 2:  # noqa: PLR2004 - (loss_sum, weight)
