@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
 from factories import gpt_spec
-from tuner.errors import BatchwrightError
+from tuner.errors import BatchwrightError, WorkloadError
 from tuner.training.accumulate import GradientAccumulation
 from tuner.training.data import Part
 from tuner.training.micro_batches import MicroBatch, sliced, split_batch
@@ -329,6 +330,21 @@ def in_shards(ranks: Ranks) -> Outcome:
     }
 
 
+def shards_that_average(ranks: Ranks) -> Outcome:
+    """A model in shards with torch's own averaging: half the gradient on two ranks, if nobody objects."""
+    model = gpt()
+    shard(model, CPU, ranks.size)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(float(ranks.size) if ranks.rank else None)  # type: ignore[arg-type] # as it is when never set
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.0), ranks=ranks, lock_step=True)
+    try:
+        accumulation.update([sliced(pad_tokens(ragged(2)))], loss, weigh)
+    except WorkloadError as error:
+        return {"message": str(error)}
+    return {"message": "none"}
+
+
 def _stepped(
     samples: list[Tensor], model: nn.Module, ranks: Ranks, *, lock_step: bool
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -378,6 +394,7 @@ SCENARIOS: dict[str, Callable[[Ranks], Outcome]] = {
         overflow_on_one_rank,
         sums_of_all_sizes,
         in_shards,
+        shards_that_average,
     )
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -203,3 +204,10 @@ def test_shards_go_into_a_checkpoint_whole_and_come_back(both: Outcomes) -> None
         for name, value in values.items():
             assert same(value, seen["again"]["state"][number][name])
             torch.testing.assert_close(value, seen["state_truth"]["state"][number][name], rtol=1e-3, atol=1e-6)
+
+
+def test_shards_that_average_are_refused(both: Outcomes) -> None:
+    """Both ranks name the divisor and the call that sets it, whether it was set to two or never set."""
+    for outcome in both:
+        message = outcome["shards_that_average"]["message"]
+        assert re.search(r"FSDP divides the gradients of .* by 2 .*set_gradient_divide_factor\(1\.0\)", message)

@@ -19,8 +19,8 @@ USES: dict[str, Callable[[], object]] = {
     "gauss": lambda: random.gauss(0.0, 1.0),
     "shuffle": lambda: random.shuffle(list(range(700))),
     "seed": lambda: random.seed(3),
-    "numpy": np.random.random,  # noqa: NPY002 - the old interface is what is read
-    "numpy normal": np.random.normal,  # noqa: NPY002 - as above
+    "numpy": np.random.random,
+    "numpy normal": np.random.normal,
     "numpy permutation": lambda: np.random.permutation(700),  # noqa: NPY002 - as above
     "numpy seed": lambda: np.random.seed(3),  # noqa: NPY002 - as above
     "torch": lambda: torch.rand(1),

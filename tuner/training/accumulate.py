@@ -24,7 +24,6 @@ from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tuner.accumulation import balanced_split
@@ -33,6 +32,7 @@ from tuner.memory.devices import MemoryDevice, open_device
 from tuner.training.batch_versions import BatchVersions
 from tuner.training.gradients import GradientSums, ScratchSums, SumsInPlace, total_norm
 from tuner.training.micro_batches import MicroBatch, split_batch, taken, to_device, windows
+from tuner.training.own_parameters import OwnParameters
 from tuner.training.ranks import ProcessGroup, Ranks
 from tuner.training.runs import MicroBatchSplit
 from tuner.training.undo import Undo
@@ -76,7 +76,8 @@ class GradientAccumulation:
         largest_micro_batch: micro-batches above this size are divided before they run; lowered by every split.
         failed_micro_batch: the size of the last one that did not fit; none when all did.
 
-    Parameters that become trainable later are not seen: make a new object then.
+    Parameters that become trainable later, gradients from elsewhere and a sharded model that averages are refused by
+    name before a window.
 
     Raises:
         WorkloadError: when no parameter is trainable, a scaler is to scale gradients of less than fp32, or the model is
@@ -100,7 +101,8 @@ class GradientAccumulation:
         self.model = model
         self.optimizer = optimizer
         self.max_norm = max_norm
-        self.parameters = _trainable(model, optimizer)
+        self._own = OwnParameters(model, optimizer, lock_step=lock_step)
+        self.parameters = self._own.parameters
         self.memory = memory or open_device(str(self.parameters[0].device))
         self.device = self.memory.torch_device
         self.scaler = scaler or torch.amp.GradScaler(self.device.type, enabled=False)
@@ -118,10 +120,6 @@ class GradientAccumulation:
         self._undo = None if lock_step else Undo(model, self.device)
         if self.scaler.is_enabled() and any(it.dtype.itemsize < torch.float32.itemsize for it in self.parameters):
             raise WorkloadError("a gradient scaler needs parameters in fp32: run the model under autocast instead")
-        if not lock_step and any(isinstance(it, DTensor) for it in self.parameters):
-            raise WorkloadError(
-                "a model in shards has its own reduction: say lock_step=True, and let it sum, not average"
-            )
         self.scaler.scale(torch.zeros((), device=self.device))  # makes its scale: a rank without samples never would
         self._outstanding = 1.0
         """What the sums are still to be multiplied by."""
@@ -177,14 +175,17 @@ class GradientAccumulation:
     def _gather(self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None) -> UpdateReport:
         window = [it if isinstance(it, MicroBatch) else taken(it) for it in micro_batches]
         totals = self._totals(window, weigh)
-        self._gradients.start()
         self._outstanding = 1.0
         if totals is not None and not any(totals.values()):
+            self._gradients.clear()
             sizes = tuple(it.size for it in window)
             return UpdateReport(dict.fromkeys(totals, 0.0), totals, None, skipped=True, micro_batch_sizes=sizes)
         gathered = Window(totals)
         try:
             shares = self._shares(window, loss, gathered)
+        except BaseException:
+            self._gradients.clear()  # what is left of a failed window is in nobody's way, and takes no memory
+            raise
         finally:
             self._gradients.end()
         return self._reduce(gathered, shares)
@@ -208,6 +209,8 @@ class GradientAccumulation:
 
     def _run(self, window: list[MicroBatch], loss: Loss, gathered: Window) -> Share:
         """All micro-batches of this rank, those that do not fit in smaller parts."""
+        self._own.require_own(self._gradients.installed)
+        self._gradients.start()
         restarts = self._gradients.restarts
         queue = deque(self._within_bounds(window))
         if len(queue) > 1 or self.ranks.reduces:
@@ -383,15 +386,6 @@ def _constant(weight: Tensor | float) -> Tensor | float:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _trainable(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """The model's trainable parameters, then those that only the optimizer knows (a loss's own)."""
-    stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    found = {id(it): it for it in (*model.parameters(), *stepped) if it.requires_grad}
-    if not found:
-        raise WorkloadError(f"{type(model).__name__} has no trainable parameter")
-    return list(found.values())
 
 
 def _named(weights: Mapping[str, float] | float) -> Mapping[str, float]:

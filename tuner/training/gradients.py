@@ -42,6 +42,8 @@ class GradientSums(ABC):
     """Whether a failed micro-batch costs the whole window."""
     gathers: bool
     """Whether a window has begun and not ended."""
+    installed: dict[int, Tensor]
+    """By index the gradients that ``install`` has left in the parameters."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
@@ -49,6 +51,7 @@ class GradientSums(ABC):
         self._narrow = {index for index, it in enumerate(self.parameters) if _is_narrow(it.dtype)}
         self._room: dict[int, Tensor] = {}
         self._widened: Tensor | None = None
+        self.installed: dict[int, Tensor] = {}
         self.gathers = False
 
     def start(self) -> None:
@@ -94,8 +97,13 @@ class GradientSums(ABC):
 
     def install(self) -> None:
         """Make the sums the parameters' gradients, in the parameters' own type."""
-        for parameter, total in zip(self.parameters, self.sums, strict=True):
-            parameter.grad = total if total is None or total.dtype == parameter.dtype else total.to(parameter.dtype)
+        self.installed.clear()
+        for index, (parameter, total) in enumerate(zip(self.parameters, self.sums, strict=True)):
+            if total is None:
+                parameter.grad = None
+            else:
+                gradient = total if total.dtype == parameter.dtype else total.to(parameter.dtype)
+                parameter.grad = self.installed[index] = gradient
 
     def present(self) -> list[bool]:
         """For each parameter whether it has a sum."""
@@ -131,6 +139,7 @@ class GradientSums(ABC):
 
     def clear(self) -> None:
         """Forget everything."""
+        self.installed.clear()
         self.sums = [None] * len(self.parameters)
         for parameter in self.parameters:
             parameter.grad = None

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from tuner.errors import FieldProblem, SpecError
+from tuner.errors import FieldProblem, SpecError, WorkloadError
 
 
 def shard(model: nn.Module, device: torch.device, world_size: int) -> None:
@@ -36,6 +36,37 @@ def shard(model: nn.Module, device: torch.device, world_size: int) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no other sum that FSDP may ask for
+
+
+def require_summed_gradients(model: nn.Module) -> None:
+    """Check that no part of ``model`` divides its gradients when it reduces them over ranks.
+
+    Raises:
+        WorkloadError: naming the module, the divisor and the call that sets it.
+    """
+    for name, module in model.named_modules():
+        divisor = _gradient_divisor(module) if isinstance(module, FSDPModule) else 1.0
+        if divisor != 1.0:
+            raise WorkloadError(
+                f"FSDP divides the gradients of {f'`{name}`' if name else 'the model'} by {divisor:g} when it reduces "
+                "them, and the losses of a window are divided by its weight over all ranks already: call "
+                "set_gradient_divide_factor(1.0) on every module that fully_shard was called with (on gloo also "
+                "set_force_sum_reduction_for_comms(True))"
+            )
+
+
+def _gradient_divisor(module: FSDPModule) -> float:
+    """The divisor that torch would use: by default, the number of ranks in the module's mesh."""
+    state = module._get_fsdp_state()  # noqa: SLF001 - torch sets the divisor in public and tells it nowhere
+    groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]  # noqa: SLF001 - a single group in earlier versions
+    for group in groups:
+        if group is None:  # no parameters of its own
+            continue
+        factor = getattr(group, "gradient_divide_factor", None)
+        divisor = float(group.mesh_info.mesh.size() if factor is None else factor)
+        if divisor != 1.0:
+            return divisor
+    return 1.0
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
