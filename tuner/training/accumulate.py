@@ -31,6 +31,7 @@ from tuner.errors import InvalidSizeError, OutOfMemoryError, WorkloadError
 from tuner.memory.devices import MemoryDevice, open_device
 from tuner.training.batch_versions import BatchVersions
 from tuner.training.gradients import GradientSums, ScratchSums, SumsInPlace, total_norm
+from tuner.training.loss_check import LossCheck
 from tuner.training.micro_batches import MicroBatch, split_batch, taken, to_device, windows
 from tuner.training.own_parameters import OwnParameters
 from tuner.training.ranks import ProcessGroup, Ranks
@@ -71,6 +72,8 @@ class GradientAccumulation:
         floating: what floating-point inputs are cast to, where the parameters are of a lower precision.
         lock_step: the model's own collectives (FSDP) are in every forward and backward pass and reduce the gradient: a
             rank cannot go its own way, so an out-of-memory error passes.
+        checks_coupling: whether the loss of the first window is compared with that of its parts, see
+            ``tuner.training.loss_check``: it is called twice more then. Not with ``lock_step``.
 
     Attributes:
         largest_micro_batch: micro-batches above this size are divided before they run; lowered by every split.
@@ -97,6 +100,7 @@ class GradientAccumulation:
         recovers: bool = True,
         floating: torch.dtype | None = None,
         lock_step: bool = False,
+        checks_coupling: bool = True,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -121,6 +125,9 @@ class GradientAccumulation:
         if self.scaler.is_enabled() and any(it.dtype.itemsize < torch.float32.itemsize for it in self.parameters):
             raise WorkloadError("a gradient scaler needs parameters in fp32: run the model under autocast instead")
         self.scaler.scale(torch.zeros((), device=self.device))  # makes its scale: a rank without samples never would
+        self._loss_check: LossCheck | None = None
+        if checks_coupling and self._undo is not None:
+            self._loss_check = LossCheck(self._called, self._undo, self.device, floating)
         self._outstanding = 1.0
         """What the sums are still to be multiplied by."""
         self._start_alike()
@@ -213,6 +220,7 @@ class GradientAccumulation:
         self._gradients.start()
         restarts = self._gradients.restarts
         queue = deque(self._within_bounds(window))
+        self._require_sum(window, loss, accumulates=len(queue) > 1)
         if len(queue) > 1 or self.ranks.reduces:
             self._gradients.make_room()
         if restarts:
@@ -231,9 +239,14 @@ class GradientAccumulation:
             del failure  # with its traceback go the tensors of the failed pass
             self._make_undone(gathered)
             versions.require_unchanged()
+            self._require_sum(window, loss, accumulates=True)
             queue = deque(self._divided(window if restarts else [micro_batch, *queue], shortage))
         self._gradients.collect()
         return self._share(gathered)
+
+    def _require_sum(self, window: list[MicroBatch], loss: Loss, *, accumulates: bool) -> None:
+        if self._loss_check is not None:
+            self._loss_check.require_sum(window, loss, accumulates=accumulates or self.ranks.size > 1)
 
     def _divided(self, micro_batches: list[MicroBatch], shortage: str) -> list[MicroBatch]:
         try:

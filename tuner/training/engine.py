@@ -62,6 +62,7 @@ class UpdateEngine:
             gathering=None if spec.gradient_gathering == "auto" else spec.gradient_gathering,
             recovers=recovers,
             lock_step=sharded,
+            checks_coupling=False,  # probes and the trainer have a thorough check of their own
             floating=torch.bfloat16 if spec.precision == "bf16" else None,
         )
         materialize_state(self.optimizer)

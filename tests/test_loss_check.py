@@ -1,0 +1,193 @@
+"""A loss that is no sum over its samples is found in a loop of one's own, in the first window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own idiom
+
+from tuner.errors import WorkloadError
+from tuner.training.accumulate import Gathering, GradientAccumulation, UpdateReport
+from tuner.training.randomness import RandomState, seed_everything
+
+CPU = torch.device("cpu")
+WINDOW = 3
+
+
+def _model(middle: nn.Module | None = None) -> nn.Sequential:
+    seed_everything(0)
+    return nn.Sequential(nn.Linear(4, 8), middle or nn.ReLU(), nn.Linear(8, 3))
+
+
+def _window(count: int = WINDOW, size: int = 6) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        {"x": torch.randn(size, 4, generator=generator), "y": torch.randint(3, (size,), generator=generator)}
+        for _ in range(count)
+    ]
+
+
+def _entropy(model: nn.Module, batch: dict[str, Tensor], reduction: str = "sum") -> Tensor:
+    return F.cross_entropy(model(batch["x"]).float(), batch["y"], reduction=reduction)
+
+
+def _sum(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
+    return _entropy(model, batch), len(batch["y"])
+
+
+def _mean(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
+    return _entropy(model, batch, "mean"), len(batch["y"])
+
+
+def _mean_of_weight_one(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
+    return _entropy(model, batch, "mean"), 1.0
+
+
+def _wrong_weight(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
+    return _entropy(model, batch), 2.0
+
+
+def _contrastive(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
+    outputs = model(batch["x"])
+    return F.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)), reduction="sum"), len(outputs)
+
+
+def _penalty(model: nn.Module, _: dict[str, Tensor]) -> tuple[Tensor, float]:
+    return sum((it.square().sum() for it in model.parameters()), torch.zeros(())), 1.0
+
+
+def _noisy(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
+    return _entropy(model, {**batch, "x": batch["x"] + torch.randn_like(batch["x"])}), len(batch["y"])
+
+
+def _in_bf16(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
+    with torch.autocast("cpu", torch.bfloat16):
+        return _sum(model, batch)
+
+
+def _mean_in_bf16(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
+    with torch.autocast("cpu", torch.bfloat16):
+        return _mean(model, batch)
+
+
+def _mean_times_size(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
+    return _entropy(model, batch, "mean") * len(batch["y"]), len(batch["y"])
+
+
+def _update(model: nn.Module, loss: Any, window: Any = None, **options: Any) -> UpdateReport:
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+    return accumulation.update(_window() if window is None else window, loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (_mean, r"`loss` is a mean, returned as a sum.*checks_coupling=False"),
+        (_mean_in_bf16, r"is a mean"),
+        (_mean_of_weight_one, r"is a mean"),
+        (_wrong_weight, r"weights that do not add up"),
+        (_contrastive, r"couples the samples"),
+    ],
+)
+def test_a_loss_that_is_no_sum_is_refused(loss: Any, words: str) -> None:
+    """Before any step, and only as long as the check is not switched off."""
+    model = _model()
+    before = [it.detach().clone() for it in model.parameters()]
+    with pytest.raises(WorkloadError, match=words):
+        _update(model, loss)
+    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+    assert all(it.grad is None for it in model.parameters())
+    assert not _update(model, loss, checks_coupling=False).skipped
+
+
+def test_batch_norm_is_refused_only_where_it_matters() -> None:
+    """A window of one micro-batch has the full batch's statistics; the first that accumulates does not."""
+    model = _model(nn.BatchNorm1d(8))
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    accumulation.update(_window(1), _sum)
+    with pytest.raises(WorkloadError, match="couples the samples"):
+        accumulation.update(_window(2), _sum)
+
+
+def test_a_mean_is_refused_in_a_window_of_one_micro_batch() -> None:
+    """Its gradient would be divided by the number of samples twice."""
+    with pytest.raises(WorkloadError, match="is a mean"):
+        _update(_model(), _mean, _window(1))
+
+
+@pytest.mark.parametrize("loss", [_sum, _penalty, _noisy, _in_bf16, _mean_times_size])
+@pytest.mark.parametrize("middle", [nn.ReLU, lambda: nn.Dropout(0.5), lambda: nn.LayerNorm(8)])
+def test_there_is_no_false_alarm(loss: Any, middle: Callable[[], nn.Module]) -> None:
+    """Sums, penalties of weight one, noise, dropout and low precision, with several seeds' worth of samples."""
+    for size in (2, 3, 7, 32):
+        assert not _update(_model(middle()), loss, _window(2, size)).skipped
+
+
+def test_dropout_does_not_hide_a_mean() -> None:
+    """It is silenced while the loss is compared, and put back."""
+    model = _model(nn.Dropout(0.5))
+    with pytest.raises(WorkloadError, match="is a mean"):
+        _update(model, _mean)
+    assert model.get_submodule("1").p == 0.5
+
+
+def test_a_mean_among_random_numbers_is_warned_of() -> None:
+    """Noise of the loss's own leaves a doubt, so the update is made."""
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
+        total, _ = _noisy(model, batch)
+        return total / len(batch["y"]), len(batch["y"])
+
+    with pytest.warns(UserWarning, match=r"is a mean.*leave some doubt"):
+        assert not _update(_model(), loss, _window(2, 64)).skipped
+
+
+@pytest.mark.parametrize("gathering", ["scratch", "in-place"])
+def test_a_checked_update_is_that_of_an_unchecked_one(gathering: Gathering) -> None:
+    """Weights, buffers and every generator to the last bit, though dropout and statistics are at work."""
+
+    def world(*, checks: bool) -> list[Tensor]:
+        model = _model(nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.5)))
+        window = _window(1)
+        _update(model, _sum, window, gathering=gathering, checks_coupling=checks)
+        state = RandomState.now(CPU)
+        assert torch.equal(window[0]["x"], _window(1)[0]["x"])
+        return [*model.state_dict().values(), state.cpu, torch.tensor(state.python[1])]
+
+    pairs = zip(world(checks=True), world(checks=False), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_the_check_costs_nothing_after_the_first_window() -> None:
+    """Two forward passes more, of five micro-batches in three windows: parts of four and two samples."""
+    sizes: list[int] = []
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
+        sizes.append(len(batch["y"]))
+        return _sum(model, batch)
+
+    model = _model()
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for count in (2, 2, 1):
+        accumulation.update(_window(count), loss)
+    assert sizes == [6, 4, 2] + [6] * 5
+
+
+def test_a_loss_that_writes_to_its_batch_is_checked_on_a_copy() -> None:
+    """The window's own passes see what the caller gave."""
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
+        seen.append(float(batch["x"].sum()))
+        total = _sum(model, {**batch, "x": batch["x"].clone()})
+        batch["x"].zero_()
+        return total
+
+    seen: list[float] = []
+    window = _window(2)
+    wanted = [float(it["x"].sum()) for it in window]
+    _update(_model(), loss, window)
+    assert seen[-2:] == wanted

@@ -1,0 +1,193 @@
+"""A cheap check, for a training loop of one's own, that a loss is a sum over its samples, with its weight.
+
+The loss of the first micro-batch is compared with that of its two parts: the forward passes of two micro-batches, once,
+and no backward pass.
+Gradients are not touched, and random numbers and buffers are as before. Probes and the trainer have a thorough check of
+their own (``tuner.training.coupling``), which compares gradients too.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tuner.errors import WorkloadError
+from tuner.training.batches import to_device
+from tuner.training.coupling_runs import without_dropout
+from tuner.training.micro_batches import MicroBatch
+from tuner.training.undo import Undo
+from tuner.workloads.base import Batch
+
+_HOST_TOLERANCE = 1e-3
+"""Relative, where a CPU computes in fp32: a hundred times the rounding of a sum over samples in other groups."""
+_CARD_TOLERANCE = 1e-2
+"""Relative, on other devices, which choose kernels of other precision by size (TF32)."""
+_NARROW_TOLERANCE = 0.05
+"""Relative, where something is computed in less than fp32. A mean returned as a sum is off by a third at least."""
+_RANDOM_TOLERANCE = 0.1
+"""Relative, where random numbers are in a loss."""
+_STEADY = 1e-5
+"""Relative: how far two runs of a loss without random numbers may be apart."""
+_NEVER = "Pass checks_coupling=False to go on all the same."
+
+Terms: TypeAlias = dict[str, tuple[float, float]]
+"""By name, a term's sum and its weight."""
+LossOf: TypeAlias = Callable[[nn.Module, Batch], Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with a loss."""
+
+    message: str
+    always: bool
+    """Whether the update of a single micro-batch is wrong too."""
+
+
+class LossCheck:
+    """Compares the loss of a micro-batch with that of its parts.
+
+    Args:
+        model: as the loss is called with it.
+        undo: puts back what a forward pass changes.
+        device: where batches go.
+        floating: what floating-point inputs are cast to.
+    """
+
+    def __init__(self, model: nn.Module, undo: Undo, device: torch.device, floating: torch.dtype | None) -> None:
+        self._model = model
+        self._undo = undo
+        self._device = device
+        self._floating = floating
+        self._is_due = True
+        self._finding: Finding | None = None
+
+    def require_sum(self, window: Sequence[MicroBatch], loss: LossOf, *, accumulates: bool) -> None:
+        """Check ``loss`` in the first window with samples, and refuse what is wrong in this window or a later one.
+
+        Raises:
+            WorkloadError: when the update would be wrong.
+        """
+        if self._is_due and window:
+            self._finding = self.finding(window, loss)
+            self._is_due = False
+        if self._finding is not None and (accumulates or self._finding.always):
+            raise WorkloadError(self._finding.message)
+
+    def finding(self, window: Sequence[MicroBatch], loss: LossOf) -> Finding | None:
+        """What is wrong with ``loss``; none where nothing is, or nothing can be said.
+
+        Nothing is said about losses that cannot be computed of a part, and only a warning is given where random numbers
+        that cannot be silenced are in a loss.
+        """
+        micro_batch = next((it for it in window if it.size > 1 and not it.idle and it.indivisible is None), None)
+        if micro_batch is None:
+            return None
+        self._undo.remember()
+        try:
+            with without_dropout(self._model), torch.compiler.set_stance("force_eager"):
+                return self._compared(micro_batch, loss)
+        except Exception:  # noqa: BLE001 - the window's own passes tell what is wrong, where they meet it too
+            return None
+        finally:
+            self._undo.put_back()
+
+    def _compared(self, micro_batch: MicroBatch, loss: LossOf) -> Finding | None:
+        first = micro_batch.size - max(
+            1, micro_batch.size // 3
+        )  # unequal parts, as a mean of equal ones is the whole's
+        parts = micro_batch.divide((first, micro_batch.size - first))
+        with _NarrowResults() as precision:
+            whole = self._terms(micro_batch, loss)
+            pieces = [self._terms(part, loss) for part in parts]
+        tolerance = _HOST_TOLERANCE if self._device.type == "cpu" else _CARD_TOLERANCE
+        tolerance = _NARROW_TOLERANCE if precision.found else tolerance
+        finding = _judged(whole, pieces, tolerance)
+        if finding is None or self._is_steady(whole, micro_batch, loss):
+            return finding
+        finding = _judged(whole, pieces, _RANDOM_TOLERANCE)
+        if finding is not None and finding.always:
+            warnings.warn(f"{finding.message} (Its random numbers leave some doubt.)", stacklevel=2)
+        return None
+
+    def _terms(self, micro_batch: MicroBatch, loss: LossOf) -> Terms:
+        """The terms of a forward pass over a copy, from the same random numbers and buffers each time."""
+        self._undo.put_back()
+        return self._forward(micro_batch, loss)
+
+    def _forward(self, micro_batch: MicroBatch, loss: LossOf) -> Terms:
+        answer = loss(self._model, to_device(copy.deepcopy(micro_batch.batch), self._device, self._floating))
+        terms: Mapping[str, Any] = {"loss": answer} if isinstance(answer, tuple) else answer
+        return {name: (_number(loss_sum), _number(weight)) for name, (loss_sum, weight) in terms.items()}
+
+    def _is_steady(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf) -> bool:
+        """Whether two further runs, from other random numbers, give the same loss."""
+        for _ in range(2):
+            self._undo.put_back()
+            torch.rand(3, device=self._device), torch.rand(3), random.random(), np.random.random()  # noqa: NPY002 - moves each generator on
+            again = self._forward(micro_batch, loss)
+            if any(
+                not math.isclose(again[name][0], it[0], rel_tol=_STEADY, abs_tol=1e-12) for name, it in whole.items()
+            ):
+                return False
+        return True
+
+
+class _NarrowResults(TorchFunctionMode):
+    """Notes whether any result has less precision than fp32, as under autocast."""
+
+    found = False
+
+    def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's own signature
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.is_floating_point() and result.dtype.itemsize < torch.float32.itemsize:
+            self.found = True
+        return result
+
+
+def _number(value: Tensor | float) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
+
+
+def _judged(whole: Terms, pieces: list[Terms], tolerance: float) -> Finding | None:
+    """The finding of the first term whose mean differs between the whole and its parts."""
+    for name, (total, weight) in whole.items():
+        sums, weights = [it[name][0] for it in pieces], [it[name][1] for it in pieces]
+        if not all(math.isfinite(it) for it in (total, weight, *sums, *weights)) or not (weight and all(weights)):
+            continue
+        mean, parts_mean = total / weight, sum(sums) / sum(weights)
+        scale = max(abs(mean), *(abs(s / w) for s, w in zip(sums, weights, strict=True)))
+        if scale and abs(mean - parts_mean) > tolerance * scale:
+            return _explained(name, whole[name], sums, weights, tolerance)
+    return None
+
+
+def _explained(
+    name: str, whole: tuple[float, float], sums: list[float], weights: list[float], tolerance: float
+) -> Finding:
+    total, weight = whole
+    slack = tolerance * max(abs(total), *map(abs, sums))
+    whole_words, part_words = f"{total:.6g} over a weight of {weight:g}", f"{sum(sums):.6g} over {sum(weights):g}"
+    figures = f"{whole_words} for a micro-batch, {part_words} for its parts"
+    if min(sums) - slack <= total <= max(sums) + slack:
+        grows = math.isclose(weight, sum(weights), rel_tol=tolerance)
+        reason = "is a mean, returned as a sum: return the sum over samples or tokens, and their number as the weight"
+        return Finding(f"loss term `{name}` {reason} ({figures}). {_NEVER}", always=grows)
+    if abs(sum(sums) - total) <= slack:
+        reason = "has weights that do not add up: return as weight the number of samples or tokens it is summed over"
+        return Finding(f"loss term `{name}` {reason} ({figures}). {_NEVER}", always=False)
+    reason = (
+        "couples the samples of a micro-batch (BatchNorm, in-batch negatives, load balancing), so that accumulation "
+        "does not give the full batch's gradient"
+    )
+    return Finding(f"loss term `{name}` {reason} ({figures}). {_NEVER}", always=False)
