@@ -161,7 +161,7 @@ def test_the_check_for_coupled_samples_sees_it() -> None:
 
 def test_a_run_trains_it_where_that_is_allowed(tmp_path: Path) -> None:
     """Refused by itself; with `allow_batch_coupling` each update reports both terms."""
-    spec = mixture(**ROUTED)
+    spec = mixture(**ROUTED, router_aux_loss_coef=1.0)
     found = recommendation(spec, 8, 4)
     with pytest.raises(TrainingError, match="router_aux_loss"):
         TrainingLoop(found, TrainingRequest(updates=2), RunPaths(tmp_path / "refused"), open_device("cpu"))
@@ -170,7 +170,7 @@ def test_a_run_trains_it_where_that_is_allowed(tmp_path: Path) -> None:
     made: list[TrainingProgress] = []
     loop.run(made.append)
     assert [set(it.terms) for it in made] == [{"next_token", "router_aux_loss"}] * 2
-    assert made[0].terms["router_aux_loss"] == pytest.approx(0.002, rel=0.2)
+    assert made[0].terms["router_aux_loss"] == pytest.approx(2.0, rel=0.2)
 
 
 def test_padding_of_records_is_masked() -> None:
