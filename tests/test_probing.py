@@ -465,6 +465,7 @@ def test_a_loss_is_compared_with_its_parts_in_a_process_of_its_own(supervisor: P
         ("raises", "ended with ValueError: labels must be below 10"),
         ("segfaults", "ended with SIGSEGV"),
         ("exits", "ended with SystemExit"),
+        ("kills-itself", "ended with SIGKILL"),
         ("hangs", "did not end within 2 s"),
     ],
 )

@@ -133,22 +133,24 @@ class ProbeSupervisor:
     def check_coupling(
         self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False
     ) -> CouplingCheck:
-        """Compare the loss of a batch with that of its parts, in a process of its own.
+        """Compare the loss of a batch with that of its parts, in a process of its own; again where that was killed.
 
         Raises:
             ProbeCancelledError: when ``should_stop`` answered true; the check's process is gone by then.
             ProbeError: when the machinery failed.
         """
-        with self._lock:
-            ended = self._run_task("couple", request, request.timeout_seconds, should_stop)
-        try:
-            return CouplingCheck.model_validate_json(ended.paths.result.read_bytes())
-        except (OSError, ValidationError):
-            cause = f"ended with {ended.exit.cause}" if ended.exit else "was lost"
-            cause = f"did not end within {request.timeout_seconds:g} s" if ended.timed_out else cause
-            return CouplingCheck(verdict="not-compared", message=f"the check {cause}.")
-        finally:
-            shutil.rmtree(ended.paths.directory, ignore_errors=True)
+        for _ in range(_TRIES):
+            with self._lock:
+                ended = self._run_task("couple", request, request.timeout_seconds, should_stop)
+            try:
+                return CouplingCheck.model_validate_json(ended.paths.result.read_bytes())
+            except (FileNotFoundError, ValidationError):
+                found = _uncompared(request, ended)
+            finally:
+                shutil.rmtree(ended.paths.directory, ignore_errors=True)
+            if ended.timed_out or (ended.exit is not None and ended.exit.kind is not ExitKind.KILLED):
+                break
+        return found
 
     def expect(
         self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
@@ -400,6 +402,13 @@ class ProbeSupervisor:
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
+
+
+def _uncompared(request: CouplingRequest, ended: _Ended) -> CouplingCheck:
+    """What the end of a check without an outcome means."""
+    cause = f"ended with {ended.exit.cause}" if ended.exit else "was lost"
+    cause = f"did not end within {request.timeout_seconds:g} s" if ended.timed_out else cause
+    return CouplingCheck(verdict="not-compared", message=f"the check {cause}.")
 
 
 _CONTROL_FACTOR = 4
