@@ -98,8 +98,12 @@ class KillWhileAsked(KillComponent):
             return asked.result(), replace(struck, what=f"{1000 * delay:.0f} ms after the submission began")
 
 
+WORKER_PROCESS = "worker process"
+"""That of the workers of `serve`, which starts it again."""
+
+
 class Pause(Fault):
-    """SIGSTOP to the service or the worker, until its lease has ended; then SIGCONT."""
+    """SIGSTOP to the process of the workers, until its lease has ended; then SIGCONT."""
 
     def __init__(self, component: str) -> None:
         self.name = f"{component} paused"
@@ -107,16 +111,18 @@ class Pause(Fault):
 
     @override
     def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
-        component = deployment.components[self._component]
+        paused = [it.pid for it in deployment.processes() if it.role == "worker"]
         seconds = LEASE_SECONDS + 1.0
-        component.send(signal.SIGSTOP)
-        time.sleep(seconds)
-        component.send(signal.SIGCONT)
+        for number, pause_seconds in ((signal.SIGSTOP, seconds), (signal.SIGCONT, 0.0)):
+            for pid in paused:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(pause_seconds)
         return Struck(f"for {seconds:g} s")
 
 
 class KillTask(Fault):
-    """SIGKILL to the process that works on the device, or to the fork server that it comes from."""
+    """SIGKILL to the process that works on the device, the fork server that it comes from, or that of the workers."""
 
     def __init__(self, role: str) -> None:
         self.name = role
@@ -135,6 +141,8 @@ class KillTask(Fault):
     def _found(self, deployment: Deployment) -> list[Found]:
         processes = deployment.processes()
         at_work = tasks(processes)
+        if self.name == WORKER_PROCESS:
+            return [it for it in processes if it.role == "worker"]
         if self.name == "fork server":
             return _fork_servers(deployment)
         wanted = "training" if self.name == "training" else "fork server"
@@ -247,4 +255,5 @@ def faults_of(deployment: Deployment, work: str) -> list[Fault]:
     host: list[Fault] = [UseUpDescriptors(last)]
     if deployment.runs_disk.mounted:
         host.append(FillRunsFolder())
-    return [*components, Pause(last), *tasks_of[work], DisturbDatabase(), *host]
+    apart = [] if "worker" in deployment.components else [KillTask(WORKER_PROCESS)]
+    return [*components, Pause(last), *apart, *tasks_of[work], DisturbDatabase(), *host]

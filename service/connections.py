@@ -89,6 +89,10 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
+    def has_room(self) -> bool:
+        """Whether requests that last may begin: the connections beyond the bound are for short ones."""
+        return len(self._open) <= self.limits.most
+
     def add(self, connection: BoundedProtocol) -> None:
         """Take a new connection in, in place of others when there are too many."""
         self._open[connection] = None
@@ -257,6 +261,8 @@ class BoundedListener(socket.socket):
 
     def _begin_turn(self) -> None:
         self._accepted = 0
+        if self._spare < 0:
+            self._spare = _spare_or_none()
 
     def _refuse_one(self) -> None:
         """Accept and close a connection with the descriptor that is kept for this: left waiting, it wakes the loop."""
@@ -278,7 +284,7 @@ def _spare_or_none() -> int:
 
 def log_seldom() -> None:
     """Have what any peer can provoke logged some times a minute, and counted."""
-    for name in ("uvicorn.error", __name__):
+    for name, filtered in (("uvicorn.error", Seldom()), (__name__, Seldom()), ("asyncio", Seldom(logging.ERROR))):
         logger = logging.getLogger(name)
         if not any(isinstance(it, Seldom) for it in logger.filters):
-            logger.addFilter(Seldom())
+            logger.addFilter(filtered)

@@ -9,6 +9,7 @@
     |- StoreUnavailableError   the database cannot be reached or written
     |- NotReadyError           a part of the service does not work
     |- EstimatesBusyError      every slot for estimates is taken
+    |- TooManyFollowersError   every connection for requests that last is taken
     |- RequestError            the caller can mend it; each has a status and a code
        |- NotFoundError, ConflictError, NotEndedError, InvalidCursorError, InvalidInputError
        |- IdempotencyKeyInFlightError, IdempotencyKeyReusedError, NotOnThisHostError
@@ -98,6 +99,14 @@ class EstimatesBusyError(ServiceError):
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "estimates-busy"
     title = "Too many estimates are being made"
+
+
+class TooManyFollowersError(ServiceError):
+    """Nearly every connection is held by requests that last; the others are kept for those that do not."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "too-many-followers"
+    title = "Too many connections follow tunings and jobs"
 
 
 class RequestError(ServiceError):

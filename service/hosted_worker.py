@@ -64,7 +64,14 @@ def _work(channel: Channel, system: WorkerSystem) -> None:
 
 
 def _listen(channel: Channel, system: WorkerSystem, told: threading.Event) -> None:
-    """Do what the service asks until it is gone."""
+    """Do what the service asks until it is gone, and have the workers end then."""
+    try:
+        _obey(channel, system, told)
+    finally:
+        told.set()
+
+
+def _obey(channel: Channel, system: WorkerSystem, told: threading.Event) -> None:
     while (message := channel.receive()) is not None:
         match message:
             case {"do": "wake"}:
@@ -79,7 +86,6 @@ def _listen(channel: Channel, system: WorkerSystem, told: threading.Event) -> No
                 channel.send({"number": number, "families": families})
             case _:
                 pass
-    told.set()
 
 
 def _refusal(error: ServiceError) -> dict[str, Any]:

@@ -56,20 +56,22 @@ class Seldom(logging.Filter):
     """Lets each message through some times a minute, and tells how many it kept back: for what strangers provoke.
 
     Args:
+        most: the highest level of what is kept back.
         times: how often within the period.
         seconds: the period.
     """
 
-    def __init__(self, times: int = 5, seconds: float = 60.0) -> None:
+    def __init__(self, most: int = logging.WARNING, times: int = 5, seconds: float = 60.0) -> None:
         super().__init__()
+        self._most = most
         self._times = times
         self._seconds = seconds
         self._counts: dict[str, tuple[float, int]] = {}
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written. Errors always are."""
-        if record.levelno >= logging.ERROR:
+        """Whether the record is written. What is above the level always is."""
+        if record.levelno > self._most:
             return True
         message = str(record.msg)
         began, count = self._counts.get(message, (record.created, 0))

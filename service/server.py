@@ -104,6 +104,7 @@ def _listening(settings: Settings) -> Iterator[socket.socket]:
 
 def _run(settings: Settings, system: System, app: FastAPI, listener: socket.socket) -> None:
     connections = Connections(limits_here(settings.max_connections))
+    app.state.feed.has_room = connections.has_room
     log_seldom()
     config = uvicorn.Config(
         app,

@@ -33,6 +33,8 @@ class ChangeFeed:
         self._waiting: dict[str, set[tuple[int, asyncio.Future[None]]]] = defaultdict(set)
         self._poller: asyncio.Task[None] | None = None
         self._closed = False
+        self.has_room: Callable[[], bool] = lambda: True
+        """Whether another request may wait; the server, which counts its connections, says so."""
 
     @property
     def closed(self) -> bool:

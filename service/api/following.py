@@ -15,7 +15,7 @@ from service.api.conditional import conditional
 from service.api.feed import ChangeFeed
 from service.api.reads import Reads, Written
 from service.domain import Event, EventKind, Job, Tuning
-from service.errors import NotAuthenticatedError, StoreUnavailableError
+from service.errors import NotAuthenticatedError, StoreUnavailableError, TooManyFollowersError
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ async def polled(read: Callable[[], Awaitable[Written]], watch: Watch, poll: Pol
         NotAuthenticatedError: when the caller's key ends meanwhile.
         NotFoundError: when there is none, or not any more.
     """
-    deadline = time.monotonic() + poll.wait_seconds
+    deadline = time.monotonic() + (poll.wait_seconds if watch.feed.has_room() else 0.0)
     while True:
         current, written = await read()
         news = poll.if_none_match is not None and not written.is_essentially_known(poll.if_none_match)
@@ -82,9 +82,18 @@ async def _change(current: Tuning | Job, watch: Watch, deadline: float, *, any_e
 
 
 def event_stream(followed: Tuning | Job, watch: Watch, after: int) -> Response:
-    """The events after the id ``after`` as they come; 204 when there will be none, which ends an `EventSource`."""
+    """The events after the id ``after`` as they come; 204 when there will be none, which ends an `EventSource`.
+
+    Raises:
+        TooManyFollowersError: when no connection is left for requests that last.
+    """
     if followed.state.terminal and after >= followed.events:
         return Response(status_code=204)
+    if not watch.feed.has_room():
+        raise TooManyFollowersError(
+            "every connection is in use; the operator allows more with BATCHWRIGHT_MAX_CONNECTIONS, and a higher limit "
+            "of open files"
+        )
     return StreamingResponse(_lines(followed.id, watch, after), media_type="text/event-stream", headers=_HEADERS)
 
 

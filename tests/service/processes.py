@@ -89,6 +89,27 @@ def spoken(
             started.end(signal.SIGKILL)
 
 
+@contextmanager
+def slow_service(  # noqa: PLR0913, PLR0917 - what a test may choose
+    data_dir: Path,
+    journal: Path,
+    probe_seconds: float,
+    port: int = 0,
+    where: str = "apart",
+    environment: Mapping[str, str] | None = None,
+    output: Path = NOWHERE,
+) -> Iterator[Spoken]:
+    """A service around a slow scripted runner, its workers "apart" or "inside" (see `slow_service.py`)."""
+    slow = {
+        "JOURNAL": str(journal),
+        "PROBE_SECONDS": str(probe_seconds),
+        "PYTHONPATH": os.pathsep.join(map(str, (HERE.parents[1], HERE.parent, HERE))),
+    }
+    command = [str(HERE / "slow_service.py"), str(data_dir), str(port), where]
+    with spoken(command, LISTENS, {**slow, **(environment or {})}, output) as started:
+        yield started
+
+
 class Api:
     """What a test asks of a served process, in plain HTTP."""
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
-from processes import LISTENS, PATIENCE_SECONDS, Spoken, spoken
+from processes import LISTENS, PATIENCE_SECONDS, Spoken, slow_service, spoken
 from starlette.types import Receive, Scope, Send
 
+from factories import tuning_request
 from service.connections import BoundedListener, ConnectionLimits, Connections, Phase, bounded, limits_here
 from service.logs import Seldom
 
@@ -85,6 +86,26 @@ def test_a_head_that_does_not_end_times_out(small: Spoken) -> None:
         assert received(silent) == b""
     assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
     assert b'"code":"request-timeout"' in answer
+
+
+def test_followers_leave_connections_to_others(tmp_path: Path) -> None:
+    """With every connection following a tuning, a further follower is told so, and other requests are answered."""
+    journal, few = tmp_path / "journal", {"BATCHWRIGHT_MAX_CONNECTIONS": "16"}
+    with slow_service(tmp_path / "data", journal, 600.0, environment=few) as slow, ExitStack() as stack:
+        http = stack.enter_context(httpx.Client(base_url=slow.url, timeout=PATIENCE_SECONDS))
+        made = http.post("/v1/tunings", json=tuning_request().model_dump(mode="json")).raise_for_status().json()
+        followed = f"/v1/tunings/{made['id']}/events"
+        head = f"GET {followed} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+        answers = []
+        for _ in range(20):
+            follower = stack.enter_context(connected(slow.url, head))
+            answers.append(follower.recv(12))
+        assert answers[:15] == [b"HTTP/1.1 200"] * 15
+        assert answers[16:] == [b"HTTP/1.1 503"] * 4
+        refused = http.get(followed)
+        assert (refused.status_code, refused.json()["code"]) == (503, "too-many-followers")
+        assert http.get(f"/v1/tunings/{made['id']}?wait=60").json()["state"] in {"QUEUED", "RUNNING"}
+        assert httpx.get(f"{slow.url}/livez", timeout=PATIENCE_SECONDS).is_success
 
 
 def test_seldom_lets_some_through_and_tells_of_the_rest(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from processes import HERE, LISTENS, Api, spoken, wait_until
+from processes import Api, slow_service, wait_until
 from running import Running, StartService
 
 from factories import CPU, recommendation, tuning_request
@@ -297,9 +297,8 @@ def test_spans_follow_a_request_to_its_probes(tmp_path: Path) -> None:
     """With the extra and its variables: request, tuning and probes are spans of the trace that the caller began."""
     pytest.importorskip("opentelemetry.sdk")
     out = tmp_path / "spans.txt"
-    environment = {"OTEL_TRACES_EXPORTER": "console", "OTEL_BSP_SCHEDULE_DELAY": "50"}
-    command = [str(HERE / "slow_service.py"), str(tmp_path / "data"), str(tmp_path / "journal"), "0", "0"]
-    with spoken(command, LISTENS, environment, out) as served:
+    otel = {"OTEL_TRACES_EXPORTER": "console", "OTEL_BSP_SCHEDULE_DELAY": "50"}
+    with slow_service(tmp_path / "data", tmp_path / "journal", 0.0, environment=otel, output=out) as served:
         api = Api(served.url)
         api.http.headers["traceparent"] = PARENT
         assert api.ended(api.submit("/v1/tunings", tuning_request().model_dump(mode="json")))["state"] == "SUCCEEDED"

@@ -8,13 +8,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import Watched, chromium, watched
 from playwright.sync_api import Browser, Page, expect
-from processes import HERE, LISTENS, spoken
+from processes import slow_service
 from running import Running, StartService
 
 from factories import mlp_spec, recommendation, tuning_request
@@ -388,9 +389,9 @@ def service_key(service: Running, *scopes: Scope) -> str:
 
 def test_a_page_recovers_when_the_service_comes_back(browser: Browser, tmp_path: Path) -> None:
     """Killed while a probe runs, started again: the open page says so, goes on by itself, and sees the end."""
-    command = [str(HERE / "slow_service.py"), str(tmp_path / "data"), str(tmp_path / "journal"), "4"]
+    start = partial(slow_service, tmp_path / "data", tmp_path / "journal", 4.0)
     with ExitStack() as stack:
-        first = stack.enter_context(spoken([*command, "0"], LISTENS))
+        first = stack.enter_context(start())
         opened = stack.enter_context(watched(browser, first.url))
         opened.excused = ("ERR_CONNECTION", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE", "ERR_SOCKET")
         page = opened.open("/tunings/new")
@@ -399,6 +400,6 @@ def test_a_page_recovers_when_the_service_comes_back(browser: Browser, tmp_path:
         page.evaluate("window.same = true")
         first.end(signal.SIGKILL)
         expect(page.locator("#connection")).to_contain_text("Reconnecting")
-        stack.enter_context(spoken([*command, first.url.rpartition(":")[2]], LISTENS))
+        stack.enter_context(start(int(first.url.rpartition(":")[2])))
         expect(state(page)).to_have_text("✓Succeeded", timeout=120_000)
         assert page.evaluate("window.same")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from processes import HERE, LISTENS, Spoken, are_gone, children_of, spoken, wait_until
+from processes import Spoken, are_gone, children_of, slow_service, wait_until
 
 from factories import CPU, recommendation, tuning_request
 from scripted import ScriptedRunner
@@ -59,12 +59,7 @@ def start_apart(tmp_path: Path, journal: Path) -> Iterator[StartServed]:
 
 
 def _served(data_dir: Path, journal: Path, port: int, where: str) -> AbstractContextManager[Spoken]:
-    environment = {
-        "JOURNAL": str(journal),
-        "PROBE_SECONDS": str(PROBE_SECONDS),
-        "PYTHONPATH": os.pathsep.join(map(str, (HERE.parents[1], HERE.parent, HERE))),
-    }
-    return spoken([str(HERE / "slow_service.py"), str(data_dir), str(port), where], LISTENS, environment)
+    return slow_service(data_dir, journal, PROBE_SECONDS, port, where)
 
 
 def sizes_in(journal: Path) -> list[int]:
