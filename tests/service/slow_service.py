@@ -19,9 +19,7 @@ from service.settings import Settings
 
 def main(data_dir: str, port: str, where: str) -> None:
     """Serve until told to stop."""
-    settings = Settings(
-        data_dir=Path(data_dir), port=int(port), node_name="host", shutdown_grace_seconds=600.0, poll_seconds=0.2
-    )
+    settings = Settings(data_dir=Path(data_dir), port=int(port), node_name="host", shutdown_grace_seconds=600.0)
     if where == "apart":
         system = build(settings, versions={"torch": "2.8"}, apart="slow_worker")
     else:

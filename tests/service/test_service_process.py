@@ -177,6 +177,16 @@ def test_the_metrics_of_a_worker_process_are_with_those_of_the_api(start_apart: 
     assert "batchwright_http_request_seconds_count" in text
 
 
+def test_a_worker_process_is_told_of_new_work(tmp_path: Path, journal: Path) -> None:
+    """It begins at once, though it would look for work by itself only once a minute."""
+    rarely = {"BATCHWRIGHT_POLL_SECONDS": "60"}
+    with slow_service(tmp_path / "data", journal, 0.0, environment=rarely) as served, Client(served.url) as client:
+        client.devices.list()
+        begun = time.monotonic()
+        client.tunings.wait(client.tunings.submit(tuning_request()).id, START_SECONDS)
+        assert time.monotonic() - begun < 30
+
+
 def test_a_terminated_service_hands_back_and_exits_cleanly(start_served: StartServed, journal: Path) -> None:
     """SIGTERM ends followers and the running probe; the next service runs the rest."""
     first = start_served()
