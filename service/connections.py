@@ -261,7 +261,7 @@ class BoundedListener(socket.socket):
 
     def _begin_turn(self) -> None:
         self._accepted = 0
-        if self._spare < 0:
+        if self._spare < 0 and self.fileno() >= 0:
             self._spare = _spare_or_none()
 
     def _refuse_one(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
-from processes import LISTENS, PATIENCE_SECONDS, Spoken, slow_service, spoken
+from processes import LISTENS, PATIENCE_SECONDS, Spoken, slow_service, spoken, wait_until
 from starlette.types import Receive, Scope, Send
 
 from factories import tuning_request
@@ -86,6 +86,22 @@ def test_a_head_that_does_not_end_times_out(small: Spoken) -> None:
         assert received(silent) == b""
     assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
     assert b'"code":"request-timeout"' in answer
+
+
+def test_a_service_without_descriptors_goes_on_when_it_has_some(small: Spoken) -> None:
+    """Connections that it cannot accept leave a bounded number of lines, and the next one is answered."""
+    soft, hard = resource.prlimit(small.process.pid, resource.RLIMIT_NOFILE)
+    before = len(small.lines)
+    resource.prlimit(small.process.pid, resource.RLIMIT_NOFILE, (1, hard))
+    try:
+        with ExitStack() as stack:
+            for _ in range(40):
+                stack.enter_context(connected(small.url, HALF_HEAD))
+            wait_until(lambda: len(small.lines) > before)
+    finally:
+        resource.prlimit(small.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
+    assert httpx.get(f"{small.url}/livez", timeout=PATIENCE_SECONDS).is_success
+    assert len([line for line in small.lines if "Traceback" in line]) <= 5
 
 
 def test_followers_leave_connections_to_others(tmp_path: Path) -> None:
