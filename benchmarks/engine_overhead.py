@@ -1,6 +1,6 @@
 """Seconds per update of the accumulation engine, next to the shortest correct loop, Accelerate and Lightning.
 
-python benchmarks/engine_overhead.py [--rounds 60] [--output benchmarks/results/engine_overhead.json]
+python benchmarks/engine_overhead.py [--rounds 60] [--cases mlp] [--no-peers] [--output FILE]
 
 All of them move copies of the same model over the same micro-batches, with the same optimizer and the same clipping, in
 one process and on one thread. A round is one update of each, in an order of its own; a ratio compares two updates of
@@ -49,6 +49,7 @@ MAX_NORM = 1.0
 YARDSTICK = "hand-written"
 WARM_UP = 3
 """Updates of each before the first round that counts: optimizer states, caches, the allocator's pools."""
+_PEERS = {True: ["--peers"], False: ["--no-peers"]}
 Update = Callable[[], object]
 
 
@@ -250,7 +251,7 @@ def run_beside_lightning(setting: Setting, rounds: int, turn: Callable[[Spent], 
 # --- measuring ---
 
 
-def measure(case: Case, rounds: int) -> dict[str, list[Spent]]:
+def measure(case: Case, rounds: int, *, peers: bool) -> dict[str, list[Spent]]:
     """What each contender's update took in each round."""
     setting = Setting(case)
     updates: dict[str, Update] = {YARDSTICK: hand_written(setting, YARDSTICK)}
@@ -258,18 +259,25 @@ def measure(case: Case, rounds: int) -> dict[str, list[Spent]]:
         name = f"ours, {gathering}{', weights beforehand' if beforehand else ''}"
         updates[name] = ours(setting, name, gathering, beforehand=beforehand)
     again = f"{YARDSTICK}, again"
-    updates |= {again: hand_written(setting, again), "accelerate": accelerate(setting)}
-    spent: dict[str, list[Spent]] = {name: [] for name in (*updates, "Lightning")}
+    updates[again] = hand_written(setting, again)
+    if peers:
+        updates["accelerate"] = accelerate(setting)
+    spent: dict[str, list[Spent]] = {name: [] for name in (*updates, *(["Lightning"] if peers else []))}
     shuffled = random.Random(0)
 
-    def turn(lightning_spent: Spent) -> None:
-        spent["Lightning"].append(lightning_spent)
+    def turn(lightning_spent: Spent | None) -> None:
+        if lightning_spent is not None:
+            spent["Lightning"].append(lightning_spent)
         for name in shuffled.sample(list(updates), len(updates)):
             meter = Meter()
             updates[name]()
             spent[name].append(meter.spent())
 
-    run_beside_lightning(setting, WARM_UP + rounds, turn)
+    if peers:
+        run_beside_lightning(setting, WARM_UP + rounds, turn)
+    else:
+        for _ in range(WARM_UP + rounds):
+            turn(None)
     _check_alike(setting.models)
     return {name: column[WARM_UP:] for name, column in spent.items()}
 
@@ -304,11 +312,13 @@ def summary(spent: Mapping[str, list[Spent]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def measure_in_child(case: str, rounds: int, environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def measure_in_child(
+    case: str, options: argparse.Namespace, environment: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
     """A fresh process, since the allocator reads its settings as it starts."""
     clean = {name: value for name, value in os.environ.items() if name not in CPU_ALLOCATOR}
     answer = subprocess.run(  # noqa: S603 - this file, by this interpreter
-        [sys.executable, __file__, "--rounds", str(rounds), "--child", case],
+        [sys.executable, __file__, "--rounds", str(options.rounds), "--child", case, *_PEERS[options.peers]],
         env={**clean, **CPU_THREADS, **environment},
         stdout=subprocess.PIPE,
         check=True,
@@ -331,9 +341,9 @@ def show(case: str, environment: str, figures: Mapping[str, Mapping[str, Any]]) 
         print(f"| {name} | {row['wall_seconds']:.4f} | {wall} | {processor} | {row['page_faults']:g} |", flush=True)
 
 
-def _runs(rounds: int) -> Iterator[dict[str, Any]]:
-    for case, (environment, settings) in itertools.product(CASES, ENVIRONMENTS.items()):
-        figures = measure_in_child(case, rounds, settings)
+def _runs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    for case, (environment, settings) in itertools.product(options.cases, ENVIRONMENTS.items()):
+        figures = measure_in_child(case, options, settings)
         show(case, environment, figures)
         yield {"model": case, "micro_batches": CASES[case].micro_batches, "environment": environment, "loops": figures}
 
@@ -342,23 +352,26 @@ def main() -> None:
     """Run, print tables, write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--child", choices=CASES, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "engine_overhead.json")
     options = parser.parse_args()
     if options.child:
         torch.set_num_threads(1)
-        print(json.dumps(summary(measure(CASES[options.child], options.rounds))))
+        print(json.dumps(summary(measure(CASES[options.child], options.rounds, peers=options.peers))))
         return
+    peers = ("accelerate", "lightning") if options.peers else ()
     document = {
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join(["python", "benchmarks/engine_overhead.py", *sys.argv[1:]]),
         "device": cpu().name,
         "threads": 1,
         "python": platform.python_version(),
-        "versions": {**installed_versions(), **{name: version(name) for name in ("accelerate", "lightning")}},
+        "versions": {**installed_versions(), **{name: version(name) for name in peers}},
         "load_average": os.getloadavg(),
         "rounds": options.rounds,
-        "runs": list(_runs(options.rounds)),
+        "runs": list(_runs(options)),
     }
     options.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 

@@ -162,7 +162,7 @@ class _MlpTrial(Trial):
         self.truth = exact_gradient(model, batch, workload.loss_terms)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         self.steps = steps_of(self.optimizer, model)
-        self.accumulation = GradientAccumulation(model, self.optimizer, gathering=gathering)
+        self.accumulation = GradientAccumulation(model, self.optimizer, gathering=gathering, checks_coupling=False)
         self.faults = Faults(model)
         self.update = lambda: self.accumulation.update(split_batch(batch, 4), workload.loss_terms)  # type: ignore[method-assign]
 
@@ -713,7 +713,7 @@ def test_a_buffer_that_a_failed_pass_has_filled_is_empty_again() -> None:
             return output
 
     model = Caching()
-    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=1.0), checks_coupling=False)
     accumulation.update([torch.ones(4, 1)], lambda m, b: (m(b).sum(), len(b)))
     assert model.found == [False, False, True]
 
