@@ -25,7 +25,7 @@ _MOST_NAMES = 40
 _WORDED = "worded"
 """Key in the context of an error whose message is ours already."""
 _NO_VALUE = frozenset({"missing", "union_tag_not_found"})
-_NOT_A_PART = frozenset({"json", "python", "nullable", "function-after", "function-before", "function-wrap"})
+_NOT_A_PART = frozenset({"[key]", "json", "python", "nullable", "function-after", "function-before", "function-wrap"})
 
 Location = tuple[int | str, ...]
 
