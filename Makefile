@@ -72,16 +72,14 @@ bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/finders.py
 	$(BIN)/python benchmarks/estimator.py
 	$(BIN)/python benchmarks/cpu_repeatability.py
+	$(BIN)/python benchmarks/cpu_math_buffers.py
 	$(BIN)/python benchmarks/accumulation_exactness.py
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/sigkill_soak.py
 	$(BIN)/python benchmarks/chaos.py
 	$(BIN)/python benchmarks/api_load.py
-<<<<<<< HEAD
 	$(BIN)/python benchmarks/reaction_times.py
-=======
 	$(BIN)/python benchmarks/strangers.py
->>>>>>> 790ee55 (Keep connections for requests that are answered at once)
 
 # Frameworks that exports are loaded by, apart from .venv/lib: those that ask for other versions of torch than ours (and
 # work with ours), and those of which only the parsers of settings are wanted. So none of what they depend on is
