@@ -13,7 +13,7 @@ from tuner.errors import SpecError, TrainingError, WorkloadError
 from tuner.memory.devices import open_device
 from tuner.requests import TrainingRequest
 from tuner.specs import WorkloadSpec
-from tuner.training.coupling import check_spec_coupling
+from tuner.training.coupling import check_coupling, check_spec_coupling
 from tuner.training.data.tokens import PaddedCollation
 from tuner.training.loop import TrainingLoop
 from tuner.training.runs import RunPaths, TrainingProgress
@@ -181,3 +181,22 @@ def test_padding_of_records_is_masked() -> None:
     assert ours.keys() == records.keys()
     assert all(torch.equal(ours[name], records[name]) for name in ours)
     assert ours["attention_mask"].sum(1).tolist() == [3, 5]
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_routers_are_compared_in_fp64(kind: str) -> None:
+    """In fp32 the rounding of a router's output may choose another expert, which looks like coupling."""
+    spec = mixture(kind)
+    report = check_spec_coupling(spec, build_workload(spec), CPU)
+    assert (report.verdict, report.precision) == ("separate", "fp64"), report.message
+
+
+def test_the_kernel_of_the_experts_is_put_back() -> None:
+    """A caller's own model trains with the kernel that it had."""
+    spec = mixture()
+    workload = build_workload(spec)
+    model: Any = build_model(spec, workload)
+    before = model.get_experts_implementation()
+    assert "grouped_mm" in before.values()
+    check_coupling(model, workload, workload.make_batch(4), CPU)
+    assert model.get_experts_implementation() == before

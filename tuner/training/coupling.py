@@ -23,7 +23,7 @@ from tuner.memory.failures import FailureKind, classify_exception
 from tuner.specs import PythonModel, WorkloadSpec
 from tuner.training.coupling_draws import MatchedDraws, UnmatchedDrawError
 from tuner.training.coupling_errors import SILENCE, Noise, Run, gradient_errors, loss_error, term_errors
-from tuner.training.coupling_precision import LIMITS, Precision, arithmetic, working_copy
+from tuner.training.coupling_precision import LIMITS, Precision, arithmetic, kernels_for, working_copy
 from tuner.training.coupling_report import (
     CouplingReport,
     Culprit,
@@ -141,7 +141,8 @@ def _checked(subject: _Subject, precision: Precision) -> CouplingReport:
 
 def _compare(subject: _Subject, precision: Precision) -> CouplingReport:
     model, device = subject.model, subject.device
-    with arithmetic(device, precision), working_copy(model, precision, disposable=subject.disposable):
+    copied = working_copy(model, precision, disposable=subject.disposable)
+    with arithmetic(device, precision), kernels_for(model, precision), copied:
         runner = Runner(model, subject.workload, subject.batch, device, precision)
         if runner.samples < _FEWEST_SAMPLES:
             raise WorkloadError(f"the check for coupled samples needs {_FEWEST_SAMPLES} of them, got {runner.samples}")
