@@ -230,6 +230,45 @@ def test_a_configuration_as_transformers_writes_it_is_taken(config: dict[str, An
     check_workload(transformers_spec("causal-lm", config, **TEXT))
 
 
+DEBERTA: dict[str, Any] = {"model_type": "deberta-v2", "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 64}
+DEBERTA |= {"num_hidden_layers": 1, "intermediate_size": 16, "relative_attention": True, "pos_att_type": "p2c|c2p"}
+NEOX: dict[str, Any] = {"model_type": "gpt_neox", "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 64}
+NEOX |= {"num_hidden_layers": 1, "intermediate_size": 16}
+
+
+@pytest.mark.parametrize("name", ["position_buckets", "norm_rel_ebd", "share_att_key", "max_relative_positions"])
+def test_a_field_that_only_the_models_code_reads_is_taken(name: str) -> None:
+    """DeBERTa-v3 is published with these, and no configuration of transformers declares them."""
+    published = {"position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+    published |= {"max_relative_positions": -1}
+    assert problem_of({**DEBERTA, f"{name}s": published[name]}, "masked-lm")[0] == f"model.config.{name}s"
+    spec = transformers_spec("masked-lm", {**DEBERTA, name: published[name]}, **TEXT)
+    check_workload(spec)
+    workload: Any = build_workload(spec)
+    assert getattr(workload.config, name) == published[name]
+
+
+def test_a_field_that_only_the_configurations_code_reads_is_taken() -> None:
+    """Pythia is published with a share of each head that is rotated, by a name that GPT-NeoX's class converts."""
+    workload: Any = build_workload(transformers_spec("causal-lm", {**NEOX, "rotary_pct": 0.5}, **TEXT))
+    assert workload.config.rope_parameters["partial_rotary_factor"] == 0.5
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, ["a"]])
+def test_an_undeclared_field_is_no_way_in(value: object) -> None:
+    """What is read past the declarations is a number, a word or a switch; anything deeper is not looked into."""
+    assert problem_of({**DEBERTA, "position_buckets": value}, "masked-lm")[0] == "model.config.position_buckets"
+
+
+def test_recomputation_is_decided_by_the_spec() -> None:
+    """Published configurations say no to it, which changes nothing; a yes would be past the spec's own field."""
+    off = transformers_spec("causal-lm", {**GPT2, "gradient_checkpointing": False}, **TEXT)
+    check_workload(off)
+    named, message = problem_of({**GPT2, "gradient_checkpointing": True})
+    assert named == "model.config.gradient_checkpointing"
+    assert "activation_checkpointing" in message
+
+
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 

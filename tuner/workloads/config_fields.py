@@ -12,6 +12,8 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from tuner.errors import FieldProblem, SpecError
@@ -55,6 +57,7 @@ _REFUSED = {
     "compression_config": _QUANTIZED,
     "dtype": _PRECISION,
     "torch_dtype": _PRECISION,
+    "gradient_checkpointing": "is decided by the spec's `activation_checkpointing`; leave it out",
 }
 """At any depth, unless the value is null, false or empty."""
 _HARMLESS = (("dtype", "float32"), ("torch_dtype", "float32"), ("_name_or_path", ""))
@@ -70,6 +73,10 @@ _ALSO_TAKEN = {"decoder_start_token_id", ATTENTION, EXPERTS, "model_type"}
 """Accepted by every configuration, though some, or all, have no such attribute by default."""
 _UNDECLARED = {"head_dim", "rope_theta", "partial_rotary_factor"}
 """Read by models (Qwen3-MoE, DBRX) whose configurations do not declare them, and in most published configurations."""
+_READ = re.compile(r"(?:(?:getattr|hasattr)\(\s*(?:self\.)?config,|kwargs\.(?:pop|get)\()\s*\"([a-z]\w*)\"")
+"""How the code of a model or of its configuration reads a field that the latter does not declare: DeBERTa-v2's
+`position_buckets`, GPT-NeoX's `rotary_pct`."""
+_CODE = re.compile(r"(configuration|modeling)_")
 _NEAR = 0.5
 
 _LARGEST = 2**31 - 1
@@ -171,9 +178,19 @@ def _require_field(name: str, value: object, config_class: ConfigClass, default:
         return  # one that the class has a setter for
     if name in _UNDECLARED and not hasattr(config_class, name):
         return
+    if not isinstance(value, (Mapping, list)) and name in _read_by_models(config_class):
+        return
     near = difflib.get_close_matches(name, known_fields(config_class, default), n=3, cutoff=_NEAR)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise _problem(f"{path}.{name}", f"is not a field of {config_class.__name__}{hint}", value)
+
+
+@cache
+def _read_by_models(config_class: ConfigClass) -> frozenset[str]:
+    """The undeclared fields that a configuration or its models read all the same, as their code says."""
+    folder = Path(inspect.getfile(config_class)).parent
+    codes = (path.read_text(encoding="utf-8") for path in folder.glob("*_*.py") if _CODE.match(path.name))
+    return frozenset(name for code in codes for name in _READ.findall(code))
 
 
 def known_fields(config_class: ConfigClass, default: object) -> list[str]:
