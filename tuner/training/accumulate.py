@@ -73,7 +73,8 @@ class GradientAccumulation:
         lock_step: the model's own collectives (FSDP) are in every forward and backward pass and reduce the gradient: a
             rank cannot go its own way, so an out-of-memory error passes.
         checks_coupling: whether the loss of the first window is compared with that of its parts, see
-            ``tuner.training.loss_check``: it is called twice more then. Not with ``lock_step``.
+            ``tuner.training.loss_check``: it is called three times more then, and again where the two differ. Not with
+            ``lock_step``.
 
     Attributes:
         largest_micro_batch: micro-batches above this size are divided before they run; lowered by every split.

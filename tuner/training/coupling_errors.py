@@ -13,10 +13,7 @@ import torch
 from torch import Tensor
 
 from tuner.training.coupling_precision import Limits
-
-_SAFETY = 8
-"""A difference of up to this many times the largest that rounded weights made may be rounding. Of three such runs one
-reaches half a standard deviation in 94 of 100 cases, and no difference is four of them."""
+from tuner.training.rounded_weights import ROUNDING_SAFETY
 
 
 @dataclass(frozen=True)
@@ -109,8 +106,8 @@ def noise_of(whole: Run, rounded: list[Run]) -> Noise:
         gradients = {name: max(gradients[name], error) for name, error in differences(whole, run).items()}
         means = {name: max(means[name], abs(mean - run.means().get(name, 0.0))) for name, mean in whole.means().items()}
     return Noise(
-        {name: _SAFETY * error for name, error in gradients.items()},
-        {name: _SAFETY * error for name, error in means.items()},
+        {name: ROUNDING_SAFETY * error for name, error in gradients.items()},
+        {name: ROUNDING_SAFETY * error for name, error in means.items()},
     )
 
 

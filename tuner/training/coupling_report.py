@@ -120,14 +120,13 @@ _KINDS = {
 
 def _sentence(group: list[Culprit]) -> str:
     first, more = group[0], len(group) - 1
-    what = {"module": "module", "state": "the state of module", "term": "loss term", "gradient": "the gradient of"}[
-        first.kind
-    ]
     name = f"`{first.name}`" if first.name else "(the model's own forward)"
     notes = [] if first.type_name is None else [first.type_name]
     notes += [f"{first.error:.1e}"] if first.error is not None and math.isfinite(first.error) else []
     figures = f" ({', '.join(notes)})" if notes else ""
-    return f"At fault: {what} {name}{figures}{f' and {more} more like it' if more else ''}: {first.remedy}."
+    return (
+        f"At fault: {_KINDS[first.kind]} {name}{figures}{f' and {more} more like it' if more else ''}: {first.remedy}."
+    )
 
 
 # --- remedies --------------------------------------------------------------------------------------------------------

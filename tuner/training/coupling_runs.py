@@ -22,13 +22,12 @@ from tuner.training.coupling_precision import LIMITS, Precision
 from tuner.training.coupling_state import ModelState
 from tuner.training.micro_batches import sample_count, sliced, to_device
 from tuner.training.randomness import RandomState
+from tuner.training.rounded_weights import ROUNDED_RUNS, mantissa_bits, rounded_weights
 from tuner.training.window import check_pairs
 from tuner.workloads.base import Batch, LossTerms, Workload
 
 _RANDOM_WORDS = ("drop", "jitter")
 """In the names of probabilities: ``attention_dropout``, ``layerdrop``, ``drop_prob``, ``jitter_noise``."""
-_FP32_EPSILON = 2.0**-23
-_ROUNDED_RUNS = 3
 _STEP = 0.2
 """How far the update before the comparison moves a parameter, as a share of its root mean square: far enough that state
 which follows the weights lags behind them. Measured on layers of eight with spectral norm, whose power iterations had
@@ -217,8 +216,8 @@ class Runner:
     def noise(self, whole: Run) -> Noise:
         """What the rounding of every weight to fp32 changes of a run of the whole batch."""
         rounded = []
-        for seed in range(_ROUNDED_RUNS):
-            with _rounded_weights(self.model, seed):
+        for index in range(ROUNDED_RUNS):
+            with rounded_weights(self.model, mantissa_bits(torch.float32), index):
                 rounded.append(self.run(self.whole, seed=0))
         return noise_of(whole, rounded)
 
@@ -286,21 +285,6 @@ class Runner:
         elif not index:
             seed_generators(seed, self._device)
         self._seeded = RandomState.now(self._device)
-
-
-@contextmanager
-def _rounded_weights(model: nn.Module, seed: int) -> Iterator[None]:
-    """Every weight up or down by a rounding of fp32, at random."""
-    kept = [(parameter, parameter.data) for parameter in model.parameters() if parameter.is_floating_point()]
-    generator = np.random.default_rng(seed)  # a draw of torch's would be taken for one of the loss
-    try:
-        for parameter, data in kept:
-            signs = torch.from_numpy(generator.choice((-1.0, 1.0), data.shape)).to(data.device, data.dtype)
-            parameter.data = data + data * signs * _FP32_EPSILON
-        yield
-    finally:
-        for parameter, data in kept:
-            parameter.data = data
 
 
 def _measured(terms: LossTerms, samples: int) -> dict[str, Term]:

@@ -25,6 +25,7 @@ from tuner.errors import WorkloadError
 from tuner.training.batches import to_device
 from tuner.training.coupling_runs import without_dropout
 from tuner.training.micro_batches import MicroBatch
+from tuner.training.rounded_weights import ROUNDED_RUNS, ROUNDING_SAFETY, mantissa_bits, rounded_weights
 from tuner.training.undo import Undo
 from tuner.workloads.base import Batch
 
@@ -36,12 +37,16 @@ _NARROW_TOLERANCE = 0.05
 """Relative, where something is computed in less than fp32. A mean returned as a sum is off by a third at least."""
 _RANDOM_TOLERANCE = 0.1
 """Relative, where random numbers are in a loss."""
+_CARD_BITS = 10
+"""Binary digits of TF32."""
 _STEADY = 1e-5
 """Relative: how far two runs of a loss without random numbers may be apart."""
 _NEVER = "Pass checks_coupling=False to go on all the same."
 
 Terms: TypeAlias = dict[str, tuple[float, float]]
 """By name, a term's sum and its weight."""
+Means: TypeAlias = dict[str, float]
+"""By name, the mean of a term, or a change of it."""
 LossOf: TypeAlias = Callable[[nn.Module, Batch], Any]
 
 
@@ -112,10 +117,12 @@ class LossCheck:
             pieces = [self._terms(part, loss) for part in parts]
         tolerance = _HOST_TOLERANCE if self._device.type == "cpu" else _CARD_TOLERANCE
         tolerance = _NARROW_TOLERANCE if precision.found else tolerance
-        finding = _judged(whole, pieces, tolerance)
-        if finding is None or self._is_steady(whole, micro_batch, loss):
-            return finding
-        finding = _judged(whole, pieces, _RANDOM_TOLERANCE)
+        finding = _judged(whole, pieces, tolerance, {})
+        if finding is None:
+            return None
+        if self._is_steady(whole, micro_batch, loss):
+            return _judged(whole, pieces, tolerance, self._rounding(whole, micro_batch, loss, precision))
+        finding = _judged(whole, pieces, _RANDOM_TOLERANCE, {})
         if finding is not None and finding.always:
             warnings.warn(f"{finding.message} (Its random numbers leave some doubt.)", stacklevel=2)
         return None
@@ -129,6 +136,18 @@ class LossCheck:
         answer = loss(self._model, to_device(copy.deepcopy(micro_batch.batch), self._device, self._floating))
         terms: Mapping[str, Any] = {"loss": answer} if isinstance(answer, tuple) else answer
         return {name: (_number(loss_sum), _number(weight)) for name, (loss_sum, weight) in terms.items()}
+
+    def _rounding(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf, precision: _NarrowResults) -> Means:
+        """How far rounded weights move the mean of each term: a sum that cancels is rounding alone."""
+        bits = precision.bits if self._device.type == "cpu" else min(precision.bits, _CARD_BITS)
+        moved = dict.fromkeys(whole, 0.0)
+        for run in range(ROUNDED_RUNS):
+            with rounded_weights(self._model, bits, run):
+                terms = self._terms(micro_batch, loss)
+            for name, (total, weight) in whole.items():
+                change = abs(terms[name][0] - total) / abs(weight) if weight else 0.0
+                moved[name] = max(moved[name], ROUNDING_SAFETY * change)
+        return moved
 
     def _is_steady(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf) -> bool:
         """Whether two further runs, from other random numbers, give the same loss."""
@@ -144,14 +163,19 @@ class LossCheck:
 
 
 class _NarrowResults(TorchFunctionMode):
-    """Notes whether any result has less precision than fp32, as under autocast."""
+    """Notes whether any result has less precision than fp32, as under autocast, and how many binary digits it has."""
 
-    found = False
+    bits = mantissa_bits(torch.float32)
+
+    @property
+    def found(self) -> bool:
+        """Whether there was one."""
+        return self.bits < mantissa_bits(torch.float32)
 
     def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's own signature
         result = function(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.is_floating_point() and result.dtype.itemsize < torch.float32.itemsize:
-            self.found = True
+            self.bits = min(self.bits, mantissa_bits(result.dtype))
         return result
 
 
@@ -159,15 +183,15 @@ def _number(value: Tensor | float) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
-def _judged(whole: Terms, pieces: list[Terms], tolerance: float) -> Finding | None:
-    """The finding of the first term whose mean differs between the whole and its parts."""
+def _judged(whole: Terms, pieces: list[Terms], tolerance: float, rounding: Means) -> Finding | None:
+    """The finding of the first term whose mean differs between the whole and its parts by more than ``rounding``."""
     for name, (total, weight) in whole.items():
         sums, weights = [it[name][0] for it in pieces], [it[name][1] for it in pieces]
         if not all(math.isfinite(it) for it in (total, weight, *sums, *weights)) or not (weight and all(weights)):
             continue
         mean, parts_mean = total / weight, sum(sums) / sum(weights)
         scale = max(abs(mean), *(abs(s / w) for s, w in zip(sums, weights, strict=True)))
-        if scale and abs(mean - parts_mean) > tolerance * scale:
+        if scale and abs(mean - parts_mean) - rounding.get(name, 0.0) > tolerance * scale:
             return _explained(name, whole[name], sums, weights, tolerance)
     return None
 
