@@ -23,7 +23,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from service.errors import make_problem
-from service.logs import Seldom
+from service.logs import RepeatLimit
 from tuner.processes import raise_limit
 
 _log = logging.getLogger(__name__)
@@ -282,9 +282,9 @@ def _spare_or_none() -> int:
         return -1
 
 
-def log_seldom() -> None:
-    """Have what any peer can provoke logged some times a minute, and counted."""
-    for name, filtered in (("uvicorn.error", Seldom()), (__name__, Seldom()), ("asyncio", Seldom(logging.ERROR))):
+def limit_repeated_messages() -> None:
+    """Log what any peer can provoke some times a minute, and count the rest."""
+    for name, highest in (("uvicorn.error", logging.WARNING), (__name__, logging.WARNING), ("asyncio", logging.ERROR)):
         logger = logging.getLogger(name)
-        if not any(isinstance(it, Seldom) for it in logger.filters):
-            logger.addFilter(filtered)
+        if not any(isinstance(found, RepeatLimit) for found in logger.filters):
+            logger.addFilter(RepeatLimit(highest=highest))

@@ -29,7 +29,7 @@ from service.health import Health
 from service.hold import Hold, LeaseTerms, Stop
 from service.instruments import Instruments
 from service.locks import DeviceLock, folder_identity
-from service.logs import SparseLog, logging_about
+from service.logs import logging_about, sparse_logger
 from service.states import State
 from service.store.base import Claim, Ending, SeenDevice, Store
 from service.tracing import Attribute, SpanKind
@@ -105,7 +105,7 @@ class DeviceWorker:
         self._wake = threading.Event()
         self._beat_now = threading.Event()
         self._announce_due = 0.0
-        self._warnings = SparseLog(_log)
+        self._warnings = sparse_logger(_log)
         self._worker = threading.Thread(target=self._work, name=f"worker-{device.id}")
         self._heart = threading.Thread(target=self._beat, name=f"heartbeat-{device.id}")
 
@@ -191,7 +191,7 @@ class DeviceWorker:
             try:
                 busy = self._run_next()
             except StoreUnavailableError as error:
-                self._warnings.log("%s: %s", self.served.place, error)
+                self._warnings.warning("%s: %s", self.served.place, error)
                 busy = False
             except Exception as error:  # noqa: BLE001 - a worker outlives whatever one piece of work does
                 self._outlive(error)
@@ -334,7 +334,7 @@ class DeviceWorker:
                 self._beat_once()
             except Exception as error:  # noqa: BLE001 - without a heartbeat the device would be lost for good
                 text = "%s: the heartbeat goes on after an error of its own: %s"
-                self._warnings.log(text, self.served.place, error, exc_info=error)
+                self._warnings.warning(text, self.served.place, error, exc_info=error)
             self._beat_now.wait(self._settings.beat_seconds)
             self._beat_now.clear()
 
@@ -348,7 +348,7 @@ class DeviceWorker:
         try:
             self._store.announce(self.served.model_copy(update={"unready": self._health.unready}))
         except StoreUnavailableError as error:
-            self._warnings.log("%s: cannot announce: %s", self.served.place, error)
+            self._warnings.warning("%s: cannot announce: %s", self.served.place, error)
         else:
             self._announce_due = time.monotonic() + self._settings.lease_seconds / 3
 

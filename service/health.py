@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from service.logs import SparseLog
+from service.logs import sparse_logger
 from tuner.host import Trouble
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Health:
         self._row = 0
         """Troubles since work last went well."""
         self._due = 0.0
-        self._warnings = SparseLog(_log, clock)
+        self._warnings = sparse_logger(_log, clock)
 
     @property
     def unready(self) -> str | None:
@@ -113,7 +113,7 @@ class Health:
 
     def _tell(self, before: Trouble | None, now: Trouble | None) -> None:
         if now is not None:
-            self._warnings.log("%s takes no work: %s: %s", self._name, now.cause, now.message)
+            self._warnings.warning("%s takes no work: %s: %s", self._name, now.cause, now.message)
         elif before is not None:
             _log.warning("%s takes work again: %s is over", self._name, before.cause)
         if now is not None or before is not None:

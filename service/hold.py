@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import TypeVar
 
 from service.errors import StaleLeaseError, StoreUnavailableError
-from service.logs import SparseLog
+from service.logs import sparse_logger
 from service.states import State
 from service.store.base import Lease, Store
 
@@ -68,7 +68,7 @@ class Hold:
             Stop.CANCELLED: _CANCEL_GRACE_SECONDS,
             Stop.LOST: 0.0,
         }
-        self._warnings = SparseLog(_log)
+        self._warnings = sparse_logger(_log)
         self._stops: set[Stop] = set()  # only ever added to, and copied to be read: safe between threads
 
     def reason(self) -> Stop | None:
@@ -93,7 +93,7 @@ class Hold:
         except StaleLeaseError:
             self.request(Stop.LOST)
         except StoreUnavailableError as error:
-            self._warnings.log("cannot renew the lease on %s: %s", self.lease.work_id, error)
+            self._warnings.warning("cannot renew the lease on %s: %s", self.lease.work_id, error)
         else:
             self._renewed_at = before
             if state is State.CANCELLING:
@@ -111,5 +111,5 @@ class Hold:
             except StoreUnavailableError as error:
                 if self.reason() is Stop.LOST or Stop.HURRY in self._stops:
                     raise StaleLeaseError(f"the store could not be reached before the lease ended: {error}") from error
-                self._warnings.log("cannot write to the store, trying again: %s", error)
+                self._warnings.warning("cannot write to the store, trying again: %s", error)
                 time.sleep(_RETRY_SECONDS)

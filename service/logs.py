@@ -52,64 +52,59 @@ def say(text: str, style: Literal["text", "json"]) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - as the docstring says
 
 
-class Seldom(logging.Filter):
-    """Lets each message through some times a minute, and tells how many it kept back: for what strangers provoke.
+class RepeatLimit(logging.Filter):
+    """Pass each message some times a period; the first one of the next period tells how many were held back.
 
     Args:
-        most: the highest level of what is kept back.
         times: how often within the period.
         seconds: the period.
+        highest: the highest level that is held back; what is above passes.
+        key: what makes two records the same message: the template by default, without the values in it.
+        clock: seconds.
     """
 
-    def __init__(self, most: int = logging.WARNING, times: int = 5, seconds: float = 60.0) -> None:
+    _MOST_MESSAGES = 100
+    """Messages that are remembered: values may come from peers."""
+
+    def __init__(
+        self,
+        times: int = 5,
+        seconds: float = 60.0,
+        highest: int = logging.WARNING,
+        key: Callable[[logging.LogRecord], str] = lambda record: str(record.msg).partition("\n")[0],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__()
-        self._most = most
         self._times = times
         self._seconds = seconds
+        self._highest = highest
+        self._key = key
+        self._clock = clock
         self._counts: dict[str, tuple[float, int]] = {}
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written. What is above the level always is."""
-        if record.levelno > self._most:
+        """Tell whether to write the record."""
+        if record.levelno > self._highest:
             return True
-        message = str(record.msg)
-        began, count = self._counts.get(message, (record.created, 0))
-        if record.created - began >= self._seconds:
+        message, now = self._key(record), self._clock()
+        began, count = self._counts.get(message, (now, 0))
+        if now - began >= self._seconds:
             if count > self._times:
-                record.msg = f"{message} (and {count - self._times} more times)"
-            began, count = record.created, 0
+                record.msg = f"{record.msg} (and {count - self._times} more times)"
+            began, count = now, 0
+        if message not in self._counts and len(self._counts) >= self._MOST_MESSAGES:
+            self._counts.clear()
         self._counts[message] = began, count + 1
         return count < self._times
 
 
-_REPEAT_SECONDS = 60.0
-
-
-class SparseLog:
-    """Log repeated warnings: each text at once, and again after a minute at the earliest.
-
-    Args:
-        logger: where the warnings go.
-        clock: seconds.
-    """
-
-    _MOST_TEXTS = 100
-
-    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        self._logger = logger
-        self._clock = clock
-        self._logged: dict[str, float] = {}
-
-    def log(self, text: str, *values: object, exc_info: BaseException | None = None) -> None:
-        """Log a warning, unless the same one was logged within the last minute."""
-        whole, now = text % values, self._clock()
-        if now - self._logged.get(whole, -_REPEAT_SECONDS) < _REPEAT_SECONDS:
-            return
-        if len(self._logged) >= self._MOST_TEXTS:
-            self._logged.clear()
-        self._logged[whole] = now
-        self._logger.warning("%s", whole, exc_info=exc_info)
+def sparse_logger(logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> logging.Logger:
+    """A logger below ``logger``, with its name, for what is tried again and again: each text once a minute."""
+    made = logging.Logger(logger.name)  # noqa: LOG001 - one for each owner, gone with it
+    made.parent = logger
+    made.addFilter(RepeatLimit(times=1, key=logging.LogRecord.getMessage, clock=clock))
+    return made
 
 
 class JsonFormatter(logging.Formatter):

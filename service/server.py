@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.bootstrap import System, app_of, build
-from service.connections import BoundedListener, Connections, bounded, limits_here, log_seldom
+from service.connections import BoundedListener, Connections, bounded, limit_repeated_messages, limits_here
 from service.errors import ConfigurationError, ServiceError
 from service.logs import configure_logging, say
 from service.settings import Settings
@@ -105,7 +105,7 @@ def _listening(settings: Settings) -> Iterator[socket.socket]:
 def _run(settings: Settings, system: System, app: FastAPI, listener: socket.socket) -> None:
     connections = Connections(limits_here(settings.max_connections))
     app.state.feed.has_room = connections.has_room
-    log_seldom()
+    limit_repeated_messages()
     config = uvicorn.Config(
         app,
         http=bounded(connections),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import resource
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,7 +17,6 @@ from starlette.types import Receive, Scope, Send
 
 from factories import tuning_request
 from service.connections import BoundedListener, ConnectionLimits, Connections, Phase, bounded, limits_here
-from service.logs import Seldom
 
 DESCRIPTORS = 256
 HALF_HEAD = b"POST /v1/tunings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-"
@@ -122,20 +120,6 @@ def test_followers_leave_connections_to_others(tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["code"]) == (503, "too-many-followers")
         assert http.get(f"/v1/tunings/{made['id']}?wait=60").json()["state"] in {"QUEUED", "RUNNING"}
         assert httpx.get(f"{slow.url}/livez", timeout=PATIENCE_SECONDS).is_success
-
-
-def test_seldom_lets_some_through_and_tells_of_the_rest(caplog: pytest.LogCaptureFixture) -> None:
-    """Five a minute of each message; the next period's first says how many were kept back; errors always pass."""
-    logger = logging.getLogger("tests.seldom")
-    logger.addFilter(seldom := Seldom(times=2, seconds=3600.0))
-    for number in range(10):
-        logger.warning("again %d", number)
-    logger.error("broken")
-    assert caplog.messages == ["again 0", "again 1", "broken"]
-    record = logging.LogRecord("x", logging.WARNING, "", 0, "again %d", (10,), None)
-    record.created += 7200.0
-    assert seldom.filter(record)
-    assert record.getMessage() == "again 10 (and 8 more times)"
 
 
 @pytest.mark.parametrize(("wanted", "most"), [(20, 20), (10**6, None)])

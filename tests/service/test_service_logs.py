@@ -23,7 +23,7 @@ from service.errors import ConfigurationError
 from service.executor.base import TrainingRun
 from service.executor.local import LocalExecutor
 from service.instruments import open_spans
-from service.logs import configure_logging, logging_about, say
+from service.logs import RepeatLimit, configure_logging, logging_about, say, sparse_logger
 from service.tracing import Spans, current_trace_parent, parse_trace_parent, within_trace
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.processes import handed_on
@@ -144,6 +144,52 @@ def test_what_is_said_at_the_start_is_an_object_too(
     say("ready", style)
     assert capsys.readouterr().err == said
     assert [line["message"] for line in lines_of(stream)] == ([] if said else ["ready"])
+
+
+class Clock:
+    """Seconds that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Now."""
+        return self.now
+
+
+def test_repeated_messages_are_limited_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """The next period's first says how many were held back; errors always pass."""
+    logger, clock = logging.getLogger("tests.repeated"), Clock()
+    logger.addFilter(RepeatLimit(times=2, seconds=60.0, clock=clock))
+    for number in range(10):
+        logger.warning("again %d", number)
+    logger.error("broken")
+    assert caplog.messages == ["again 0", "again 1", "broken"]
+    clock.now += 60.0
+    logger.warning("again %d", 10)
+    assert caplog.messages[3:] == ["again 10 (and 8 more times)"]
+
+
+def test_messages_that_differ_behind_their_first_line_are_one(caplog: pytest.LogCaptureFixture) -> None:
+    """An error of the event loop lists the socket and the connection that it met: peers make any number of them."""
+    logger = logging.getLogger("tests.loop")
+    logger.addFilter(RepeatLimit(highest=logging.ERROR))
+    for number in range(20):
+        logger.error(f"Fatal error on transport\ntransport: <fd={number}>")  # noqa: G004 - as asyncio does
+    assert len(caplog.messages) == 5
+
+
+def test_a_sparse_logger_writes_each_text_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Two devices have a line each, with the name of the logger above; however many texts there are, few are kept."""
+    clock = Clock()
+    sparse = sparse_logger(logging.getLogger("tests.above"), clock)
+    for _ in range(3):
+        for device in ("cpu", "cuda:0"):
+            sparse.warning("%s is full", device)
+    clock.now += 60.0
+    sparse.warning("%s is full", "cpu")
+    assert caplog.messages == ["cpu is full", "cuda:0 is full", "cpu is full (and 2 more times)"]
+    assert {record.name for record in caplog.records} == {"tests.above"}
 
 
 # --- requests ---
