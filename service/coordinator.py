@@ -10,19 +10,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
-from service.driver import Driver, Site, StoppedError
-from service.errors import (
-    ConflictError,
-    DeviceTakenError,
-    NotFoundError,
-    ServiceError,
-    StaleLeaseError,
-    StoreUnavailableError,
-    stored_problem,
-)
+from service.attempts import Attempts
+from service.driver import Driver, Site
+from service.errors import DeviceTakenError, ServiceError, StoreUnavailableError
 from service.executor.base import Executor
 from service.fleet import ServedDevice
 from service.health import Health
@@ -30,10 +22,7 @@ from service.hold import Hold, LeaseTerms, Stop
 from service.instruments import Instruments
 from service.locks import DeviceLock, folder_identity
 from service.logs import logging_about, sparse_logger
-from service.states import State
-from service.store.base import Claim, Ending, SeenDevice, Store
-from service.tracing import Attribute, SpanKind
-from tuner.errors import HostTroubleError
+from service.store.base import SeenDevice, Store
 from tuner.host import Cause, Trouble, check_host, trouble_of
 
 _log = logging.getLogger(__name__)
@@ -44,8 +33,6 @@ _LONGEST_BEAT_SECONDS = 0.75
 """A cancellation made in another process is seen at the next beat: well within the two seconds promised."""
 _RETRY_SECONDS = 0.2
 _ERROR_PAUSE_SECONDS = 1.0
-_MOST_TROUBLES = 5
-"""Troubles in a row of one piece of work on a host that was found well after each: one more is the work's own."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +82,8 @@ class DeviceWorker:
         self._watch = settings.instruments
         self._lock = DeviceLock(settings.locks_dir, device.id)
         self._health = Health(self.served.place, self._check, self._tell_health)
-        self._troubled = ("", 0)
-        """The work that met trouble last on a host that is well, and how often in a row."""
-        self._driver = Driver(store, executor, Site(self.served, settings.runs_dir, self._health), settings.instruments)
+        site = Site(self.served, settings.runs_dir, self._health)
+        self._attempts = Attempts(store, Driver(store, executor, site, settings.instruments), site, self._watch)
         self._hold: Hold | None = None
         self._stop = Stop.SHUTDOWN
         self._stopping = threading.Event()
@@ -234,93 +220,10 @@ class DeviceWorker:
         try:
             if self._stopping.is_set():
                 hold.request(self._stop)
-            self._run_watched(claim, hold)
+            self._attempts.run(claim, hold)
         finally:
             self._hold = None
         return True
-
-    def _run_watched(self, claim: Claim, hold: Hold) -> None:
-        """Run claimed work, and have the log, the metrics and the trace of its request tell of it."""
-        item, device = claim.item, self.served.device.id
-        attributes: dict[str, Attribute] = {
-            f"{item.kind}_id": item.id,
-            "device": device,
-            "attempt": claim.lease.token,
-        }
-        with (
-            self._watch.metrics.device_busy(device),
-            self._watch.spans.span(item.kind.value, SpanKind.CONSUMER, item.trace_parent, **attributes) as span,
-            logging_about(**{f"{item.kind}_id": item.id}),
-        ):
-            _log.info("%s: %s, attempt %d", self.served.place, item.id, claim.lease.token)
-            try:
-                span.set("outcome", self._run(claim, hold))
-            except StaleLeaseError as error:
-                span.set("outcome", Stop.LOST.name)
-                _log.warning("%s: %s", self.served.place, error)
-
-    def _run(self, claim: Claim, hold: Hold) -> str:
-        """Drive claimed work, record how it ended, and tell in a word.
-
-        Raises:
-            StaleLeaseError: when another owner has it by now.
-        """
-        if claim.item.state is State.CANCELLING:
-            ending = Ending(State.CANCELLED)
-        else:
-            try:
-                ending = self._driver.drive(claim, hold)
-            except (StoppedError, ConflictError, StoreUnavailableError) as error:
-                return self._end_stopped(claim, hold, error)
-            except StaleLeaseError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the work ends as FAILED, the worker goes on
-                if (trouble := trouble_of(error) or self._health.examine()) is not None:
-                    return self._end_troubled(claim, hold, trouble)
-                _log.exception("%s: %s failed for a reason we did not foresee", self.served.place, hold.lease.work_id)
-                ending = Ending(State.FAILED, problem=stored_problem(error))
-        self._health.succeeded()
-        return self._finish(claim, hold, ending)
-
-    def _end_troubled(self, claim: Claim, hold: Hold, trouble: Trouble) -> str:
-        """Hand back what trouble of the host has ended, and take no more before that is over.
-
-        Work that meets trouble again and again, on a host that is found well each time, is the trouble's cause.
-        """
-        work_id = hold.lease.work_id
-        error = HostTroubleError(trouble.cause, f"{self.served.place}: {trouble.message}", trouble.needed_bytes)
-        before, count = self._troubled
-        well = self._health.examine() is None
-        self._troubled = (work_id, (count if before == work_id else 0) + int(well))
-        if hold.reason() is None and self._troubled[1] > _MOST_TROUBLES:
-            return self._finish(claim, hold, Ending(State.FAILED, problem=stored_problem(error)))
-        self._health.suspect(trouble, lambda: self._waits(work_id))
-        return self._end_stopped(claim, hold, error)
-
-    def _waits(self, work_id: str) -> bool:
-        """Tell whether work is still to be done, and here: elsewhere it needs no room on this host."""
-        try:
-            return self._store.get(work_id).state is State.QUEUED
-        except (NotFoundError, StoreUnavailableError):
-            return False
-
-    def _finish(self, claim: Claim, hold: Hold, ending: Ending) -> str:
-        hold.persist(lambda: self._store.finish(hold.lease, ending))
-        began = claim.item.started_at or datetime.now(UTC)
-        seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
-        self._watch.metrics.ended(claim.item.kind, ending.state, seconds)
-        _log.info("%s: %s %s", self.served.place, hold.lease.work_id, ending.state)
-        return ending.state.value
-
-    def _end_stopped(self, claim: Claim, hold: Hold, error: Exception) -> str:
-        """Cancelled work ends; what was interrupted otherwise goes back to the queue, unless another has it."""
-        reason = hold.reason()
-        _log.info("%s: %s stopped: %s", self.served.place, hold.lease.work_id, reason.name if reason else error)
-        if reason is Stop.CANCELLED:
-            return self._finish(claim, hold, Ending(State.CANCELLED))
-        if reason is not Stop.LOST:
-            hold.persist(lambda: self._store.hand_back(hold.lease))
-        return reason.name if reason else "INTERRUPTED"
 
     # --- the heartbeat's thread ---
 

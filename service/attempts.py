@@ -1,0 +1,126 @@
+"""Attempts at claimed work on one device: driven to an ending that is recorded, or handed back."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+
+from service.driver import Driver, Site, StoppedError
+from service.errors import ConflictError, NotFoundError, StaleLeaseError, StoreUnavailableError, stored_problem
+from service.hold import Hold, Stop
+from service.instruments import Instruments
+from service.logs import logging_about
+from service.states import State
+from service.store.base import Claim, Ending, Store
+from service.tracing import Attribute, SpanKind
+from tuner.errors import HostTroubleError
+from tuner.host import Trouble, trouble_of
+
+_log = logging.getLogger(__name__)
+
+_MOST_TROUBLES = 5
+"""Troubles in a row of one piece of work on a host that was found well after each: one more is the work's own."""
+
+
+class Attempts:
+    """Run claimed work, one piece at a time. For the worker's thread.
+
+    Args:
+        store: where endings are recorded.
+        driver: drives claimed work.
+        site: the device, and the health of its host.
+        instruments: metrics and spans.
+    """
+
+    def __init__(self, store: Store, driver: Driver, site: Site, instruments: Instruments) -> None:
+        self._store = store
+        self._driver = driver
+        self._place = site.served.place
+        self._device = site.served.device.id
+        self._health = site.health
+        self._watch = instruments
+        self._troubled = ("", 0)
+        """The work that met trouble last on a host that is well, and how often in a row."""
+
+    def run(self, claim: Claim, hold: Hold) -> None:
+        """Run claimed work, and have the log, the metrics and the trace of its request tell of it."""
+        item, device = claim.item, self._device
+        attributes: dict[str, Attribute] = {
+            f"{item.kind}_id": item.id,
+            "device": device,
+            "attempt": claim.lease.token,
+        }
+        with (
+            self._watch.metrics.device_busy(device),
+            self._watch.spans.span(item.kind.value, SpanKind.CONSUMER, item.trace_parent, **attributes) as span,
+            logging_about(**{f"{item.kind}_id": item.id}),
+        ):
+            _log.info("%s: %s, attempt %d", self._place, item.id, claim.lease.token)
+            try:
+                span.set("outcome", self._run(claim, hold))
+            except StaleLeaseError as error:
+                span.set("outcome", Stop.LOST.name)
+                _log.warning("%s: %s", self._place, error)
+
+    def _run(self, claim: Claim, hold: Hold) -> str:
+        """Drive claimed work, record how it ended, and tell in a word.
+
+        Raises:
+            StaleLeaseError: when another owner has it by now.
+        """
+        if claim.item.state is State.CANCELLING:
+            ending = Ending(State.CANCELLED)
+        else:
+            try:
+                ending = self._driver.drive(claim, hold)
+            except (StoppedError, ConflictError, StoreUnavailableError) as error:
+                return self._end_stopped(claim, hold, error)
+            except StaleLeaseError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the work ends as FAILED, the worker goes on
+                if (trouble := trouble_of(error) or self._health.examine()) is not None:
+                    return self._end_troubled(claim, hold, trouble)
+                _log.exception("%s: %s failed for a reason we did not foresee", self._place, hold.lease.work_id)
+                ending = Ending(State.FAILED, problem=stored_problem(error))
+        self._health.succeeded()
+        return self._finish(claim, hold, ending)
+
+    def _end_troubled(self, claim: Claim, hold: Hold, trouble: Trouble) -> str:
+        """Hand back what trouble of the host has ended, and take no more before that is over.
+
+        Work that meets trouble again and again, on a host that is found well each time, is the trouble's cause.
+        """
+        work_id = hold.lease.work_id
+        error = HostTroubleError(trouble.cause, f"{self._place}: {trouble.message}", trouble.needed_bytes)
+        before, count = self._troubled
+        well = self._health.examine() is None
+        self._troubled = (work_id, (count if before == work_id else 0) + int(well))
+        if hold.reason() is None and self._troubled[1] > _MOST_TROUBLES:
+            return self._finish(claim, hold, Ending(State.FAILED, problem=stored_problem(error)))
+        self._health.suspect(trouble, lambda: self._waits(work_id))
+        return self._end_stopped(claim, hold, error)
+
+    def _waits(self, work_id: str) -> bool:
+        """Tell whether work is still to be done, and here: elsewhere it needs no room on this host."""
+        try:
+            return self._store.get(work_id).state is State.QUEUED
+        except (NotFoundError, StoreUnavailableError):
+            return False
+
+    def _finish(self, claim: Claim, hold: Hold, ending: Ending) -> str:
+        hold.persist(lambda: self._store.finish(hold.lease, ending))
+        began = claim.item.started_at or datetime.now(UTC)
+        seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
+        self._watch.metrics.ended(claim.item.kind, ending.state, seconds)
+        _log.info("%s: %s %s", self._place, hold.lease.work_id, ending.state)
+        return ending.state.value
+
+    def _end_stopped(self, claim: Claim, hold: Hold, error: Exception) -> str:
+        """Cancelled work ends; what was interrupted otherwise goes back to the queue, unless another has it."""
+        reason = hold.reason()
+        _log.info("%s: %s stopped: %s", self._place, hold.lease.work_id, reason.name if reason else error)
+        if reason is Stop.CANCELLED:
+            return self._finish(claim, hold, Ending(State.CANCELLED))
+        if reason is not Stop.LOST:
+            hold.persist(lambda: self._store.hand_back(hold.lease))
+        return reason.name if reason else "INTERRUPTED"
