@@ -11,7 +11,7 @@ from service.hold import Hold, Stop
 from service.instruments import Instruments
 from service.logs import logging_about
 from service.states import State
-from service.store.base import Claim, Ending, Store
+from service.store.base import Claim, Ending, Lease, Store
 from service.tracing import Attribute, SpanKind
 from tuner.errors import HostTroubleError
 from tuner.host import Trouble, trouble_of
@@ -41,6 +41,25 @@ class Attempts:
         self._watch = instruments
         self._troubled = ("", 0)
         """The work that met trouble last on a host that is well, and how often in a row."""
+        self._unreturned: Lease | None = None
+        """A lease that ended while the store could not be reached: nobody vanished."""
+
+    def return_late(self) -> None:
+        """Hand back what could not be handed back in time, unless another worker has it.
+
+        Raises:
+            StoreUnavailableError: when the store still cannot be reached.
+        """
+        if self._unreturned is None:
+            return
+        try:
+            self._store.hand_back(self._unreturned)
+        except StaleLeaseError as error:
+            _log.info("%s: %s", self._place, error)
+        self._unreturned = None
+
+    def _keep_lost(self, hold: Hold) -> None:
+        self._unreturned = hold.lease if hold.is_unanswered else None
 
     def run(self, claim: Claim, hold: Hold) -> None:
         """Run claimed work, and have the log, the metrics and the trace of its request tell of it."""
@@ -61,6 +80,7 @@ class Attempts:
             except StaleLeaseError as error:
                 span.set("outcome", Stop.LOST.name)
                 _log.warning("%s: %s", self._place, error)
+                self._keep_lost(hold)
 
     def _run(self, claim: Claim, hold: Hold) -> str:
         """Drive claimed work, record how it ended, and tell in a word.
@@ -121,6 +141,8 @@ class Attempts:
         _log.info("%s: %s stopped: %s", self._place, hold.lease.work_id, reason.name if reason else error)
         if reason is Stop.CANCELLED:
             return self._finish(claim, hold, Ending(State.CANCELLED))
-        if reason is not Stop.LOST:
+        if reason is Stop.LOST:
+            self._keep_lost(hold)
+        else:
             hold.persist(lambda: self._store.hand_back(hold.lease))
         return reason.name if reason else "INTERRUPTED"

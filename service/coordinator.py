@@ -210,6 +210,7 @@ class DeviceWorker:
         """Claim and run one piece of work; false when there is none, or the host is in trouble."""
         if not self._health.may_work():
             return False
+        self._attempts.return_late()
         claimed_at = time.monotonic()
         claim = self._store.claim(self.served, self._settings.lease_seconds)
         if claim is None:

@@ -69,7 +69,13 @@ class Hold:
             Stop.LOST: 0.0,
         }
         self._warnings = sparse_logger(_log)
+        self._unanswered = False
         self._stops: set[Stop] = set()  # only ever added to, and copied to be read: safe between threads
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the store has not answered the newest request about the lease."""
+        return self._unanswered
 
     def reason(self) -> Stop | None:
         """Why to stop, if there is a reason: the most pressing one."""
@@ -87,15 +93,16 @@ class Hold:
 
     def renew(self) -> None:
         """Hold the lease longer, and learn of a cancellation. Called by the heartbeat."""
-        before = self._clock()
+        before, self._unanswered = self._clock(), True
         try:
             state = self._store.renew(self.lease, self._lease_seconds)
         except StaleLeaseError:
+            self._unanswered = False
             self.request(Stop.LOST)
         except StoreUnavailableError as error:
             self._warnings.warning("cannot renew the lease on %s: %s", self.lease.work_id, error)
         else:
-            self._renewed_at = before
+            self._renewed_at, self._unanswered = before, False
             if state is State.CANCELLING:
                 self.request(Stop.CANCELLED)
 
@@ -109,6 +116,7 @@ class Hold:
             try:
                 return write()
             except StoreUnavailableError as error:
+                self._unanswered = True
                 if self.reason() is Stop.LOST or Stop.HURRY in self._stops:
                     raise StaleLeaseError(f"the store could not be reached before the lease ended: {error}") from error
                 self._warnings.warning("cannot write to the store, trying again: %s", error)

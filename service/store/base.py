@@ -348,8 +348,10 @@ class Store(ABC):
     def hand_back(self, lease: Lease) -> None:
         """Back to the queue with all that was recorded (to CANCELLED, if it was cancelled meanwhile).
 
+        An owner that could not reach the store in time may do so later, and no lease counts as lost.
+
         Raises:
-            StaleLeaseError: when the lease has ended.
+            StaleLeaseError: when the work was taken over, or has ended.
         """
 
     @abstractmethod

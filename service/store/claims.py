@@ -21,6 +21,7 @@ from service.store.statements import (
     change,
     change_held,
     held_by,
+    not_taken_from,
     stale,
     state_event,
 )
@@ -197,21 +198,23 @@ def finish(connection: Connection, lease: Lease, ending: Ending) -> None:
 
 
 def hand_back(connection: Connection, lease: Lease) -> None:
-    """Back to the queue, or to CANCELLED.
+    """Back to the queue, or to CANCELLED; after its end, too, as long as no other owner has taken the work.
 
     Raises:
-        StaleLeaseError: when the lease has ended.
+        StaleLeaseError: when the work was taken over, or has ended.
     """
-    running = and_(held_by(lease), _work.state == State.RUNNING)
-    values = {"state": State.QUEUED} | _given_up()
-    if change(connection, running, values, [state_event(State.QUEUED)]) is None:
-        ended = {"state": State.CANCELLED, "ended_at": now_ms()} | _given_up()
-        change_held(connection, lease, ended, [state_event(State.CANCELLED)])
+    ours = not_taken_from(lease)
+    for before, after in ((State.RUNNING, State.QUEUED), (State.CANCELLING, State.CANCELLED)):
+        values = {"state": after, "ended_at": now_ms() if after.terminal else None} | _given_up()
+        if change(connection, and_(ours, _work.state == before), values, [state_event(after)]) is not None:
+            return
+    raise stale(lease)
 
 
 def _given_up() -> dict[str, Any]:
     """What an owner leaves behind when it gives up its lease."""
-    used = now_ms() - func.coalesce(_work.claimed_at, now_ms())
+    in_time = now_ms() - func.coalesce(_work.claimed_at, now_ms())
+    used = case((_work.lease_expires_at > now_ms(), in_time), else_=_used_by_the_lost())
     return {"owner": None, "lease_expires_at": None, "claimed_at": None, "device_ms": _work.device_ms + used}
 
 

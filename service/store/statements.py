@@ -27,13 +27,12 @@ def state_event(state: State) -> EventToAdd:
 
 def held_by(lease: Lease) -> ColumnElement[bool]:
     """That the lease still holds: same owner, same fencing token, not expired, not ended."""
-    return and_(
-        _work.id == lease.work_id,
-        _work.owner == lease.owner,
-        _work.token == lease.token,
-        is_held,
-        _work.lease_expires_at > now_ms(),
-    )
+    return and_(not_taken_from(lease), _work.lease_expires_at > now_ms())
+
+
+def not_taken_from(lease: Lease) -> ColumnElement[bool]:
+    """That the lease is the newest, expired or not: same owner, same fencing token, not ended."""
+    return and_(_work.id == lease.work_id, _work.owner == lease.owner, _work.token == lease.token, is_held)
 
 
 RUNNING_HERE = (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +14,7 @@ from factories import CPU, mlp_spec, recommendation, tuning_request
 from scripted import SERVED, ScriptedRunner, Trainer, new_work, progress, until_stopped
 from service.coordinator import Coordinator, WorkerSettings
 from service.domain import JobRequest
-from service.errors import DeviceTakenError
+from service.errors import DeviceTakenError, StoreUnavailableError
 from service.executor.base import OnProgress, StopWithin, TrainingRun
 from service.executor.inline import InlineExecutor, TrainFunction
 from service.identifiers import IdentifierSource
@@ -352,6 +354,44 @@ def test_work_that_ends_its_workers_is_given_up(store: Store, start: StartWorker
     item = ended(store, work_id)
     assert item.problem is not None
     assert item.problem.code == "worker-lost"
+
+
+class AwayAfterClaims:
+    """A store of a worker's own, which cannot be reached after each of some claims until its lease has ended."""
+
+    def __init__(self, store: Store, times: int) -> None:
+        self._store = store
+        self.left = times
+        self.away_until = 0.0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """A method that fails while the store is away."""
+        method: Callable[..., Any] = getattr(self._store, name)
+
+        def call(*arguments: Any) -> Any:
+            if time.monotonic() < self.away_until:
+                raise StoreUnavailableError("disk is full")
+            found = method(*arguments)
+            if name == "claim" and found is not None and self.left:
+                self.left -= 1
+                self.away_until = time.monotonic() + 2.0 * arguments[1]
+            return found
+
+        return call
+
+
+def test_a_store_that_is_away_again_and_again_fails_no_work(store: Store, tmp_path: Path) -> None:
+    """A worker that could not record or hand back anything is there all the time: it did not vanish."""
+    work_id = queue_tuning(store)
+    away = AwayAfterClaims(store, times=7)
+    executor = InlineExecutor(CPU, ScriptedRunner(37), no_training)
+    worker = Coordinator(cast("Store", away), [executor], VERSIONS, worker_settings(tmp_path, lease_seconds=0.3))
+    worker.start()
+    try:
+        item = ended(store, work_id)
+    finally:
+        worker.stop()
+    assert (item.state, item.problem, away.left) == (State.SUCCEEDED, None, 0)
 
 
 def test_probes_of_another_environment_are_not_mixed(store: Store, start: StartWorker) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from stores import LEASE_SECONDS, NewId, claimed, elsewhere
@@ -119,8 +120,11 @@ def test_an_expired_lease_is_taken_over_with_a_new_token(store: Store, new_id: N
     assert (claim.item.id, claim.lease.token, claim.lost_leases) == (abandoned, 2, 1)
 
 
-@pytest.mark.parametrize("report", ["renew", "probe", "progress", "finish", "hand_back"])
-@pytest.mark.parametrize("how", ["expired", "taken over", "ended"])
+_REPORTS = ["renew", "probe", "progress", "finish"]
+_LATE = [*product(_REPORTS, ["expired", "taken over", "ended"]), *product(["hand_back"], ["taken over", "ended"])]
+
+
+@pytest.mark.parametrize(("report", "how"), _LATE)
 def test_a_late_report_is_refused_and_changes_nothing(store: Store, new_id: NewId, report: str, how: str) -> None:
     """Whatever the owner of a lease that ended reports, it is refused and nothing of it is kept."""
     work_id = store.add(new_work(new_id("tun"))).id
@@ -142,6 +146,25 @@ def test_a_late_report_is_refused_and_changes_nothing(store: Store, new_id: NewI
     assert store.get(work_id) == before
     assert store.probes(work_id) == []
     assert store.recommendations(RecommendationFilter(), 10) == []
+
+
+@pytest.mark.parametrize(("cancelled", "state"), [(False, State.QUEUED), (True, State.CANCELLED)])
+def test_work_is_handed_back_late_where_nobody_took_it(
+    store: Store, new_id: NewId, state: State, *, cancelled: bool
+) -> None:
+    """An owner that could not reach the store in time did not vanish: no lease is lost, and no time is counted."""
+    work_id = store.add(new_work(new_id("tun"))).id
+    lease = claimed(store, lease_seconds=0.0).lease
+    if cancelled:
+        store.cancel(work_id)
+    store.hand_back(lease)
+    item = store.get(work_id)
+    assert (item.state, item.ended_at is not None) == (state, cancelled)
+    with pytest.raises(StaleLeaseError):
+        store.hand_back(lease)
+    if not cancelled:
+        assert (claim := claimed(store)).lost_leases == 0
+        assert claim.lease.token == 2
 
 
 def test_a_renewed_lease_holds(store: Store, new_id: NewId) -> None:
