@@ -79,7 +79,7 @@ bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/chaos.py
 	$(BIN)/python benchmarks/api_load.py
 	$(BIN)/python benchmarks/reaction_times.py
-	$(BIN)/python benchmarks/strangers.py
+	$(BIN)/python benchmarks/unauthenticated_clients.py
 
 # Frameworks that exports are loaded by, apart from .venv/lib: those that ask for other versions of torch than ours (and
 # work with ours), and those of which only the parsers of settings are wanted. So none of what they depend on is

@@ -73,7 +73,7 @@ def measure(name: str) -> dict[str, float]:
 
 
 def measured(name: str, *, gives_back: bool) -> dict[str, float]:
-    """What a fresh process measures, with the setting or without."""
+    """Measurements of a fresh process, with the setting or without."""
     every = {**os.environ, **CPU_ENVIRONMENT}
     environment = {key: value for key, value in every.items() if gives_back or key not in CPU_MATH}
     done = subprocess.run(  # noqa: S603 - this file, in the interpreter that runs it

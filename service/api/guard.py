@@ -27,7 +27,7 @@ from service.sessions import csrf_token_of
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _NO_BODY: Message = {"type": "http.response.body", "body": b"", "more_body": False}
-_STRANGERS_BYTES = 8192
+_MOST_PUBLIC_BODY_BYTES = 8192
 """Cap on the bodies of public paths, which anyone may send: a form with an API key and the longest path fits."""
 _FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 _JSON = "application/json"
@@ -87,7 +87,7 @@ class Guard:
             session = None if public else await self._identify(scope)
             if not safe:
                 form = scope["path"] in self._forms
-                most = min(_STRANGERS_BYTES, self._max_body_bytes) if public else self._max_body_bytes
+                most = min(_MOST_PUBLIC_BODY_BYTES, self._max_body_bytes) if public else self._max_body_bytes
                 body, receive = await _checked_body(headers, receive, _FORM if form else _JSON, most)
                 if session is not None:
                     _check_csrf(session, _field(body) if form else headers.get(CSRF_HEADER, ""))

@@ -1,6 +1,6 @@
-"""What a service endures from peers that only connect: half requests, half sign-ins, bodies of many keys, no reading.
+"""Load on a service by unauthenticated clients: half requests, half sign-ins, bodies of many keys, no reading.
 
-python benchmarks/strangers.py [--output benchmarks/results/strangers.json]
+python benchmarks/unauthenticated_clients.py [--output benchmarks/results/unauthenticated_clients.json]
 
 Four rounds, each on a service of its own on loopback, as `batchwright serve` runs it on the CPU:
 
@@ -64,7 +64,7 @@ class Served:
 
     @property
     def log_bytes(self) -> int:
-        """What it has logged."""
+        """Size of the service's log."""
         return self.log.stat().st_size
 
     @property
@@ -82,7 +82,7 @@ class Served:
 @contextmanager
 def served(descriptors: int = 4096) -> Iterator[Served]:
     """A service; ended with the block."""
-    with tempfile.TemporaryDirectory(prefix="strangers-") as name:
+    with tempfile.TemporaryDirectory(prefix="unauthenticated-") as name:
         log = Path(name) / "log"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("BATCHWRIGHT_")}
         environment |= {"BATCHWRIGHT_DATA_DIR": f"{name}/data", "BATCHWRIGHT_DEVICES": "cpu"}
@@ -222,7 +222,7 @@ def not_reading() -> dict[str, Any]:
 def main() -> None:
     """Run, print, write; exit status 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "strangers.json")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "unauthenticated_clients.json")
     options = parser.parse_args()
     rounds: dict[str, dict[str, Any]] = {}
     for act in (half_requests, half_sign_ins, many_keys, not_reading):
