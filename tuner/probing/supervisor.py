@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,15 @@ from pydantic import ValidationError
 from tuner.errors import BatchwrightError, CheckLostError, EstimateCancelledError, ProbeCancelledError, ProbeError
 from tuner.estimation.launch import expect
 from tuner.memory.environment import allocator_environment
-from tuner.memory.failures import ExitKind, ProcessExit, classify_exit
+from tuner.memory.failures import ExitKind, classify_exit
 from tuner.partner import Partner, started
 from tuner.probing.channel import Channel
+from tuner.probing.endings import Ended, report_of_dead_check, result_of_dead_process, uncompared
 from tuner.probing.exchange import CheckReport, ProbePaths, Task, TaskRequest, phase_seconds
 from tuner.probing.start import fork_server
 from tuner.processes import handed_on, kernel_oom_kills, kill_group
 from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.results import CouplingCheck, DeviceInfo, ExpectedPeaks, Outcome, Phase, ProbeResult
+from tuner.results import CouplingCheck, DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
 from tuner.specs import WorkloadSpec
 from tuner.units import format_bytes
 from tuner.workloads.imports import late_imports
@@ -45,25 +45,6 @@ _KILL_SECONDS = 30.0
 _OUTPUT_BYTES = 4000
 _TRIES = 2
 """How often what is ended from outside is tried, as by the search."""
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """How a task's process ended."""
-
-    paths: ProbePaths
-    exit: ProcessExit | None
-    """None when the fork server itself was lost."""
-    timed_out: bool
-    requested: float
-    ended: float
-    said: str
-    """The end of what it printed; of what the fork server printed, when that was lost."""
-
-    @property
-    def was_lost(self) -> bool:
-        """Whether something outside ended it, or the fork server: what it was to do is not to blame."""
-        return not self.timed_out and (self.exit is None or self.exit.kind is ExitKind.KILLED)
 
 
 class _ServerLostError(ProbeError):
@@ -126,7 +107,7 @@ class ProbeSupervisor:
         try:
             return CheckReport.model_validate_json(ended.paths.result.read_bytes())
         except (FileNotFoundError, ValidationError):
-            return _report_of_dead_check(ended)
+            return report_of_dead_check(ended, _CHECK_TIMEOUT_SECONDS)
         finally:
             shutil.rmtree(ended.paths.directory, ignore_errors=True)
 
@@ -139,18 +120,14 @@ class ProbeSupervisor:
             ProbeCancelledError: when ``should_stop`` answered true; the check's process is gone by then.
             ProbeError: when the machinery failed.
         """
-        for _ in range(_TRIES):
-            with self._lock:
-                ended = self._run_task("couple", request, request.timeout_seconds, should_stop)
-            try:
-                return CouplingCheck.model_validate_json(ended.paths.result.read_bytes())
-            except (FileNotFoundError, ValidationError):
-                found = _uncompared(request, ended)
-            finally:
-                shutil.rmtree(ended.paths.directory, ignore_errors=True)
-            if ended.timed_out or (ended.exit is not None and ended.exit.kind is not ExitKind.KILLED):
-                break
-        return found
+        with self._lock:
+            ended = self._run_until_not_lost("couple", request, request.timeout_seconds, should_stop)
+        try:
+            return CouplingCheck.model_validate_json(ended.paths.result.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return uncompared(request, ended)
+        finally:
+            shutil.rmtree(ended.paths.directory, ignore_errors=True)
 
     def expect(
         self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
@@ -231,12 +208,12 @@ class ProbeSupervisor:
             result = ProbeResult.model_validate_json(ended.paths.result.read_bytes())
             crashed = False
         except (OSError, ValidationError):
-            result = _result_of_dead_process(request, ended)
+            result = result_of_dead_process(request, ended)
             crashed = ended.exit is not None and ended.exit.kind is ExitKind.CRASHED
         shutil.rmtree(ended.paths.directory, ignore_errors=True)
         return result.model_copy(update={"seconds": seconds}), crashed
 
-    def _run_task(self, task: Task, request: TaskRequest, timeout: float, should_stop: Callable[[], bool]) -> _Ended:
+    def _run_task(self, task: Task, request: TaskRequest, timeout: float, should_stop: Callable[[], bool]) -> Ended:
         """Run a task in a process of its own. The caller removes its files; a task that is given up has none left."""
         self._tasks += 1
         paths = ProbePaths(self._scratch / f"{os.getpid()}-{self._tasks}")
@@ -249,7 +226,7 @@ class ProbeSupervisor:
 
     def _run_until_not_lost(
         self, task: Task, request: TaskRequest, timeout: float, should_stop: Callable[[], bool]
-    ) -> _Ended:
+    ) -> Ended:
         """Run a task that only the machinery needs, as often as a search repeats a probe that was lost."""
         for _ in range(_TRIES - 1):
             ended = self._run_task(task, request, timeout, should_stop)
@@ -265,14 +242,14 @@ class ProbeSupervisor:
         paths: ProbePaths,
         timeout: float,
         should_stop: Callable[[], bool],
-    ) -> _Ended:
+    ) -> Ended:
         preload = self._late_imports(request if isinstance(request, WorkloadSpec) else request.spec)
         killed_before = kernel_oom_kills()
         requested = time.monotonic()
         try:
             channel = self._started(should_stop)
         except _ServerLostError as error:
-            return _Ended(paths, None, timed_out=False, requested=requested, ended=time.monotonic(), said=str(error))
+            return Ended(paths, None, timed_out=False, requested=requested, ended=time.monotonic(), said=str(error))
         requested = time.monotonic()
         told = {"task": task, "directory": str(paths.directory), "preload": preload, "environment": handed_on()}
         self._send(channel, {"do": "run", **told})
@@ -280,7 +257,7 @@ class ProbeSupervisor:
         ended = time.monotonic()
         exit_ = None if status is None else classify_exit(status, kernel_oom_kills() - killed_before)
         said = paths.output_tail() if exit_ is not None else self._said
-        return _Ended(paths, exit_, timed_out, requested, ended, said)
+        return Ended(paths, exit_, timed_out, requested, ended, said)
 
     def _await_end(self, channel: Channel, deadline: float, should_stop: Callable[[], bool]) -> tuple[int | None, bool]:
         """The wait status of the task's process (none if the server was lost), and whether its time ran out."""
@@ -404,13 +381,6 @@ class ProbeSupervisor:
         self.close()
 
 
-def _uncompared(request: CouplingRequest, ended: _Ended) -> CouplingCheck:
-    """What the end of a check without an outcome means."""
-    cause = f"ended with {ended.exit.cause}" if ended.exit else "was lost"
-    cause = f"did not end within {request.timeout_seconds:g} s" if ended.timed_out else cause
-    return CouplingCheck(verdict="not-compared", message=f"the check {cause}.")
-
-
 _CONTROL_FACTOR = 4
 
 
@@ -418,48 +388,3 @@ def control_limit(limit_bytes: int) -> int:
     """A limit that tells whether the first one was the cause of a crash: roomier, and no danger to the host. Bytes."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(limit_bytes, min(_CONTROL_FACTOR * limit_bytes, available // 2))
-
-
-def _report_of_dead_check(ended: _Ended) -> CheckReport:
-    """Only a crash, or an end of its own making, is the workload's."""
-    if ended.timed_out:
-        return CheckReport(error=f"it was not built within {_CHECK_TIMEOUT_SECONDS:g} s\n{ended.said}")
-    if ended.exit is None:
-        return CheckReport(lost=f"the fork server was lost\n{ended.said}".strip())
-    if ended.exit.kind in {ExitKind.KILLED, ExitKind.KERNEL_OOM}:
-        return CheckReport(lost=f"{ended.exit.kind.value} ({ended.exit.cause})")
-    return CheckReport(error=f"{ended.exit.cause} while building it\n{ended.said}")
-
-
-def _result_of_dead_process(request: ProbeRequest, ended: _Ended) -> ProbeResult:
-    entered = ended.paths.entered()
-    phase = entered[-1][0] if entered else Phase.START
-    outcome, message = _judge_death(request, ended, phase)
-    return ProbeResult(
-        micro_batch_size=request.micro_batch_size,
-        accumulates=request.accumulates,
-        outcome=outcome,
-        phase=phase,
-        message=message,
-        error_type=ended.exit.cause if ended.exit else None,
-        traceback=None if outcome is Outcome.OOM else ended.said or None,
-        limit_bytes=request.limit_bytes,
-        measures_time=request.measures_time,
-    )
-
-
-def _judge_death(request: ProbeRequest, ended: _Ended, phase: Phase) -> tuple[Outcome, str]:
-    """What it means that a process ended without leaving a result."""
-    if ended.timed_out:
-        return Outcome.TIMED_OUT, f"did not end within {request.timeout_seconds:g} s; it was in phase {phase}"
-    if ended.exit is None:
-        return Outcome.LOST, f"the fork server ended during phase {phase}"
-    match ended.exit.kind:
-        case ExitKind.KERNEL_OOM:
-            return Outcome.OOM, f"killed by the kernel for memory in phase {phase} ({ended.exit.cause})"
-        case ExitKind.KILLED:
-            return Outcome.LOST, f"ended from outside by {ended.exit.cause} in phase {phase}"
-        case ExitKind.CRASHED:
-            return Outcome.ERROR, f"the process crashed with {ended.exit.cause} in phase {phase}"
-        case ExitKind.EXITED:
-            return Outcome.ERROR, f"the process ended itself with {ended.exit.cause} in phase {phase}"
