@@ -105,8 +105,12 @@ def kernels_for(model: nn.Module, precision: Precision) -> Iterator[None]:
     In fp32 the rounding of a router's output can send a token to another expert in the batch than in its parts, which
     looks like coupling.
     """
-    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
-    held = [vars(config) for config in configs.values() if hasattr(config, "__dict__")]
+    configs = {
+        id(config): config
+        for module in model.modules()
+        if hasattr(config := getattr(module, "config", None), "__dict__")
+    }
+    held = [vars(config) for config in configs.values()]
     grouped = [fields for fields in held if precision == "fp64" and fields.get(_EXPERTS) == _GROUPED]
     for fields in grouped:
         fields[_EXPERTS] = "eager"
