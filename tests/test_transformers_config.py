@@ -254,6 +254,17 @@ def test_a_field_that_only_the_configurations_code_reads_is_taken() -> None:
     assert workload.config.rope_parameters["partial_rotary_factor"] == 0.5
 
 
+def test_a_type_with_several_models_for_a_task_has_a_first() -> None:
+    """DeiT comes with one head and with two; a configuration without `architectures` means the first."""
+    small = {"image_size": 16, "patch_size": 8, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"model_type": "deit", "intermediate_size": 16, **small}
+    names = {}
+    for given in ({}, {"architectures": ["DeiTForImageClassificationWithTeacher"]}):
+        spec = transformers_spec("image-classification", {**config, **given})
+        names[len(given)] = type(build_model(spec, build_workload(spec))).__name__
+    assert names == {0: "DeiTForImageClassification", 1: "DeiTForImageClassificationWithTeacher"}
+
+
 @pytest.mark.parametrize("value", [{"a": 1}, ["a"]])
 def test_an_undeclared_field_is_no_way_in(value: object) -> None:
     """What is read past the declarations is a number, a word or a switch; anything deeper is not looked into."""

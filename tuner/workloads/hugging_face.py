@@ -197,6 +197,7 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
             config = AutoConfig.for_model(model_type, **fields)
         except Exception as error:  # noqa: BLE001 - each configuration class raises its own kinds of error
             raise _problem("config", " ".join(str(error).split())) from None
+    config.architectures = config.architectures or []  # of several models for a task (DeiT's) the first is meant
     check_config(config)
     require_router_fields(fields, config)
     _check_positions(config, batch)
