@@ -284,3 +284,16 @@ def test_tied_parameters_are_counted_once() -> None:
     assert summarize(model).parameters == sum(
         tensor.numel() for tensor in {id(p): p for p in model.parameters()}.values()
     )
+
+
+@pytest.mark.parametrize("length", [1, 2, 12])
+def test_an_encoder_and_decoder_classifies_texts_with_one_end_each(length: int) -> None:
+    """BART finds a text by its end-of-sequence token, and refuses texts of which some have more of them."""
+    config = {"model_type": "bart", "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 8}
+    config |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    spec = transformers_spec("sequence-classification", config, batch={"sequence_length": length})
+    workload = build_workload(spec)
+    model = build_model(spec, workload)
+    batch = workload.make_batch(16)
+    assert ((batch["input_ids"] == 2).sum(1) == 1).all()
+    assert torch.isfinite(workload.loss_terms(model, batch)["cross_entropy"][0])

@@ -300,6 +300,8 @@ def transformers_workload(model: TransformersModel, batch: BatchSpec, *, recompu
         inputs = _image_inputs(config, batch)
     else:
         inputs = _text_inputs(config, length, paired=model.task == "seq2seq-lm")
+        if model.task == "sequence-classification" and config.is_encoder_decoder:
+            inputs = _ended_once(inputs, config)
     return LabelledWorkload(build, inputs, _labels(model.task, config.num_labels), config)
 
 
@@ -315,6 +317,22 @@ def _text_inputs(config: TransformersConfig, length: int, *, paired: bool) -> Ca
         mask[0, 1:][-1:] = 0  # a text of one token is never all padding
         padding = getattr(config, "pad_token_id", None) or 0
         return {name: torch.where(mask > 0, ids, padding) for name, ids in inputs.items()} | {"attention_mask": mask}
+
+    return make
+
+
+def _ended_once(inputs: Callable[[int], dict[str, Tensor]], config: TransformersConfig) -> Callable[..., Any]:
+    """Texts with one end-of-sequence token each, their last: BART and its like classify a text by that token."""
+    end, vocabulary_size = getattr(config, "eos_token_id", None), _vocabulary_size(config)
+    if not isinstance(end, int) or end >= vocabulary_size:
+        return inputs
+
+    def make(size: int) -> dict[str, Tensor]:
+        made = inputs(size)
+        ids, last = made["input_ids"], made["attention_mask"].sum(1) - 1
+        ids = torch.where(ids == end, (end + 1) % vocabulary_size, ids)
+        ids[torch.arange(size), last] = end
+        return {**made, "input_ids": ids}
 
     return make
 
