@@ -8,6 +8,7 @@ import random
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -440,3 +441,12 @@ def test_a_term_that_is_no_pair_is_the_workloads_error() -> None:
     """As the engine says it."""
     with pytest.raises(WorkloadError, match="`squares` must be"):
         _check(_network(), lambda model, batch: {"squares": model(batch).sum()})
+
+
+@pytest.mark.parametrize("config", [torch.ones(3), {}, {"a": 1}, "name", None])
+def test_any_object_may_be_named_config(config: object) -> None:
+    """Only those of transformers say which kernel their experts use."""
+    model: Any = _network(nn.LayerNorm(WIDTH))
+    model.config = config
+    report = _check(model)
+    assert (report.verdict, report.precision) == ("separate", "fp64"), report.message
