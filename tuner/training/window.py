@@ -14,8 +14,8 @@ from tuner.training.runs import MicroBatchSplit
 from tuner.workloads.base import LossTerms
 
 _NEEDS_WEIGHTS = (
-    "several loss terms ({terms}) need their weights beforehand, from loss_weights(batch): each term is divided by its "
-    "own weight over the whole window, known before the first backward pass"
+    "several loss terms ({terms}) need their weights beforehand, from `weigh` or a workload's loss_weights(batch): "
+    "each term is divided by its own weight over the whole window, known before the first backward pass"
 )
 _WEIGHT_TOLERANCE = 1e-4
 """Relative: weights may have been summed in fp32."""
