@@ -202,6 +202,52 @@ def test_a_tuning_that_fails(start_service: StartService, visit: Open) -> None:
     expect(state(page)).to_have_text("✓Succeeded")
 
 
+def test_a_device_that_takes_no_work_says_why(start_service: StartService, visit: Open, tmp_path: Path) -> None:
+    """The overview names the cause beside the device, calls it neither free nor ready, and shows when it is over."""
+    (in_the_way := tmp_path / "disk").write_text("")
+    page = visit(start_service(runs_dir=in_the_way / "runs")).open("/")
+    device = page.locator("#devices tbody tr")
+    expect(device).to_contain_text("Takes no work")
+    expect(device).to_contain_text(str(in_the_way / "runs"))
+    expect(device).not_to_contain_text("Free")
+    expect(page.locator("#running")).not_to_contain_text("free")
+    in_the_way.unlink()
+    expect(device).to_contain_text("Alive")
+    expect(device).to_contain_text("Free")
+    expect(device).not_to_contain_text(str(in_the_way))
+
+
+@pytest.mark.parametrize("kind", ["tunings", "jobs"])
+def test_what_waits_shows_its_place_in_the_queue(start_service: StartService, visit: Open, kind: str) -> None:
+    """The page follows as the queue moves on, and stops when the work does not wait any more."""
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)))
+    ahead = [f"/v1/tunings/{queued(service, 'tunings', size)}" for size in (3, 5)]
+    assert started.wait(240)
+    last = queued(service, kind, 6)
+    page = visit(service).open(f"/{kind}/{last}")
+    expect(page.locator("#progress")).to_contain_text("Place 2 in the queue of its device")
+    service.http.post(f"{ahead[1]}/cancel")
+    expect(page.locator("#progress")).to_contain_text("Place 1 in the queue of its device")
+    service.http.post(f"/v1/{kind}/{last}/cancel")
+    expect(state(page)).to_have_text("⊘Cancelled")
+    expect(page.locator("#progress")).not_to_contain_text("queue")
+
+
+def queued(service: Running, kind: str, size: int) -> str:
+    """The id of a tuning, or of a job of some recommendation, that waits or runs."""
+    documents = {
+        "tunings": tuning_request(effective_batch_size=size).model_dump(mode="json"),
+        "jobs": {
+            "recommendation": recommendation().model_dump(mode="json"),
+            "training": {"updates": size},
+        },
+    }
+    made = service.http.post(f"/v1/{kind}", json=documents[kind])
+    assert made.status_code == 202, made.text
+    return str(made.json()["id"])
+
+
 def test_a_tuning_that_is_cancelled(start_service: StartService, visit: Open) -> None:
     """The button ends the probe that runs; the page shows it without being loaded again."""
     started = threading.Event()

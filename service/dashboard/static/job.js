@@ -8,6 +8,7 @@ import { bytes, bytesExactly, count, elapsed, number, plural, seconds, time, wor
 import { makeHistory } from "./history.js";
 import { eventually, follow, poll } from "./live.js";
 import { alertBox, badge, bar, busy, confirmDialog, definitions, emptyState, problemAlert, scopeAlert } from "./parts.js";
+import { followPlace, placeInWords } from "./queue_place.js";
 import { makeTable } from "./table.js";
 
 const GIB = 1024 ** 3;
@@ -22,6 +23,10 @@ const LOG_BYTES = 64 * 1024;
 const id = byId("job").dataset.jobId;
 const path = `/v1/jobs/${encodeURIComponent(id)}`;
 const page = { job: null, history: makeHistory(MOST_POINTS), drawing: false, checkpoints: null, following: null, logging: null };
+const places = followPlace(path, (job) => {
+  page.job.queue = job.queue;
+  showBar();
+});
 
 const charts = [
   makeChart(byId("loss"), () => curve("loss", (row) => row.loss, "--chart-1", { more: splitMarks(), fromZero: false })),
@@ -134,17 +139,23 @@ function took(job) {
 }
 
 function showProgress() {
-  const { progress, state, training } = page.job;
+  const { progress } = page.job;
   const rows = page.history.rows();
   byId("curves").hidden = rows.length === 0;
   setText(byId("curves-words"), rows.length === 0 ? "No update has been made yet." : inWords(progress));
-  const made = progress?.update ?? 0;
-  replace(byId("progress"), state === "QUEUED" ? h("p", {}, "Waits for its device.") : bar({ value: made, max: training.updates, label: "Updates made", text: `${count(made)} of ${count(training.updates)} updates` }));
+  showBar();
+  places.update(page.job);
   replace(byId("newest"), progress && newest(progress));
   showSplits();
   if (rows.length > 0) {
     charts.forEach((chart) => chart.draw());
   }
+}
+
+function showBar() {
+  const { progress, queue, state, training } = page.job;
+  const made = progress?.update ?? 0;
+  replace(byId("progress"), state === "QUEUED" ? h("p", {}, placeInWords(queue)) : bar({ value: made, max: training.updates, label: "Updates made", text: `${count(made)} of ${count(training.updates)} updates` }));
 }
 
 function newest(progress) {

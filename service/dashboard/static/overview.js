@@ -57,7 +57,7 @@ function showRunning(running) {
   forget(running);
   if (running.length === 0) {
     const action = may("tunings:write") && h("a", { href: "/tunings/new", class: "button" }, "New tuning");
-    showOnce("running", "none", () => emptyState({ title: "Nothing is running", text: "The devices are free.", action }));
+    showOnce("running", "none", () => emptyState({ title: "Nothing is running", text: "What is submitted starts as soon as a device takes it.", action }));
     return;
   }
   const known = new Map([...byId("running").querySelectorAll("[data-work]")].map((card) => [card.dataset.work, card]));
@@ -131,7 +131,7 @@ const devices = makeTable({
     { title: "Memory", class: "memory", cell: memory },
     { title: "Held by", class: "nowrap", cell: holder },
     { title: "Waiting", class: "number", cell: (row) => count(row.queued) },
-    { title: "Worker", class: "nowrap", cell: worker },
+    { title: "Worker", class: "worker", cell: worker },
   ],
 });
 
@@ -148,11 +148,14 @@ function holder(row) {
   if (row.held_by !== null) {
     return workLink(row.held_by);
   }
-  return row.alive ? mark("neutral", "○", "Free") : "–";
+  return row.alive && row.unready === null ? mark("neutral", "○", "Free") : "–";
 }
 
 function worker(row) {
-  return row.alive ? mark("ok", "✓", "Alive") : mark("bad", "✕", `Silent for ${seconds(row.heartbeat_age_seconds)}`);
+  if (!row.alive) {
+    return mark("bad", "✕", `Silent for ${seconds(row.heartbeat_age_seconds)}`);
+  }
+  return row.unready === null ? mark("ok", "✓", "Alive") : [mark("warn", "!", "Takes no work"), h("div", { class: "small" }, row.unready)];
 }
 
 /** The heartbeat's age of a living worker changes every time, and nobody reads it. */

@@ -9,6 +9,7 @@ import { eventually, follow } from "./live.js";
 import { heldBytes, memoryFigure, memoryInWords } from "./memory_chart.js";
 import { alertBox, badge, busy, codeBlock, confirmDialog, definitions, emptyState, problemAlert, scopeAlert, tag } from "./parts.js";
 import { drawPlan, planInWords } from "./plan.js";
+import { followPlace, placeInWords } from "./queue_place.js";
 import { asCommand, asCurl } from "./repeating.js";
 import { makeTable } from "./table.js";
 
@@ -16,6 +17,10 @@ const ENDED = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 const id = byId("tuning").dataset.tuningId;
 const path = `/v1/tunings/${encodeURIComponent(id)}`;
 const page = { tuning: null, probes: [] };
+const places = followPlace(path, (tuning) => {
+  page.tuning = { ...page.tuning, queue: tuning.queue };
+  showProgress();
+});
 
 const table = makeTable({ caption: "Probes", columns: probeColumns(), keyOf: (row) => row.ordinal });
 const chart = makeChart(byId("chart"), () => memoryFigure(results(), limits()));
@@ -105,7 +110,8 @@ function show() {
 function showState() {
   const { tuning } = page;
   replace(byId("state"), badge(tuning.state));
-  replace(byId("progress"), progressText(tuning));
+  showProgress();
+  places.update(tuning);
   const { request } = tuning;
   replace(byId("facts"), definitions([
     ["Device", tuning.device],
@@ -123,9 +129,16 @@ function showState() {
   ]));
 }
 
+function showProgress() {
+  const shown = progressText(page.tuning);
+  if (shown === null || !byId("progress").firstChild?.isEqualNode(shown)) {
+    replace(byId("progress"), shown); // told again only where it is another text
+  }
+}
+
 function progressText(tuning) {
   if (tuning.state === "QUEUED") {
-    return h("p", {}, "Waits for its device. ", h("a", { href: "/" }, "The queue is on the overview."));
+    return h("p", {}, `${placeInWords(tuning.queue)} `, h("a", { href: "/" }, "The queue is on the overview."));
   }
   if (tuning.state === "RUNNING") {
     const last = page.probes.at(-1)?.result;
