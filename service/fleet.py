@@ -78,8 +78,8 @@ class QueueEntry(Document):
     """How long it has waited."""
     expected_wait_seconds: NonNegativeFloat | None = None
     """How long until it is taken, if what runs and what is ahead take as long as the median of what ended on this
-    device lately, by kind; none where fewer than three of a kind ended, or no worker serves the device with the
-    hardware it needs. Work that is submitted later with a higher priority goes first."""
+    device lately, by kind; none where fewer than three of a kind ended, or no worker with the hardware it needs
+    serves the device and takes work now. Work that is submitted later with a higher priority goes first."""
 
 
 class Queue(Document):

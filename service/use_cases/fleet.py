@@ -27,7 +27,7 @@ class FleetCases:
     def queue(self, limit: int) -> Queue:
         """What waits, in the order in which it is taken, with how long that may last."""
         waiting = self._store.queue(limit)
-        seen = [it for it in self._store.devices() if self._desk.is_alive(it)]
+        seen = [it for it in self._store.devices() if self._desk.is_alive(it) and it.served.unready is None]
         waits: dict[str, float | None] = {}
         for device in {it.device for it in waiting}:
             lines = [it for it in waiting if it.device == device]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,17 @@ def test_the_queue_tells_who_is_next(busy: Running) -> None:
     assert {(item["kind"], item["device"], item["model"]) for item in items} == {("tuning", "cpu", "mlp")}
     assert all(item["age_seconds"] >= 0 and item["expected_wait_seconds"] is None for item in items)
     assert len(busy.http.get("/v1/queue", params={"limit": 2}).json()["items"]) == 2
+
+
+def test_a_device_that_takes_no_work_promises_no_start(start_service: StartService, tmp_path: Path) -> None:
+    """Nobody knows when the trouble of its host is over."""
+    (in_the_way := tmp_path / "disk").write_text("")
+    service = start_service(runs_dir=in_the_way / "runs")
+    waiting_id = submitted(service, effective_batch_size=5)
+    items = service.http.get("/v1/queue").json()["items"]
+    assert [(it["id"], it["expected_wait_seconds"]) for it in items] == [(waiting_id, None)]
+    place = service.http.get(f"/v1/tunings/{waiting_id}").json()["queue"]
+    assert place == {"position": 1, "expected_wait_seconds": None}
 
 
 def test_the_priority_is_told_and_leaves_the_answer_alone(busy: Running) -> None:

@@ -192,7 +192,7 @@ const queue = makeTable({
 });
 
 function expectedWait(row) {
-  const unknown = "Told once three of a kind have ended on this device, and a worker serves it";
+  const unknown = "Told once three of a kind have ended on this device, and a worker serves it and takes work";
   const wait = row.expected_wait_seconds;
   return wait === null ? h("span", { class: "muted", title: unknown }, "not known yet") : `about ${seconds(Math.round(wait))}`;
 }
