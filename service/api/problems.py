@@ -104,6 +104,8 @@ def _on_http_exception(request: Request, error: Exception) -> Response:
     """What the framework answers by itself: an unknown path, a method that a path does not have."""
     if not isinstance(error, HTTPException):
         return problem_response(error)
+    if isinstance(error.__cause__, ValueError):  # of the parser, which the framework does not tell
+        return problem_response(MalformedJsonError(f"the body is not valid JSON: {_why_unreadable(error.__cause__)}"))
     status = HTTPStatus(error.status_code)
     headers = dict(error.headers or {})
     if status is HTTPStatus.METHOD_NOT_ALLOWED:
@@ -113,6 +115,12 @@ def _on_http_exception(request: Request, error: Exception) -> Response:
     code = status.phrase.lower().replace(" ", "-")
     detail = f"{request.method} {request.url.path}: {error.detail}"
     return _response(make_problem(status, code, status.phrase, detail), headers)
+
+
+def _why_unreadable(error: ValueError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not UTF-8"
+    return str(error).partition(" for integer string conversion")[0]  # "Exceeds the limit (4300 digits)"
 
 
 def _methods_of(request: Request) -> list[str]:
@@ -130,7 +138,8 @@ def _on_invalid_request(_request: Request, error: Exception) -> Response:
         return problem_response(error)
     found = error.errors()
     if any(item["type"] == "json_invalid" for item in found):
-        reason = next(str(item.get("ctx", {}).get("error", "")) for item in found if item["type"] == "json_invalid")
+        invalid = next(item for item in found if item["type"] == "json_invalid")
+        reason = invalid.get("ctx", {}).get("error") or invalid["msg"].removeprefix("is not valid JSON: ")
         return problem_response(MalformedJsonError(f"the body is not valid JSON: {reason}"))
     faults = [_fault(item, error.body) for item in found[:MOST_FAULTS]]
     return problem_response(InvalidInputError.listing(faults, len(found)))

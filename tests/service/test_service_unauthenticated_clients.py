@@ -180,6 +180,23 @@ def test_json_is_utf_8(encoding: str) -> None:
         check_structure('{"a": 0}'.encode(encoding))
 
 
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b'{"device": "\xff"}', ": byte 12 is not UTF-8"),
+        (b'{"effective_batch_size": ' + b"9" * 5000 + b"}", ": Exceeds the limit (4300 digits)"),
+        (b'{"device": "\\ud800"}', ": unexpected end of hex escape"),
+        (b'{"device": }', ": Expecting value"),
+    ],
+)
+def test_malformed_json_is_told_with_its_reason(shared_service: Running, sent: bytes, reason: str) -> None:
+    """One code for all of it, and words that help."""
+    headers = {"content-type": "application/json"}
+    answer = shared_service.http.post("/v1/tunings", content=sent, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (400, "malformed-json")
+    assert reason in answer.json()["detail"]
+
+
 def test_the_largest_documents_of_use_are_taken() -> None:
     """A recommendation with its evidence, and a configuration with the names of a thousand classes."""
     document = {"recommendation": recommendation().model_dump(mode="json"), "training": {"updates": 1}}
