@@ -18,7 +18,7 @@ from service.connections import BoundedListener, Connections, bounded, limit_rep
 from service.errors import ConfigurationError, ServiceError
 from service.logs import configure_logging, say
 from service.settings import Settings
-from service.signals import handling_signals
+from service.signals import exiting_at_signals, handling_signals
 from service.store.base import KeyStore
 from service.worker_process import ENTRY
 from service.workers import Workers
@@ -79,7 +79,7 @@ def serve_system(settings: Settings, system: System) -> None:
     """
     configure_logging(settings.log_level, settings.log_format)
     try:
-        with _listening(settings) as listener:
+        with exiting_at_signals(), _listening(settings) as listener:
             system.begin()
             app = app_of(system, settings)
             app.openapi()  # which takes seconds, while the workers start
@@ -98,8 +98,12 @@ def _listening(settings: Settings) -> Iterator[socket.socket]:
         try:
             listener.bind((settings.host, settings.port))
         except OSError as error:
-            raise ConfigurationError(f"cannot listen on {settings.host} port {settings.port}: {error}") from None
+            raise _cannot_listen(settings, error) from None
         yield listener
+
+
+def _cannot_listen(settings: Settings, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"cannot listen on {settings.host} port {settings.port}: {error}")
 
 
 def _run(settings: Settings, system: System, app: FastAPI, listener: socket.socket) -> None:
@@ -117,9 +121,13 @@ def _run(settings: Settings, system: System, app: FastAPI, listener: socket.sock
         server_header=False,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
+    server = _Server(config, app.state.feed.close, system.coordinator, connections, settings.log_format)
     # Uvicorn raises the signals it caught once more when it is done: the first one has been obeyed by then.
-    with handling_signals(stop=lambda: None, hurry=system.coordinator.hurry):
-        server = _Server(config, app.state.feed.close, system.coordinator, connections, settings.log_format)
+    with handling_signals(stop=server.end, hurry=system.coordinator.hurry):
+        try:
+            listener.listen(config.backlog)
+        except OSError as error:  # another process has begun to, since the address was bound
+            raise _cannot_listen(settings, error) from None
         server.run(sockets=[listener])
 
 
@@ -139,6 +147,10 @@ class _Server(uvicorn.Server):
         self._end_streams = end_streams
         self._coordinator = coordinator
         self._connections = connections
+
+    def end(self) -> None:
+        """Begin to end, for a signal that comes before uvicorn handles signals by itself."""
+        self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end at the first signal; at the second, wait for nothing more."""

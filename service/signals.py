@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+
+@contextmanager
+def exiting_at_signals() -> Iterator[None]:
+    """Raise ``SystemExit`` in the main thread at SIGTERM or SIGINT, so that what has been started is ended.
+
+    For the start of a process. The signals end it at once after the block.
+    """
+
+    def leave(*_: object) -> None:
+        sys.exit(0)
+
+    with _handled(leave):
+        yield
 
 
 @contextmanager
@@ -19,16 +34,24 @@ def handling_signals(stop: Callable[[], None], hurry: Callable[[], None]) -> Ite
     heard, rung = os.pipe()
     obeying = threading.Thread(target=_obey, args=(heard, stop, hurry), name="signals", daemon=True)
     obeying.start()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda *_: os.write(rung, b"!")) for number in numbers}
     try:
-        yield
+        with _handled(lambda *_: os.write(rung, b"!")):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         os.close(rung)
         obeying.join()
         os.close(heard)
+
+
+@contextmanager
+def _handled(handler: Callable[..., object]) -> Iterator[None]:
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def _obey(heard: int, stop: Callable[[], None], hurry: Callable[[], None]) -> None:

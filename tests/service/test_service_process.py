@@ -272,6 +272,64 @@ def test_a_taken_port_is_named(start_apart: StartServed, tmp_path: Path) -> None
         serve(Settings(data_dir=tmp_path / "other", port=port, devices="cpu"))
 
 
+_STARTING = """
+import os, signal, socket, sys
+from dataclasses import replace
+from pathlib import Path
+from service.bootstrap import build
+from service.errors import ServiceError
+from service.server import serve_system
+from service.settings import Settings
+
+other = socket.socket()
+other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+other.bind(("127.0.0.1", 0))
+
+class Workers:
+    places = []
+
+    def start(self):
+        if sys.argv[2] == "listen":
+            other.listen()
+        else:
+            os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+
+    def request_stop(self): pass
+    hurry = request_stop
+
+    def stop(self):
+        print("handed back")
+
+settings = Settings(data_dir=Path(sys.argv[1]), worker=False, port=other.getsockname()[1], log_level="error")
+try:
+    serve_system(settings, replace(build(settings), coordinator=Workers()))
+except ServiceError as error:
+    print(type(error).__name__, error)
+"""
+"""A service whose workers are slow to start; meanwhile another process listens on its port, or it is told to end."""
+
+
+def starting(tmp_path: Path, what: str) -> subprocess.CompletedProcess[str]:
+    """What becomes of a service to which something happens while it starts."""
+    command = [sys.executable, "-c", _STARTING, str(tmp_path), what]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=START_SECONDS)
+
+
+def test_a_port_that_is_taken_during_the_start_is_named(tmp_path: Path) -> None:
+    """Two services that are started at once on one port: the second is refused in our words, and ends its workers."""
+    done = starting(tmp_path, "listen")
+    assert "ConfigurationError cannot listen on 127.0.0.1 port" in done.stdout
+    assert "handed back" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+def test_a_service_that_is_told_to_end_during_its_start_hands_back(tmp_path: Path, number: str) -> None:
+    """Its workers may run something by then, which must not look as if they had vanished."""
+    done = starting(tmp_path, number)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "handed back\n", "")
+
+
 _ORPHANING = """
 import ctypes, json, os, subprocess, sys, time
 from tuner.processes import reap, zombies
