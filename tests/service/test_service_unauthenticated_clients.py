@@ -210,7 +210,9 @@ def test_the_largest_documents_of_use_are_taken() -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("path", ["/sign-in", "/livez", "/docs"])
-def test_unauthenticated_clients_send_some_kibibytes_at_most(shared_service: Running, path: str, *, chunked: bool) -> None:
+def test_unauthenticated_clients_send_some_kibibytes_at_most(
+    shared_service: Running, path: str, *, chunked: bool
+) -> None:
     """Bodies of public routes are refused above 8192 bytes, though callers with a key may send 1 MiB."""
     large = b"key=" + b"x" * 9000
     content = iter([large[:4500], large[4500:]]) if chunked else large
