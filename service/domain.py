@@ -189,7 +189,7 @@ class Tuning(TuningSummary):
     place: str | None = None
     """Host and device that run it, or ran it last."""
     queue: QueuePlace | None = None
-    """Its place in the queue, while it waits; none in the answer to its submission."""
+    """Its place in the queue, while it waits; none in the answer to its submission, and where it is not known yet."""
     request: TuningRequest
     """What was asked."""
     problem: Problem | None = None
@@ -211,7 +211,7 @@ class Job(JobSummary):
     place: str | None = None
     """Host and device that run it, or ran it last."""
     queue: QueuePlace | None = None
-    """Its place in the queue, while it waits; none in the answer to its submission."""
+    """Its place in the queue, while it waits; none in the answer to its submission, and where it is not known yet."""
     training: TrainingRequest
     """What was asked."""
     recommendation: Recommendation

@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Mapping
 
 from service.domain import QueuePlace
-from service.fleet import Queue, QueueEntry
+from service.fleet import Queue
 from service.states import State
 from service.store.base import WorkItem
 
 KEPT_SECONDS = 1.0
 """How long a look at the queue answers further callers."""
+_PAUSE = 4
+"""A look is not repeated for so many times as long as it took, for work that was queued since: a look at thousands of
+entries takes tenths of a second."""
 MOST_PLACES = 5000
 """Places that are told; work behind them has none yet."""
 
@@ -31,24 +34,33 @@ class QueuePlaces:
         self._lock = threading.Lock()
         self._places: Mapping[str, QueuePlace] = {}
         self._seen_at = -KEPT_SECONDS
+        self._look_seconds = 0.0
 
     def of(self, item: WorkItem) -> QueuePlace | None:
-        """The place of a tuning or job; none where it does not wait, or waits behind ``MOST_PLACES`` others."""
+        """The place of a tuning or job.
+
+        None where it does not wait, waits behind ``MOST_PLACES`` others, or was queued after the newest look at a long
+        queue.
+        """
         if item.state is not State.QUEUED:
             return None
         with self._lock:
             if not self._is_fresh(item.id):
-                self._places = {it.id: _place(it.position, it.expected_wait_seconds) for it in self._entries()}
-                self._seen_at = self._clock()
+                self._refresh()
             return self._places.get(item.id)
 
-    def _entries(self) -> tuple[QueueEntry, ...]:
-        return self._look(MOST_PLACES).items
+    def _refresh(self) -> None:
+        began = self._clock()
+        entries = self._look(MOST_PLACES).items
+        self._places = {entry.id: _place(entry.position, entry.expected_wait_seconds) for entry in entries}
+        self._seen_at = self._clock()
+        self._look_seconds = self._seen_at - began
 
     def _is_fresh(self, work_id: str) -> bool:
-        """Whether the last look answers for this work: what was queued since is looked up at once."""
+        """Tell whether the last look answers for this work; what was queued since is looked up soon."""
         is_told = work_id in self._places or len(self._places) >= MOST_PLACES
-        return is_told and self._clock() - self._seen_at < KEPT_SECONDS
+        kept = KEPT_SECONDS if is_told else min(KEPT_SECONDS, _PAUSE * self._look_seconds)
+        return self._clock() - self._seen_at < kept
 
 
 def _place(position: int, seconds: float | None) -> QueuePlace:

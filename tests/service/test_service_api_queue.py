@@ -228,6 +228,26 @@ def test_a_wait_does_not_end_for_a_new_place(busy: Running) -> None:
     assert ended_now.json()["state"] == "CANCELLED"
 
 
+def test_a_long_queue_is_not_read_for_each_new_entry() -> None:
+    """A look that takes 0.1 s is not repeated for 0.4 s: until then what was queued since has no place yet."""
+    looks: list[float] = []
+    now = [0.0]
+
+    def look(_: int) -> Queue:
+        looks.append(now[0])
+        now[0] += 0.1
+        return Queue(items=tuple(entry(name, place) for place, name in enumerate("ab"[: len(looks)], start=1)))
+
+    places = QueuePlaces(look, lambda: now[0])
+    assert places.of(item("a")) is not None
+    now[0] += 0.3
+    assert places.of(item("b")) is None
+    assert len(looks) == 1
+    now[0] += 0.2
+    assert places.of(item("b")) is not None
+    assert len(looks) == 2
+
+
 def test_the_queue_is_read_once_for_many_who_poll() -> None:
     """What was queued since the last look is looked up at once; what waits too far behind is told nothing."""
     looks: list[int] = []
