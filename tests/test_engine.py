@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import gc
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import pytest
@@ -34,6 +37,7 @@ from tuner.memory.devices import open_device
 from tuner.specs import WorkloadSpec
 from tuner.training.accumulate import Gathering, GradientAccumulation, UpdateReport, split_batch, windows
 from tuner.training.engine import UpdateEngine
+from tuner.training.gradients import GradientSums, ScratchSums, SumsInPlace
 from tuner.training.micro_batches import sliced
 from tuner.workloads.base import IGNORED_LABEL, Batch, LossTerms, counted, pad_tokens
 from tuner.workloads.build import build_model, build_workload
@@ -631,3 +635,76 @@ def test_micro_batches_with_other_terms_are_refused_without_weights() -> None:
     accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=1.0), checks_coupling=False)
     with pytest.raises(WorkloadError, match=r"several loss terms \(a, b\)"):
         accumulation.update(split_batch(torch.ones(4, 1), 2), lambda m, b: {next(names): (m(b).sum(), len(b))})
+
+
+# --- what a micro-batch costs beside its passes ---
+
+
+def _calls(action: Callable[[], object]) -> int:
+    """How many functions Python calls, those of C included: a cost that no other load changes."""
+    seen = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal seen
+        seen += event in {"call", "c_call"}
+
+    gc.disable()  # a collection may call what others have asked it to
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return seen
+
+
+def _calls_of_commit(kind: type[GradientSums], tensors: int) -> int:
+    """Those of the third micro-batch's commit; the sums are checked too."""
+    parameters = [nn.Parameter(torch.zeros(3)) for _ in range(tensors)]
+    sums = kind(parameters)
+    sums.start()
+    for _ in range(3):
+        torch.autograd.backward(torch.stack(list(parameters)).sum())
+        calls = _calls(sums.commit)
+    sums.collect()
+    assert all(it is not None and it.tolist() == [3.0] * 3 for it in sums.sums)
+    return calls
+
+
+@pytest.mark.parametrize("kind", [ScratchSums, SumsInPlace])
+def test_a_commit_calls_no_function_for_each_parameter(kind: type[GradientSums]) -> None:
+    """A tiny micro-batch of a model with many tensors would pay for it."""
+    assert _calls_of_commit(kind, 100) == _calls_of_commit(kind, 10)
+
+
+@both_gatherings
+def test_a_micro_batch_calls_no_function_for_each_parameter(gathering: Gathering) -> None:
+    """Of what is done between the passes of a window, nothing but torch's own grows with the parameters."""
+
+    def calls(tensors: int, micro_batches: int) -> int:
+        model = nn.ParameterList(torch.ones(3) for _ in range(tensors))
+        accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.0), gathering=gathering)
+        whole = list(model)
+        window = [torch.ones(2, 3)] * micro_batches
+        update = partial(
+            accumulation.update, window, lambda _, batch: ((torch.stack(whole).sum(0) * batch).sum(), len(batch))
+        )
+        update()
+        return _calls(update)
+
+    assert calls(100, 9) - calls(100, 3) == calls(10, 9) - calls(10, 3)
+
+
+@both_gatherings
+def test_gradients_that_come_late_or_not_at_all_are_summed(gathering: Gathering) -> None:
+    """Some micro-batches use parameters that others leave out, and one that all leave out keeps none."""
+    model = nn.ParameterList(torch.zeros(1) for _ in range(4))
+    accumulation = GradientAccumulation(
+        model, torch.optim.SGD(model.parameters(), lr=0.0), gathering=gathering, checks_coupling=False
+    )
+    used = [(0,), (0, 1), (0, 1, 2), (0, 1, 2), (1,)]
+    window = [torch.tensor([index]) for index in range(len(used))]
+    accumulation.accumulate(
+        window, lambda _, batch: (torch.stack([model[it] for it in used[int(batch)]]).sum() * (1 + batch), 1.0)
+    )
+    assert [it.grad and pytest.approx(it.grad.item()) for it in model] == [2.0, 2.8, 1.4, None]

@@ -19,12 +19,15 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tuner.errors import WorkloadError
+
+_DENSE = {torch.strided}
 
 
 def _is_narrow(dtype: torch.dtype) -> bool:
@@ -159,16 +162,28 @@ class ScratchSums(GradientSums):
     restarts = False
 
     def commit(self) -> None:
-        """Add the scratch gradients to the sums; the first ones simply become them. Allocates nothing."""
+        """Add the scratch gradients to the sums; the first ones simply become them. Allocates nothing.
+
+        Nearly always every parameter has a gradient and a sum: a single pass of torch's adds them, and no Python
+        function is called for each parameter.
+        """
         gradients = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
+        _require_dense(gradients)
+        sums = self.sums
+        if not self._room and _has_all(gradients) and _has_all(sums):
+            torch._foreach_add_(sums, gradients)
+        else:
+            self._add_each(gradients)
+
+    def _add_each(self, gradients: Sequence[Tensor | None]) -> None:
+        """Add the gradients that are present to sums that may be missing or of another precision."""
         added_to: list[Tensor] = []
         added: list[Tensor] = []
         for index, gradient in enumerate(gradients):
             if gradient is None:
                 continue
-            _require_dense(gradient)
             total = self.sums[index]
             if index in self._room:
                 self._add_narrow(index, gradient)
@@ -217,7 +232,7 @@ class SumsInPlace(GradientSums):
         """Add the ``index``-th parameter's gradient to its sum, if it is a narrow one of this window."""
         mine = self.gathers and index in self._room
         if mine:
-            _require_dense(gradient)
+            _require_dense([gradient])
             self._add_narrow(index, gradient)
         return mine
 
@@ -226,10 +241,9 @@ class SumsInPlace(GradientSums):
 
     def collect(self) -> None:
         """Look up what the backward passes have summed."""
-        for index, parameter in enumerate(self.parameters):
-            gradient = parameter.grad
-            if gradient is not None:
-                _require_dense(gradient)
+        gradients = [parameter.grad for parameter in self.parameters]
+        _require_dense(gradients)
+        for index, gradient in enumerate(gradients):
             if index not in self._room:
                 self.sums[index] = gradient
 
@@ -238,12 +252,21 @@ class SumsInPlace(GradientSums):
         self.clear()
 
 
-def _require_dense(gradient: Tensor) -> None:
-    if gradient.layout is not torch.strided:
-        raise WorkloadError(
-            f"a parameter of shape {tuple(gradient.shape)} has a sparse gradient, which has no fixed place to be "
-            "summed in; build its embedding with sparse=False"
-        )
+def _has_all(tensors: list[Tensor | None]) -> TypeGuard[list[Tensor]]:
+    for tensor in tensors:  # noqa: SIM110 - a generator would be resumed for each tensor, which takes longer
+        if tensor is None:
+            return False
+    return True
+
+
+def _require_dense(gradients: Sequence[Tensor | None]) -> None:
+    if {it.layout for it in gradients if it is not None} <= _DENSE:
+        return
+    shape = next(tuple(it.shape) for it in gradients if it is not None and it.layout is not torch.strided)
+    raise WorkloadError(
+        f"a parameter of shape {shape} has a sparse gradient, which has no fixed place to be summed in; build its "
+        "embedding with sparse=False"
+    )
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
