@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,8 +37,21 @@ def _generators_put_back() -> Iterator[None]:
 
 
 def _same(one: RandomState, other: RandomState) -> bool:
-    numpy = all(np.array_equal(a, b) for a, b in zip(one.numpy, other.numpy, strict=True))
+    numpy = str(one.numpy) == str(other.numpy) and np.array_equal(_key(one), _key(other))
     return one.python == other.python and numpy and torch.equal(one.cpu, other.cpu)
+
+
+def _key(state: RandomState) -> Any:
+    return state.numpy["state"]["state"] if isinstance(state.numpy, dict) else state.numpy[1]
+
+
+@pytest.fixture
+def _permuted_congruential() -> Iterator[None]:
+    """Another generator than numpy's own behind ``numpy.random``."""
+    before = np.random.get_bit_generator()  # type: ignore[attr-defined] # documented, but not in numpy's stubs
+    np.random.set_bit_generator(np.random.PCG64(1))  # type: ignore[attr-defined] # as above
+    yield
+    np.random.set_bit_generator(before)  # type: ignore[attr-defined] # as above
 
 
 @pytest.mark.parametrize("layout", [True, False], ids=["known", "unknown"])
@@ -65,13 +80,57 @@ def test_a_state_is_what_it_was_and_can_be_restored() -> None:
     assert drawn == again
 
 
-def test_the_states_of_resting_generators_are_not_read_again() -> None:
-    """Python's is the very object of before, and numpy's too."""
+def test_the_state_of_a_resting_numpy_generator_is_not_read_again() -> None:
+    """Its state is the very object of before, while torch's and Python's are read each time."""
     seed_everything(1)
     reader = RandomReader(CPU)
-    first, _ = reader.now(), torch.rand(1)
+    first, _ = reader.now(), (torch.rand(1), random.random())
     second = reader.now()
-    assert second.python is first.python
     assert second.numpy is first.numpy
+    assert second.python != first.python
     assert not torch.equal(second.cpu, first.cpu)
     assert randomness._KNOWN_LAYOUT
+
+
+def test_no_memory_of_python_objects_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every address that is read is the one that numpy gives for its generator's state."""
+    read: list[int] = []
+    string_at = ctypes.string_at
+
+    def recorded(address: int, size: int) -> bytes:
+        read.append(address)
+        return string_at(address, size)
+
+    monkeypatch.setattr(ctypes, "string_at", recorded)
+    reader = RandomReader(CPU)
+    for _ in range(3):
+        reader.now()
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # documented, but not in numpy's stubs
+    assert set(read) == {generator.ctypes.state_address}
+
+
+@pytest.mark.parametrize(
+    "bytes_of",
+    [
+        lambda generator: generator.state["state"]["key"].tobytes(),
+        lambda generator: (string := randomness._numpy_bytes(generator))[-4:] + string[:-4],
+        lambda _: bytes(2500),
+    ],
+    ids=["no position", "position first", "zeros"],
+)
+def test_another_layout_of_numpy_generators_is_found_out(bytes_of: Callable[[np.random.MT19937], bytes]) -> None:
+    """Bytes that are not the key and then the position would miss draws, or tell some where there are none."""
+    assert not randomness._has_known_layout(bytes_of)
+
+
+@pytest.mark.usefixtures("_permuted_congruential")
+def test_another_generator_behind_numpy_is_read_in_full_and_restored() -> None:
+    """Its layout is not known, and its state is a mapping."""
+    reader = RandomReader(CPU)
+    states = [reader.now()]
+    drawn = np.random.normal()  # noqa: NPY002 - the old interface is what is read
+    states.append(reader.now())
+    assert not states[0].equals(states[1])
+    states[0].restore(CPU)
+    assert reader.now().equals(states[0])
+    assert np.random.normal() == drawn  # noqa: NPY002 - as above

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import _random
 import ctypes
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 _MERSENNE_TWISTER_BYTES = 625 * 4
-"""A key of 624 words and a position: the state that Python's and numpy's generators share."""
+"""A key of 624 words and a position, of four bytes each: what numpy's generator keeps at its ``state_address``."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,8 @@ class RandomState:
     """The state of every generator at one moment."""
 
     python: tuple[Any, ...]
-    numpy: tuple[Any, ...]
+    numpy: tuple[Any, ...] | dict[str, Any]
+    """As numpy gives it: a mapping where ``numpy.random.set_bit_generator`` has put another generator in place."""
     cpu: Tensor
     cuda: Tensor | None
 
@@ -32,7 +32,7 @@ class RandomState:
         """The state now; ``cuda`` is that of ``device``, where it is a card."""
         return cls(
             random.getstate(),
-            np.random.get_state(legacy=True),  # type: ignore[arg-type] # noqa: NPY002 - user code may use the old interface
+            _numpy_state(),
             torch.get_rng_state(),
             torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         )
@@ -40,18 +40,16 @@ class RandomState:
     def restore(self, device: torch.device) -> None:
         """Put every generator back."""
         random.setstate(self.python)
-        np.random.set_state(self.numpy)  # noqa: NPY002 - see now
+        np.random.set_state(self.numpy)  # noqa: NPY002 - see _numpy_state
         torch.set_rng_state(self.cpu)
         if device.type == "cuda" and self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, device)
 
     def equals(self, other: RandomState) -> bool:
         """Whether every generator is where it is in ``other``."""
-        (kind, keys, *rest), (other_kind, other_keys, *other_rest) = self.numpy, other.numpy
         return (
             self.python == other.python
-            and (kind, rest) == (other_kind, other_rest)
-            and np.array_equal(keys, other_keys)
+            and _alike(self.numpy, other.numpy)
             and torch.equal(self.cpu, other.cpu)
             and (self.cuda is None or other.cuda is None or torch.equal(self.cuda, other.cuda))
         )
@@ -71,10 +69,10 @@ class RandomState:
 
 
 class RandomReader:
-    """Reads the state of every generator again and again, for a few microseconds while Python's and numpy's rest.
+    """Reads the state of every generator again and again, for ten microseconds while numpy's rests.
 
-    Their states take 100 microseconds to read, more than a small model's forward pass, and few losses use them. So the
-    bytes of a state are compared first, and an equal one is not read again.
+    Python's is read in full by its public function, which takes 5 to 8 microseconds. Numpy's function takes 26 and few
+    losses use numpy, so the bytes of its state are compared first, and an equal one is not read again.
 
     Args:
         device: whose generator is read besides those of the host.
@@ -82,13 +80,12 @@ class RandomReader:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._python = _ReadOnChange(random.getstate, _python_mark, lambda _: True)
         self._numpy = _ReadOnChange(_numpy_state, _numpy_mark, _keeps_no_normal_number)
 
     def now(self) -> RandomState:
         """The state now."""
         cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        return RandomState(self._python.now(), self._numpy.now(), torch.get_rng_state(), cuda)
+        return RandomState(random.getstate(), self._numpy.now(), torch.get_rng_state(), cuda)
 
 
 class _ReadOnChange(Generic[T]):
@@ -114,20 +111,40 @@ class _ReadOnChange(Generic[T]):
         mark = self._mark()
         if mark is None or mark != self._last_mark:
             self._value = self._read()
-            self._last_mark = mark if self._is_told_by_mark(self._value) else None
+            self._last_mark = mark if mark is not None and self._is_told_by_mark(self._value) else None
         return self._value
 
 
 def _numpy_state() -> Any:  # noqa: ANN401 - as numpy types it
-    return np.random.get_state(legacy=True)  # noqa: NPY002 - see RandomState.now
+    """The state behind ``numpy.random``: a tuple of a Mersenne twister, a mapping of another generator."""
+    twister = type(np.random.get_bit_generator()) is np.random.MT19937  # type: ignore[attr-defined] # see _numpy_mark
+    return np.random.get_state(legacy=twister)  # type: ignore[call-overload] # noqa: NPY002 - user code may use the old interface
+
+
+def _alike(one: Any, other: Any) -> bool:  # noqa: ANN401 - a state of numpy's or a part of one
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(_alike(one[it], other[it]) for it in one)
+    if isinstance(one, tuple):
+        return isinstance(other, tuple) and len(one) == len(other) and all(map(_alike, one, other))
+    return bool(np.array_equal(one, other))
 
 
 def _numpy_mark() -> object | None:
-    """The identity and the bytes of the generator behind ``numpy.random``, by the address that numpy documents."""
+    """The identity and the bytes of the generator behind ``numpy.random``; none where its layout is not known.
+
+    The bytes do not tell a normal number that waits for the next call: ``numpy.random.set_state`` with another such
+    number and the same key and position goes unseen.
+    """
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # documented, but not in numpy's stubs
-    if not isinstance(generator, np.random.MT19937):
+    if not _KNOWN_LAYOUT or type(generator) is not np.random.MT19937:
         return None
-    return id(generator), ctypes.string_at(generator.ctypes.state_address, _MERSENNE_TWISTER_BYTES)
+    return id(generator), _numpy_bytes(generator)
+
+
+def _numpy_bytes(generator: np.random.MT19937) -> bytes:
+    """The key and the position, at the address that numpy documents for this; while no other thread draws."""
+    with generator.lock:
+        return ctypes.string_at(generator.ctypes.state_address, _MERSENNE_TWISTER_BYTES)
 
 
 def _keeps_no_normal_number(state: Any) -> bool:  # noqa: ANN401 - as numpy types it
@@ -135,35 +152,28 @@ def _keeps_no_normal_number(state: Any) -> bool:  # noqa: ANN401 - as numpy type
     return bool(state[3] == 0)
 
 
-def _python_mark() -> object | None:
-    """The bytes of the generator behind ``random`` and its normal number; none where its layout is another."""
-    if not _KNOWN_LAYOUT:
-        return None
-    generator = random.getstate.__self__  # type: ignore[attr-defined] # the generator behind the module's functions
-    return generator.gauss_next, _python_bytes(generator)
+def _has_known_layout(bytes_of: Callable[[np.random.MT19937], bytes] = _numpy_bytes) -> bool:
+    """Whether the bytes of a numpy generator are the key and the position that its public state has.
+
+    Numpy documents the address of the state, not its layout: before the first draw, after one, and under a new key.
+    """
+    generator = np.random.MT19937(0)
+    return all(bytes_of(generator) == _public_bytes(generator) for _ in _drawn(generator))
 
 
-def _python_bytes(generator: random.Random) -> bytes:
-    """What CPython's ``RandomObject`` holds after the head that all objects have: a position and a key."""
-    return ctypes.string_at(id(generator) + object.__basicsize__, _MERSENNE_TWISTER_BYTES)
+def _drawn(generator: np.random.MT19937) -> Iterator[None]:
+    yield
+    for words in (1, _WORDS_OF_KEY):
+        generator.random_raw(words)
+        yield
 
 
-def _has_known_layout() -> bool:
-    """Whether the bytes of a generator tell every draw of its first two keys, and come back with its state."""
-    if _random.Random.__basicsize__ - object.__basicsize__ < _MERSENNE_TWISTER_BYTES:
-        return False
-    generator = random.Random(0)
-    state, before = generator.getstate(), _python_bytes(generator)
-    seen = {before}
-    for _ in range(_DRAWS):
-        generator.random()
-        seen.add(_python_bytes(generator))
-    generator.setstate(state)
-    return len(seen) == _DRAWS + 1 and _python_bytes(generator) == before
+def _public_bytes(generator: np.random.MT19937) -> bytes:
+    state: Any = generator.state["state"]
+    return bytes(np.append(state["key"].astype(np.uint32), np.uint32(state["pos"])).tobytes())
 
 
-_DRAWS = 650
-"""Each takes two of a key's 624 words."""
+_WORDS_OF_KEY = 624
 _KNOWN_LAYOUT = _has_known_layout()
 
 
