@@ -126,8 +126,10 @@ def test_an_unknown_framework_of_arguments_is_refused() -> None:
 
 
 def test_a_variable_that_no_shell_can_set_is_refused() -> None:
-    """Launchers write the environment, and check its names."""
-    error = _refused(plan(16, environment={"A B": "1"}), "torchrun")
+    """Launchers write the environment, and check its names: a recommendation may have been made without its schema."""
+    unchecked = plan(16).model_copy(update={"environment": {"A B": "1"}})
+
+    error = _refused(unchecked, "torchrun")
 
     assert error.reason == "wrong-environment"
     assert "'A B'" in str(error)

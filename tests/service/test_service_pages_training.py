@@ -115,7 +115,7 @@ def test_the_run_gets_what_was_filled_in(service: Running, browser: Browser, rec
         assert training["tensorboard"] is True
 
 
-@pytest.mark.parametrize(("typed", "words"), [("many", "is no number"), ("0", "greater than or equal to 1")])
+@pytest.mark.parametrize(("typed", "words"), [("many", "is no number"), ("0", "must be at least 1")])
 def test_a_wrong_setting_is_told_beside_it(
     service: Running, browser: Browser, recommendation_id: str, typed: str, words: str
 ) -> None:
