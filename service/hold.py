@@ -74,7 +74,7 @@ class Hold:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether the store has not answered the newest request about the lease."""
+        """Whether the store could not be reached since the lease was renewed last."""
         return self._unanswered
 
     def reason(self) -> Stop | None:
@@ -93,11 +93,11 @@ class Hold:
 
     def renew(self) -> None:
         """Hold the lease longer, and learn of a cancellation. Called by the heartbeat."""
-        before, self._unanswered = self._clock(), True
+        before, was_unanswered, self._unanswered = self._clock(), self._unanswered, True
         try:
             state = self._store.renew(self.lease, self._lease_seconds)
         except StaleLeaseError:
-            self._unanswered = False
+            self._unanswered = was_unanswered
             self.request(Stop.LOST)
         except StoreUnavailableError as error:
             self._warnings.warning("cannot renew the lease on %s: %s", self.lease.work_id, error)

@@ -391,7 +391,7 @@ def test_a_store_that_is_away_again_and_again_fails_no_work(store: Store, tmp_pa
         item = ended(store, work_id)
     finally:
         worker.stop()
-    assert (item.state, item.problem, away.left) == (State.SUCCEEDED, None, 0)
+    assert (item.problem, item.state, away.left) == (None, State.SUCCEEDED, 0)
 
 
 def test_probes_of_another_environment_are_not_mixed(store: Store, start: StartWorker) -> None:

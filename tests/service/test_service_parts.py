@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pydantic import ValidationError
@@ -292,6 +293,25 @@ def test_a_write_is_given_up_with_the_lease(hold: Hold, clock: Clock) -> None:
 
     with pytest.raises(StaleLeaseError, match="away"):
         hold.persist(write)
+
+
+def test_a_lease_that_ended_in_an_outage_is_told_from_one_taken_over(
+    hold: Hold, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the store is back, and refuses the renewal, before the worker has noticed anything."""
+    with monkeypatch.context() as away:
+        away.setattr(store, "renew", Mock(side_effect=StoreUnavailableError("away")))
+        hold.renew()
+    told = [hold.is_unanswered]
+    hold.renew()
+    told.append(hold.is_unanswered)
+    assert told == [True, False]
+    store.release_place(SERVED.place, SERVED.owner)
+    with monkeypatch.context() as away:
+        away.setattr(store, "renew", Mock(side_effect=StoreUnavailableError("away")))
+        hold.renew()
+    hold.renew()
+    assert (hold.reason(), hold.is_unanswered) == (Stop.LOST, True)
 
 
 # --- errors ---
