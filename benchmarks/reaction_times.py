@@ -73,9 +73,9 @@ def several_processes(folder: Path) -> Iterator[tuple[Api, Callable[[str], Spoke
         def start(node: str) -> Spoken:
             settings = {"data_dir": str(folder / node), "database_url": url, "node_name": node, "poll_seconds": 0.05}
             settings["lease_seconds"] = LEASE_SECONDS
-            told = {"settings": settings, "journal": str(folder / f"{node}.txt"), "seconds": 600.0, "jobs": "real"}
+            options = {"settings": settings, "journal": str(folder / f"{node}.txt"), "seconds": 600.0, "jobs": "real"}
             (folder / f"{node}.txt").touch()
-            return stack.enter_context(spoken([str(HERE / "worker_process.py"), json.dumps(told)], WORKS))
+            return stack.enter_context(spoken([str(HERE / "worker_process.py"), json.dumps(options)], WORKS))
 
         yield api, start, lambda node: (folder / f"{node}.txt").read_text().splitlines()
 

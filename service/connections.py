@@ -68,7 +68,7 @@ def limits_here(most: int) -> ConnectionLimits:
 
 
 class Phase(Enum):
-    """What a connection waits for."""
+    """Phases of a connection, by the event that it waits for."""
 
     HEAD = "the head of a request"
     BODY = "the body of a request"
@@ -90,7 +90,7 @@ class Connections:
         return len(self._open)
 
     def has_room(self) -> bool:
-        """Whether requests that last may begin: the connections beyond the bound are for short ones."""
+        """Return whether requests that last may begin: the connections beyond the bound are for short ones."""
         return len(self._open) <= self.limits.most
 
     def add(self, connection: BoundedProtocol) -> None:
@@ -158,7 +158,7 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def phase(self) -> Phase:
-        """What the connection waits for."""
+        """The phase of the connection."""
         if self.cycle is None or self.cycle.response_complete:
             return Phase.HEAD
         return Phase.BODY if self.cycle.more_body and not self.cycle.response_started else Phase.ANSWER

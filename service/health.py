@@ -37,7 +37,7 @@ class Health:
     Args:
         name: what the log calls the device.
         check: looks at the host.
-        watcher: told of every trouble, and of its end.
+        watcher: called at every trouble, and at its end.
         clock: seconds.
     """
 

@@ -1,7 +1,7 @@
-"""The process of a host's workers that ``batchwright serve`` starts: its own descriptors and memory, no strangers.
+"""The process of a host's workers that ``batchwright serve`` starts: descriptors and memory of its own, no clients.
 
-It is told what to do over a channel to the process that serves the API (see ``service.worker_process``), and ends with
-that process, however it ends.
+The process that serves the API controls it over a channel (see ``service.worker_process``). It ends with that process,
+however that ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Build = Callable[[Settings], WorkerSystem]
 
 
 def main(descriptor: str, parent: str, build: Build = build_worker) -> None:
-    """Work until told to stop, or until the service is gone.
+    """Work until asked to stop, or until the service is gone.
 
     Args:
         descriptor: number of the channel's descriptor.
@@ -45,11 +45,11 @@ def main(descriptor: str, parent: str, build: Build = build_worker) -> None:
 
 
 def _work(channel: Channel, system: WorkerSystem) -> None:
-    told = threading.Event()
-    listener = threading.Thread(target=_listen, args=(channel, system, told), name="service", daemon=True)
+    stopping = threading.Event()
+    listener = threading.Thread(target=_listen, args=(channel, system, stopping), name="service", daemon=True)
     try:
         # A supervisor may signal every process of the service, which asks this one as well: that is no second signal.
-        with handling_signals(told.set, told.set):
+        with handling_signals(stopping.set, stopping.set):
             listener.start()
             try:
                 system.start()
@@ -57,30 +57,30 @@ def _work(channel: Channel, system: WorkerSystem) -> None:
                 channel.send(_refusal(error))
                 return
             channel.send({"started": system.coordinator.places})
-            told.wait()
+            stopping.wait()
             system.stop()
     finally:
         system.stop()
 
 
-def _listen(channel: Channel, system: WorkerSystem, told: threading.Event) -> None:
+def _listen(channel: Channel, system: WorkerSystem, stopping: threading.Event) -> None:
     """Do what the service asks until it is gone, and have the workers end then."""
     try:
-        _obey(channel, system, told)
+        _obey(channel, system, stopping)
     finally:
-        told.set()
+        stopping.set()
 
 
-def _obey(channel: Channel, system: WorkerSystem, told: threading.Event) -> None:
+def _obey(channel: Channel, system: WorkerSystem, stopping: threading.Event) -> None:
     while (message := channel.receive()) is not None:
         match message:
             case {"do": "wake"}:
                 system.coordinator.notify()
             case {"do": "hurry"}:
                 system.coordinator.hurry()
-                told.set()
+                stopping.set()
             case {"do": "stop"}:
-                told.set()
+                stopping.set()
             case {"do": "measure", "number": number}:
                 families = snapshot(system.instruments.metrics.work_families())
                 channel.send({"number": number, "families": families})

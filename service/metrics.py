@@ -243,7 +243,7 @@ class _BusyDevices(Collector):
 
 
 class _WorkFamilies(Collector):
-    """What workers measure, wherever they run."""
+    """Measurements of workers, wherever they run."""
 
     def __init__(self, source: Families) -> None:
         self.source = source

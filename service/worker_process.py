@@ -152,7 +152,7 @@ class WorkerProcess:
             delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
 
     def _report_first(self, ended: ServiceError, *, started: bool) -> bool:
-        """Whether the workers ran at any time; their first start reports that they never did."""
+        """Report a first start that failed; return whether the workers ran at any time."""
         if started or self.places:
             return True
         self._first.put(ended)
@@ -196,7 +196,7 @@ class WorkerProcess:
 
 
 class _Child:
-    """A running process, told its settings. It leads a session: a terminal's signals are the service's alone.
+    """A running process with its settings. It leads a session: a terminal's signals are the service's alone.
 
     Raises:
         OSError: when it cannot be started.

@@ -49,7 +49,7 @@ class Centred(nn.Module):
         self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, features: Tensor) -> Tensor:
-        """The same shape."""
+        """Keep the shape."""
         states = self.first(features)
         output: Tensor = self.second(states - states.mean(0))
         return output
@@ -120,7 +120,7 @@ class Noisy(nn.Module):
     """Noise that no attribute turns off, in training only."""
 
     def forward(self, features: Tensor) -> Tensor:
-        """The same shape."""
+        """Keep the shape."""
         return features + torch.rand_like(features) if self.training else features
 
 
@@ -128,7 +128,7 @@ class Unseeded(nn.Module):
     """Noise from a generator that nobody can seed, in training only."""
 
     def forward(self, features: Tensor) -> Tensor:
-        """The same shape."""
+        """Keep the shape."""
         noise = torch.from_numpy(np.random.default_rng().random(features.shape)).to(features.dtype)
         return features + noise if self.training else features
 

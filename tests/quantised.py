@@ -64,7 +64,7 @@ class QuantisedWorkload:
         return {"next_token": (summed_cross_entropy(logits, labels), float(labels.numel()))}
 
     def dataset(self) -> list[dict[str, Tensor]]:
-        """The same few samples."""
+        """A few fixed samples."""
         generator = torch.Generator().manual_seed(0)
         return [{"input_ids": torch.randint(VOCABULARY, (LENGTH,), generator=generator)} for _ in range(24)]
 

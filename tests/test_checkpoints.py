@@ -106,7 +106,7 @@ def test_a_run_goes_on_from_the_older_checkpoint_to_the_same_end(
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"folder": "update-00000004"}', '{"update": "4"}', "\0" * 40])
 def test_a_pointer_that_cannot_be_read_hides_no_checkpoint(run: Path, content: str) -> None:
-    """What a lost power supply leaves of a file is no reason to stop: the newest intact checkpoint is taken."""
+    """A file damaged by a power failure is no reason to stop: the newest intact checkpoint is taken."""
     paths = RunPaths(run)
     paths.newest_checkpoint.write_text(content)
     assert paths.checkpointed_update() == 4
@@ -195,19 +195,19 @@ def test_ranks_go_on_from_the_same_older_checkpoint(tmp_path: Path, strategy: st
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
 
 
-def test_a_follower_is_told_again_of_updates_that_are_made_again(run: Path) -> None:
+def test_a_follower_reads_updates_that_are_made_again(run: Path) -> None:
     """Lines that are dropped and replaced by others, longer or shorter, confuse no reader in the middle of the file."""
     lines = ProgressLog(run / "written.jsonl")
     loop = loop_for(run / "other")
     loop.run(lines.append)
     follower = ProgressLog(lines.path)
-    told = follower.new_lines()
-    assert [it.update for it in told] == [1, 2, 3, 4, 5, 6]
+    updates = follower.new_lines()
+    assert [it.update for it in updates] == [1, 2, 3, 4, 5, 6]
     lines.forget_after(4)
-    lines.append(told[4].model_copy(update={"loss": 1.0}))
+    lines.append(updates[4].model_copy(update={"loss": 1.0}))
     assert [(it.update, it.loss) for it in follower.new_lines()] == [(5, 1.0)]
-    lines.append(told[5].model_copy(update={"seconds": 123456.789}))
+    lines.append(updates[5].model_copy(update={"seconds": 123456.789}))
     lines.forget_after(5)
     assert follower.new_lines() == []
-    lines.append(told[5])
+    lines.append(updates[5])
     assert [it.update for it in follower.new_lines()] == [6]

@@ -56,7 +56,7 @@ def test_help_names_every_command_and_exit_code() -> None:
 
 
 def test_the_version_is_the_packages() -> None:
-    """What a bug report needs, on standard output, without importing torch."""
+    """The version for a bug report is on standard output, without importing torch."""
     asked = batchwright("--version")
     assert (asked.returncode, asked.stdout) == (0, f"batchwright {metadata.version('batchwright')}\n")
 

@@ -100,7 +100,7 @@ def test_a_lost_probe_of_the_whole_batch_is_repeated() -> None:
 
 
 def test_a_workloads_error_is_not_taken_for_coupling() -> None:
-    """The probe of the whole batch fails: its own reason is told."""
+    """The probe of the whole batch fails: its own reason is reported."""
     course = judged(COUPLED)
     course.record(probe_result(100, Outcome.ERROR, None))
     with pytest.raises(TuningFailedError) as caught:

@@ -27,7 +27,7 @@ class Single(nn.Module):
     """The identity, for fp32 alone, as a kernel of one's own may be."""
 
     def forward(self, features: Tensor) -> Tensor:
-        """The same values."""
+        """Keep the values."""
         if features.dtype != torch.float32:
             raise TypeError(f"no kernel for {features.dtype}")
         return features

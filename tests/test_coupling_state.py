@@ -67,7 +67,7 @@ class Streaming(nn.Module):
         self.level: Tensor
 
     def forward(self, features: Tensor) -> Tensor:
-        """The same shape."""
+        """Keep the shape."""
         self.level = 0.9 * self.level + 0.1
         return features - self.level
 
@@ -80,7 +80,7 @@ class Codebook(nn.Module):
         self.code = nn.Parameter(torch.ones(WIDTH), requires_grad=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """The same shape."""
+        """Keep the shape."""
         self.code.data.mul_(0.9)
         return features + self.code.clone()
 
@@ -93,7 +93,7 @@ class Annealed(nn.Module):
         self.passes = 0
 
     def forward(self, features: Tensor) -> Tensor:
-        """The same shape."""
+        """Keep the shape."""
         self.passes += 1
         return features / (1 + 0.1 * self.passes)
 
@@ -106,7 +106,7 @@ class Remembering(nn.Module):
         self.memory = torch.zeros(WIDTH)
 
     def forward(self, features: Tensor) -> Tensor:
-        """The same shape."""
+        """Keep the shape."""
         self.memory = 0.5 * self.memory + 0.1
         return features + self.memory.to(features.dtype)
 
@@ -134,7 +134,7 @@ class Counting(nn.Module):
         self.seen: Tensor
 
     def forward(self, features: Tensor) -> Tensor:
-        """The same values."""
+        """Keep the values."""
         self.passes += 1
         self.seen += features.detach().sum()
         return features
@@ -161,7 +161,7 @@ class Gated(nn.Module):
         self.first, self.second = nn.Parameter(torch.zeros(())), nn.Parameter(torch.full((), 1e-9))
 
     def forward(self, features: Tensor) -> Tensor:
-        """The same shape."""
+        """Keep the shape."""
         states: Tensor = features + self.first * self.second * self.norm(features)
         return states
 

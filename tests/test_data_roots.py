@@ -275,7 +275,7 @@ def run_in(directory: Path, spec: WorkloadSpec, roots: DataRoots) -> tuple[RunOu
 
 
 def test_a_run_reads_below_its_folders_alone(root: Path, outside: Path, tmp_path: Path) -> None:
-    """What the operator allows reaches the process that reads, and its loaders; a link out ends the run by name."""
+    """The allowed folders reach the process that reads, and its loaders; a link out ends the run by name."""
     (root / "a.txt").write_text(TEXT * 40)
     spec, roots = text(root / "*.txt"), DataRoots([str(root)])
     assert run_in(tmp_path / "one", spec, roots)[0] is RunOutcome.SUCCEEDED

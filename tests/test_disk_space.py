@@ -145,7 +145,7 @@ def test_a_run_goes_on_when_there_is_room_again(small_disk: Path) -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_a_run_that_cannot_even_say_how_it_ended_is_told_by_its_disk(small_disk: Path) -> None:
-    """Neither result nor log has room: whoever started the run names the disk."""
+    """Neither result nor log has room: the process that started the run names the disk."""
     found = recommendation(gpt_spec(), 16, 8)
     paths = RunPaths(small_disk / "run")
     run_to_end(paths.directory, found, TrainingRequest(updates=2, checkpoint_every=2))

@@ -131,8 +131,8 @@ def test_no_words_are_pydantics() -> None:
             continue
         example = examples[name]
         context = dict(example["example_context"] or {})
-        told = {"type": name, "loc": ("field",), "msg": example["example_message_python"], "input": "x"}
-        item: Any = told | {"ctx": context | _readable(context)}
+        error = {"type": name, "loc": ("field",), "msg": example["example_message_python"], "input": "x"}
+        item: Any = error | {"ctx": context | _readable(context)}
         message = words(item)
         assert not message.startswith(_PYDANTIC_WORDS), (name, message)
         assert message != example["example_message_python"], name
@@ -193,7 +193,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_wrong_field_is_told_in_our_words(document: dict[str, Any], words: str) -> None:
+def test_a_wrong_field_is_reported_in_our_words(document: dict[str, Any], words: str) -> None:
     """The whole line: the field's path, what is allowed, the nearest name, the value."""
     assert str(problem_in(document)) == words
 
@@ -204,16 +204,16 @@ def test_unlike_names_are_followed_by_those_that_are_known() -> None:
     assert message == "is not a field here (known: sequence_length, image_size)"
 
 
-def test_sizes_are_told_in_the_units_that_were_typed() -> None:
+def test_sizes_are_reported_in_the_units_that_were_typed() -> None:
     """A number of bytes over HTTP; a size on the command line."""
     typed = [TypedSize(1024**2, "1MiB"), 1024**2]
-    told = []
+    messages = []
     for size in typed:
         fields = {"spec": parse_spec(spec()), "effective_batch_size": 8, "memory_limit_bytes": size}
         with pytest.raises(SpecError) as caught:
             parse_document(TuningRequest, fields, "request")
-        told.append(str(caught.value.problems[0]))
-    assert told == [
+        messages.append(str(caught.value.problems[0]))
+    assert messages == [
         "memory_limit_bytes: must be at least 16.00 MiB (got 1MiB)",
         "memory_limit_bytes: must be at least 16777216 (16.00 MiB) (got 1048576)",
     ]

@@ -1,4 +1,4 @@
-"""Trouble of a host is told from failures of the work, and found by looking."""
+"""Distinguish trouble of a host from failures of the work, and find it by looking."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_fault_of_nvml_is_trouble_of_the_device() -> None:
     ],
 )
 def test_failures_of_the_work_are_not_trouble(error: Exception) -> None:
-    """What the work brings with it would fail on any host."""
+    """Faults of the work itself would fail on any host."""
     assert trouble_of(error) is None
 
 
@@ -156,7 +156,7 @@ def test_a_run_that_goes_on_with_most_of_a_full_disk_is_at_fault() -> None:
 
 
 def test_a_run_that_could_never_fit_is_at_fault() -> None:
-    """What it writes at once is larger than the disk."""
+    """A single write of the run is larger than the disk."""
     assert filled_by_itself(Room(100, 100, 0), Room(100, 100, 0), needed_bytes=101)
 
 

@@ -137,7 +137,7 @@ def test_a_failed_window_leaves_no_gradient(gathering: Gathering) -> None:
 
 
 def test_fsdp1_is_refused() -> None:
-    """It averages in every backward pass, and cannot be told not to."""
+    """DDP averages in every backward pass, which no option changes."""
 
     class FullyShardedDataParallel(nn.Sequential):
         """By this name torch has its first FSDP, which needs a process group to be made."""

@@ -360,7 +360,7 @@ def test_a_check_and_an_estimate_survive_a_killed_server(killed_starts: Callable
 def test_a_killed_process_that_traces_is_replaced_once(
     monkeypatch: pytest.MonkeyPatch, killed_starts: Callable[[int], KilledStarts], kills: int
 ) -> None:
-    """An estimate is made again by another process; one that is killed each time is told."""
+    """An estimate is made again by another process; one that is killed each time is reported."""
     monkeypatch.setattr("tuner.estimation.launch.started", killed_starts(kills))
     request = ExpectationRequest(
         spec=mlp_spec(), samples_per_window=64, largest_micro_batch=64, limit_bytes=300 * MIB, compute_capability=(8, 0)

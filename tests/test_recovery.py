@@ -646,7 +646,7 @@ def test_a_batch_that_only_earlier_micro_batches_wrote_to_is_named_with_its_numb
 
 
 def test_scratch_sums_run_only_the_failed_micro_batch_again() -> None:
-    """What earlier micro-batches wrote to is not read again, so the update is made, and it is exact."""
+    """Tensors that earlier micro-batches wrote to are not read again, so that the update is made and exact."""
     model = nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     steps = steps_of(optimizer, model)

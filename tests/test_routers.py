@@ -115,7 +115,7 @@ def test_without_the_switch_there_is_no_term() -> None:
 
 
 def test_a_factor_without_the_switch_is_refused() -> None:
-    """Whoever sets it means it to count."""
+    """A factor without the switch would have no effect, so that it is refused by name."""
     with pytest.raises(SpecError, match=r"router_aux_loss_coef: has no effect unless `output_router_logits` is true"):
         check_workload(mixture(router_aux_loss_coef=0.02))
 

@@ -319,7 +319,7 @@ def test_versions_and_environment_are_part_of_the_fingerprint() -> None:
 
 
 def test_on_the_cpu_mkl_gives_its_buffers_back() -> None:
-    """What it would keep depends on the make of the CPU; the setting is part of the question, and of the job."""
+    """MKL's buffers depend on the make of the CPU; the setting is part of the fingerprint and of the job."""
     environment = allocator_environment("cpu", {})
     assert environment["MKL_DISABLE_FAST_MM"] == "1"
     without = {name: value for name, value in environment.items() if name != "MKL_DISABLE_FAST_MM"}

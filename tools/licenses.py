@@ -25,11 +25,11 @@ def canonical(name: str) -> str:
 
 def license_of(package: metadata.Distribution) -> str:
     """The licence that a package states: its SPDX expression, its classifiers, or its field."""
-    told = package.metadata
-    if "License-Expression" in told:
-        return str(told["License-Expression"])
-    classifiers = [it.rpartition(" :: ")[2] for it in told.get_all("Classifier") or [] if it.startswith("License ::")]
-    text = str(told["License"]) if "License" in told else ""
+    fields = package.metadata
+    if "License-Expression" in fields:
+        return str(fields["License-Expression"])
+    classifiers = [it.rpartition(" :: ")[2] for it in fields.get_all("Classifier") or [] if it.startswith("License ::")]
+    text = str(fields["License"]) if "License" in fields else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     named = lines[0] if lines and len(lines[0]) <= _LONGEST else ""
     return ", ".join(it for it in classifiers if it != "OSI Approved") or named or "see its files"

@@ -21,7 +21,7 @@ GROUPS = {
 }
 """The extras of each file: what `make install`, the image and `make test` install."""
 BUILD = ("hatchling>=1.27", "editables>=0.5")
-"""What builds the package itself, so that nothing is fetched for it without a hash."""
+"""Packages that build the project itself, so that each is fetched by its hash."""
 _OF_TORCH = re.compile(r"(torch|triton|cuda-\w+|nvidia-(?!ml-py)[\w-]+)==")
 _HEADER = "# Made by `make lock`: the versions of constraints.txt with their files' hashes. Installed with --no-deps.\n"
 

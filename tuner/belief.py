@@ -45,7 +45,7 @@ _CUT_OFF_EVIDENCE = 0.5 * math.log(2 * math.pi) - math.log(1 - SATURATED_SHARE)
 """Logarithm of how likely such a peak is: anywhere from there to the limit. Less what ``_Bend`` leaves out of a normal
 density."""
 _FAR = 4.0
-"""Shares of the limit above this, or as far below 0, are told apart by nothing."""
+"""Ratios of peak to limit are clipped here, and as far below 0: larger values carry no information."""
 _FLAT = 1e-4
 """A rise below this share is none: the floor, or noise."""
 _KINK = 0.8
@@ -281,7 +281,7 @@ class _Seen:
         return bend.told(_clipped(self.curve), _clipped(self.used), math.hypot(noise, self.noise))
 
     def tell_elastic(self, bend: _Bend, noise: float) -> _Bend:
-        """``bend`` after this measurement, which may be of less than was asked for: then it tells nothing more."""
+        """``bend`` after this measurement, which adds nothing where less was taken than the work asked for."""
         if self.cut_off and 1 - bend.free(_clipped(self.curve))[0] >= self.used:
             return replace(bend, log_evidence=bend.log_evidence + _CUT_OFF_EVIDENCE)
         return self.tell(bend, noise)

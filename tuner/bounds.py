@@ -98,7 +98,7 @@ def peak_without_gradients(probes: Sequence[ProbeResult], size: int) -> float | 
 
 
 def _may_be_cut_off(fit: ProbeResult) -> bool:
-    """Whether a process's libraries may have asked for more than the limit let them have."""
+    """Return whether a process's libraries may have asked for more than the limit let them have."""
     if fit.process_peak_bytes is None or fit.limit_bytes is None:
         return False
     return fit.process_peak_bytes > SATURATED_SHARE * fit.limit_bytes

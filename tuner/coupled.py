@@ -42,7 +42,7 @@ def coupling_request(
 
 
 def is_undivided(request: TuningRequest, check: CouplingCheck | None) -> bool:
-    """Whether only a plan of one micro-batch in all is exact, and no other is allowed."""
+    """Return whether only a plan of one micro-batch in all is exact, and no other is allowed."""
     return check is not None and check.verdict == "coupled" and not request.allow_batch_coupling
 
 

@@ -28,10 +28,10 @@ def free_bytes(path: Path) -> int | None:
         path: a file or a folder, which need not exist yet.
     """
     try:
-        told = os.statvfs(_existing(path))
+        disk = os.statvfs(_existing(path))
     except OSError:
         return None
-    return told.f_bavail * told.f_frsize if told.f_blocks else None
+    return disk.f_bavail * disk.f_frsize if disk.f_blocks else None
 
 
 def _existing(path: Path) -> Path:
@@ -92,9 +92,9 @@ def _no_room(path: Path, number: int, needed_bytes: int | None) -> StorageError:
     free = free_bytes(path)
     figures = [] if needed_bytes is None else [f"{format_bytes(needed_bytes)} needed"]
     figures += [] if free is None else [f"{format_bytes(free)} free"]
-    told = f" ({', '.join(figures)})" if figures else ""
+    space = f" ({', '.join(figures)})" if figures else ""
     return StorageError(
-        f"{path} cannot be written: {_CAUSES[number]}{told}. Make room there, or name a folder on another disk",
+        f"{path} cannot be written: {_CAUSES[number]}{space}. Make room there, or name a folder on another disk",
         number,
         needed_bytes or 0,
     )

@@ -76,7 +76,7 @@ def _tagged(models: Sequence[type[BaseModel]], tag: int | str) -> list[type[Base
 
 
 def _inside(kind: Any, part: int | str) -> Any:  # noqa: ANN401 - as above
-    """The type of what ``part`` of a location leads to; none where that cannot be told."""
+    """The type of what ``part`` of a location leads to; none where that is unknown."""
     models = _models(kind)
     for model in models:
         if part in model.model_fields:

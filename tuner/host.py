@@ -1,4 +1,4 @@
-"""Trouble of a host: system errors that are no fault of the work, told apart from the work's own. No torch.
+"""Trouble of a host: system errors that are no fault of the work, distinguished from the work's own. No torch.
 
 The only place that knows them, as ``tuner.memory.failures`` is the only place that knows an OOM.
 """
@@ -78,7 +78,7 @@ class Trouble:
 
     @property
     def of_disk(self) -> bool:
-        """Whether a disk is at fault. Every process of a host meets that, unlike a limit of one process."""
+        """Return whether a disk is at fault. Every process of a host meets that, unlike a limit of one process."""
         return self.cause in _OF_DISKS
 
 
@@ -138,7 +138,7 @@ class Room:
 
     @property
     def used_by_others(self) -> int:
-        """What is on the disk beside the folder."""
+        """Bytes on the disk beside the folder."""
         return self.total - self.free - self.own
 
 
@@ -153,7 +153,7 @@ def room_of(folder: Path) -> Room:
 
 
 def _size_of(folder: Path) -> int:
-    """What the files of a folder take on the disk; those that vanish meanwhile count for nothing."""
+    """Bytes that the files of a folder take on the disk; files that vanish meanwhile count for nothing."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:

@@ -31,7 +31,7 @@ class TuningRequest(Document):
     """Find the largest micro-batch that fits, or the best plan, and plan this effective batch around it."""
 
     spec: WorkloadSpec
-    """What is trained."""
+    """The workload to train."""
     effective_batch_size: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE)]
     """Samples per optimizer update over all ranks: the plan gives exactly this many."""
     objective: Objective = "largest"
@@ -66,7 +66,7 @@ class CouplingRequest(Document):
     """Check whether the loss of a workload couples the samples of a batch, before any probe."""
 
     spec: WorkloadSpec
-    """What is trained."""
+    """The workload to train."""
     device: DeviceId
     """Where to run."""
     limit_bytes: Annotated[int, Field(ge=1)]
@@ -79,7 +79,7 @@ class ProbeRequest(Document):
     """One measured trial: run full optimizer updates of ``spec`` at ``micro_batch_size``."""
 
     spec: WorkloadSpec
-    """What is trained."""
+    """The workload to train."""
     micro_batch_size: PositiveInt
     """Samples per forward and backward pass."""
     samples_per_window: PositiveInt
@@ -106,7 +106,7 @@ class ExpectationRequest(Document):
     """What will the probes of a tuning measure, as far as an estimate can tell?"""
 
     spec: WorkloadSpec
-    """What is trained."""
+    """The workload to train."""
     samples_per_window: PositiveInt
     """This rank's samples of one update."""
     largest_micro_batch: PositiveInt

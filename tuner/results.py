@@ -102,7 +102,7 @@ class ProbeResult(Document):
     message: str = ""
     """One line: what happened."""
     details: str | None = None
-    """For an OOM that an error told of: the words of the device's allocator, or of the library that raised it."""
+    """For an OOM that an error reported: the words of the device's allocator, or of the library that raised it."""
     error_type: str | None = None
     """Class of the exception, or the signal or exit status of the process."""
     traceback: str | None = None
@@ -198,10 +198,10 @@ class Proof(Document):
     fits: NonNegativeInt
     """The largest size known to fit; 0 when none does."""
     stopped_by: Literal["oom", "invalid-size", "bound", "earlier-answer", "timeout", "error", "lost"]
-    """What stops the search: a measured OOM, a kernel's own limit, a bound set beforehand, or what an earlier tuning
-    measured under other versions or another limit. Or a probe that could not tell: it did not end in time (`timeout`),
-    failed for another reason than memory (`error`), or was ended from outside again and again (`lost`). Larger sizes
-    than `fits` were not shown to fail by `bound`, `timeout`, `error` and `lost`."""
+    """Reason for the end of the search: a measured OOM, a kernel's own limit, a bound set beforehand, or an OOM that an
+    earlier tuning measured under other versions or another limit. Or a probe that was inconclusive: it did not end in
+    time (`timeout`), failed for another reason than memory (`error`), or was ended from outside again and again
+    (`lost`). Larger sizes than `fits` were not shown to fail by `bound`, `timeout`, `error` and `lost`."""
     next_size: PositiveInt | None = None
     """The next size on the grid, which was probed and failed, by the earlier tuning where it rests on one; none when a
     bound stops the search. For `timeout`, `error` and `lost` the size whose probe could not tell: sizes between it and
@@ -211,12 +211,12 @@ class Proof(Document):
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether the same search again would end alike; not where a probe could not tell."""
+        """Return whether the same search again would end alike; not where a probe could not tell."""
         return self.stopped_by not in {"timeout", "error", "lost"}
 
     @property
     def shows_larger_fail(self) -> bool:
-        """Whether the next size was measured to fail, so that `fits` is the largest; else larger ones may fit."""
+        """Return whether the next size was measured to fail: `fits` is the largest then; else larger ones may fit."""
         return self.stopped_by in {"oom", "invalid-size", "earlier-answer"}
 
 
@@ -269,7 +269,7 @@ class Evidence(Document):
     """The earlier answer to the same question that led the tuning. This one rests on it where `proof.stopped_by` is
     `earlier-answer`; else it has a proof of its own."""
     coupling: CouplingCheck | None = None
-    """Whether the loss couples the samples of a batch. None where no update can take more than one micro-batch, and in
+    """Check for coupled samples. None where no update can take more than one micro-batch, and in
     recommendations made before this was checked."""
 
 

@@ -219,7 +219,7 @@ class MicroBatchSearch:
 
     @property
     def _gives_up(self) -> bool:
-        """Whether a size that cannot be judged is near enough to the largest fit, or one of too many."""
+        """Return whether a size that cannot be judged is near enough to the largest fit, or one of too many."""
         bracket = self._bracket
         if bracket.high not in self._ended or bracket.low not in self._fits:
             return False
@@ -388,7 +388,7 @@ _REMEDIES = {
 
 
 def _may_be_of_its_size(result: ProbeResult) -> bool:
-    """Whether a smaller size may do although this probe failed: not where an error came before the first update."""
+    """Tell whether a smaller size may do although this probe failed: not for an error before the first update."""
     return result.outcome is not Outcome.ERROR or result.phase in {Phase.WARMUP, Phase.MEASURE}
 
 

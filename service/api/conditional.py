@@ -36,7 +36,7 @@ class Tagged:
         return if_none_match is not None and not {self.etag, "*"}.isdisjoint(_tags(if_none_match))
 
     def is_essentially_known(self, if_none_match: str) -> bool:
-        """Whether the caller has all of it but the aside, for which a poll does not end."""
+        """Return whether the caller has all of it but the aside, for which a poll does not end."""
         known = {tag.strip('"').partition(_ASIDE)[0] for tag in _tags(if_none_match)}
         return not {self.etag.strip('"').partition(_ASIDE)[0], "*"}.isdisjoint(known)
 

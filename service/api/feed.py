@@ -34,7 +34,7 @@ class ChangeFeed:
         self._poller: asyncio.Task[None] | None = None
         self._closed = False
         self.has_room: Callable[[], bool] = lambda: True
-        """Whether another request may wait; the server, which counts its connections, says so."""
+        """True if another request may wait. The server, which counts its connections, sets it."""
 
     @property
     def closed(self) -> bool:

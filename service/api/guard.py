@@ -141,7 +141,7 @@ class Guard:
 
 
 def _shows_key(headers: Headers, path: str) -> bool:
-    """Whether the metrics are asked for with an API key, which is verified next: a wrong one is refused."""
+    """Return whether the metrics are asked for with an API key, which is verified next: a wrong one is refused."""
     return path == METRICS_PATH and "authorization" in headers
 
 

@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 
 _LONGEST = 255 + len(":65535")
-"""No legal name is longer, and what is remembered of strangers is bounded."""
+"""No legal name is longer, and the cache of names from unauthenticated clients is bounded."""
 _HOST = re.compile(
     r"(?:\[(?P<address>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9_][A-Za-z0-9._-]*))(?::(?P<port>[0-9]{0,5}))?"
 )

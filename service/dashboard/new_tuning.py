@@ -1,4 +1,4 @@
-"""What the forms that make tunings and jobs need beside the API: the schemas they are made from, and YAML as JSON."""
+"""Data for the forms that make tunings and jobs: the schemas they are made from, and YAML as JSON."""
 
 from __future__ import annotations
 

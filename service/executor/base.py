@@ -56,7 +56,7 @@ class Executor(ABC):
 
         Raises:
             SpecError: naming the field at fault.
-            ProbeCancelledError: when ``stop_within`` told it to stop.
+            ProbeCancelledError: when ``stop_within`` asked it to stop.
             ProbeError: when the machinery failed.
         """
         with self._one_at_a_time():
@@ -66,7 +66,7 @@ class Executor(ABC):
         """Compare the loss of a batch with that of its parts, before any probe.
 
         Raises:
-            ProbeCancelledError: when ``stop_within`` told it to stop.
+            ProbeCancelledError: when ``stop_within`` asked it to stop.
             ProbeError: when the machinery failed.
         """
         with self._one_at_a_time():
@@ -76,7 +76,7 @@ class Executor(ABC):
         """What an estimate expects the probes to measure; none where it cannot tell.
 
         Raises:
-            ProbeCancelledError: when ``stop_within`` told it to stop.
+            ProbeCancelledError: when ``stop_within`` asked it to stop.
             ProbeError: when the machinery failed.
         """
         with self._one_at_a_time():
@@ -86,14 +86,14 @@ class Executor(ABC):
         """Run one probe to its end.
 
         Raises:
-            ProbeCancelledError: when ``stop_within`` told it to stop; nothing of the probe is left then.
+            ProbeCancelledError: when ``stop_within`` asked it to stop; nothing of the probe is left then.
             ProbeError: when the machinery failed.
         """
         with self._one_at_a_time():
             return self._runner.run(request, lambda: stop_within() is not None)
 
     def train(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
-        """Make a run, or go on with it. STOPPED when ``stop_within`` told it to stop, or someone else did.
+        """Make a run, or go on with it. STOPPED when ``stop_within`` asked it to stop, or someone else did.
 
         Whatever ends this call, an exception of ``on_progress`` included, nothing of the run goes on after it.
         """

@@ -17,7 +17,7 @@ _PAUSE = 4
 """A look is not repeated for so many times as long as it took, for work that was queued since: a look at thousands of
 entries takes tenths of a second."""
 MOST_PLACES = 5000
-"""Places that are told; work behind them has none yet."""
+"""Places that are reported; work behind them has none yet."""
 
 
 class QueuePlaces:

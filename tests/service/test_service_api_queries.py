@@ -50,7 +50,7 @@ def test_a_wrong_query_names_the_nearest_parameter(shared_service: Running, quer
 
 
 def test_a_state_may_be_repeated_and_of_either_case(start_service: StartService) -> None:
-    """What is in any of the states, in the order of the list; in the SDK too."""
+    """Work in any of the states is listed, in the usual order; in the SDK too."""
     service = start_service()
     done = ended(service.http, service.http.post("/v1/tunings", json=body()).headers["location"])["id"]
 

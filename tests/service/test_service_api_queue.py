@@ -249,7 +249,7 @@ def test_a_long_queue_is_not_read_for_each_new_entry() -> None:
 
 
 def test_the_queue_is_read_once_for_many_who_poll() -> None:
-    """What was queued since the last look is looked up at once; what waits too far behind is told nothing."""
+    """Work queued since the last look is looked up at once; work too far behind has no place."""
     looks: list[int] = []
     now = [0.0]
 

@@ -103,7 +103,7 @@ def test_a_service_without_descriptors_goes_on_when_it_has_some(small: Spoken) -
 
 
 def test_followers_leave_connections_to_others(tmp_path: Path) -> None:
-    """With every connection following a tuning, a further follower is told so, and other requests are answered."""
+    """With every connection following a tuning, a further one is refused by name; other requests are answered."""
     journal, few = tmp_path / "journal", {"BATCHWRIGHT_MAX_CONNECTIONS": "16"}
     with slow_service(tmp_path / "data", journal, 600.0, environment=few) as slow, ExitStack() as stack:
         http = stack.enter_context(httpx.Client(base_url=slow.url, timeout=PATIENCE_SECONDS))
@@ -195,7 +195,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_body_that_does_not_end_times_out() -> None:
-    """After a minute it is answered with 408, and the application is told that the client is gone."""
+    """After a minute it is answered with 408, and the application sees that the client is gone."""
 
     async def run() -> None:
         async with bounded_server() as server:
@@ -213,7 +213,7 @@ def test_a_body_that_does_not_end_times_out() -> None:
 
 
 def test_an_answer_that_takes_long_does_not_time_out() -> None:
-    """Who has sent a whole request waits for as long as it takes."""
+    """A client that has sent a whole request may wait without a limit."""
 
     async def run() -> None:
         async with bounded_server() as server:

@@ -321,7 +321,7 @@ class SlowRunner(ScriptedRunner):
 
 
 def test_an_answer_below_a_time_out_succeeds_and_is_not_served_again(store: Store) -> None:
-    """What fits is the answer of that tuning; asked again, perhaps with more time, sizes above are tried again."""
+    """The size that fits is recommended; a second submission, perhaps with more time, tries larger sizes again."""
     served = serving(store)
     submit(store)
     found = work_off(store, served, SlowRunner(37))

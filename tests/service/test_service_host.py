@@ -125,10 +125,10 @@ def test_no_job_fails_on_a_full_disk(store: Store, start: StartWorker, tmp_path:
         jobs = [queue_job(store, updates=3) for _ in range(6)]
         worker = start()
         worker.until_unready()
-        told = announced(store, unready=True)
-        assert told is not None
-        assert told.startswith("disk-full: ")
-        assert str(runs) in told
+        cause = announced(store, unready=True)
+        assert cause is not None
+        assert cause.startswith("disk-full: ")
+        assert str(runs) in cause
         assert states(store, jobs) == {State.QUEUED}
         filler.unlink()
         assert [ended(store, work).state for work in jobs] == [State.SUCCEEDED] * 6
@@ -234,7 +234,7 @@ def test_no_work_fails_without_descriptors(store: Store, start: StartWorker) -> 
     ids=lambda error: type(error).__name__ + str(getattr(error, "errno", "")),
 )
 def test_a_system_error_around_work_hands_it_back(store: Store, start: StartWorker, error: Exception) -> None:
-    """The same tuning, and the same job, go on and end well."""
+    """The tuning and the job go on later and succeed."""
     failures = [error, error]
 
     def gate(_size: int, _stop: Callable[[], bool]) -> None:
@@ -299,7 +299,7 @@ def test_a_probe_that_fails_on_a_host_in_trouble_is_not_recorded(
 def test_a_failure_on_a_host_that_is_well_stays_one(
     store: Store, start: StartWorker, error: Exception, code: str
 ) -> None:
-    """What the check finds, and a check that is lost again and again, end the tuning by their own codes."""
+    """A check that finds a fault, and one that is lost again and again, end the tuning with codes of their own."""
     runner = ScriptedRunner(37)
     runner.spec_error = error
     work = queue_tuning(store)
@@ -413,13 +413,13 @@ def test_a_full_database_is_no_unknown_device(start_service: StartService, tmp_p
 
 
 def test_trouble_is_among_the_measurements_of_workers() -> None:
-    """The API asks its worker's process for them, and tells them as its own."""
+    """The API requests them from its worker's process and reports them as its own."""
     metrics = Instruments().metrics
     metrics.device_served("cpu")
     metrics.device_troubled("cpu", "disk-full")
-    told = {sample.name: sample.value for family in metrics.work_families() for sample in family.samples}
-    assert told["batchwright_device_unready"] == 1
-    assert told["batchwright_host_troubles_total"] == 1
+    values = {sample.name: sample.value for family in metrics.work_families() for sample in family.samples}
+    assert values["batchwright_device_unready"] == 1
+    assert values["batchwright_host_troubles_total"] == 1
 
 
 # --- pauses and the log ---

@@ -213,7 +213,7 @@ def test_two_keys_are_refused(guarded: Running) -> None:
     problem_in(guarded.http.get("/v1/tunings", headers=sent), 401, "not-authenticated")
 
 
-def test_a_strangers_body_is_not_read(guarded: Running) -> None:
+def test_an_unauthenticated_body_is_not_read(guarded: Running) -> None:
     """Without a key the answer is 401 whatever the body: neither its length nor its JSON is looked at."""
     headers = {"Content-Type": "text/plain"}
     response = guarded.http.post("/v1/tunings", content=b"{" * 3_000_000, headers=headers)

@@ -108,7 +108,7 @@ CUDA_WORDS = (
 
 
 class Allocator(ScriptedRunner):
-    """A device whose failures are told in the allocator's words: in the message, as older probes did, or ``apart``."""
+    """A device whose failures have the allocator's words: in the message, as older probes did, or ``apart``."""
 
     apart = False
 

@@ -119,7 +119,7 @@ def test_the_run_gets_what_was_filled_in(service: Running, browser: Browser, rec
 def test_a_wrong_setting_is_told_beside_it(
     service: Running, browser: Browser, recommendation_id: str, typed: str, words: str
 ) -> None:
-    """What the page or the service cannot take is marked, focused and explained; no job is made."""
+    """Input that the page or the service refuses is marked, focused and explained; no job is made."""
     with watched(browser, service.url) as opened:
         opened.excused = ("422",)
         _, dialog = opened_dialog(opened, recommendation_id)

@@ -88,7 +88,7 @@ class LostError(EstimateError):
 
 
 def _asked_again_if_killed(ask: Callable[[TracingProcess], _Answer]) -> _Answer:
-    """What a process answers; what another one answers, where the first was ended from outside."""
+    """Answer of a process; of another one where the first was ended from outside."""
     try:
         with TracingProcess() as process:
             return ask(process)

@@ -107,7 +107,7 @@ _REQUESTED = (
 
 
 def shortage_in_words(message: str) -> str:
-    """What an out-of-memory error says, in a few words: how much was asked for, where the error tells."""
+    """Summarise an out-of-memory error in a few words: how much was asked for, where the error says it."""
     for pattern in _REQUESTED:
         if (found := pattern.search(message)) is not None:
             parts = found.groupdict()

@@ -101,7 +101,7 @@ class ProbeSupervisor:
         )
 
     def _checked(self, spec: WorkloadSpec, should_stop: Callable[[], bool]) -> CheckReport:
-        """What a check in a process of its own reports, or what its end without a report means."""
+        """Report of a check in a process of its own, or the meaning of its end without a report."""
         with self._lock:
             ended = self._run_task("check", spec, _CHECK_TIMEOUT_SECONDS, should_stop)
         try:

@@ -41,7 +41,7 @@ def measure_coupling(spec: WorkloadSpec, workload: Workload, device: MemoryDevic
 
 
 def admit(check: CouplingCheck, *, allowed: bool) -> str | None:
-    """What the user should know of accumulating a loss; none when it changes nothing.
+    """Warning about accumulating a loss; none where accumulation changes nothing.
 
     Raises:
         TrainingError: when the loss couples samples, and that is not ``allowed``.

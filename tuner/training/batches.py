@@ -98,7 +98,7 @@ def _cut_attributes(mapping: Any, start: int, stop: int, size: int) -> None:  # 
 
 
 def _is_list_of(size: int, value: object) -> bool:
-    """Whether ``value`` is a list or tuple of ``size`` values without tensors."""
+    """Return whether ``value`` is a list or tuple of ``size`` values without tensors."""
     return isinstance(value, (list, tuple)) and len(value) == size and next(tensors_of(value), None) is None
 
 

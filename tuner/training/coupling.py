@@ -121,7 +121,7 @@ class _Subject:
     batch: Batch
     device: torch.device
     disposable: bool
-    """Whether the model is thrown away afterwards."""
+    """True if the model is thrown away afterwards."""
 
 
 def _checked(subject: _Subject, precision: Precision) -> CouplingReport:

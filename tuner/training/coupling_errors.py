@@ -1,4 +1,4 @@
-"""What a batch and its parts gave, and how far the two are apart: on the scale of what is summed, rounding aside.
+"""Results of a batch and of its parts, and their distance on the scale of the summed terms, rounding aside.
 
 A sum may cancel: a gradient that is zero in exact arithmetic is rounding in any other. A difference is judged against
 the parts' own sizes, the largest gradient, and the change that rounded weights make; never against the result alone.
@@ -30,7 +30,7 @@ _NOTHING = Term(0.0, 0.0, 0)
 
 @dataclass(frozen=True)
 class Run:
-    """What a batch, or its parts together, gave."""
+    """Result of a batch, or of its parts together."""
 
     parts: list[dict[str, Term]]
     gradients: dict[str, Tensor]
@@ -48,18 +48,18 @@ class Run:
         return {name: _added([part[name] for part in self.parts if name in part]) for name in names}
 
     def means(self) -> dict[str, float]:
-        """What is descended, term by term."""
+        """Terms of the loss that is descended."""
         return {name: term.total / term.weight if term.weight else 0.0 for name, term in self.terms().items()}
 
     def mean_sizes(self) -> dict[str, float]:
-        """What the parts' means would be without their signs: their sum may cancel."""
+        """Means of the parts without their signs, since their sum may cancel."""
         return {
             name: sum(abs(piece.total) for piece in self.pieces(name)) / abs(term.weight) if term.weight else 0.0
             for name, term in self.terms().items()
         }
 
     def not_finite(self) -> str | None:
-        """What in it is not a finite number, in words."""
+        """Name of a value that is not a finite number, in words."""
         for name, mean in self.means().items():
             if not math.isfinite(mean):
                 return f"loss term `{name}` is {mean}"
@@ -176,5 +176,5 @@ def _same(one: Term, other: Term, limits: Limits) -> bool:
 
 
 def _beyond(difference: float, noise: float) -> float:
-    """What of a difference no rounding explains; not a number stays one."""
+    """Part of a difference that no rounding explains; not a number stays one."""
     return max(abs(difference) - noise, 0.0) if noise else abs(difference)

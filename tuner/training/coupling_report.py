@@ -1,4 +1,4 @@
-"""What the check for coupled samples found, in figures and in words: what is at fault, and what to do."""
+"""Report of the check for coupled samples, in figures and in words: the modules at fault and the remedies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuner.training.coupling_precision import LIMITS, Limits, Precision
 
 @dataclass(frozen=True)
 class Culprit:
-    """What makes a batch and its parts differ."""
+    """A cause of a difference between a batch and its parts."""
 
     kind: Literal["module", "state", "term", "gradient"]
     """A module of the model, a module whose state every forward pass moves, a loss term, or, when losses agree, the
@@ -26,11 +26,11 @@ class Culprit:
     error: float | None
     """Relative error it shows by itself; infinite where a part was refused, none where only its type was looked at."""
     remedy: str
-    """What to do."""
+    """Advice to the user."""
 
 
 Verdict = Literal["separate", "coupled", "not-compared"]
-"""Whether the loss is a sum over samples, couples them, or could not be compared with its parts."""
+"""Result of the check: a sum over samples, coupled samples, or a loss that could not be compared with its parts."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class CouplingReport:
     gradient_error: float
     """Largest relative error over the parameters, each on its own scale (see ``check_coupling``)."""
     culprits: tuple[Culprit, ...]
-    """What is at fault, in the order of execution."""
+    """Causes, in the order of execution."""
     train_mode: bool
-    """Whether the model was compared as it trains, but for dropout; in eval mode otherwise."""
+    """True if the model was compared as it trains, but for dropout; in eval mode otherwise."""
     samples: int
     """Samples of the batch that was compared."""
     problem: str | None = None
@@ -56,12 +56,12 @@ class CouplingReport:
 
     @property
     def limits(self) -> Limits:
-        """What passes as rounding."""
+        """Largest errors that pass as rounding."""
         return LIMITS[self.precision]
 
     @property
     def verdict(self) -> Verdict:
-        """What the figures mean. Not a number says nothing, unless something is at fault."""
+        """Meaning of the figures. Not a number says nothing, unless something is at fault."""
         errors = (self.loss_error, self.gradient_error)
         if self.culprits or any(error > self.limits.largest_error for error in errors):
             return "coupled"
@@ -71,7 +71,7 @@ class CouplingReport:
 
     @property
     def coupled(self) -> bool:
-        """Whether accumulation would not give the full batch's gradient."""
+        """Return whether accumulation would not give the full batch's gradient."""
         return self.verdict == "coupled"
 
     @property
@@ -213,7 +213,7 @@ def term_culprit(name: str, whole: Run, split: Run, error: float, limits: Limits
 
 
 def _is_mean(whole: Term, pieces: list[Term], limits: Limits) -> bool:
-    """Whether the whole's sum is the parts' mean, weighted by samples or by what they say they weigh."""
+    """Return whether the whole's sum is the parts' mean, weighted by samples or by what they say they weigh."""
     means = [
         sum(piece.total * share for piece, share in zip(pieces, shares, strict=True)) / sum(shares)
         for shares in ([float(piece.samples) for piece in pieces], [piece.weight for piece in pieces])

@@ -135,18 +135,18 @@ class Runner:
         self.draws: MatchedDraws | None = None
         """Gives the samples equal random numbers, where a loss draws some."""
         self.state = ModelState(model)
-        """What each run starts from."""
+        """State that each run starts from."""
         self.drew = False
-        """Whether the last part took numbers from a generator that everyone shares."""
+        """True if the last part took numbers from a generator that everyone shares."""
         self._seeded = RandomState.now(device)
         self._weights: dict[str, float] = {}
-        """What each term weighs over the whole batch: it has to be known before the first backward pass of a part."""
+        """Weight of each term over the whole batch, which has to be known before the first backward pass of a part."""
         self._workload = workload
         self._batch = batch
         self._device = device
 
     def is_slow_in_fp64(self, seconds: float, most: float) -> bool:
-        """Whether a run of this many ``seconds`` should have been one in fp32, which a card makes far faster."""
+        """Return whether a run of this many ``seconds`` should have been one in fp32, which a card makes far faster."""
         return self.precision == "fp64" and self._device.type == "cuda" and seconds > most
 
     @property
@@ -214,7 +214,7 @@ class Runner:
         return [_measured(terms, samples) for terms, samples in self._forward(sizes, seed, starting, held=held)]
 
     def noise(self, whole: Run) -> Noise:
-        """What the rounding of every weight to fp32 changes of a run of the whole batch."""
+        """Change of a run of the whole batch by rounding every weight to fp32."""
         rounded = []
         for index in range(ROUNDED_RUNS):
             with rounded_weights(self.model, mantissa_bits(torch.float32), index):

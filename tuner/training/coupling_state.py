@@ -26,7 +26,7 @@ class _Kept:
     content: Tensor | None
 
     def moved(self) -> bool:
-        """Whether it is another now."""
+        """Return whether the state has changed since."""
         now = self.holder.get(self.name)
         if not isinstance(now, Tensor) or self.content is None:
             return now is not self.value and bool(now != self.value)
@@ -42,7 +42,7 @@ class _Kept:
 
 
 class ModelState:
-    """What forward passes may move, as it was when this was made.
+    """State that forward passes may move, as it was when this object was made.
 
     Args:
         model: whose modules hold it.

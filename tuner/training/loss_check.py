@@ -52,11 +52,11 @@ LossOf: TypeAlias = Callable[[nn.Module, Batch], Any]
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a loss."""
+    """A fault of a loss."""
 
     message: str
     always: bool
-    """Whether the update of a single micro-batch is wrong too."""
+    """True if the update of a single micro-batch is wrong too."""
 
 
 class LossCheck:
@@ -90,7 +90,7 @@ class LossCheck:
             raise WorkloadError(self._finding.message)
 
     def finding(self, window: Sequence[MicroBatch], loss: LossOf) -> Finding | None:
-        """What is wrong with ``loss``; none where nothing is, or nothing can be said.
+        """Find a fault of ``loss``; none where there is none, or nothing can be said.
 
         Nothing is said about losses that cannot be computed of a part, and only a warning is given where random numbers
         that cannot be silenced are in a loss.
@@ -150,7 +150,7 @@ class LossCheck:
         return moved
 
     def _is_steady(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf) -> bool:
-        """Whether two further runs, from other random numbers, give the same loss."""
+        """Return whether two further runs, from other random numbers, give the same loss."""
         for _ in range(2):
             self._undo.put_back()
             torch.rand(3, device=self._device), torch.rand(3), random.random(), np.random.random()  # noqa: NPY002 - moves each generator on

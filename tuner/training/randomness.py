@@ -148,7 +148,7 @@ def _numpy_bytes(generator: np.random.MT19937) -> bytes:
 
 
 def _keeps_no_normal_number(state: Any) -> bool:  # noqa: ANN401 - as numpy types it
-    """Whether no second normal number waits for the next call, which would take it without a change of the bytes."""
+    """Check that no second normal number waits for the next call, which would take it without a change of the bytes."""
     return bool(state[3] == 0)
 
 

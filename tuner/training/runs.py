@@ -99,7 +99,7 @@ class SystemTrouble(Document):
     cause: str
     """A stable word, such as `disk-full`."""
     message: str
-    """What was lacking, and where."""
+    """The missing space, and its path."""
     needed_bytes: NonNegativeInt = 0
     """Room on the disk without which the run cannot go on; 0 where that is not known."""
 
@@ -258,7 +258,7 @@ class RunPaths:
 
 
 class ProgressLog:
-    """The updates of a run in a file: appended by the training process, followed by whoever started it.
+    """The updates of a run in a file: appended by the training process, followed by the process that started it.
 
     Lines are dropped by replacing the file. A follower notices, and goes on where the new file parts from the old one.
     """
@@ -306,7 +306,7 @@ class ProgressLog:
     def new_lines(self) -> list[TrainingProgress]:
         """Updates appended since the last call; a line that is still being written waits for the next.
 
-        Where lines were dropped, those that are made again are told again.
+        Where lines were dropped, those that are made again are reported again.
         """
         return [TrainingProgress.model_validate_json(line) for line in self._new()]
 

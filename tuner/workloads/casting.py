@@ -50,13 +50,13 @@ def uncastable(model: nn.Module) -> frozenset[int]:
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether a library has quantised a part of ``model``, which says so or can be told by its weights."""
+    """Return whether a library has quantised a part of ``model``, which says so or shows it in its weights."""
     said = any(getattr(module, "is_quantized", False) is True for module in model.modules())
     return said or any(_packed(parameter) for parameter in model.parameters())
 
 
 def _holds_quantized(module: nn.Module) -> bool:
-    """Whether a module itself, not one within it, holds weights that are quantised, or of a library's own class."""
+    """Return whether a module itself, not one within it, holds quantised weights or those of a library's own class."""
     parameters = list(module.parameters(recurse=False))
     buffers = [buffer for buffer in module.buffers(recurse=False) if buffer.dim() >= _MATRIX]
     return any(_packed(tensor) or type(tensor) not in _PLAIN for tensor in [*parameters, *buffers])
@@ -67,6 +67,6 @@ def _own(module: nn.Module) -> list[Tensor]:
 
 
 def _packed(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers are not those that it stands for."""
+    """Return whether a tensor's numbers are not those that it stands for."""
     numbers = tensor.is_floating_point() or tensor.is_complex()
     return not numbers or tensor.element_size() <= _NARROW_BYTES or is_traceable_wrapper_subclass(tensor)

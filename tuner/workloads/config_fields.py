@@ -201,7 +201,7 @@ def known_fields(config_class: ConfigClass, default: object) -> list[str]:
 
 
 def _is_part_of_class(name: str, config_class: ConfigClass) -> bool:
-    """Whether a name is a method, a constant or a read-only property of the class, which a value would replace."""
+    """Return whether a name is a method, constant or read-only property of the class, which a value would replace."""
     held = inspect.getattr_static(config_class, name, None)
     if isinstance(held, property):
         private = name not in _SETTABLE and _owner(name, config_class).__module__ in _BASE_MODULES
@@ -272,6 +272,6 @@ def _is_zero(default: object) -> bool:
 
 
 def _counts(default: object) -> bool:
-    """Whether a field's default is a count: an integer that is not negative, or a list of such."""
+    """Return whether a field's default is a count: an integer that is not negative, or a list of such."""
     values = default if isinstance(default, (list, tuple)) and default else [default]
     return all(isinstance(it, int) and not isinstance(it, bool) and it >= 0 for it in values)

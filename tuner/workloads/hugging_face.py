@@ -64,7 +64,7 @@ class CausalWorkload(NextTokenWorkload):
     """
 
     takes_mask = False
-    """Whether batches have an ``attention_mask``: a causal model never looks at padding on the right."""
+    """True if batches have an ``attention_mask``: a causal model never looks at padding on the right."""
 
     def __init__(self, build: Callable[[], nn.Module], length: int, config: TransformersConfig) -> None:
         super().__init__(build, length, _vocabulary_size(config))

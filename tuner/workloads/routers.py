@@ -22,13 +22,13 @@ ROUTER_TERM = "router_aux_loss"
 """Name of the loss term."""
 _WANTED = ("output_router_logits", "add_router_probs")
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
-"""What configurations of transformers 5.23 call it: Mixtral's and most others, JetMoE's, DBRX's ``ffn_config``."""
+"""Names of the factor in configurations of transformers: Mixtral's and most others, JetMoE's, DBRX's ``ffn_config``."""
 _COMPUTES = "load_balancing_loss_func"
-"""What every model with such a loss calls in its forward pass, as of transformers 5.23."""
+"""Function that every model with such a loss calls in its forward pass, as of transformers 5.23."""
 
 
 def wants_router_loss(config: TransformersConfig) -> bool:
-    """Whether a configuration asks for the routers' logits, and with them for their loss."""
+    """Return whether a configuration asks for the routers' logits, and with them for their loss."""
     return _asked(config) is not None
 
 

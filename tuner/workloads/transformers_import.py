@@ -15,7 +15,7 @@ def forbid_hub_kernels() -> None:
     """Have transformers build models of its own code alone, where the package `kernels` is installed too.
 
     Some models (Mamba, Falcon-H1) fetch kernels from a hub when they are imported, built or run. Takes effect before
-    transformers is imported; whoever sets ``USE_HUB_KERNELS`` decides otherwise.
+    transformers is imported; a ``USE_HUB_KERNELS`` in the environment is kept.
     """
     os.environ.setdefault(_HUB_KERNELS, "0")
 

@@ -62,7 +62,7 @@ function usual(schema) {
 
 // --- what is done ---------------------------------------------------------------------------------------------------
 
-/** What `act` gives; a problem is told beside the field that it is about, or above the form. */
+/** What `act` gives; a problem is shown beside the field that it is about, or above the form. */
 async function tried(page, act) {
   replace(page.problem);
   page.fields.place([]);

@@ -79,7 +79,7 @@ class DataFolders:
 
 
 def _told(field: str, value: object, read: Callable[[], _T]) -> _T:
-    """The result of ``read``, a refused path told as a problem of a field."""
+    """The result of ``read``, a refused path reported as a problem of a field."""
     try:
         return read()
     except DataOutsideRootsError as error:

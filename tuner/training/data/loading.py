@@ -36,7 +36,7 @@ _LEFT_TO_PARENT = (signal.SIGTERM, signal.SIGINT)
 _THREAD_STACK_BYTES = 1024**2
 """Stack of the threads that feed workers: with the usual 8 MiB they would take a visible part of a CPU budget."""
 WORKER_BYTES = _THREAD_STACK_BYTES + 128 * 1024
-"""What a worker takes of the memory limit of the process that it loads for: a thread that feeds it, and its queue."""
+"""Share of a worker in the memory limit of the process that it loads for: a thread that feeds it, and its queue."""
 _NO_THREAD = "can't start new thread"
 
 

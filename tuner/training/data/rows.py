@@ -18,7 +18,7 @@ Rows: TypeAlias = Any
 
 _PATHS = "data.paths"
 _ARCHIVES = ((b"PK\x03\x04", 0), (b"PK\x05\x06", 0), (b"PK\x07\x08", 0), (b"Rar!", 0), (b"ustar", 257))
-"""What files that hold files begin with, and at which byte: zip, rar and tar."""
+"""Signatures of archives, and the byte at which they begin: zip, rar and tar."""
 _ARCHIVE_START = 262
 _FORMATS = {
     ".jsonl": "json",
