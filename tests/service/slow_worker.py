@@ -25,7 +25,7 @@ from tuner.training.runs import RunOutcome, TrainingResult
 
 def executor(device: DeviceInfo) -> Executor:
     """Slow probes; jobs that use all the time they are given to end themselves."""
-    asked = threading.Event()
+    stopping = threading.Event()
 
     def take_time(size: int, should_stop: Callable[[], bool]) -> None:
         _note(size)
@@ -38,8 +38,8 @@ def executor(device: DeviceInfo) -> Executor:
     def stubborn(_run: TrainingRun, _on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
         pause = threading.Event()
         while (grace := stop_within()) != 0.0:
-            if grace is not None and not asked.is_set():
-                asked.set()
+            if grace is not None and not stopping.is_set():
+                stopping.set()
                 _note(0)
             pause.wait(0.01)
         return TrainingResult(outcome=RunOutcome.STOPPED, message="asked to", updates=0)
