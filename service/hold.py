@@ -74,7 +74,7 @@ class Hold:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether the store could not be reached since the lease was renewed last."""
+        """Return whether the store could not be reached since the lease was renewed last."""
         return self._unanswered
 
     def reason(self) -> Stop | None:

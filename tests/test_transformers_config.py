@@ -267,7 +267,7 @@ def test_a_type_with_several_models_for_a_task_has_a_first() -> None:
 
 @pytest.mark.parametrize("value", [{"a": 1}, ["a"]])
 def test_an_undeclared_field_is_no_way_in(value: object) -> None:
-    """What is read past the declarations is a number, a word or a switch; anything deeper is not looked into."""
+    """Undeclared fields that models read are numbers, words or switches; nested values are refused."""
     assert problem_of({**DEBERTA, "position_buckets": value}, "masked-lm")[0] == "model.config.position_buckets"
 
 

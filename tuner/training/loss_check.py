@@ -169,7 +169,7 @@ class _NarrowResults(TorchFunctionMode):
 
     @property
     def found(self) -> bool:
-        """Whether there was one."""
+        """Return whether an operation of lower precision ran."""
         return self.bits < mantissa_bits(torch.float32)
 
     def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's own signature
