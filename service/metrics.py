@@ -62,13 +62,10 @@ class Metrics:
         self.registry.register(self._work_families)
         self._busy = _BusyDevices()
         self._work_registry.register(self._busy)
-        build = Gauge(
-            "batchwright_build_info",
-            "Always 1; the label tells which version runs.",
-            ["version"],
-            registry=self.registry,
-        )
-        build.labels(version).set(1)
+        self._make_work_families()
+        self._make_request_families(version)
+
+    def _make_work_families(self) -> None:
         self._probes = Counter(
             "batchwright_probes", "Probes run, by outcome.", ["device", "outcome"], registry=self._work_registry
         )
@@ -94,6 +91,15 @@ class Metrics:
             )
             for kind in WorkKind
         }
+
+    def _make_request_families(self, version: str) -> None:
+        build = Gauge(
+            "batchwright_build_info",
+            "Always 1; the label tells which version runs.",
+            ["version"],
+            registry=self.registry,
+        )
+        build.labels(version).set(1)
         self._answers = Counter(
             "batchwright_stored_answers",
             "Tunings submitted: `hit` were answered from the store, `miss` were queued.",

@@ -310,7 +310,7 @@ except ServiceError as error:
 
 
 def starting(tmp_path: Path, what: str) -> subprocess.CompletedProcess[str]:
-    """What becomes of a service to which something happens while it starts."""
+    """Start a service to which something happens meanwhile, and return how it ended."""
     command = [sys.executable, "-c", _STARTING, str(tmp_path), what]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=START_SECONDS)
 

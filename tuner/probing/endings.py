@@ -25,7 +25,7 @@ class Ended:
 
     @property
     def was_lost(self) -> bool:
-        """Whether something outside ended the process, or the fork server: the task is not to blame."""
+        """Return whether something outside ended the process or the fork server, so that the task is not to blame."""
         return not self.timed_out and (self.exit is None or self.exit.kind is ExitKind.KILLED)
 
 

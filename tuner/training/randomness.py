@@ -46,7 +46,7 @@ class RandomState:
             torch.cuda.set_rng_state(self.cuda, device)
 
     def equals(self, other: RandomState) -> bool:
-        """Whether every generator is where it is in ``other``."""
+        """Return whether every generator is where it is in ``other``."""
         return (
             self.python == other.python
             and _alike(self.numpy, other.numpy)
@@ -153,7 +153,7 @@ def _keeps_no_normal_number(state: Any) -> bool:  # noqa: ANN401 - as numpy type
 
 
 def _has_known_layout(bytes_of: Callable[[np.random.MT19937], bytes] = _numpy_bytes) -> bool:
-    """Whether the bytes of a numpy generator are the key and the position that its public state has.
+    """Return whether the bytes of a numpy generator are the key and the position that its public state has.
 
     Numpy documents the address of the state, not its layout: before the first draw, after one, and under a new key.
     """
