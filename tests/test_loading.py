@@ -205,6 +205,33 @@ def test_a_worker_that_is_killed_is_an_error_with_a_remedy() -> None:
     assert multiprocessing.active_children() == []
 
 
+def test_a_batch_that_cannot_be_sent_is_an_error() -> None:
+    """A worker that cannot hand a batch over ends, and the run with it: waiting for that batch would never end."""
+    data = TrainingData(range(10), lambda samples: {"x": samples, "unsendable": lambda: None})
+    with pytest.raises(TrainingError, match="a process that loads data ended"):
+        list(loader(data, 1))
+    assert multiprocessing.active_children() == []
+
+
+_LOADS_ONCE = """
+import torch
+from tuner.training.data import Part, TrainingData, WindowLoader
+data = TrainingData(range(10), torch.tensor)
+print(list(WindowLoader(data, [(Part(0, (1, 2)),)], workers=1, seed=0)))
+"""
+
+
+def test_a_long_name_of_the_temporary_folder_leaves_room_for_sockets(tmp_path: Path) -> None:
+    """Addresses of sockets have at most 107 bytes; batches come from the workers all the same."""
+    folder = tmp_path / ("long-" * 20) / ("name-" * 20)
+    folder.mkdir(parents=True)
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADS_ONCE], env=environment, capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout.strip() == "[[tensor([1, 2])]]"
+
+
 class Surroundings:
     """Samples that tell of the process that reads them."""
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import multiprocessing.process
+import multiprocessing.queues
+import multiprocessing.util
 import os
 import pickle
 import resource
 import signal
+import tempfile
 import threading
 import traceback
 from collections.abc import Iterable, Iterator
@@ -38,6 +41,10 @@ _THREAD_STACK_BYTES = 1024**2
 WORKER_BYTES = _THREAD_STACK_BYTES + 128 * 1024
 """Share of a worker in the memory limit of the process that it loads for: a thread that feeds it, and its queue."""
 _NO_THREAD = "can't start new thread"
+_LONGEST_TEMPORARY = 107 - len("/pymp-12345678/listener-12345678")
+"""Bytes of the name of the folder for temporary files: the sockets by which ``multiprocessing`` hands tensors over lie
+below it, and the address of a socket has at most 107 (unix(7))."""
+_SHORT_TEMPORARY = "/tmp"  # noqa: S108 - the folder that is made in it has a random name, and is the user's alone
 
 
 @dataclass(frozen=True)
@@ -121,8 +128,9 @@ class WindowLoader:
         """Start the workers; those that a failure leaves half started are known too.
 
         Raises:
-            TrainingError: when this process finds no room for the threads that feed them.
+            TrainingError: when this process finds no room for the threads that feed them, or no folder for sockets.
         """
+        _place_sockets()
         others = set(multiprocessing.active_children())
         try:
             with _signals_held(), _small_stacks():
@@ -169,7 +177,7 @@ class WindowLoader:
                 raise
             raise TrainingError(
                 f"a process that loads data ended: {error}. Killed by signal 9 it was most likely out of host memory: "
-                "ask for fewer workers."
+                "ask for fewer workers. What it wrote before is in the log."
             ) from error
         return loaded
 
@@ -264,9 +272,37 @@ def _owned(batch: Batch) -> Batch:
 # --- processes ---
 
 
+def _place_sockets() -> None:
+    """Have this process and its workers make sockets where their addresses are short enough.
+
+    Raises:
+        TrainingError: when the folder for temporary files has too long a name, and nothing can be written to ``/tmp``.
+    """
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) <= _LONGEST_TEMPORARY:
+        return
+    tempfile.tempdir = _SHORT_TEMPORARY
+    try:
+        multiprocessing.util.get_temp_dir()  # makes it once, for this process and those that it forks
+    except OSError as error:
+        raise TrainingError(
+            f"TMPDIR is {usual}: processes that load data need a folder whose name has at most {_LONGEST_TEMPORARY} "
+            f"bytes for their sockets, and {_SHORT_TEMPORARY} cannot be used ({error})"
+        ) from error
+    finally:
+        tempfile.tempdir = usual
+
+
+def _end_unsent(error: Exception, _batch: object) -> None:
+    """End a worker that cannot send a batch: ``multiprocessing`` would drop it, and the parent wait for ever."""
+    traceback.print_exception(error)
+    os._exit(1)
+
+
 def _start_worker(parent: int, _number: int) -> None:
     """In a worker: end with the parent, let it alone take signals, and be free of its memory limit."""
     die_with_parent(parent)
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_unsent)  # type: ignore[attr-defined] # noqa: SLF001 - made to be replaced
     for number in _LEFT_TO_PARENT:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_PARENT)
