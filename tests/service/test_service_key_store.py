@@ -192,10 +192,10 @@ def test_time_on_devices_is_counted(store: Store, new_id: NewId, set_work: SetTi
     set_work(first, claimed_at=now_ms() - 20_000)
     store.add(new_work(new_id("tun"), key_id=key_id), quota)
     set_work(first, claimed_at=now_ms() - 31_000)
-    with pytest.raises(QuotaExceededError, match="used 31 s on devices, of 30 s") as running:
+    with pytest.raises(QuotaExceededError, match=r"used 3\d s on devices, of 30 s") as running:
         store.add(new_work(new_id("tun"), key_id=key_id), quota)
     store.finish(lease, Ending(State.FAILED))
-    with pytest.raises(QuotaExceededError, match="used 31 s") as ended:
+    with pytest.raises(QuotaExceededError, match=r"used 3\d s") as ended:
         store.add(new_work(new_id("tun"), key_id=key_id), quota)
     assert running.value.retry_after_seconds == 60
     assert 990 <= ended.value.retry_after_seconds <= 1001

@@ -334,7 +334,11 @@ _ORPHANING = """
 import ctypes, json, os, subprocess, sys, time
 from tuner.processes import reap, zombies
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come to this process, as to process 1
-subprocess.run([sys.executable, "-c", "import subprocess; subprocess.Popen(['true'])"], check=True)
+reading, writing = os.pipe()  # the orphan lives until it is closed here: its parent, which is gone, cannot wait for it
+orphaning = "import subprocess, sys; subprocess.Popen(['cat'], stdin=int(sys.argv[1]))"
+subprocess.run([sys.executable, "-c", orphaning, str(reading)], pass_fds=[reading], check=True)
+os.close(reading)
+os.close(writing)
 while not (seen := zombies()):
     time.sleep(0.01)
 own = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
