@@ -23,6 +23,8 @@ for _name in [
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a suite started in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of the tests would inherit it, deaf to Ctrl-C
 
+_SOFT_LIMITS = {kind: resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_NOFILE)}
+
 
 def _has_gpu() -> bool:
     import torch  # noqa: PLC0415 - only where GPU tests were collected
@@ -51,9 +53,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _own_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test sees the user's data folder, or the limits that a run inside the process of another test has set."""
     monkeypatch.setenv("BATCHWRIGHT_DATA_DIR", str(tmp_path_factory.mktemp("data")))
-    limits = {kind: resource.getrlimit(kind) for kind in (resource.RLIMIT_DATA, resource.RLIMIT_NOFILE)}
     yield
-    for kind, (soft, _) in limits.items():
+    for kind, soft in _SOFT_LIMITS.items():
         hard = resource.getrlimit(kind)[1]
         resource.setrlimit(kind, (soft, hard))
 
