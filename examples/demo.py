@@ -29,8 +29,8 @@ from tuner.files import write_atomically
 from tuner.plots import plot_loss, plot_memory
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.results import DeviceInfo, Recommendation
+from tuner.run_documents import TrainingProgress
 from tuner.specs import parse_spec
-from tuner.training.runs import TrainingProgress
 from tuner.units import format_bytes
 
 MIB, GIB = 1024**2, 1024**3

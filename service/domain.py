@@ -17,8 +17,8 @@ from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, Positive
 from tuner.exports.base import Export, ExportFormat, ExportOptions
 from tuner.requests import DeviceId, Objective, TrainingRequest, TuningRequest
 from tuner.results import ProbeResult, Recommendation
+from tuner.run_documents import TrainingProgress, TrainingResult
 from tuner.specs import Precision
-from tuner.training.runs import TrainingProgress, TrainingResult
 
 # --- problems --------------------------------------------------------------------------------------------------------
 

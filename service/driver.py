@@ -24,7 +24,7 @@ from tuner.errors import BatchwrightError, HostTroubleError, ProbeCancelledError
 from tuner.host import Cause, Room, Trouble, filled_by_itself, room_of, trouble_of
 from tuner.requests import ProbeRequest, TuningRequest
 from tuner.results import Outcome, ProbeResult, Recommendation
-from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
+from tuner.run_documents import RunOutcome, TrainingProgress, TrainingResult
 from tuner.tuning import Tuning, ask_what_ifs, judge_coupling, look_ahead
 from tuner.units import format_bytes
 

@@ -21,8 +21,9 @@ from factories import gpt_spec, recommendation
 from tuner.memory.environment import CPU_THREADS
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
+from tuner.run_documents import RunOutcome, TrainingResult
 from tuner.training.launch import TrainingProcess
-from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingResult
+from tuner.training.runs import ProgressLog, RunPaths
 
 UPDATES = 14
 UPDATES_PER_EPOCH = 4

@@ -15,9 +15,10 @@ from tuner.errors import CheckpointError
 from tuner.memory.devices import open_device
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
+from tuner.run_documents import RunOutcome
 from tuner.training.checkpoints import Checkpoints
 from tuner.training.loop import TrainingLoop
-from tuner.training.runs import ProgressLog, RunOutcome, RunPaths
+from tuner.training.runs import ProgressLog, RunPaths
 from whole_runs import run_to_end
 
 pytestmark = pytest.mark.usefixtures("forked")

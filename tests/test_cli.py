@@ -23,8 +23,9 @@ from tuner.cli.display import TrainingBar
 from tuner.errors import DeviceError, SpecError
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
+from tuner.run_documents import MicroBatchSplit, RunOutcome, TrainingProgress, TrainingResult
 from tuner.specs import WorkloadSpec
-from tuner.training.runs import MicroBatchSplit, ProgressLog, RunOutcome, RunPaths, TrainingProgress, TrainingResult
+from tuner.training.runs import ProgressLog, RunPaths
 
 pytestmark = pytest.mark.usefixtures("forked")
 

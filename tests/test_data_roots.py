@@ -25,10 +25,10 @@ from factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tuner.data_files import ROOTS_VARIABLE, DataRoots, expand
 from tuner.errors import DataOutsideRootsError, SpecError
 from tuner.requests import TrainingRequest
+from tuner.run_documents import RunOutcome
 from tuner.specs import WorkloadSpec
 from tuner.training.data import DataFolders, TrainingData, build_data
 from tuner.training.launch import TrainingProcess
-from tuner.training.runs import RunOutcome
 from tuner.workloads.build import build_workload
 from whole_runs import ENVIRONMENT, wait_for
 

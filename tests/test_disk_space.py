@@ -19,8 +19,9 @@ from tuner.disk_space import naming_full_disk, require_space
 from tuner.errors import StorageError
 from tuner.files import appearing_whole, write_atomically
 from tuner.requests import TrainingRequest
+from tuner.run_documents import RunOutcome
 from tuner.training.checkpoints import Checkpoints, save_weights
-from tuner.training.runs import RunOutcome, RunPaths
+from tuner.training.runs import RunPaths
 from whole_runs import run_to_end
 
 MIB = 1024**2

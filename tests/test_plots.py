@@ -9,7 +9,7 @@ import pytest
 from factories import probe_result, recommendation
 from tuner.plots import fitted_line, plot_loss, plot_memory
 from tuner.results import Evidence, Outcome, Proof, Recommendation
-from tuner.training.runs import TrainingProgress
+from tuner.run_documents import TrainingProgress
 
 MIB = 1024**2
 

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from factories import recommendation
 from tuner.memory.devices import open_device
 from tuner.requests import TrainingRequest
+from tuner.run_documents import RunOutcome
 from tuner.specs import WorkloadSpec, parse_spec
 from tuner.training.coupling import check_spec_coupling
 from tuner.training.loop import TrainingLoop
-from tuner.training.runs import RunOutcome, RunPaths
+from tuner.training.runs import RunPaths
 from tuner.workloads.build import build_model, build_workload
 from tuner.workloads.casting import cast_floating, is_quantized
 

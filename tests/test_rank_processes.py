@@ -18,11 +18,12 @@ from factories import gpt_spec, mlp_spec, recommendation
 from forked import real_starts
 from tuner.files import write_atomically
 from tuner.requests import TrainingRequest
+from tuner.run_documents import RunOutcome, TrainingProgress
 from tuner.specs import WorkloadSpec
 from tuner.training import launch
 from tuner.training.launch import TrainingProcess
 from tuner.training.rank_processes import training_command
-from tuner.training.runs import RunOutcome, RunPaths, TrainingProgress
+from tuner.training.runs import RunPaths
 from whole_runs import ENVIRONMENT, MIB, run_to_end, wait_for
 
 pytestmark = pytest.mark.usefixtures("forked")

@@ -12,11 +12,12 @@ from factories import recommendation, transformers_spec
 from tuner.errors import SpecError, TrainingError, WorkloadError
 from tuner.memory.devices import open_device
 from tuner.requests import TrainingRequest
+from tuner.run_documents import TrainingProgress
 from tuner.specs import WorkloadSpec
 from tuner.training.coupling import check_coupling, check_spec_coupling
 from tuner.training.data.tokens import PaddedCollation
 from tuner.training.loop import TrainingLoop
-from tuner.training.runs import RunPaths, TrainingProgress
+from tuner.training.runs import RunPaths
 from tuner.workloads.build import build_model, build_workload, check_workload
 
 CPU = torch.device("cpu")

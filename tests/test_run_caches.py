@@ -9,7 +9,8 @@ import pytest
 
 from factories import gpt_spec, mlp_spec, recommendation
 from tuner.requests import TrainingRequest
-from tuner.training.runs import RunOutcome, RunPaths
+from tuner.run_documents import RunOutcome
+from tuner.training.runs import RunPaths
 from whole_runs import ENVIRONMENT, run_to_end
 
 TEXT = "a text that nobody else has, which is long enough for a sample"

@@ -30,7 +30,8 @@ from soak import (
     undisturbed,
     wait_until,
 )
-from tuner.training.runs import RunOutcome, RunPaths
+from tuner.run_documents import RunOutcome
+from tuner.training.runs import RunPaths
 
 _ATTEMPTS = 5
 """How many runs a kill may take to come at its moment; all of them must end alike."""

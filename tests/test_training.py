@@ -19,13 +19,14 @@ from tuner.files import holding
 from tuner.memory.devices import open_device
 from tuner.requests import TrainingRequest
 from tuner.results import CouplingCheck, Recommendation
+from tuner.run_documents import RunOutcome, TrainingProgress
 from tuner.specs import ScheduleSpec, WorkloadSpec
 from tuner.training import launch, worker
 from tuner.training.checkpoints import Checkpoints
 from tuner.training.launch import TrainingProcess
 from tuner.training.loop import TrainingLoop
 from tuner.training.optimizers import learning_rate_factor
-from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingProgress
+from tuner.training.runs import ProgressLog, RunPaths
 from whole_runs import ENVIRONMENT, MIB, run_to_end, wait_for
 
 pytestmark = pytest.mark.usefixtures("forked")

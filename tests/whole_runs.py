@@ -8,8 +8,8 @@ from pathlib import Path
 from tuner.memory.environment import CPU_ENVIRONMENT
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
+from tuner.run_documents import TrainingResult
 from tuner.training.launch import TrainingProcess
-from tuner.training.runs import TrainingResult
 
 MIB = 1024**2
 ENVIRONMENT = dict(CPU_ENVIRONMENT)

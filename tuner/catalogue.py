@@ -9,7 +9,8 @@ import re
 from difflib import get_close_matches
 
 from tuner.errors import EstimateError
-from tuner.gpus import GPUS, ByteInterval, Gpu, KernelProfile, unknown_gpu
+from tuner.gpu_documents import ByteInterval, Gpu, KernelProfile
+from tuner.gpus import GPUS, unknown_gpu
 from tuner.units import parse_bytes
 
 __all__ = ["GPUS", "ByteInterval", "Gpu", "KernelProfile", "find_gpu"]

@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tuner.catalogue import ByteInterval
 from tuner.documents import Document, NonNegativeInt, PositiveInt
+from tuner.gpu_documents import ByteInterval
 from tuner.requests import LARGEST_EFFECTIVE_BATCH_SIZE
 from tuner.results import BalancedPlan
 from tuner.specs import WorkloadSpec

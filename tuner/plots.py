@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from tuner.files import write_atomically
 from tuner.results import Outcome, ProbeResult, Recommendation
-from tuner.training.runs import TrainingProgress
+from tuner.run_documents import TrainingProgress
 
 mpl.use("agg")
 

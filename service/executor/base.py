@@ -12,7 +12,7 @@ from pathlib import Path
 from service.errors import ServiceError
 from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
 from tuner.results import CouplingCheck, DeviceInfo, ExpectedPeaks, ProbeResult, Recommendation
-from tuner.training.runs import TrainingProgress, TrainingResult
+from tuner.run_documents import TrainingProgress, TrainingResult
 from tuner.tuning import ProbeRunner
 
 StopWithin = Callable[[], float | None]

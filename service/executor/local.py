@@ -15,8 +15,8 @@ from tuner.data_files import ANYWHERE, DataRoots
 from tuner.files import holding
 from tuner.memory import inventory
 from tuner.results import DeviceInfo
+from tuner.run_documents import RunOutcome, TrainingResult
 from tuner.training.launch import TrainingProcess
-from tuner.training.runs import RunOutcome, TrainingResult
 from tuner.tuning import ProbeRunner
 
 _POLL_SECONDS = 0.1

@@ -42,7 +42,7 @@ from service.store.records import (
     in_states,
 )
 from tuner.results import ProbeResult, Recommendation
-from tuner.training.runs import TrainingProgress
+from tuner.run_documents import TrainingProgress
 
 __all__ = [
     "EVERYTHING",

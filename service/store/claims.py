@@ -27,7 +27,7 @@ from service.store.statements import (
 )
 from service.store.tables import is_held, now_ms, probes, recommendations, work_items
 from tuner.results import ProbeResult
-from tuner.training.runs import TrainingProgress
+from tuner.run_documents import TrainingProgress
 
 _work = work_items.c
 

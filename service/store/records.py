@@ -13,8 +13,8 @@ from service.keys import ApiKey
 from service.states import State, WorkKind
 from tuner.requests import Objective
 from tuner.results import Recommendation
+from tuner.run_documents import TrainingProgress, TrainingResult
 from tuner.specs import Precision
-from tuner.training.runs import TrainingProgress, TrainingResult
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from service.store.records import WorkItem, WorkRow
 from service.store.tables import recommendations, work_items
 from tuner.documents import Document
 from tuner.results import ProbeResult, Recommendation
-from tuner.training.runs import TrainingProgress, TrainingResult
+from tuner.run_documents import TrainingProgress, TrainingResult
 
 _KINDS = {kind.value: kind for kind in WorkKind}
 _STATES = {state.value: state for state in State}

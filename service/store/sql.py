@@ -48,7 +48,7 @@ from service.store.sessions import SqlSessionStore
 from service.store.statements import change, state_event
 from service.store.tables import health, now_ms, recommendations, work_items, workers
 from tuner.results import ProbeResult, Recommendation
-from tuner.training.runs import TrainingProgress
+from tuner.run_documents import TrainingProgress
 
 _work = work_items.c
 

@@ -19,9 +19,9 @@ from tuner.memory.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.requests import ProbeRequest, TrainingRequest, TuningRequest
 from tuner.results import Outcome, Recommendation
+from tuner.run_documents import RunOutcome
 from tuner.specs import WorkloadSpec
 from tuner.training.launch import TrainingProcess
-from tuner.training.runs import RunOutcome
 from tuner.tuning import Tuning
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things

@@ -14,10 +14,11 @@ from tuner.errors import OutOfMemoryError
 from tuner.memory.devices import CudaDevice, open_device
 from tuner.memory.inventory import find_device
 from tuner.requests import TrainingRequest
+from tuner.run_documents import RunOutcome
 from tuner.training.accumulate import GradientAccumulation, UpdateReport, split_batch
 from tuner.training.launch import TrainingProcess
 from tuner.training.ranks import group_of_one
-from tuner.training.runs import ProgressLog, RunOutcome, RunPaths
+from tuner.training.runs import ProgressLog, RunPaths
 from tuner.workloads.base import LossTerms
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things

@@ -14,7 +14,7 @@ from service.store.base import NewWork
 from tuner.errors import ProbeCancelledError
 from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.results import CouplingCheck, ExpectedPeaks, Outcome, Phase, ProbeResult
-from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
+from tuner.run_documents import RunOutcome, TrainingProgress, TrainingResult
 
 SERVED = ServedDevice(place="host/cpu", owner="host:scope:1", device=CPU, environment={}, versions={"torch": "2.8"})
 

@@ -20,7 +20,7 @@ from service.executor.inline import InlineExecutor
 from service.hosted_worker import main
 from service.settings import Settings
 from tuner.results import DeviceInfo
-from tuner.training.runs import RunOutcome, TrainingResult
+from tuner.run_documents import RunOutcome, TrainingResult
 
 
 def executor(device: DeviceInfo) -> Executor:

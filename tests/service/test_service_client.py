@@ -35,7 +35,8 @@ from service.states import State, WorkKind
 from tuner.errors import WorkloadError
 from tuner.estimates import EstimateRequest
 from tuner.requests import TrainingRequest
-from tuner.training.runs import RunPaths, TrainingResult
+from tuner.run_documents import TrainingResult
+from tuner.training.runs import RunPaths
 
 Against = Callable[..., Any]
 PATIENCE_SECONDS = 120.0

@@ -23,7 +23,7 @@ from service.store.base import Store, WorkItem
 from tuner.errors import ProbeError, SpecError
 from tuner.requests import ExpectationRequest, TrainingRequest, TuningRequest
 from tuner.results import CouplingCheck, ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
-from tuner.training.runs import RunOutcome, TrainingResult
+from tuner.run_documents import RunOutcome, TrainingResult
 from tuner.tuning import Tuning
 
 VERSIONS = {"torch": "2.8"}

@@ -20,8 +20,8 @@ from tuner.errors import ProbeCancelledError, SpecError
 from tuner.files import holding
 from tuner.requests import ProbeRequest, TrainingRequest
 from tuner.results import Outcome
+from tuner.run_documents import RunOutcome, TrainingProgress, TrainingResult
 from tuner.training.launch import TrainingProcess
-from tuner.training.runs import RunOutcome, TrainingProgress, TrainingResult
 
 pytestmark = pytest.mark.usefixtures("forked")
 

@@ -36,7 +36,7 @@ from tuner.errors import CheckLostError, ProbeError, SpecError
 from tuner.host import Cause, Trouble
 from tuner.requests import TrainingRequest
 from tuner.results import Outcome, ProbeResult
-from tuner.training.runs import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
+from tuner.run_documents import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
 
 pytestmark = pytest.mark.usefixtures("forked")
 

@@ -21,7 +21,8 @@ from service.executor.local import LocalExecutor
 from service.placement import check_goes_with_one_device
 from service.states import State
 from tuner.requests import TrainingRequest
-from tuner.training.runs import ProgressLog, RunOutcome, RunPaths, TrainingProgress, TrainingResult
+from tuner.run_documents import RunOutcome, TrainingProgress, TrainingResult
+from tuner.training.runs import ProgressLog, RunPaths
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from service.settings import Settings
 from service.states import State, WorkKind
 from service.store.base import Ending, Quota, Store
 from tuner.requests import TrainingRequest
-from tuner.training.runs import RunOutcome, TrainingResult
+from tuner.run_documents import RunOutcome, TrainingResult
 
 PATIENCE_SECONDS = 240.0
 

@@ -22,7 +22,7 @@ from service.executor.local import LocalExecutor
 from service.settings import Settings
 from service.working import work_system
 from tuner.results import DeviceInfo
-from tuner.training.runs import RunOutcome, TrainingResult
+from tuner.run_documents import RunOutcome, TrainingResult
 
 
 def main(text: str) -> None:

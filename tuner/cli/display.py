@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tuner.objectives import rate_in_words
 from tuner.results import Alternative, BalancedPlan, Outcome, ProbeResult, Recommendation, UniformPlan, WhatIf
-from tuner.training.runs import MicroBatchSplit, TrainingProgress
+from tuner.run_documents import MicroBatchSplit, TrainingProgress
 from tuner.units import format_bytes
 
 _WIDE = 100

@@ -32,8 +32,8 @@ from tuner.errors import BatchwrightError, TrainingError
 from tuner.files import write_atomically
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.results import Recommendation
+from tuner.run_documents import RunOutcome, TrainingResult
 from tuner.specs import load_spec
-from tuner.training.runs import RunOutcome, TrainingResult
 from tuner.units import format_bytes
 
 _HELP = """Find the largest micro-batch that really fits, and the gradient accumulation that gives exactly the effective

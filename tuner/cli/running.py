@@ -19,10 +19,10 @@ from tuner.memory.inventory import devices, find_device
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.results import Recommendation
+from tuner.run_documents import TrainingResult
 from tuner.specs import WorkloadSpec
 from tuner.training.launch import TrainingProcess
 from tuner.training.progress import require_tensorboard
-from tuner.training.runs import TrainingResult
 from tuner.tuning import Tuning, ask_what_ifs, judge_coupling, look_ahead
 
 _POLL_SECONDS = 0.1

@@ -17,7 +17,7 @@ from tuner.errors import EstimateError, ExportError
 from tuner.exports.base import Order
 from tuner.exports.frameworks import nodes
 from tuner.exports.text import checked, figures_in_environment, program_path
-from tuner.gpus import Gpu
+from tuner.gpu_documents import Gpu
 from tuner.results import Advice
 
 PORT = 29500

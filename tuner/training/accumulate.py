@@ -29,13 +29,13 @@ from torch.nn.parallel import DistributedDataParallel
 from tuner.accumulation import balanced_split
 from tuner.errors import InvalidSizeError, OutOfMemoryError, WorkloadError
 from tuner.memory.devices import MemoryDevice, open_device
+from tuner.run_documents import MicroBatchSplit
 from tuner.training.batch_versions import BatchVersions
 from tuner.training.gradients import GradientSums, ScratchSums, SumsInPlace, total_norm
 from tuner.training.loss_check import LossCheck
 from tuner.training.micro_batches import MicroBatch, split_batch, taken, to_device, windows
 from tuner.training.own_parameters import OwnParameters
 from tuner.training.ranks import ProcessGroup, Ranks
-from tuner.training.runs import MicroBatchSplit
 from tuner.training.undo import Undo
 from tuner.training.window import Share, UpdateReport, Window, agreed_weights, check_terms, sum_by_name
 from tuner.workloads.base import Batch, LossTerms

@@ -19,16 +19,9 @@ from tuner.memory.failures import ExitKind, ProcessExit, classify_exit
 from tuner.processes import handed_on, kernel_oom_kills
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
+from tuner.run_documents import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
 from tuner.training.rank_processes import RankProcesses
-from tuner.training.runs import (
-    ProgressLog,
-    RunOutcome,
-    RunPaths,
-    SystemTrouble,
-    TrainingProgress,
-    TrainingResult,
-    decisive,
-)
+from tuner.training.runs import ProgressLog, RunPaths, decisive
 from tuner.units import format_bytes
 
 _LOG_TAIL_BYTES = 4000

@@ -15,6 +15,7 @@ from tuner.fingerprint import canonical_json
 from tuner.memory.devices import MemoryDevice
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
+from tuner.run_documents import RunOutcome, TrainingProgress
 from tuner.training.accumulate import UpdateReport
 from tuner.training.admission import admit, measure_coupling
 from tuner.training.checkpoints import Checkpoints, State, Weights, save_weights
@@ -33,7 +34,7 @@ from tuner.training.micro_batches import MicroBatch
 from tuner.training.optimizers import build_schedule
 from tuner.training.randomness import RandomState, seed_everything
 from tuner.training.ranks import Ranks
-from tuner.training.runs import RunOutcome, RunPaths, TrainingProgress, decisive
+from tuner.training.runs import RunPaths, decisive
 from tuner.training.sharding import copy_into, load_optimizer, load_weights, shard, whole
 from tuner.training.windows import Position, Windows, cut
 from tuner.units import format_bytes

@@ -6,7 +6,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.training.runs import ProgressLog, RunPaths, TrainingProgress
+from tuner.run_documents import TrainingProgress
+from tuner.training.runs import ProgressLog, RunPaths
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -26,10 +26,11 @@ from tuner.memory.devices import MemoryDevice, open_device
 from tuner.processes import die_with_parent
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
+from tuner.run_documents import RunOutcome, SystemTrouble, TrainingResult
 from tuner.training.loop import TrainingLoop
 from tuner.training.progress import ProgressWriter, import_tensorboard
 from tuner.training.ranks import Ranks, join_ranks, local_rank, own_rank, tells_of_lost_peer, world_size
-from tuner.training.runs import RunOutcome, RunPaths, SystemTrouble, TrainingResult
+from tuner.training.runs import RunPaths
 from tuner.training.windows import Position
 from tuner.workloads.imports import import_early, late_imports
 

@@ -1,0 +1,65 @@
+"""Documents on GPUs: memory figures with their uncertainty, and one kind of card. Pure data, no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tuner.documents import Document, NonNegativeInt, PositiveInt
+
+
+class ByteInterval(Document):
+    """A figure with its uncertainty."""
+
+    low: NonNegativeInt
+    """Bytes, if the estimate is too high."""
+    expected: NonNegativeInt
+    """Bytes."""
+    high: NonNegativeInt
+    """Bytes, if the estimate is too low."""
+
+
+class KernelProfile(Document):
+    """What decides which kernels a card runs: cards of one profile take the same memory for the same update."""
+
+    compute_capability: tuple[int, int]
+    """As `torch.cuda.get_device_capability` reports it; on AMD too."""
+    kind: Literal["cuda", "rocm"]
+    """Which of torch's builds."""
+
+
+class Gpu(Document):
+    """One kind of GPU."""
+
+    name: str
+    """Its name here."""
+    family: str
+    """What it is called when its memory goes without saying, for example `A100`."""
+    aliases: tuple[str, ...] = ()
+    """Other names: NVML's, torch's, and those of its variants with the same memory."""
+    vendor: Literal["nvidia", "amd", "unknown"]
+    """Who makes it."""
+    marketed_memory: str
+    """The memory it is sold with."""
+    total_bytes: PositiveInt
+    """`total_memory` of torch's device properties, with a recent driver and the ECC setting it is shipped with."""
+    least_total_bytes: PositiveInt
+    """The least that other drivers, or ECC where it can be switched on, may leave of it."""
+    compute_capability: tuple[int, int]
+    """As torch reports it."""
+    context_bytes: ByteInterval
+    """What a training process takes outside of torch's allocator: the CUDA context, loaded kernels, library handles."""
+    workspace_bytes: NonNegativeInt
+    """What cuBLAS keeps per handle and stream, taken from torch's allocator; part of every trace."""
+    evidence: Literal["reported", "derived", "given"]
+    """Where ``total_bytes`` comes from: torch's own report, a rule (see the source), or the request."""
+    sources: dict[Literal["total", "compute_capability", "context", "workspace"], str]
+    """Where each figure comes from."""
+    notes: tuple[str, ...] = ()
+    """What somebody who takes this card should know."""
+
+    @property
+    def profile(self) -> KernelProfile:
+        """Which kernels it runs."""
+        return KernelProfile(
+            compute_capability=self.compute_capability, kind="rocm" if self.vendor == "amd" else "cuda"
+        )
