@@ -12,9 +12,9 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from service.states import State
-from tuner.catalogue import Gpu
 from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.exports.base import Export, ExportFormat, ExportOptions
+from tuner.gpu_documents import Gpu
 from tuner.requests import DeviceId, Objective, TrainingRequest, TuningRequest
 from tuner.results import ProbeResult, Recommendation
 from tuner.run_documents import TrainingProgress, TrainingResult

@@ -15,10 +15,11 @@ from service.domain import FieldFault, GpuList
 from service.errors import EstimatesBusyError, InvalidInputError
 from service.metrics import Metrics
 from service.policy import Policy
-from tuner.catalogue import GPUS, find_gpu
+from tuner.catalogue import find_gpu
 from tuner.errors import EstimateCancelledError, EstimateError
 from tuner.estimates import Estimate, EstimateRequest
 from tuner.fingerprint import canonical_json, memory_part
+from tuner.gpus import GPUS
 from tuner.specs import PythonModel
 
 ShouldStop = Callable[[], bool]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from factories import mlp_spec
-from tuner.catalogue import KernelProfile, find_gpu
+from tuner.catalogue import find_gpu
 from tuner.errors import EstimateError
 from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 from tuner.estimation.answer import answer, profiles
@@ -23,6 +23,7 @@ from tuner.estimation.growth import Polynomial
 from tuner.estimation.replay import minimum_capacity
 from tuner.estimation.settings import DEFAULT_SETTINGS
 from tuner.estimation.trace import Category, Mark, SizedTrace, Trace
+from tuner.gpu_documents import KernelProfile
 
 MIB = 1024**2
 GIB = 1024**3

@@ -8,9 +8,10 @@ from typing import Literal
 
 import pytest
 
-from tuner.catalogue import GPUS, Gpu, KernelProfile, find_gpu
+from tuner.catalogue import find_gpu
 from tuner.errors import EstimateError
-from tuner.gpus import blas_workspace_bytes
+from tuner.gpu_documents import Gpu, KernelProfile
+from tuner.gpus import GPUS, blas_workspace_bytes
 
 GIB = 1024**3
 BY_NAME = {gpu.name: gpu for gpu in GPUS}

@@ -16,12 +16,13 @@ from rich.console import Console, RenderableType
 
 from factories import mlp_spec, python_spec
 from tuner.accumulation import balanced_plan
-from tuner.catalogue import GPUS, ByteInterval
 from tuner.cli.arguments import estimate_request
 from tuner.cli.estimate_display import estimate_panel, estimate_table
 from tuner.cli.estimating import fits_nowhere
 from tuner.errors import SpecError
 from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
+from tuner.gpu_documents import ByteInterval
+from tuner.gpus import GPUS
 from tuner.specs import WorkloadSpec
 
 GIB = 1024**3

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from factories import gpt_spec
-from tuner.catalogue import KernelProfile
 from tuner.estimation.trace import Category, Trace
 from tuner.estimation.tracing import trace
+from tuner.gpu_documents import KernelProfile
 from tuner.specs import WorkloadSpec
 
 PROFILE = KernelProfile(compute_capability=(9, 0), kind="cuda")

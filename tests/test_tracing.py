@@ -16,7 +16,6 @@ import torch
 from traced import held_bytes, most_bytes, traced_on_cuda
 
 from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
-from tuner.catalogue import KernelProfile
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
 from tuner.estimates import EstimateRequest, Verdict
 from tuner.estimation.attention import Attention, Kernel, choose
@@ -26,6 +25,7 @@ from tuner.estimation.shim import NoCompilerError, _identity, _torch_folder, com
 from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
 from tuner.estimation.tracing import trace
 from tuner.estimation.workload import SizedWorkload, _scaled
+from tuner.gpu_documents import KernelProfile
 from tuner.specs import WorkloadSpec
 
 MIB = 1024**2

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tuner.catalogue import KernelProfile
 from tuner.estimation.trace import Category, Trace
+from tuner.gpu_documents import KernelProfile
 
 
 def traced_on_cuda(cases: list[dict[str, Any]], cache: Path) -> dict[str, list[Trace]]:

@@ -9,11 +9,9 @@ import re
 from difflib import get_close_matches
 
 from tuner.errors import EstimateError
-from tuner.gpu_documents import ByteInterval, Gpu, KernelProfile
+from tuner.gpu_documents import Gpu
 from tuner.gpus import GPUS, unknown_gpu
 from tuner.units import parse_bytes
-
-__all__ = ["GPUS", "ByteInterval", "Gpu", "KernelProfile", "find_gpu"]
 
 _SHOWN_LENGTH = 60
 _SMALLEST_CARD_BYTES = 256 * 1024**2

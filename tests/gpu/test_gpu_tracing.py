@@ -10,8 +10,8 @@ import torch
 from traced import most_bytes, traced_on_cuda
 
 from factories import gpt_spec, mlp_spec, resnet_spec
-from tuner.catalogue import KernelProfile
 from tuner.estimation.attention import Attention, choose
+from tuner.gpu_documents import KernelProfile
 from tuner.memory.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.requests import ProbeRequest

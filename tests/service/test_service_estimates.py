@@ -24,9 +24,9 @@ from service.domain import Problem
 from service.errors import EstimatesBusyError, InvalidInputError, TargetNotAllowedError
 from service.estimating import EstimateLimits, Estimates, ShouldStop
 from service.policy import Policy
-from tuner.catalogue import GPUS
 from tuner.errors import EstimateCancelledError, EstimateError
 from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
+from tuner.gpus import GPUS
 from tuner.specs import WorkloadSpec
 
 PATIENCE_SECONDS = 120.0

@@ -11,12 +11,13 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from tuner.catalogue import GPUS, find_gpu
+from tuner.catalogue import find_gpu
 from tuner.documents import Document
 from tuner.errors import EstimateError, FieldProblem, SpecError
 from tuner.estimates import EstimateRequest
 from tuner.field_errors import problems_in
 from tuner.files import try_writing
+from tuner.gpus import GPUS
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.specs import LARGEST_WORLD_SIZE, WorkloadSpec, load_spec
 

@@ -11,9 +11,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tuner.catalogue import Gpu
 from tuner.cli.display import balanced_in_words, sizes_in_words
 from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
+from tuner.gpu_documents import Gpu
 from tuner.results import BalancedPlan
 from tuner.units import format_bytes
 

@@ -14,7 +14,6 @@ from rich.console import Console
 from service.commands import keys, prune
 from service.run_commands import serve, work
 from tuner.accumulation import balanced_plan, uniform_plan
-from tuner.catalogue import GPUS
 from tuner.cli import options
 from tuner.cli.arguments import (
     check_file,
@@ -30,6 +29,7 @@ from tuner.cli.exporting import export, formats
 from tuner.documents import load_document
 from tuner.errors import BatchwrightError, TrainingError
 from tuner.files import write_atomically
+from tuner.gpus import GPUS
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.results import Recommendation
 from tuner.run_documents import RunOutcome, TrainingResult

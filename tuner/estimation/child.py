@@ -20,7 +20,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from tuner.catalogue import KernelProfile
 from tuner.errors import BatchwrightError, EstimateError, SpecError
 from tuner.estimates import Estimate, EstimateRequest
 from tuner.estimation.answer import TracedWorkload, answer, profiles
@@ -29,6 +28,7 @@ from tuner.estimation.shim import NoCompilerError, Shim, load_shim
 from tuner.estimation.side_by_side import worthwhile_processes
 from tuner.files import write_atomically
 from tuner.fingerprint import installed_versions
+from tuner.gpu_documents import KernelProfile
 from tuner.memory.failures import FailureKind, classify_exception
 from tuner.processes import die_with_parent, tighten_limit
 from tuner.requests import ExpectationRequest

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from tuner.catalogue import KernelProfile
 from tuner.estimation.runs import TracedRuns
 from tuner.estimation.settings import AllocatorSettings
 from tuner.estimation.shim import Shim
 from tuner.estimation.trace import SizedTrace
+from tuner.gpu_documents import KernelProfile
 from tuner.requests import ExpectationRequest
 from tuner.results import ExpectedPeak, ExpectedPeaks
 from tuner.training.micro_batches import tensors_of

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from tuner.catalogue import KernelProfile
 from tuner.estimation.trace import Bound
+from tuner.gpu_documents import KernelProfile
 from tuner.gpus import blas_workspace_bytes
 
 _aten = torch.ops.aten

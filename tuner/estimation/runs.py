@@ -10,11 +10,11 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
-from tuner.catalogue import KernelProfile
 from tuner.estimation.shapes import Shapes
 from tuner.estimation.shim import Shim
 from tuner.estimation.side_by_side import side_by_side
 from tuner.estimation.tracing import TracedRun, begun
+from tuner.gpu_documents import KernelProfile
 from tuner.specs import WorkloadSpec
 
 Wanted: TypeAlias = "tuple[KernelProfile | None, int, bool]"

@@ -22,10 +22,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tuner.catalogue import KernelProfile
 from tuner.errors import EstimateError
 from tuner.estimation.attention import FIGURES, Attention, choose
 from tuner.files import replacing
+from tuner.gpu_documents import KernelProfile
 
 _SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 _COMPILERS = ("c++", "g++", "clang++")

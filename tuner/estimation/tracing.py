@@ -24,7 +24,6 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tuner.catalogue import KernelProfile
 from tuner.errors import EstimateError
 from tuner.estimation.fake_device import (
     FakeDevice,
@@ -37,6 +36,7 @@ from tuner.estimation.shapes import Shapes
 from tuner.estimation.shim import Shim
 from tuner.estimation.trace import Category, Trace
 from tuner.estimation.tracer import Tracer
+from tuner.gpu_documents import KernelProfile
 from tuner.specs import TransformersModel, WorkloadSpec
 from tuner.training.engine import UpdateEngine
 from tuner.training.micro_batches import MicroBatch, sliced, tensors_of

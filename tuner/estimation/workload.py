@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from tuner.catalogue import KernelProfile
 from tuner.errors import EstimateError
 from tuner.estimation.runs import TracedRuns, Wanted
 from tuner.estimation.trace import Category, SizedTrace, Trace
+from tuner.gpu_documents import KernelProfile
 
 _SIZES = ((4, 6, 10), (16, 24, 40))
 """Three tell a quadratic. Some code does other things with one sample, or with few (GPT-2's masks with up to 3): then
