@@ -41,11 +41,11 @@ from finders_workloads import Case, cases
 
 import tuner
 from tuner.errors import WorkloadError
-from tuner.files import write_atomically
 from tuner.fingerprint import canonical_json, installed_versions
 from tuner.memory.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.results import DeviceInfo, Outcome
+from tuner.system.files import write_atomically
 from tuner.tuning import Tuning
 
 HERE = Path(__file__).resolve().parent

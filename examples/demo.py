@@ -25,12 +25,12 @@ from service.client import Client
 from service.domain import EventKind, Job
 from service.states import State
 from tuner.cli.display import ProbeBoard, TrainingBar, recommendation_panel
-from tuner.files import write_atomically
 from tuner.plots import plot_loss, plot_memory
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.results import DeviceInfo, Recommendation
 from tuner.run_documents import TrainingProgress
 from tuner.specs import parse_spec
+from tuner.system.files import write_atomically
 from tuner.units import format_bytes
 
 MIB, GIB = 1024**2, 1024**3

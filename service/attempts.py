@@ -14,7 +14,7 @@ from service.states import State
 from service.store.base import Claim, Ending, Lease, Store
 from service.tracing import Attribute, SpanKind
 from tuner.errors import HostTroubleError
-from tuner.host import Trouble, trouble_of
+from tuner.system.host_failures import Trouble, trouble_of
 
 _log = logging.getLogger(__name__)
 

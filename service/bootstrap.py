@@ -31,12 +31,12 @@ from service.store.sql import open_store
 from service.use_cases import UseCases
 from service.worker_process import WorkerProcess
 from service.workers import Workers
-from tuner.data_files import DataRoots
 from tuner.estimation.warm import WarmEstimates
 from tuner.fingerprint import installed_versions
 from tuner.memory import inventory
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.results import DeviceInfo
+from tuner.system.data_roots import DataRoots
 
 ExecutorFactory = Callable[[DeviceInfo], Executor]
 

@@ -24,7 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from service.errors import make_problem
 from service.logs import RepeatLimit
-from tuner.processes import raise_limit
+from tuner.system.processes import raise_limit
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from service.instruments import Instruments
 from service.locks import DeviceLock, folder_identity
 from service.logs import logging_about, sparse_logger
 from service.store.base import SeenDevice, Store
-from tuner.host import Cause, Trouble, check_host, trouble_of
+from tuner.system.host_failures import Cause, Trouble, check_host, trouble_of
 
 _log = logging.getLogger(__name__)
 

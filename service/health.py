@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from service.logs import sparse_logger
-from tuner.host import Trouble
+from tuner.system.host_failures import Trouble
 
 _log = logging.getLogger(__name__)
 

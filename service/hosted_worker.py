@@ -19,7 +19,7 @@ from service.metrics import snapshot
 from service.settings import Settings
 from service.signals import handling_signals
 from service.worker_channel import Channel
-from tuner.processes import die_with_parent
+from tuner.system.processes import die_with_parent
 
 Build = Callable[[Settings], WorkerSystem]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from service.errors import DeviceMismatchError, UnsupportedJobError
 from tuner.accumulation import share_per_rank
-from tuner.files import write_atomically
 from tuner.requests import TrainingRequest
 from tuner.results import DeviceInfo, Recommendation
+from tuner.system.files import write_atomically
 
 PLACE_FILE = ".place"
 """Name of the file in a job's folder that tells where the job ran last."""

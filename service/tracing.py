@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
 
-from tuner.processes import handing_on
+from tuner.system.processes import handing_on
 
 ENVIRONMENT_VARIABLE = "TRACEPARENT"
 """Where processes look for the trace they belong to, as OpenTelemetry's environment carrier names it."""

@@ -19,7 +19,7 @@ from service.errors import ConfigurationError, ServiceError
 from service.metrics import families_in
 from service.settings import Settings
 from service.worker_channel import Channel
-from tuner.processes import reap, zombies
+from tuner.system.processes import reap, zombies
 
 _log = logging.getLogger(__name__)
 

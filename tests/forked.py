@@ -22,8 +22,8 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO
 from unittest.mock import patch
 
-from tuner import partner
 from tuner.memory.environment import CPU_ENVIRONMENT
+from tuner.system import subprocesses
 from tuner.training import rank_processes
 from tuner.workloads.imports import late_imports
 
@@ -46,7 +46,7 @@ def forked_starts(fsync_seconds: float = 0.0) -> Iterator[None]:
 
     with (
         patch.object(rank_processes, "subprocess", _module_with(Trainer)),
-        patch.object(partner, "subprocess", _module_with(_partner)),
+        patch.object(subprocesses, "subprocess", _module_with(_partner)),
     ):
         yield
 
@@ -54,7 +54,7 @@ def forked_starts(fsync_seconds: float = 0.0) -> Iterator[None]:
 @contextmanager
 def real_starts() -> Iterator[None]:
     """Within the block, which is in one of ``forked_starts``, interpreters are started as ever."""
-    with patch.object(rank_processes, "subprocess", subprocess), patch.object(partner, "subprocess", subprocess):
+    with patch.object(rank_processes, "subprocess", subprocess), patch.object(subprocesses, "subprocess", subprocess):
         yield
 
 

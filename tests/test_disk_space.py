@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from factories import gpt_spec, recommendation
-from tuner.disk_space import naming_full_disk, require_space
 from tuner.errors import StorageError
-from tuner.files import appearing_whole, write_atomically
 from tuner.requests import TrainingRequest
 from tuner.run_documents import RunOutcome
+from tuner.system.disk_space import naming_full_disk, require_space
+from tuner.system.files import appearing_whole, write_atomically
 from tuner.training.checkpoints import Checkpoints, save_weights
 from tuner.training.runs import RunPaths
 from whole_runs import run_to_end

@@ -9,8 +9,8 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from tuner.files import appearing_whole, tail, write_atomically
-from tuner.probing.channel import Channel
+from tuner.system.files import appearing_whole, tail, write_atomically
+from tuner.system.json_channel import Channel
 
 NOBODY = 2**22 + 1
 """Above the largest process id of Linux (PID_MAX_LIMIT)."""

@@ -10,7 +10,7 @@ import pytest
 from scarce import descriptors_used_up, fill, small_disk
 
 from tuner.errors import CheckpointError, HostTroubleError, ProbeError, SpecError, StorageError
-from tuner.host import Cause, Room, check_host, filled_by_itself, room_of, trouble_of
+from tuner.system.host_failures import Cause, Room, check_host, filled_by_itself, room_of, trouble_of
 
 MIB = 1024**2
 

@@ -18,11 +18,11 @@ from forked import real_starts
 from tuner.errors import CheckLostError, EstimateError, ProbeCancelledError, ProbeError, SpecError
 from tuner.estimation.launch import expect
 from tuner.memory.inventory import cpu
-from tuner.partner import Partner, Start, started
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest
 from tuner.results import Outcome, Phase
 from tuner.specs import WorkloadSpec
+from tuner.system.subprocesses import Partner, Start, started
 
 pytestmark = pytest.mark.usefixtures("forked")
 

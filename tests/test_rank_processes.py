@@ -16,10 +16,10 @@ from scarce import fill, small_disk
 
 from factories import gpt_spec, mlp_spec, recommendation
 from forked import real_starts
-from tuner.files import write_atomically
 from tuner.requests import TrainingRequest
 from tuner.run_documents import RunOutcome, TrainingProgress
 from tuner.specs import WorkloadSpec
+from tuner.system.files import write_atomically
 from tuner.training import launch
 from tuner.training.launch import TrainingProcess
 from tuner.training.rank_processes import training_command

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tuner.estimation.side_by_side import side_by_side
+from tuner.system.fork_map import side_by_side
 
 _ORPHANS = r"""
 import os, sys, time
-from tuner.estimation.side_by_side import side_by_side
+from tuner.system.fork_map import side_by_side
 
 def tell_and_wait():
     os.write(1, f"{os.getpid()}\n".encode())

@@ -425,7 +425,7 @@ def test_processes_that_cannot_be_started_are_told(
 def test_a_bound_of_the_host_stays() -> None:
     """A tighter hard limit than ours is kept, and no error; a looser one is tightened."""
     code = (
-        "import resource as r; from tuner.processes import tighten_limit as t\n"
+        "import resource as r; from tuner.system.processes import tighten_limit as t\n"
         "hard = r.getrlimit(r.RLIMIT_DATA)[1]; r.setrlimit(r.RLIMIT_DATA, (hard, hard))\n"
         "print(t(r.RLIMIT_DATA, 2**33), *r.getrlimit(r.RLIMIT_DATA))\n"
         "r.setrlimit(r.RLIMIT_DATA, (2**32, 2**32))\n"

@@ -93,7 +93,7 @@ class HostTroubleError(BatchwrightError):
     """The host lacks what any work needs.
 
     Args:
-        cause: a stable word, one of ``tuner.host.Cause``.
+        cause: a stable word, one of ``tuner.system.host_failures.Cause``.
         message: what is lacking, and where.
         needed_bytes: room on the disk without which the work cannot go on, where that is known.
     """

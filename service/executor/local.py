@@ -11,11 +11,11 @@ from pathlib import Path
 from typing_extensions import override
 
 from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
-from tuner.data_files import ANYWHERE, DataRoots
-from tuner.files import holding
 from tuner.memory import inventory
 from tuner.results import DeviceInfo
 from tuner.run_documents import RunOutcome, TrainingResult
+from tuner.system.data_roots import ANYWHERE, DataRoots
+from tuner.system.files import holding
 from tuner.training.launch import TrainingProcess
 from tuner.tuning import ProbeRunner
 

@@ -17,10 +17,10 @@ from service.executor.base import DeviceBusyError, Executor, OnProgress, StopWit
 from service.executor.inline import InlineExecutor
 from service.executor.local import LocalExecutor
 from tuner.errors import ProbeCancelledError, SpecError
-from tuner.files import holding
 from tuner.requests import ProbeRequest, TrainingRequest
 from tuner.results import Outcome
 from tuner.run_documents import RunOutcome, TrainingProgress, TrainingResult
+from tuner.system.files import holding
 from tuner.training.launch import TrainingProcess
 
 pytestmark = pytest.mark.usefixtures("forked")

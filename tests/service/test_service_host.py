@@ -33,10 +33,10 @@ from service.states import State, WorkKind
 from service.store.base import Store
 from service.store.records import PROVEN_SECONDS
 from tuner.errors import CheckLostError, ProbeError, SpecError
-from tuner.host import Cause, Trouble
 from tuner.requests import TrainingRequest
 from tuner.results import Outcome, ProbeResult
 from tuner.run_documents import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
+from tuner.system.host_failures import Cause, Trouble
 
 pytestmark = pytest.mark.usefixtures("forked")
 

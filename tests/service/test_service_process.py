@@ -332,7 +332,7 @@ def test_a_service_that_is_told_to_end_during_its_start_hands_back(tmp_path: Pat
 
 _ORPHANING = """
 import ctypes, json, os, subprocess, sys, time
-from tuner.processes import reap, zombies
+from tuner.system.processes import reap, zombies
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come to this process, as to process 1
 reading, writing = os.pipe()  # the orphan lives until it is closed here: its parent, which is gone, cannot wait for it
 orphaning = "import subprocess, sys; subprocess.Popen(['cat'], stdin=int(sys.argv[1]))"

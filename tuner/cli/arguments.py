@@ -16,10 +16,10 @@ from tuner.documents import Document
 from tuner.errors import EstimateError, FieldProblem, SpecError
 from tuner.estimates import EstimateRequest
 from tuner.field_errors import problems_in
-from tuner.files import try_writing
 from tuner.gpus import GPUS
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.specs import LARGEST_WORLD_SIZE, WorkloadSpec, load_spec
+from tuner.system.files import try_writing
 
 RequestT = TypeVar("RequestT", bound=Document)
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tuner.estimation.start import tracing
-from tuner.partner import end_those_ahead, start_ahead
 from tuner.probing.start import fork_server
+from tuner.system.subprocesses import end_those_ahead, start_ahead
 
 _CARDS = Path("/proc/driver/nvidia/gpus")
 """A folder of NVIDIA's driver, with one entry per card."""

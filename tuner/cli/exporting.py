@@ -22,8 +22,8 @@ from tuner.exports.registry import TARGETS
 from tuner.exports.registry import export as make_export
 from tuner.exports.text import one_line
 from tuner.field_errors import problems_in
-from tuner.files import write_atomically
 from tuner.results import Recommendation
+from tuner.system.files import write_atomically
 
 _DEFAULTS = ExportOptions()
 

@@ -28,12 +28,12 @@ from tuner.cli.errors import ExitCode, as_json, exit_code
 from tuner.cli.exporting import export, formats
 from tuner.documents import load_document
 from tuner.errors import BatchwrightError, TrainingError
-from tuner.files import write_atomically
 from tuner.gpus import GPUS
 from tuner.requests import TrainingRequest, TuningRequest
 from tuner.results import Recommendation
 from tuner.run_documents import RunOutcome, TrainingResult
 from tuner.specs import load_spec
+from tuner.system.files import write_atomically
 from tuner.units import format_bytes
 
 _HELP = """Find the largest micro-batch that really fits, and the gradient accumulation that gives exactly the effective

@@ -25,14 +25,14 @@ from tuner.estimates import Estimate, EstimateRequest
 from tuner.estimation.answer import TracedWorkload, answer, profiles
 from tuner.estimation.messages import Done, EstimatePaths, Failure, Order, Question
 from tuner.estimation.shim import NoCompilerError, Shim, load_shim
-from tuner.estimation.side_by_side import worthwhile_processes
-from tuner.files import write_atomically
 from tuner.fingerprint import installed_versions
 from tuner.gpu_documents import KernelProfile
 from tuner.memory.failures import FailureKind, classify_exception
-from tuner.processes import die_with_parent, tighten_limit
 from tuner.requests import ExpectationRequest
 from tuner.results import ExpectedPeaks
+from tuner.system.files import write_atomically
+from tuner.system.fork_map import worthwhile_processes
+from tuner.system.processes import die_with_parent, tighten_limit
 from tuner.workloads.imports import import_early, late_imports
 
 _FILE_BYTES = 1024**3

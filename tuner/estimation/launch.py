@@ -16,11 +16,11 @@ from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOut
 from tuner.estimates import Estimate, EstimateRequest
 from tuner.estimation.messages import Done, EstimatePaths, Failure, Order, Question
 from tuner.estimation.start import tracing
-from tuner.files import tail, write_atomically
-from tuner.partner import started
-from tuner.processes import kill_group
 from tuner.requests import ExpectationRequest
 from tuner.results import ExpectedPeaks
+from tuner.system.files import tail, write_atomically
+from tuner.system.processes import kill_group
+from tuner.system.subprocesses import started
 
 MEMORY_BYTES = 8 * 1024**3
 """Private host memory that tracing may take: torch, the workload's code and a few samples. Tensors take none."""

@@ -12,10 +12,10 @@ import torch
 
 from tuner.estimation.shapes import Shapes
 from tuner.estimation.shim import Shim
-from tuner.estimation.side_by_side import side_by_side
 from tuner.estimation.tracing import TracedRun, begun
 from tuner.gpu_documents import KernelProfile
 from tuner.specs import WorkloadSpec
+from tuner.system.fork_map import side_by_side
 
 Wanted: TypeAlias = "tuple[KernelProfile | None, int, bool]"
 """The kind of card (none for the CPU's own run), the micro-batch size, and whether updates accumulate."""

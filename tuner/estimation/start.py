@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.memory.environment import CPU_THREADS
-from tuner.partner import Start
+from tuner.system.subprocesses import Start
 
 
 def tracing(idle_seconds: float = 60.0) -> Start:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pynvml
 
 from tuner.errors import DeviceError
-from tuner.processes import cgroup_files
 from tuner.results import DeviceInfo
+from tuner.system.processes import cgroup_files
 
 
 def devices() -> tuple[DeviceInfo, ...]:

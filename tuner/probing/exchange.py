@@ -10,10 +10,10 @@ from typing import Literal, TypeAlias
 
 from tuner.documents import Document
 from tuner.errors import FieldProblem, SpecError
-from tuner.files import tail, write_atomically
 from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest
 from tuner.results import Phase, PhaseSeconds
 from tuner.specs import WorkloadSpec
+from tuner.system.files import tail, write_atomically
 
 Task = Literal["probe", "check", "couple", "expect"]
 

@@ -23,9 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tuner.probing.channel import Channel
 from tuner.probing.exchange import ProbePaths
-from tuner.processes import die_with_parent, kill_group, outlive_parent
+from tuner.system.json_channel import Channel
+from tuner.system.processes import die_with_parent, kill_group, outlive_parent
 from tuner.workloads.imports import import_early, late_imports
 
 _POLL_SECONDS = 0.005

@@ -6,7 +6,7 @@ import os
 from typing import Literal
 
 from tuner.memory.environment import allocator_environment
-from tuner.partner import Start
+from tuner.system.subprocesses import Start
 
 
 def fork_server(kind: Literal["cpu", "cuda"]) -> Start:

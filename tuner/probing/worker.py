@@ -18,16 +18,16 @@ from tuner.accumulation import balanced_split
 from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
 from tuner.estimation.expectation import expected_peaks
 from tuner.estimation.launch import MEMORY_BYTES
-from tuner.estimation.side_by_side import worthwhile_processes
-from tuner.files import write_atomically
 from tuner.memory.devices import MemoryDevice, open_device, translate_certain
 from tuner.memory.failures import shortage_in_words
 from tuner.probing.clock import TimedEngine, TimedUpdate, enough, timing
 from tuner.probing.exchange import CheckReport, ProbePaths
-from tuner.processes import tighten_limit
 from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest
 from tuner.results import CouplingCheck, ModelSummary, Outcome, Phase, ProbeResult, UpdateTiming
 from tuner.specs import WorkloadSpec
+from tuner.system.files import write_atomically
+from tuner.system.fork_map import worthwhile_processes
+from tuner.system.processes import tighten_limit
 from tuner.training.admission import measure_coupling
 from tuner.training.micro_batches import MicroBatch, sliced
 from tuner.training.ranks import Ranks, group_of_one

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from tuner.documents import Document, NonNegativeInt
 from tuner.errors import CheckpointError, DamagedCheckpointError
-from tuner.files import write_atomically
+from tuner.system.files import write_atomically
 
 _LAYOUT = 3
 _MANIFEST = "manifest.json"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tuner.errors import CheckpointError, DamagedCheckpointError
-from tuner.files import folder_appearing_whole, replacing
+from tuner.system.files import folder_appearing_whole, replacing
 from tuner.training.checkpoint_files import (
     Manifest,
     check_files,

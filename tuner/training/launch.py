@@ -9,17 +9,17 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tuner.data_files import ANYWHERE, DataRoots
-from tuner.disk_space import free_bytes
 from tuner.errors import CheckpointError, PeerError, TrainingError
-from tuner.files import holding, tail, write_atomically
-from tuner.host import Cause
 from tuner.memory.environment import job_environment
 from tuner.memory.failures import ExitKind, ProcessExit, classify_exit
-from tuner.processes import handed_on, kernel_oom_kills
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.run_documents import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
+from tuner.system.data_roots import ANYWHERE, DataRoots
+from tuner.system.disk_space import free_bytes
+from tuner.system.files import holding, tail, write_atomically
+from tuner.system.host_failures import Cause
+from tuner.system.processes import handed_on, kernel_oom_kills
 from tuner.training.rank_processes import RankProcesses
 from tuner.training.runs import ProgressLog, RunPaths, decisive
 from tuner.units import format_bytes

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from tuner.processes import kill_group
+from tuner.system.processes import kill_group
 from tuner.training.runs import RunPaths
 
 _PEERS_GRACE_SECONDS = 10.0

@@ -14,11 +14,11 @@ from typing import BinaryIO
 
 from pydantic import ValidationError
 
-from tuner.disk_space import naming_full_disk
-from tuner.files import write_atomically
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.run_documents import TrainingProgress
+from tuner.system.disk_space import naming_full_disk
+from tuner.system.files import write_atomically
 from tuner.training.checkpoint_files import newest_update
 
 

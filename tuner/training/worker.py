@@ -20,13 +20,13 @@ from pathlib import Path
 from types import FrameType
 
 from tuner.errors import BatchwrightError, OutOfMemoryError, PeerError, WorkloadError
-from tuner.files import holding, write_atomically
-from tuner.host import trouble_of
 from tuner.memory.devices import MemoryDevice, open_device
-from tuner.processes import die_with_parent
 from tuner.requests import TrainingRequest
 from tuner.results import Recommendation
 from tuner.run_documents import RunOutcome, SystemTrouble, TrainingResult
+from tuner.system.files import holding, write_atomically
+from tuner.system.host_failures import trouble_of
+from tuner.system.processes import die_with_parent
 from tuner.training.loop import TrainingLoop
 from tuner.training.progress import ProgressWriter, import_tensorboard
 from tuner.training.ranks import Ranks, join_ranks, local_rank, own_rank, tells_of_lost_peer, world_size

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from tuner.data_files import ANYWHERE, DataRoots, expand
 from tuner.errors import DataOutsideRootsError
+from tuner.system.data_roots import ANYWHERE, DataRoots, expand
 from tuner.training.data.base import data_problem
 
 _T = TypeVar("_T")

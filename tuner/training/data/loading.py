@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from tuner.errors import TrainingError
-from tuner.processes import die_with_parent
+from tuner.system.processes import die_with_parent
 from tuner.training.data.base import TrainingData
 from tuner.workloads.base import Batch
 

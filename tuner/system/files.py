@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from tuner.disk_space import naming_full_disk, require_space
+from tuner.system.disk_space import naming_full_disk, require_space
 
 _LOCK = ".lock"
 _POLL_SECONDS = 0.05

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.processes import die_with_parent, kill_group
+from tuner.system.processes import die_with_parent, kill_group
 
 
 @dataclass(frozen=True)

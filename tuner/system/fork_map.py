@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any, NoReturn, TypeVar
 
-from tuner.processes import die_with_parent
+from tuner.system.processes import die_with_parent
 
 _T = TypeVar("_T")
 _SEVERAL = 4
