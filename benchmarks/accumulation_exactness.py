@@ -42,7 +42,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tuner.fingerprint import installed_versions
 from tuner.memory.inventory import cpu
-from tuner.specs import parse_spec
+from tuner.schemas.workload import parse_spec
 from tuner.training.accumulate import GradientAccumulation, split_batch, windows
 from tuner.training.ranks import Ranks, join_ranks
 from tuner.workloads.base import IGNORED_LABEL, counted, pad_tokens, summed_cross_entropy

@@ -16,7 +16,7 @@ from service.identifiers import IdentifierSource
 from service.store.engine import open_engine, writing
 from service.store.rows import recommendation_values
 from service.store.tables import recommendations, work_items
-from tuner.results import Recommendation
+from tuner.schemas.results import Recommendation
 from tuner.tuning import Tuning
 
 _CHUNK = 2_000

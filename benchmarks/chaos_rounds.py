@@ -17,9 +17,9 @@ from chaos_faults import Choices, Fault, KillWhileAsked, Struck
 from service.client import Client
 from service.client.errors import ClientError
 from service.domain import Job, RecordedProbe, Tuning, WorkSummary
-from tuner.requests import TrainingRequest, TuningRequest
-from tuner.results import Outcome, Recommendation
-from tuner.specs import parse_spec
+from tuner.schemas.requests import TrainingRequest, TuningRequest
+from tuner.schemas.results import Outcome, Recommendation
+from tuner.schemas.workload import parse_spec
 from tuner.training.runs import RunPaths
 
 MIB = 1024**2

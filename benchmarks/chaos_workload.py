@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tuner.probing.exchange import ProbePaths
-from tuner.specs import Gpt
+from tuner.schemas.workload import Gpt
 from tuner.workloads.base import Workload
 from tuner.workloads.reference import GptNetwork, NextTokenWorkload
 

@@ -31,7 +31,7 @@ from cpu_repeatability import requests
 from tuner.fingerprint import installed_versions
 from tuner.memory.environment import CPU_ENVIRONMENT, CPU_MATH
 from tuner.memory.inventory import cpu
-from tuner.specs import WorkloadSpec, parse_spec
+from tuner.schemas.workload import WorkloadSpec, parse_spec
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 128, "n_positions": 64, "vocab_size": 256}
 SIZES = {"gpt2": 40, "gpt": 64, "mlp": 2048, "resnet": 32}

@@ -18,9 +18,9 @@ from typing import Any
 from tuner.fingerprint import installed_versions
 from tuner.memory.inventory import cpu
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.requests import TuningRequest
-from tuner.results import Recommendation
-from tuner.specs import parse_spec
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import Recommendation
+from tuner.schemas.workload import parse_spec
 from tuner.tuning import Tuning
 
 MIB = 1024**2

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from tuner.fingerprint import installed_versions
 from tuner.memory.environment import CPU_ALLOCATOR, CPU_THREADS
 from tuner.memory.inventory import cpu
-from tuner.specs import parse_spec
+from tuner.schemas.workload import parse_spec
 from tuner.training.accumulate import Gathering, GradientAccumulation
 from tuner.workloads.base import Batch, LossTerms
 from tuner.workloads.build import build_workload

@@ -30,11 +30,11 @@ import estimator_published
 from finders_workloads import Case, cases
 
 from tuner.errors import WorkloadError
-from tuner.estimates import EstimateRequest
 from tuner.fingerprint import installed_versions
 from tuner.memory.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.results import DeviceInfo, Outcome, ProbeResult
+from tuner.schemas.estimates import EstimateRequest
+from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult
 from tuner.tuning import Tuning
 
 HERE = Path(__file__).resolve().parent

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.estimates import EstimateRequest, PeakEstimate
 from tuner.estimation.launch import estimate
-from tuner.specs import BatchSpec, TransformersModel, parse_spec
+from tuner.schemas.estimates import EstimateRequest, PeakEstimate
+from tuner.schemas.workload import BatchSpec, TransformersModel, parse_spec
 from tuner.workloads.base import Workload
 
 MIB = 1024**2

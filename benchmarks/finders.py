@@ -44,7 +44,7 @@ from tuner.errors import WorkloadError
 from tuner.fingerprint import canonical_json, installed_versions
 from tuner.memory.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.results import DeviceInfo, Outcome
+from tuner.schemas.results import DeviceInfo, Outcome
 from tuner.system.files import write_atomically
 from tuner.tuning import Tuning
 

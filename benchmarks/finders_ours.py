@@ -51,7 +51,7 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
     from tuner.fingerprint import installed_versions  # noqa: PLC0415 - likewise
     from tuner.memory.inventory import find_device  # noqa: PLC0415 - likewise
     from tuner.probing.supervisor import ProbeSupervisor  # noqa: PLC0415 - likewise
-    from tuner.requests import TuningRequest  # noqa: PLC0415 - likewise
+    from tuner.schemas.requests import TuningRequest  # noqa: PLC0415 - likewise
     from tuner.tuning import Tuning, judge_coupling, look_ahead  # noqa: PLC0415 - likewise
 
     request = TuningRequest.model_validate_json(request_path.read_bytes())

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from tuner.errors import OutOfMemoryError
 from tuner.memory.devices import MemoryDevice, open_device
-from tuner.requests import TuningRequest
+from tuner.schemas.requests import TuningRequest
 from tuner.training.micro_batches import sliced, to_device
 from tuner.training.optimizers import build_optimizer
 from tuner.training.precision import autocast

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tuner.requests import TuningRequest
-from tuner.results import DeviceInfo
-from tuner.specs import parse_spec
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import DeviceInfo
+from tuner.schemas.workload import parse_spec
 from tuner.workloads.base import LossTerms, random_tokens, summed_cross_entropy
 
 MIB = 1024**2

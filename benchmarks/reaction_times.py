@@ -37,10 +37,10 @@ from test_service_pages_quality import store_many
 from factories import mlp_spec, tuning_request
 from scripted import ScriptedRunner, Trainer
 from service.store.engine import open_engine, writing
-from tuner.estimates import EstimateRequest
 from tuner.estimation.warm import WarmEstimates
 from tuner.fingerprint import installed_versions
 from tuner.memory.inventory import cpu
+from tuner.schemas.estimates import EstimateRequest
 
 LEASE_SECONDS = 2.0
 WRITERS, WRITES = 6, 50

@@ -34,7 +34,7 @@ from oracles import (
     run_search,
     wobble,
 )
-from tuner.results import ExpectedPeak, ExpectedPeaks, Proof
+from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Proof
 from tuner.search import MicroBatchSearch, SearchSpace
 
 BOUND = 4096

@@ -16,9 +16,9 @@ import sys
 from typing import Any
 
 from service.client import AsyncClient, ClientError
-from tuner.requests import TuningRequest
-from tuner.results import Recommendation
-from tuner.specs import parse_spec
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import Recommendation
+from tuner.schemas.workload import parse_spec
 
 MODEL: dict[str, Any] = {
     "model": {"kind": "reference", "architecture": {"name": "gpt", "layers": 2, "width": 128}},

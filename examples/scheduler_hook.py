@@ -50,10 +50,10 @@ from service.client import (
     TuningFailedError,
 )
 from tuner.accumulation import balanced_plan
-from tuner.documents import load_document
 from tuner.errors import PlanError, SpecError
-from tuner.requests import TuningRequest
-from tuner.results import Recommendation
+from tuner.schemas.base import load_document
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import Recommendation
 
 
 class Exit(IntEnum):

@@ -35,7 +35,7 @@ from tuner.estimation.warm import WarmEstimates
 from tuner.fingerprint import installed_versions
 from tuner.memory import inventory
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.results import DeviceInfo
+from tuner.schemas.results import DeviceInfo
 from tuner.system.data_roots import DataRoots
 
 ExecutorFactory = Callable[[DeviceInfo], Executor]

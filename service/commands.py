@@ -21,7 +21,7 @@ from rich.table import Column, Table
 
 from service.keys import LONGEST_DAYS, ApiKey, KeySubmission, Scope, check_name
 from tuner.errors import ServingError, SpecError
-from tuner.field_errors import problems_in
+from tuner.schemas.field_errors import problems_in
 
 if TYPE_CHECKING:
     from service.pruning import PruneReport

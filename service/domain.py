@@ -12,13 +12,13 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from service.states import State
-from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.exports.base import Export, ExportFormat, ExportOptions
 from tuner.gpu_documents import Gpu
-from tuner.requests import DeviceId, Objective, TrainingRequest, TuningRequest
-from tuner.results import ProbeResult, Recommendation
 from tuner.run_documents import TrainingProgress, TrainingResult
-from tuner.specs import Precision
+from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
+from tuner.schemas.requests import DeviceId, Objective, TrainingRequest, TuningRequest
+from tuner.schemas.results import ProbeResult, Recommendation
+from tuner.schemas.workload import Precision
 
 # --- problems --------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from service.errors import NotFoundError
 from service.store.base import Store, WorkItem
 from tuner.earlier import Lead
 from tuner.errors import SpecError
-from tuner.results import Recommendation
+from tuner.schemas.results import Recommendation
 from tuner.tuning import Tuning
 
 _log = logging.getLogger(__name__)

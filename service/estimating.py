@@ -17,10 +17,10 @@ from service.metrics import Metrics
 from service.policy import Policy
 from tuner.catalogue import find_gpu
 from tuner.errors import EstimateCancelledError, EstimateError
-from tuner.estimates import Estimate, EstimateRequest
 from tuner.fingerprint import canonical_json, memory_part
 from tuner.gpus import GPUS
-from tuner.specs import PythonModel
+from tuner.schemas.estimates import Estimate, EstimateRequest
+from tuner.schemas.workload import PythonModel
 
 ShouldStop = Callable[[], bool]
 Estimator = Callable[[EstimateRequest, ShouldStop], Estimate]

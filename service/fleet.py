@@ -12,8 +12,8 @@ from typing import Annotated
 from pydantic import Field
 
 from service.states import State, WorkKind
-from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
-from tuner.results import DeviceInfo
+from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
+from tuner.schemas.results import DeviceInfo
 
 
 class ServedDevice(Document):

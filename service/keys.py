@@ -12,8 +12,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from tuner.documents import Document
-from tuner.field_errors import described_pattern
+from tuner.schemas.base import Document
+from tuner.schemas.field_errors import described_pattern
 
 PREFIX = "bw"
 """What every key begins with, so that scanners of leaked secrets can know it."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from service.errors import DeviceMismatchError, UnsupportedJobError
 from tuner.accumulation import share_per_rank
-from tuner.requests import TrainingRequest
-from tuner.results import DeviceInfo, Recommendation
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.results import DeviceInfo, Recommendation
 from tuner.system.files import write_atomically
 
 PLACE_FILE = ".place"

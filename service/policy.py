@@ -8,11 +8,11 @@ from pathlib import Path
 
 from service.errors import DataPathNotAllowedError, InvalidInputError, TargetNotAllowedError
 from service.store.base import UNLIMITED, Quota
-from tuner.data_specs import PathRead
 from tuner.errors import DataOutsideRootsError
 from tuner.memory.environment import CUDA_ALLOCATOR_VARIABLES
-from tuner.results import Recommendation
-from tuner.specs import PythonModel, WorkloadSpec
+from tuner.schemas.dataset import PathRead
+from tuner.schemas.results import Recommendation
+from tuner.schemas.workload import PythonModel, WorkloadSpec
 from tuner.system.data_roots import DataRoots, expand, fixed_part
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")

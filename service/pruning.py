@@ -8,7 +8,7 @@ from pathlib import Path
 from service.run_files import RunFiles
 from service.store.base import Store
 from service.views import is_identifier
-from tuner.documents import Document, NonNegativeInt
+from tuner.schemas.base import Document, NonNegativeInt
 
 
 class PruneReport(Document):

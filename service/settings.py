@@ -19,8 +19,8 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.field_errors import described_pattern, problems_in
-from tuner.nearest import suggestion
+from tuner.schemas.field_errors import described_pattern, problems_in
+from tuner.suggestions import suggestion
 
 PREFIX = "BATCHWRIGHT_"
 OTHER_VARIABLES = frozenset(

@@ -15,9 +15,9 @@ from service.domain import Job, JobRequest, JobSummary, QueuePlace, Recommendati
 from service.errors import InvalidCursorError, NotFoundError
 from service.states import WorkKind
 from service.store.base import WorkItem, WorkRow
-from tuner.documents import Document
-from tuner.requests import TuningRequest
-from tuner.results import Recommendation
+from tuner.schemas.base import Document
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import Recommendation
 
 PREFIXES = {WorkKind.TUNING: "tun", WorkKind.JOB: "job"}
 """What identifiers begin with."""

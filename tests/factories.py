@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tuner.accumulation import balanced_plan
-from tuner.requests import TuningRequest
-from tuner.results import (
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import (
     DeviceInfo,
     EffectiveBatchSize,
     Evidence,
@@ -19,7 +19,7 @@ from tuner.results import (
     Recommendation,
     Timings,
 )
-from tuner.specs import WorkloadSpec, parse_spec
+from tuner.schemas.workload import WorkloadSpec, parse_spec
 
 CPU = DeviceInfo(id="cpu", kind="cpu", name="test processor", total_bytes=16 * 1024**3)
 CUDA = DeviceInfo(id="cuda:0", kind="cuda", name="test card", total_bytes=16 * 1024**3, driver_version="1.0")

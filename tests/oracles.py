@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from tuner.results import Outcome, Phase, ProbeResult
+from tuner.schemas.results import Outcome, Phase, ProbeResult
 from tuner.search import MicroBatchSearch
 
 LIMIT_BYTES = 80 * 1024**3

@@ -19,9 +19,9 @@ from typing import Any
 
 from factories import gpt_spec, recommendation
 from tuner.memory.environment import CPU_THREADS
-from tuner.requests import TrainingRequest
-from tuner.results import Recommendation
 from tuner.run_documents import RunOutcome, TrainingResult
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.results import Recommendation
 from tuner.training.launch import TrainingProcess
 from tuner.training.runs import ProgressLog, RunPaths
 

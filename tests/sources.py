@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuner.errors import SpecError
-from tuner.specs import WorkloadSpec
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data import TrainingData, build_data
 from tuner.workloads.build import build_workload
 

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from factories import mlp_spec
 from tuner.catalogue import find_gpu
 from tuner.errors import EstimateError
-from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 from tuner.estimation.answer import answer, profiles
 from tuner.estimation.curve import LARGEST_SIZE, MemoryCurve
 from tuner.estimation.growth import Polynomial
@@ -24,6 +23,7 @@ from tuner.estimation.replay import minimum_capacity
 from tuner.estimation.settings import DEFAULT_SETTINGS
 from tuner.estimation.trace import Category, Mark, SizedTrace, Trace
 from tuner.gpu_documents import KernelProfile
+from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 
 MIB = 1024**2
 GIB = 1024**3

@@ -21,10 +21,10 @@ from factories import CPU, CUDA, gpt_spec, mlp_spec, recommendation, resnet_spec
 from tuner.cli import running
 from tuner.cli.display import TrainingBar
 from tuner.errors import DeviceError, SpecError
-from tuner.requests import TrainingRequest
-from tuner.results import Recommendation
 from tuner.run_documents import MicroBatchSplit, RunOutcome, TrainingProgress, TrainingResult
-from tuner.specs import WorkloadSpec
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.results import Recommendation
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.runs import ProgressLog, RunPaths
 
 pytestmark = pytest.mark.usefixtures("forked")

@@ -20,10 +20,10 @@ from tuner.cli.arguments import estimate_request
 from tuner.cli.estimate_display import estimate_panel, estimate_table
 from tuner.cli.estimating import fits_nowhere
 from tuner.errors import SpecError
-from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
 from tuner.gpu_documents import ByteInterval
 from tuner.gpus import GPUS
-from tuner.specs import WorkloadSpec
+from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
+from tuner.schemas.workload import WorkloadSpec
 
 GIB = 1024**3
 LARGE = {"name": "mlp", "hidden_features": 12_000, "hidden_layers": 2}

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from factories import gpt_spec, mlp_spec, transformers_spec
 from sources import built, problem
 from tuner.errors import SpecError
-from tuner.specs import WorkloadSpec
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data import Part, WindowLoader, build_data, epoch_order
 from tuner.workloads.build import build_model, build_workload
 

@@ -23,9 +23,9 @@ from safetensors.torch import save_file
 
 from factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tuner.errors import DataOutsideRootsError, SpecError
-from tuner.requests import TrainingRequest
 from tuner.run_documents import RunOutcome
-from tuner.specs import WorkloadSpec
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.workload import WorkloadSpec
 from tuner.system.data_roots import ROOTS_VARIABLE, DataRoots, expand
 from tuner.training.data import DataFolders, TrainingData, build_data
 from tuner.training.launch import TrainingProcess

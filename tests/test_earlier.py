@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from factories import CPU, gpt_spec, mlp_spec, probe_result, tuning_request
 from tuner.earlier import measured_peaks
 from tuner.errors import SearchError, SpecError
-from tuner.requests import ProbeRequest, TuningRequest
-from tuner.results import DeviceInfo, Evidence, Outcome, ProbeResult, Recommendation, UpdateTiming
+from tuner.schemas.requests import ProbeRequest, TuningRequest
+from tuner.schemas.results import DeviceInfo, Evidence, Outcome, ProbeResult, Recommendation, UpdateTiming
 from tuner.tuning import Tuning
 
 MIB = 1024**2

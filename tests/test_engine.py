@@ -34,7 +34,7 @@ from faults import (
 )
 from tuner.errors import WorkloadError
 from tuner.memory.devices import open_device
-from tuner.specs import WorkloadSpec
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.accumulate import Gathering, GradientAccumulation, UpdateReport, split_batch, windows
 from tuner.training.engine import UpdateEngine
 from tuner.training.gradients import GradientSums, ScratchSums, SumsInPlace

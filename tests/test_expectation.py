@@ -10,9 +10,9 @@ from factories import CPU, gpt_spec, mlp_spec
 from tuner.errors import EstimateCancelledError, SpecError
 from tuner.estimation.launch import expect
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.requests import ExpectationRequest, ProbeRequest
-from tuner.results import ExpectedPeaks
-from tuner.specs import WorkloadSpec
+from tuner.schemas.requests import ExpectationRequest, ProbeRequest
+from tuner.schemas.results import ExpectedPeaks
+from tuner.schemas.workload import WorkloadSpec
 
 MIB = 1024**2
 

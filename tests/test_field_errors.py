@@ -15,11 +15,11 @@ from pydantic_core._pydantic_core import list_all_errors
 import service
 import tuner
 from service.settings import Settings
-from tuner.documents import Document, parse_document
 from tuner.errors import FieldProblem, SpecError
-from tuner.field_errors import WORDS, described, pattern_words, problems_in, reworded
-from tuner.requests import TuningRequest
-from tuner.specs import WorkloadSpec, parse_spec
+from tuner.schemas.base import Document, parse_document
+from tuner.schemas.field_errors import WORDS, described, pattern_words, problems_in, reworded
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.workload import WorkloadSpec, parse_spec
 from tuner.units import TypedSize
 
 _INTEGER = {"int_type", "int_parsing", "int_parsing_size", "int_from_float"}

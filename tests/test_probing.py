@@ -19,9 +19,9 @@ from tuner.errors import CheckLostError, EstimateError, ProbeCancelledError, Pro
 from tuner.estimation.launch import expect
 from tuner.memory.inventory import cpu
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest
-from tuner.results import Outcome, Phase
-from tuner.specs import WorkloadSpec
+from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
+from tuner.schemas.results import Outcome, Phase
+from tuner.schemas.workload import WorkloadSpec
 from tuner.system.subprocesses import Partner, Start, started
 
 pytestmark = pytest.mark.usefixtures("forked")

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from factories import recommendation
 from tuner.memory.devices import open_device
-from tuner.requests import TrainingRequest
 from tuner.run_documents import RunOutcome
-from tuner.specs import WorkloadSpec, parse_spec
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.workload import WorkloadSpec, parse_spec
 from tuner.training.coupling import check_spec_coupling
 from tuner.training.loop import TrainingLoop
 from tuner.training.runs import RunPaths

@@ -21,7 +21,7 @@ from command import called
 from factories import python_spec
 from tuner.catalogue import find_gpu
 from tuner.memory.devices import open_device
-from tuner.specs import parse_spec
+from tuner.schemas.workload import parse_spec
 from tuner.training.engine import UpdateEngine
 from tuner.training.micro_batches import sliced
 from tuner.workloads.build import build_model, build_workload

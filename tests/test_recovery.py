@@ -33,7 +33,7 @@ from faults import (
     token_loss,
 )
 from tuner.errors import OutOfMemoryError, WorkloadError
-from tuner.specs import OptimizerSpec
+from tuner.schemas.workload import OptimizerSpec
 from tuner.training.accumulate import Gathering, GradientAccumulation, UpdateReport, split_batch
 from tuner.training.gradients import SumsInPlace
 from tuner.training.micro_batches import sliced

@@ -11,9 +11,9 @@ import torch
 from factories import recommendation, transformers_spec
 from tuner.errors import SpecError, TrainingError, WorkloadError
 from tuner.memory.devices import open_device
-from tuner.requests import TrainingRequest
 from tuner.run_documents import TrainingProgress
-from tuner.specs import WorkloadSpec
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.coupling import check_coupling, check_spec_coupling
 from tuner.training.data.tokens import PaddedCollation
 from tuner.training.loop import TrainingLoop

@@ -26,7 +26,7 @@ from oracles import (
     run_search,
 )
 from tuner.errors import SearchError
-from tuner.results import ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult, Proof
+from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult, Proof
 from tuner.search import Failure, MicroBatchSearch, SearchSpace
 
 LARGEST = (37, 200, 3000)

@@ -10,8 +10,8 @@ import yaml
 
 from factories import gpt_spec, mlp_spec
 from tuner.errors import SpecError
-from tuner.specs import TransformersModel, WorkloadSpec, load_spec, parse_spec
-from tuner.yaml_text import Loader
+from tuner.schemas.workload import TransformersModel, WorkloadSpec, load_spec, parse_spec
+from tuner.schemas.yaml_loader import Loader
 
 GPT: dict[str, Any] = {"kind": "reference", "architecture": {"name": "gpt"}}
 GPT2: dict[str, Any] = {

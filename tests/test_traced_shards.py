@@ -8,7 +8,7 @@ from factories import gpt_spec
 from tuner.estimation.trace import Category, Trace
 from tuner.estimation.tracing import trace
 from tuner.gpu_documents import KernelProfile
-from tuner.specs import WorkloadSpec
+from tuner.schemas.workload import WorkloadSpec
 
 PROFILE = KernelProfile(compute_capability=(9, 0), kind="cuda")
 

@@ -17,7 +17,6 @@ from traced import held_bytes, most_bytes, traced_on_cuda
 
 from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
-from tuner.estimates import EstimateRequest, Verdict
 from tuner.estimation.attention import Attention, Kernel, choose
 from tuner.estimation.launch import estimate
 from tuner.estimation.runs import TracedRuns
@@ -26,7 +25,8 @@ from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
 from tuner.estimation.tracing import trace
 from tuner.estimation.workload import SizedWorkload, _scaled
 from tuner.gpu_documents import KernelProfile
-from tuner.specs import WorkloadSpec
+from tuner.schemas.estimates import EstimateRequest, Verdict
+from tuner.schemas.workload import WorkloadSpec
 
 MIB = 1024**2
 FLOAT = 4

@@ -16,10 +16,10 @@ from factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from forked import real_starts
 from tuner.errors import CheckpointError, TrainingError
 from tuner.memory.devices import open_device
-from tuner.requests import TrainingRequest
-from tuner.results import CouplingCheck, Recommendation
 from tuner.run_documents import RunOutcome, TrainingProgress
-from tuner.specs import ScheduleSpec, WorkloadSpec
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.results import CouplingCheck, Recommendation
+from tuner.schemas.workload import ScheduleSpec, WorkloadSpec
 from tuner.system.files import holding
 from tuner.training import launch, worker
 from tuner.training.checkpoints import Checkpoints

@@ -14,7 +14,7 @@ from huggingface_hub import errors, hf_hub_download
 
 from factories import gpt_spec, transformers_spec
 from tuner.errors import SpecError
-from tuner.specs import parse_spec
+from tuner.schemas.workload import parse_spec
 from tuner.workloads import config_safety
 from tuner.workloads.build import build_model, build_workload, check_workload
 

@@ -10,8 +10,8 @@ import pytest
 from factories import CPU, CUDA, gpt_spec, mlp_spec, probe_result, resnet_spec, tuning_request
 from tuner.errors import DeviceError, PlanError, SearchError, SpecError, TuningFailedError
 from tuner.memory.environment import allocator_environment, job_environment
-from tuner.requests import ProbeRequest, TuningRequest
-from tuner.results import (
+from tuner.schemas.requests import ProbeRequest, TuningRequest
+from tuner.schemas.results import (
     DeviceInfo,
     ExpectedPeak,
     ExpectedPeaks,

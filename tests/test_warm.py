@@ -14,10 +14,10 @@ import pytest
 
 from factories import mlp_spec, transformers_spec
 from tuner.errors import EstimateCancelledError, EstimateError, SpecError
-from tuner.estimates import Estimate, EstimateRequest
 from tuner.estimation.launch import TracingProcess
 from tuner.estimation.warm import WarmEstimates
-from tuner.specs import WorkloadSpec
+from tuner.schemas.estimates import Estimate, EstimateRequest
+from tuner.schemas.workload import WorkloadSpec
 
 _STARTED = """
 import time

@@ -17,9 +17,9 @@ from tuner.errors import ProbeCancelledError, ProbeError
 from tuner.fingerprint import question
 from tuner.memory.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.requests import ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult, Recommendation
-from tuner.specs import WorkloadSpec
+from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
+from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult, Recommendation
+from tuner.schemas.workload import WorkloadSpec
 from tuner.tuning import Tuning, ask_what_ifs
 from tuner.what_if import Bend, changed, changes_in_words, choices
 

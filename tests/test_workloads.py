@@ -11,7 +11,7 @@ import torch
 
 from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
 from tuner.errors import SpecError, WorkloadError
-from tuner.specs import WorkloadSpec
+from tuner.schemas.workload import WorkloadSpec
 from tuner.workloads.base import WeighsLosses
 from tuner.workloads.build import build_model, build_workload, check_workload, summarize
 

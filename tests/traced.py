@@ -68,7 +68,7 @@ def main(cache: str) -> None:
 
     from tuner.estimation.runs import TracedRuns  # noqa: PLC0415 - torch comes with it
     from tuner.estimation.shapes import Shapes  # noqa: PLC0415 - likewise
-    from tuner.specs import parse_spec  # noqa: PLC0415 - likewise
+    from tuner.schemas.workload import parse_spec  # noqa: PLC0415 - likewise
 
     shapes = Shapes()
     prepared = []

@@ -56,7 +56,7 @@ class Plain(Tokens):
 
     def build_model(self) -> nn.Module:
         """GPT-2 124M without dropout."""
-        from tuner.specs import Gpt  # noqa: PLC0415 - only this one needs it
+        from tuner.schemas.workload import Gpt  # noqa: PLC0415 - only this one needs it
         from tuner.workloads.reference import GptNetwork  # noqa: PLC0415 - likewise
 
         sizes = Gpt(name="gpt", layers=12, heads=12, width=768, vocabulary_size=50257)

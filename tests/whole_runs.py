@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from tuner.memory.environment import CPU_ENVIRONMENT
-from tuner.requests import TrainingRequest
-from tuner.results import Recommendation
 from tuner.run_documents import TrainingResult
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.results import Recommendation
 from tuner.training.launch import TrainingProcess
 
 MIB = 1024**2

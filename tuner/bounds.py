@@ -13,8 +13,8 @@ from tuner.accumulation import check_listable
 from tuner.belief import SATURATED_SHARE
 from tuner.errors import FieldProblem, SpecError
 from tuner.objectives import sizes_for_steps
-from tuner.requests import TuningRequest
-from tuner.results import DeviceInfo, Outcome, ProbeResult, Proof
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult, Proof
 from tuner.search import SearchSpace
 from tuner.units import format_bytes
 

@@ -19,8 +19,8 @@ from typing import Any
 from tuner.belief import rising
 from tuner.errors import FieldProblem, SpecError
 from tuner.fingerprint import asked, counted, fingerprint
-from tuner.requests import TuningRequest
-from tuner.results import (
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import (
     DeviceInfo,
     EarlierAnswer,
     ExpectedPeak,

@@ -8,9 +8,9 @@ import platform
 from importlib import metadata
 from typing import Any
 
-from tuner.requests import TuningRequest
-from tuner.results import DeviceInfo
-from tuner.specs import WorkloadSpec
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import DeviceInfo
+from tuner.schemas.workload import WorkloadSpec
 
 _LAYOUT = 3
 """Raised when probing or searching changes so much that earlier answers no longer stand."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tuner.documents import Document, NonNegativeInt, PositiveInt
+from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
 
 
 class ByteInterval(Document):

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tuner.requests import Objective
-from tuner.results import Alternative, Outcome, ProbeResult, Proof
+from tuner.schemas.requests import Objective
+from tuner.schemas.results import Alternative, Outcome, ProbeResult, Proof
 
 MOST_TIMING_PROBES = 4
 """Each takes a process and some seconds: enough for the fewest steps, a neighbour, and two that promise more."""

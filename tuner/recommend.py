@@ -8,8 +8,8 @@ from datetime import datetime
 from tuner.accumulation import balanced_plan, share_per_rank, uniform_plan
 from tuner.coupled import is_undivided
 from tuner.objectives import alternatives, choice_in_words, fastest
-from tuner.requests import TuningRequest
-from tuner.results import (
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import (
     Advice,
     Alternative,
     CouplingCheck,

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from tuner.documents import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
+from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
 class RunOutcome(StrEnum):

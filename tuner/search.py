@@ -30,7 +30,7 @@ from typing import Literal
 
 from tuner.belief import FIRST_CHANCE, FIT_CHANCE, Belief, Bracketed, Point, believed, chance, expected, rising
 from tuner.errors import SearchError
-from tuner.results import ExpectedPeaks, Outcome, Phase, ProbeResult, Proof
+from tuner.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult, Proof
 
 _SURE_SHARE = 0.98
 """Share of the limit that a first jump may fill: leaves room for 2 % noise."""

@@ -24,10 +24,10 @@ from tuner.errors import DeviceError, FieldProblem, ProbeError, SearchError, Spe
 from tuner.fingerprint import fingerprint, question_fingerprint, relevant_versions
 from tuner.objectives import next_to_time, plan_size, steps_of
 from tuner.recommend import Answered, recommend
-from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.results import CouplingCheck, DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, Proof, Recommendation
+from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
+from tuner.schemas.results import CouplingCheck, DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, Proof, Recommendation
+from tuner.schemas.workload import WorkloadSpec
 from tuner.search import Failure, MicroBatchSearch
-from tuner.specs import WorkloadSpec
 from tuner.what_if import WhatIfAnswer, WhatIfs
 
 

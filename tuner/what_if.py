@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from tuner.objectives import steps_of
-from tuner.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, Proof, WhatIf
+from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, Proof, WhatIf
+from tuner.schemas.workload import WorkloadSpec, parse_spec
 from tuner.search import SearchSpace
-from tuner.specs import WorkloadSpec, parse_spec
 
 Changes = tuple[tuple[str, JsonValue], ...]
 """Fields of a spec, by dotted path, and what they would say."""

@@ -18,10 +18,10 @@ from service.estimating import Estimates
 from service.states import State
 from service.store.base import Idempotency
 from service.use_cases import UseCases
-from tuner.documents import Document
-from tuner.field_errors import described_pattern, reworded
-from tuner.requests import Objective
-from tuner.specs import Precision
+from tuner.schemas.base import Document
+from tuner.schemas.field_errors import described_pattern, reworded
+from tuner.schemas.requests import Objective
+from tuner.schemas.workload import Precision
 
 _LARGEST_EVENT_ID = 2**31 - 1
 

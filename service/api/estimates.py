@@ -20,7 +20,7 @@ from service.api.problems import ALWAYS, declared
 from service.api.strict_route import StrictRoute
 from service.domain import GpuList
 from service.keys import Scope
-from tuner.estimates import Estimate, EstimateRequest
+from tuner.schemas.estimates import Estimate, EstimateRequest
 
 router = APIRouter(prefix="/v1", tags=["estimates"], responses=ALWAYS, route_class=StrictRoute)
 

@@ -24,7 +24,7 @@ from service.errors import (
     problem_of,
 )
 from tuner.errors import BatchwrightError
-from tuner.field_errors import described, located, shown
+from tuner.schemas.field_errors import described, located, shown
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_SECONDS = "2"

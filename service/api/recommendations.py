@@ -30,7 +30,7 @@ from service.domain import RecommendationPage
 from service.errors import NotFoundError
 from service.keys import Scope
 from service.store.base import RecommendationFilter
-from tuner.results import Recommendation
+from tuner.schemas.results import Recommendation
 
 router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=ALWAYS, route_class=ShortcutRoute)
 

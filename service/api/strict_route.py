@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 
 from service.domain import FieldFault
 from service.errors import MOST_FAULTS, InvalidInputError
-from tuner.nearest import suggestion
+from tuner.suggestions import suggestion
 
 _SHOWN_LENGTH = 80
 

@@ -20,8 +20,8 @@ from service.domain import (
     JobSummary,
 )
 from service.states import State
-from tuner.requests import TrainingRequest
-from tuner.results import Recommendation
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.results import Recommendation
 
 _JOBS = "/v1/jobs"
 

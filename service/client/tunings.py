@@ -23,9 +23,9 @@ from service.domain import (
 )
 from service.states import State
 from tuner.exports.base import Export, ExportFormat, ExportOptions
-from tuner.requests import Objective, TuningRequest
-from tuner.results import Recommendation
-from tuner.specs import Precision
+from tuner.schemas.requests import Objective, TuningRequest
+from tuner.schemas.results import Recommendation
+from tuner.schemas.workload import Precision
 
 _TUNINGS, _RECOMMENDATIONS, _EXPORTS = "/v1/tunings", "/v1/recommendations", "/v1/exports"
 

@@ -14,7 +14,7 @@ from service.api import examples
 from service.api.compression import compressed, takes_gzip
 from service.api.conditional import conditional, tagged
 from service.errors import InvalidInputError
-from tuner.yaml_text import Loader, fault_in_words
+from tuner.schemas.yaml_loader import Loader, fault_in_words
 
 SCHEMA = "/tunings/new/schema"
 JOB_SCHEMA = "/jobs/new/schema"

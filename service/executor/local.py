@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
 from tuner.memory import inventory
-from tuner.results import DeviceInfo
 from tuner.run_documents import RunOutcome, TrainingResult
+from tuner.schemas.results import DeviceInfo
 from tuner.system.data_roots import ANYWHERE, DataRoots
 from tuner.system.files import holding
 from tuner.training.launch import TrainingProcess

@@ -13,8 +13,8 @@ from service.domain import RecommendationSummary
 from service.store import rows
 from service.store.records import RecommendationFilter
 from service.store.tables import recommendations
-from tuner.requests import Objective
-from tuner.specs import Precision
+from tuner.schemas.requests import Objective
+from tuner.schemas.workload import Precision
 
 _answer = recommendations.c
 _Conditions = list[ColumnElement[bool]]

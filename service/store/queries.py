@@ -25,7 +25,7 @@ from service.store.tables import (
     work_items,
     workers,
 )
-from tuner.results import Recommendation
+from tuner.schemas.results import Recommendation
 
 _work = work_items.c
 _answer = recommendations.c

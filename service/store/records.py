@@ -11,10 +11,10 @@ from service.errors import ServiceError
 from service.fleet import ServedDevice
 from service.keys import ApiKey
 from service.states import State, WorkKind
-from tuner.requests import Objective
-from tuner.results import Recommendation
 from tuner.run_documents import TrainingProgress, TrainingResult
-from tuner.specs import Precision
+from tuner.schemas.requests import Objective
+from tuner.schemas.results import Recommendation
+from tuner.schemas.workload import Precision
 
 
 @dataclass(frozen=True)

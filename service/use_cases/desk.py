@@ -23,8 +23,8 @@ from service.policy import Policy
 from service.run_files import RunFiles
 from service.states import WorkKind
 from service.store.base import SeenDevice, Store, WorkFilter, WorkItem, WorkRow
-from tuner.documents import Document
-from tuner.specs import PythonModel, TransformersModel, WorkloadSpec
+from tuner.schemas.base import Document
+from tuner.schemas.workload import PythonModel, TransformersModel, WorkloadSpec
 
 
 class Desk:

@@ -8,7 +8,7 @@ from service.errors import NotFoundError
 from service.use_cases.desk import Desk
 from tuner.exports.base import Export, ExportedFile
 from tuner.exports.registry import TARGETS, export
-from tuner.results import Recommendation
+from tuner.schemas.results import Recommendation
 
 _FORMATS = ExportFormatList(items=tuple(target.described() for target in TARGETS.values()))
 

@@ -22,9 +22,9 @@ from service.tracing import current_trace_parent
 from service.use_cases.desk import Desk, check_priority, model_name, payload
 from service.use_cases.exports import exported
 from service.use_cases.queue_places import QueuePlaces
-from tuner.documents import Document
-from tuner.results import Recommendation
-from tuner.specs import WorkloadSpec
+from tuner.schemas.base import Document
+from tuner.schemas.results import Recommendation
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.rank_processes import training_command
 from tuner.training.runs import RunPaths
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from factories import CUDA, gpt_spec, recommendation
 from tuner.accumulation import balanced_plan
-from tuner.results import Recommendation
-from tuner.specs import WorkloadSpec
+from tuner.schemas.results import Recommendation
+from tuner.schemas.workload import WorkloadSpec
 
 
 def plan(

@@ -17,7 +17,7 @@ from factories import CPU, CUDA, gpt_spec, mlp_spec, python_spec, transformers_s
 from tuner.errors import ExportError
 from tuner.exports.base import Export, ExportOptions
 from tuner.exports.registry import export
-from tuner.specs import WorkloadSpec
+from tuner.schemas.workload import WorkloadSpec
 
 SCHEMAS = Path(__file__).parent / "schemas"
 FRAMEWORKS = ("pytorch", "hugging-face", "accelerate", "lightning", "deepspeed", "composer")

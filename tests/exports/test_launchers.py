@@ -15,7 +15,7 @@ from factories import CPU
 from tuner.errors import ExportError
 from tuner.exports.base import Export, ExportOptions
 from tuner.exports.registry import TARGETS, export
-from tuner.results import DeviceInfo, Headroom
+from tuner.schemas.results import DeviceInfo, Headroom
 
 LAUNCHERS = [it.name for it in TARGETS.values() if it.kind == "launcher"]
 WITHOUT_RAY = [it for it in LAUNCHERS if it not in {"rayjob", "ray-jobs"}]

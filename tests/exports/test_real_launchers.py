@@ -29,7 +29,7 @@ from exports.starting import document, write
 from factories import CPU
 from tuner.exports.base import Export, ExportOptions
 from tuner.exports.registry import export
-from tuner.results import DeviceInfo
+from tuner.schemas.results import DeviceInfo
 
 pytestmark = [pytest.mark.exports, pytest.mark.timeout(600)]
 

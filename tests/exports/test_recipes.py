@@ -7,7 +7,7 @@ from exports.plans import plan
 
 from factories import gpt_spec
 from tuner.exports.registry import export
-from tuner.specs import WorkloadSpec
+from tuner.schemas.workload import WorkloadSpec
 
 RECIPES = ("megatron", "torchtitan", "nemo-automodel", "torchtune", "axolotl", "llama-factory")
 

@@ -16,7 +16,7 @@ from exports.plans import plan
 from factories import gpt_spec
 from tuner.exports.base import Export
 from tuner.exports.registry import TARGETS, export
-from tuner.specs import WorkloadSpec
+from tuner.schemas.workload import WorkloadSpec
 
 SCHEMAS = Path(__file__).parent / "schemas"
 

@@ -17,10 +17,10 @@ from tuner.fingerprint import installed_versions
 from tuner.memory.devices import CudaDevice, open_device
 from tuner.memory.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.requests import ProbeRequest, TrainingRequest, TuningRequest
-from tuner.results import Outcome, Recommendation
 from tuner.run_documents import RunOutcome
-from tuner.specs import WorkloadSpec
+from tuner.schemas.requests import ProbeRequest, TrainingRequest, TuningRequest
+from tuner.schemas.results import Outcome, Recommendation
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launch import TrainingProcess
 from tuner.tuning import Tuning
 

@@ -20,7 +20,7 @@ from tuner.errors import OutOfMemoryError
 from tuner.estimation.replay import minimum_capacity, recorded_requests, replay
 from tuner.estimation.settings import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
 from tuner.memory.devices import open_device
-from tuner.specs import WorkloadSpec
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.engine import UpdateEngine
 from tuner.training.micro_batches import sliced
 from tuner.workloads.build import build_model, build_workload

@@ -14,9 +14,9 @@ from tuner.estimation.attention import Attention, choose
 from tuner.gpu_documents import KernelProfile
 from tuner.memory.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.requests import ProbeRequest
-from tuner.results import Outcome
-from tuner.specs import WorkloadSpec
+from tuner.schemas.requests import ProbeRequest
+from tuner.schemas.results import Outcome
+from tuner.schemas.workload import WorkloadSpec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things
 

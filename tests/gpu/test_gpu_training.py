@@ -13,8 +13,8 @@ from factories import gpt_spec, recommendation
 from tuner.errors import OutOfMemoryError
 from tuner.memory.devices import CudaDevice, open_device
 from tuner.memory.inventory import find_device
-from tuner.requests import TrainingRequest
 from tuner.run_documents import RunOutcome
+from tuner.schemas.requests import TrainingRequest
 from tuner.training.accumulate import GradientAccumulation, UpdateReport, split_batch
 from tuner.training.launch import TrainingProcess
 from tuner.training.ranks import group_of_one

@@ -19,7 +19,7 @@ from service.executor.inline import InlineExecutor
 from service.policy import Policy
 from service.server import serve_system
 from service.settings import Settings
-from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
+from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
 
 VERSIONS = {"torch": "2.8"}
 

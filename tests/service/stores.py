@@ -16,7 +16,7 @@ from service.states import State
 from service.store.base import Claim, Ending, Lease, NewWork, Store
 from service.store.engine import insert_or_skip, open_engine, writing
 from service.store.tables import submitters, work_items
-from tuner.results import Recommendation
+from tuner.schemas.results import Recommendation
 
 LEASE_SECONDS = 3600.0
 

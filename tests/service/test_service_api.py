@@ -19,7 +19,7 @@ from service.client import ApiError, Client
 from service.errors import problem_of
 from service.states import State
 from tuner.errors import EstimateError
-from tuner.requests import TrainingRequest
+from tuner.schemas.requests import TrainingRequest
 
 
 def nested(depth: int) -> Any:

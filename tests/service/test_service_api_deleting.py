@@ -16,7 +16,7 @@ from scripted import ScriptedRunner, until_stopped
 from service.domain import JobSubmission
 from service.errors import StoreUnavailableError
 from service.keys import Scope, make_key
-from tuner.requests import TrainingRequest
+from tuner.schemas.requests import TrainingRequest
 
 
 def bearer(service: Running, *scopes: Scope) -> dict[str, str]:

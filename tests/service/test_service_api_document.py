@@ -15,8 +15,8 @@ from running import Running
 from service import domain, keys
 from service.api.examples import ANSWERS, REQUESTS
 from service.openapi import export_openapi
-from tuner.estimates import EstimateRequest
-from tuner.results import Recommendation
+from tuner.schemas.estimates import EstimateRequest
+from tuner.schemas.results import Recommendation
 
 PATH = Path(__file__).parents[2] / "openapi" / "openapi.json"
 DOCUMENT: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))

@@ -27,7 +27,7 @@ from service.domain import Event, Tuning
 from service.errors import NotFoundError, StoreUnavailableError
 from service.keys import KEYLESS, Caller
 from service.states import State
-from tuner.requests import TrainingRequest
+from tuner.schemas.requests import TrainingRequest
 
 
 def test_events_tell_a_tuning_from_start_to_end(client: Client) -> None:

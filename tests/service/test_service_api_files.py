@@ -15,7 +15,7 @@ from factories import recommendation
 from service.domain import JobSubmission
 from service.placement import PLACE_FILE
 from service.run_files import RunFiles
-from tuner.requests import TrainingRequest
+from tuner.schemas.requests import TrainingRequest
 from tuner.training.runs import RunPaths
 
 UNKNOWN = "job_" + "0" * 32

@@ -15,7 +15,7 @@ from factories import python_spec, recommendation
 from service.domain import JobSubmission
 from service.keys import Scope, make_key
 from service.store.base import FirstAnswer
-from tuner.requests import TrainingRequest
+from tuner.schemas.requests import TrainingRequest
 
 KEY = {"Idempotency-Key": "a-key"}
 

@@ -13,7 +13,7 @@ from factories import gpt_spec, mlp_spec, recommendation
 from scripted import ScriptedRunner, until_stopped
 from service.domain import JobPage, JobSubmission, RecommendationPage, TuningPage
 from service.views import decode_cursor, encode_cursor
-from tuner.requests import TrainingRequest
+from tuner.schemas.requests import TrainingRequest
 
 
 def ids(service: Running, path: str, **params: Any) -> list[str]:

@@ -22,7 +22,7 @@ from service.keys import Scope, make_key
 from service.states import State, WorkKind
 from service.store.base import SeenDevice, Waiting, WorkItem, WorkRow
 from service.use_cases.queue_places import QueuePlaces
-from tuner.requests import TrainingRequest
+from tuner.schemas.requests import TrainingRequest
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -24,7 +24,7 @@ from service.client import (
     InvalidRequestError,
 )
 from service.client.calls import AsyncCalls
-from tuner.requests import TrainingRequest
+from tuner.schemas.requests import TrainingRequest
 
 Against = Callable[..., Any]
 PATIENCE_SECONDS = 120.0

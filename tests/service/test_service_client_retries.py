@@ -31,7 +31,7 @@ from service.client.calls import AsyncCalls
 from service.client.wire import retry_after
 from service.domain import TuningPage
 from service.fleet import Health
-from tuner.estimates import EstimateRequest
+from tuner.schemas.estimates import EstimateRequest
 
 
 @pytest.fixture(params=["blocking", "asyncio"])

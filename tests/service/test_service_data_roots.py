@@ -16,8 +16,8 @@ from service.errors import DataPathNotAllowedError
 from service.policy import Policy
 from service.settings import Settings
 from service.states import State
-from tuner.requests import TrainingRequest
-from tuner.specs import WorkloadSpec
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.workload import WorkloadSpec
 
 TEXT = "some text of the inside, which is long enough " * 40
 

@@ -34,8 +34,8 @@ from service.store.sql import SqlStore, open_store
 from service.use_cases import UseCases
 from tuner.memory.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.requests import ProbeRequest, TuningRequest
-from tuner.results import Outcome, ProbeResult, Recommendation
+from tuner.schemas.requests import ProbeRequest, TuningRequest
+from tuner.schemas.results import Outcome, ProbeResult, Recommendation
 from tuner.tuning import ProbeRunner, Tuning
 
 MIB, GIB = 1024**2, 1024**3

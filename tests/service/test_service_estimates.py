@@ -25,9 +25,9 @@ from service.errors import EstimatesBusyError, InvalidInputError, TargetNotAllow
 from service.estimating import EstimateLimits, Estimates, ShouldStop
 from service.policy import Policy
 from tuner.errors import EstimateCancelledError, EstimateError
-from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
 from tuner.gpus import GPUS
-from tuner.specs import WorkloadSpec
+from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
+from tuner.schemas.workload import WorkloadSpec
 
 PATIENCE_SECONDS = 120.0
 TARGET = "misbehaving:build"

@@ -26,8 +26,8 @@ from service.instruments import open_spans
 from service.logs import RepeatLimit, configure_logging, logging_about, say, sparse_logger
 from service.tracing import Spans, current_trace_parent, parse_trace_parent, within_trace
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.requests import ProbeRequest, TrainingRequest
-from tuner.results import Outcome
+from tuner.schemas.requests import ProbeRequest, TrainingRequest
+from tuner.schemas.results import Outcome
 from tuner.system.processes import handed_on
 from tuner.training.launch import TrainingProcess
 

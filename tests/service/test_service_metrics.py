@@ -23,7 +23,7 @@ from service.policy import Policy
 from service.readiness import Readiness
 from service.store.base import QueueDepth, Store
 from tuner.errors import EstimateError
-from tuner.estimates import Estimate, EstimateRequest
+from tuner.schemas.estimates import Estimate, EstimateRequest
 
 UNITS = ("_seconds", "_bytes", "_total", "_info")
 COUNTS = {

@@ -22,8 +22,8 @@ from factories import mlp_spec, recommendation, tuning_request
 from scripted import ScriptedRunner, Trainer, until_stopped
 from service.keys import Scope, make_key
 from tuner.errors import WorkloadError
-from tuner.requests import ProbeRequest
-from tuner.results import Outcome, ProbeResult
+from tuner.schemas.requests import ProbeRequest
+from tuner.schemas.results import Outcome, ProbeResult
 
 Open = Callable[..., Watched]
 

@@ -25,7 +25,7 @@ from service.errors import ConfigurationError, DeviceTakenError
 from service.server import serve
 from service.settings import Settings
 from service.states import State
-from tuner.requests import TrainingRequest
+from tuner.schemas.requests import TrainingRequest
 from tuner.tuning import Tuning
 
 PROBE_SECONDS = 0.25

@@ -12,13 +12,13 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from tuner.catalogue import find_gpu
-from tuner.documents import Document
 from tuner.errors import EstimateError, FieldProblem, SpecError
-from tuner.estimates import EstimateRequest
-from tuner.field_errors import problems_in
 from tuner.gpus import GPUS
-from tuner.requests import TrainingRequest, TuningRequest
-from tuner.specs import LARGEST_WORLD_SIZE, WorkloadSpec, load_spec
+from tuner.schemas.base import Document
+from tuner.schemas.estimates import EstimateRequest
+from tuner.schemas.field_errors import problems_in
+from tuner.schemas.requests import TrainingRequest, TuningRequest
+from tuner.schemas.workload import LARGEST_WORLD_SIZE, WorkloadSpec, load_spec
 from tuner.system.files import try_writing
 
 RequestT = TypeVar("RequestT", bound=Document)

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.cli.display import balanced_in_words, sizes_in_words
-from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 from tuner.gpu_documents import Gpu
-from tuner.results import BalancedPlan
+from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
+from tuner.schemas.results import BalancedPlan
 from tuner.units import format_bytes
 
 _STYLES = {Verdict.FITS: "green", Verdict.UNCERTAIN: "yellow", Verdict.DOES_NOT_FIT: "red"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console, RenderableType
 
 from tuner.cli.estimate_display import estimate_panel, estimate_table, verdict_asked
-from tuner.estimates import Estimate, EstimateRequest, Verdict
 from tuner.estimation import launch
+from tuner.schemas.estimates import Estimate, EstimateRequest, Verdict
 
 
 def estimate(request: EstimateRequest, console: Console) -> Estimate:

@@ -15,14 +15,14 @@ from rich.text import Text
 
 from tuner.cli import options
 from tuner.cli.arguments import check_folder, wrong_argument
-from tuner.documents import load_document
 from tuner.errors import FieldProblem, SpecError
 from tuner.exports.base import Export, ExportedFile, ExportFormat, ExportOptions
 from tuner.exports.registry import TARGETS
 from tuner.exports.registry import export as make_export
 from tuner.exports.text import one_line
-from tuner.field_errors import problems_in
-from tuner.results import Recommendation
+from tuner.schemas.base import load_document
+from tuner.schemas.field_errors import problems_in
+from tuner.schemas.results import Recommendation
 from tuner.system.files import write_atomically
 
 _DEFAULTS = ExportOptions()

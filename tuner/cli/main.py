@@ -26,13 +26,13 @@ from tuner.cli.arguments import (
 from tuner.cli.display import balanced_in_words, progress_console, recommendation_panel, uniform_in_words
 from tuner.cli.errors import ExitCode, as_json, exit_code
 from tuner.cli.exporting import export, formats
-from tuner.documents import load_document
 from tuner.errors import BatchwrightError, TrainingError
 from tuner.gpus import GPUS
-from tuner.requests import TrainingRequest, TuningRequest
-from tuner.results import Recommendation
 from tuner.run_documents import RunOutcome, TrainingResult
-from tuner.specs import load_spec
+from tuner.schemas.base import load_document
+from tuner.schemas.requests import TrainingRequest, TuningRequest
+from tuner.schemas.results import Recommendation
+from tuner.schemas.workload import load_spec
 from tuner.system.files import write_atomically
 from tuner.units import format_bytes
 

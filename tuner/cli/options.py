@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tuner import requests
+from tuner.schemas import requests
 from tuner.units import TypedSize, parse_bytes
 
 

@@ -17,10 +17,10 @@ from tuner.errors import DeviceError, FieldProblem, SpecError
 from tuner.fingerprint import installed_versions, memory_part
 from tuner.memory.inventory import devices, find_device
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.requests import TrainingRequest, TuningRequest
-from tuner.results import Recommendation
 from tuner.run_documents import TrainingResult
-from tuner.specs import WorkloadSpec
+from tuner.schemas.requests import TrainingRequest, TuningRequest
+from tuner.schemas.results import Recommendation
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launch import TrainingProcess
 from tuner.training.progress import require_tensorboard
 from tuner.tuning import Tuning, ask_what_ifs, judge_coupling, look_ahead

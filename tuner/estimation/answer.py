@@ -25,11 +25,11 @@ from math import ceil, floor
 from tuner.accumulation import balanced_plan, share_per_rank
 from tuner.catalogue import find_gpu
 from tuner.errors import BatchwrightError
-from tuner.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
 from tuner.estimation.curve import LARGEST_SIZE, MemoryCurve, TracedWorkload
 from tuner.estimation.settings import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS
 from tuner.estimation.trace import Category
 from tuner.gpu_documents import ByteInterval, Gpu, KernelProfile
+from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
 
 __all__ = ["TracedWorkload", "answer", "profiles"]
 

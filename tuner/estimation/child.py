@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from tuner.errors import BatchwrightError, EstimateError, SpecError
-from tuner.estimates import Estimate, EstimateRequest
 from tuner.estimation.answer import TracedWorkload, answer, profiles
 from tuner.estimation.messages import Done, EstimatePaths, Failure, Order, Question
 from tuner.estimation.shim import NoCompilerError, Shim, load_shim
 from tuner.fingerprint import installed_versions
 from tuner.gpu_documents import KernelProfile
 from tuner.memory.failures import FailureKind, classify_exception
-from tuner.requests import ExpectationRequest
-from tuner.results import ExpectedPeaks
+from tuner.schemas.estimates import Estimate, EstimateRequest
+from tuner.schemas.requests import ExpectationRequest
+from tuner.schemas.results import ExpectedPeaks
 from tuner.system.files import write_atomically
 from tuner.system.fork_map import worthwhile_processes
 from tuner.system.processes import die_with_parent, tighten_limit

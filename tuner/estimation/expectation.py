@@ -12,8 +12,8 @@ from tuner.estimation.settings import AllocatorSettings
 from tuner.estimation.shim import Shim
 from tuner.estimation.trace import SizedTrace
 from tuner.gpu_documents import KernelProfile
-from tuner.requests import ExpectationRequest
-from tuner.results import ExpectedPeak, ExpectedPeaks
+from tuner.schemas.requests import ExpectationRequest
+from tuner.schemas.results import ExpectedPeak, ExpectedPeaks
 from tuner.training.micro_batches import tensors_of
 from tuner.workloads.base import Workload
 from tuner.workloads.build import build_workload

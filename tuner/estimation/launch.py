@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from tuner.catalogue import find_gpu
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError
-from tuner.estimates import Estimate, EstimateRequest
 from tuner.estimation.messages import Done, EstimatePaths, Failure, Order, Question
 from tuner.estimation.start import tracing
-from tuner.requests import ExpectationRequest
-from tuner.results import ExpectedPeaks
+from tuner.schemas.estimates import Estimate, EstimateRequest
+from tuner.schemas.requests import ExpectationRequest
+from tuner.schemas.results import ExpectedPeaks
 from tuner.system.files import tail, write_atomically
 from tuner.system.processes import kill_group
 from tuner.system.subprocesses import started

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from tuner.documents import Document, PositiveInt
 from tuner.errors import BatchwrightError, EstimateError, FieldProblem, PlanError, SpecError, WorkloadError
+from tuner.schemas.base import Document, PositiveInt
 
 Question: TypeAlias = Literal["estimate", "expectation"]
 """What a process is asked."""

@@ -14,7 +14,7 @@ from tuner.estimation.shapes import Shapes
 from tuner.estimation.shim import Shim
 from tuner.estimation.tracing import TracedRun, begun
 from tuner.gpu_documents import KernelProfile
-from tuner.specs import WorkloadSpec
+from tuner.schemas.workload import WorkloadSpec
 from tuner.system.fork_map import side_by_side
 
 Wanted: TypeAlias = "tuple[KernelProfile | None, int, bool]"

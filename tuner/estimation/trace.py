@@ -13,9 +13,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from tuner.documents import Document, NonNegativeInt, PositiveInt
 from tuner.errors import EstimateError
 from tuner.estimation.growth import Growth, growth_through
+from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
 
 
 class Category(StrEnum):

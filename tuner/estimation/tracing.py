@@ -37,7 +37,7 @@ from tuner.estimation.shim import Shim
 from tuner.estimation.trace import Category, Trace
 from tuner.estimation.tracer import Tracer
 from tuner.gpu_documents import KernelProfile
-from tuner.specs import TransformersModel, WorkloadSpec
+from tuner.schemas.workload import TransformersModel, WorkloadSpec
 from tuner.training.engine import UpdateEngine
 from tuner.training.micro_batches import MicroBatch, sliced, tensors_of
 from tuner.training.ranks import ProcessGroup, Ranks

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from tuner.errors import EstimateCancelledError
-from tuner.estimates import Estimate, EstimateRequest
 from tuner.estimation.launch import LostError, TracingProcess, check_gpus
+from tuner.schemas.estimates import Estimate, EstimateRequest
 
 _IDLE_SECONDS = 300.0
 """A process that waits holds half a gigabyte."""

@@ -32,8 +32,8 @@ from tuner.exports.text import (
     unset_of,
     yaml_file,
 )
-from tuner.results import Advice
-from tuner.specs import ScheduleSpec, TransformersModel
+from tuner.schemas.results import Advice
+from tuner.schemas.workload import ScheduleSpec, TransformersModel
 
 _CONFIG, _LAUNCH = "accelerate.yaml", "launch.sh"
 _PRECISIONS = {"fp32": "no", "bf16": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}

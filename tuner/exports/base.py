@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from tuner.documents import Document, PositiveInt
-from tuner.field_errors import described_pattern
-from tuner.results import Advice, EffectiveBatchSize, Recommendation
+from tuner.schemas.base import Document, PositiveInt
+from tuner.schemas.field_errors import described_pattern
+from tuner.schemas.results import Advice, EffectiveBatchSize, Recommendation
 
 TargetKind = Literal["framework", "launcher"]
 """`framework`: what trains, so it takes the batch figures. `launcher`: what starts it, so it takes the topology."""

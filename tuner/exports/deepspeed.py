@@ -22,7 +22,7 @@ from tuner.exports.frameworks import (
     torch_class,
 )
 from tuner.exports.text import json_file
-from tuner.results import Advice
+from tuner.schemas.results import Advice
 
 _AUTOCAST: dict[str, str] = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 _WEIGHTS = 3

@@ -6,8 +6,16 @@ from pydantic import JsonValue
 
 from tuner.errors import ExportError
 from tuner.exports.base import Order
-from tuner.results import Advice
-from tuner.specs import Mlp, OptimizerSpec, ReferenceModel, ResNet, ScheduleSpec, TransformersModel, WorkloadSpec
+from tuner.schemas.results import Advice
+from tuner.schemas.workload import (
+    Mlp,
+    OptimizerSpec,
+    ReferenceModel,
+    ResNet,
+    ScheduleSpec,
+    TransformersModel,
+    WorkloadSpec,
+)
 
 _MOST_PER_NODE = 8
 _WHOLE_SAMPLES = {"sequence-classification", "image-classification"}

@@ -23,8 +23,8 @@ from tuner.exports.frameworks import (
     torch_call,
 )
 from tuner.exports.text import json_file
-from tuner.results import Advice
-from tuner.specs import ScheduleSpec
+from tuner.schemas.results import Advice
+from tuner.schemas.workload import ScheduleSpec
 
 NEWEST, FIVE, FOUR = "5.23", "5.0", "4.57"
 

@@ -18,7 +18,7 @@ from tuner.exports.base import Order
 from tuner.exports.frameworks import nodes
 from tuner.exports.text import checked, figures_in_environment, program_path
 from tuner.gpu_documents import Gpu
-from tuner.results import Advice
+from tuner.schemas.results import Advice
 
 PORT = 29500
 """Where ranks meet: torchrun's own default."""

@@ -23,7 +23,7 @@ from tuner.exports.frameworks import (
     spec_of,
 )
 from tuner.exports.text import yaml_file
-from tuner.results import Advice
+from tuner.schemas.results import Advice
 
 _PRECISIONS = {"fp32": "32-true", "bf16": "bf16-true", "bf16-mixed": "bf16-mixed", "fp16-mixed": "16-mixed"}
 

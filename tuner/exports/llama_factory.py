@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from tuner.exports import notes
 from tuner.exports.base import Order, Target, Written
 from tuner.exports.text import yaml_file
-from tuner.results import Advice
+from tuner.schemas.results import Advice
 
 _V1 = "v1"
 _PRECISIONS: dict[str, dict[str, JsonValue]] = {

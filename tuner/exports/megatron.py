@@ -5,7 +5,7 @@ from __future__ import annotations
 from tuner.exports import notes
 from tuner.exports.base import Order, Target, Written
 from tuner.exports.text import exports_of, origin, script_file, shell_words, unset_of
-from tuner.results import Advice
+from tuner.schemas.results import Advice
 
 
 def _arguments(order: Order) -> tuple[str, ...]:

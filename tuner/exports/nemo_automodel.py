@@ -8,7 +8,7 @@ from tuner.exports import notes
 from tuner.exports.base import Order, Target, Written
 from tuner.exports.frameworks import longest_sample
 from tuner.exports.text import yaml_file
-from tuner.results import Advice
+from tuner.schemas.results import Advice
 
 _NEVER_REACHED = 1e9
 """Gradients are clipped at a norm of 1.0 where nothing is said, and nothing else turns that off."""

@@ -13,7 +13,7 @@ import shlex
 from tuner.errors import ExportError
 from tuner.exports.launching import Launch, torchrun, torchrun_on_one_node
 from tuner.exports.pods import Fields
-from tuner.results import Advice
+from tuner.schemas.results import Advice
 
 _ON_EACH_NODE = """\
 import json, socket, subprocess, sys

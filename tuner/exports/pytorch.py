@@ -14,8 +14,8 @@ from tuner.exports.frameworks import (
     torch_call,
 )
 from tuner.exports.text import checked, origin, python_file, strange_variables
-from tuner.results import Advice
-from tuner.specs import ScheduleSpec
+from tuner.schemas.results import Advice
+from tuner.schemas.workload import ScheduleSpec
 
 _SCRIPT = "train.py"
 _CPU = 'torch.device("cpu")'
@@ -63,7 +63,7 @@ def _head(order: Order) -> str:
         "from torch.nn import functional as F",
         "from torch.utils.data import TensorDataset, default_collate",
         "",
-        *(["from tuner.specs import ScheduleSpec"] if scheduled else []),
+        *(["from tuner.schemas.workload import ScheduleSpec"] if scheduled else []),
         "from tuner.training.accumulate import GradientAccumulation",
         *(["from tuner.training.optimizers import build_schedule"] if scheduled else []),
         f"from tuner.training.ranks import join_ranks{'' if on_cpu(order) else ', local_rank'}",

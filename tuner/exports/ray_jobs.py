@@ -8,7 +8,7 @@ from tuner.exports.base import Order, Target, Written
 from tuner.exports.launching import Launch, launch_of, same_device, same_versions, slices, without_queue
 from tuner.exports.on_ray import entrypoint, ray_warnings, reserved_by_entrypoint, runtime_environment
 from tuner.exports.text import json_file
-from tuner.results import Advice
+from tuner.schemas.results import Advice
 
 _POST = ("curl", "--fail-with-body", "--header", "Content-Type: application/json", "--data-binary", "@ray_job.json")
 

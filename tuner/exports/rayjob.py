@@ -9,7 +9,7 @@ from tuner.exports.launching import Launch, launch_of, queue_label, restart_resu
 from tuner.exports.on_ray import entrypoint, ray_warnings, reserved_by_entrypoint, runtime_environment
 from tuner.exports.pods import QUEUE_LABEL, RESTARTS, Fields, container, image, pod, pod_warnings
 from tuner.exports.text import yaml_file, yaml_text
-from tuner.results import Advice
+from tuner.schemas.results import Advice
 
 _KEEP_SECONDS = 600
 """How long a finished job's cluster stays, so that its log can be read."""

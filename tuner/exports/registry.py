@@ -29,8 +29,8 @@ from tuner.exports import (
     trainjob,
 )
 from tuner.exports.base import Export, ExportOptions, Figures, Order, Target
-from tuner.nearest import suggestion
-from tuner.results import Advice, EffectiveBatchSize, Recommendation
+from tuner.schemas.results import Advice, EffectiveBatchSize, Recommendation
+from tuner.suggestions import suggestion
 
 _TARGETS = (
     pytorch.TARGET,

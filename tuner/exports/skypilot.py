@@ -21,7 +21,7 @@ from tuner.exports.launching import (
 )
 from tuner.exports.pods import Fields, cpu_memory_bytes, image
 from tuner.exports.text import yaml_file
-from tuner.results import Advice
+from tuner.schemas.results import Advice
 
 _ACCELERATORS = {
     "P100-16GB": "P100",

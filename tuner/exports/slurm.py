@@ -20,7 +20,7 @@ from tuner.exports.launching import (
 )
 from tuner.exports.pods import cpu_memory_bytes
 from tuner.exports.text import exports_of, one_line, origin, script_file, unset_of
-from tuner.results import Advice
+from tuner.schemas.results import Advice
 
 _PARTITIONS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _CPUS_PER_PROCESS = 4

@@ -16,7 +16,7 @@ from tuner.exports.launching import (
     without_queue,
 )
 from tuner.exports.text import exports_of, origin, script_file, unset_of
-from tuner.results import Advice
+from tuner.schemas.results import Advice
 
 _ASK = ': "${MASTER_ADDR:?set it to the name or address of the first node, the same on every node}"\n'
 

@@ -9,7 +9,7 @@ from tuner.errors import ExportError
 from tuner.exports import notes
 from tuner.exports.base import Order, Target, Written
 from tuner.exports.text import origin, python_file
-from tuner.results import Advice
+from tuner.schemas.results import Advice
 
 _IN_SAMPLES, _IN_TOKENS = "0.3.0", "main-2026-08-20"
 _DTYPES = {

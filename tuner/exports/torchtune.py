@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from tuner.exports import notes
 from tuner.exports.base import Order, Target, Written
 from tuner.exports.text import yaml_file
-from tuner.results import Advice
+from tuner.schemas.results import Advice
 
 _DTYPES = {"fp32": "fp32", "bf16": "bf16"}
 

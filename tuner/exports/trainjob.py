@@ -19,7 +19,7 @@ from tuner.exports.pods import (
     variables,
 )
 from tuner.exports.text import yaml_file
-from tuner.results import Advice
+from tuner.schemas.results import Advice
 
 _PATCHES_SINCE = "2.3"
 _NODE = "node"

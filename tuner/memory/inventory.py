@@ -9,7 +9,7 @@ from pathlib import Path
 import pynvml
 
 from tuner.errors import DeviceError
-from tuner.results import DeviceInfo
+from tuner.schemas.results import DeviceInfo
 from tuner.system.processes import cgroup_files
 
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from tuner.results import UpdateTiming
+from tuner.schemas.results import UpdateTiming
 from tuner.training.engine import UpdateEngine
 from tuner.training.micro_batches import MicroBatch
 from tuner.training.window import UpdateReport

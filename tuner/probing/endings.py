@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tuner.memory.failures import ExitKind, ProcessExit
 from tuner.probing.exchange import CheckReport, ProbePaths
-from tuner.requests import CouplingRequest, ProbeRequest
-from tuner.results import CouplingCheck, Outcome, Phase, ProbeResult
+from tuner.schemas.requests import CouplingRequest, ProbeRequest
+from tuner.schemas.results import CouplingCheck, Outcome, Phase, ProbeResult
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from tuner.documents import Document
 from tuner.errors import FieldProblem, SpecError
-from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest
-from tuner.results import Phase, PhaseSeconds
-from tuner.specs import WorkloadSpec
+from tuner.schemas.base import Document
+from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
+from tuner.schemas.results import Phase, PhaseSeconds
+from tuner.schemas.workload import WorkloadSpec
 from tuner.system.files import tail, write_atomically
 
 Task = Literal["probe", "check", "couple", "expect"]

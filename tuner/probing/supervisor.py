@@ -23,9 +23,9 @@ from tuner.memory.failures import ExitKind, classify_exit
 from tuner.probing.endings import Ended, report_of_dead_check, result_of_dead_process, uncompared
 from tuner.probing.exchange import CheckReport, ProbePaths, Task, TaskRequest, phase_seconds
 from tuner.probing.start import fork_server
-from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.results import CouplingCheck, DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
-from tuner.specs import WorkloadSpec
+from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
+from tuner.schemas.results import CouplingCheck, DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
+from tuner.schemas.workload import WorkloadSpec
 from tuner.system.json_channel import Channel
 from tuner.system.processes import handed_on, kernel_oom_kills, kill_group
 from tuner.system.subprocesses import Partner, started

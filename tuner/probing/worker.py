@@ -22,9 +22,9 @@ from tuner.memory.devices import MemoryDevice, open_device, translate_certain
 from tuner.memory.failures import shortage_in_words
 from tuner.probing.clock import TimedEngine, TimedUpdate, enough, timing
 from tuner.probing.exchange import CheckReport, ProbePaths
-from tuner.requests import CouplingRequest, ExpectationRequest, ProbeRequest
-from tuner.results import CouplingCheck, ModelSummary, Outcome, Phase, ProbeResult, UpdateTiming
-from tuner.specs import WorkloadSpec
+from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
+from tuner.schemas.results import CouplingCheck, ModelSummary, Outcome, Phase, ProbeResult, UpdateTiming
+from tuner.schemas.workload import WorkloadSpec
 from tuner.system.files import write_atomically
 from tuner.system.fork_map import worthwhile_processes
 from tuner.system.processes import tighten_limit

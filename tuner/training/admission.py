@@ -8,8 +8,8 @@ import torch
 
 from tuner.errors import BatchwrightError, OutOfMemoryError, TrainingError
 from tuner.memory.devices import MemoryDevice, open_device
-from tuner.results import CouplingCheck
-from tuner.specs import WorkloadSpec
+from tuner.schemas.results import CouplingCheck
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.coupling import check_spec_coupling
 from tuner.training.coupling_precision import Precision
 from tuner.training.coupling_report import CouplingReport

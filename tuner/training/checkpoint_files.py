@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tuner.documents import Document, NonNegativeInt
 from tuner.errors import CheckpointError, DamagedCheckpointError
+from tuner.schemas.base import Document, NonNegativeInt
 from tuner.system.files import write_atomically
 
 _LAYOUT = 3

@@ -20,7 +20,7 @@ from torch import nn
 
 from tuner.errors import WorkloadError
 from tuner.memory.failures import FailureKind, classify_exception
-from tuner.specs import PythonModel, WorkloadSpec
+from tuner.schemas.workload import PythonModel, WorkloadSpec
 from tuner.training.coupling_draws import MatchedDraws, UnmatchedDrawError
 from tuner.training.coupling_errors import SILENCE, Noise, Run, gradient_errors, loss_error, term_errors
 from tuner.training.coupling_precision import LIMITS, Precision, arithmetic, kernels_for, working_copy

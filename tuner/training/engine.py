@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tuner.memory.devices import MemoryDevice
-from tuner.specs import WorkloadSpec
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.accumulate import GradientAccumulation, UpdateReport
 from tuner.training.micro_batches import MicroBatch
 from tuner.training.optimizers import build_optimizer, materialize_state

@@ -13,9 +13,9 @@ from torch import nn
 from tuner.errors import CheckpointError, TrainingError
 from tuner.fingerprint import canonical_json
 from tuner.memory.devices import MemoryDevice
-from tuner.requests import TrainingRequest
-from tuner.results import Recommendation
 from tuner.run_documents import RunOutcome, TrainingProgress
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.results import Recommendation
 from tuner.training.accumulate import UpdateReport
 from tuner.training.admission import admit, measure_coupling
 from tuner.training.checkpoints import Checkpoints, State, Weights, save_weights

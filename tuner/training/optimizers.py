@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from tuner.specs import OptimizerSpec, ScheduleSpec
+from tuner.schemas.workload import OptimizerSpec, ScheduleSpec
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

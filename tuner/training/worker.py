@@ -21,9 +21,9 @@ from types import FrameType
 
 from tuner.errors import BatchwrightError, OutOfMemoryError, PeerError, WorkloadError
 from tuner.memory.devices import MemoryDevice, open_device
-from tuner.requests import TrainingRequest
-from tuner.results import Recommendation
 from tuner.run_documents import RunOutcome, SystemTrouble, TrainingResult
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.results import Recommendation
 from tuner.system.files import holding, write_atomically
 from tuner.system.host_failures import trouble_of
 from tuner.system.processes import die_with_parent

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from tuner.errors import BatchwrightError, FieldProblem, SpecError, WorkloadError
-from tuner.results import ModelSummary
-from tuner.specs import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
+from tuner.schemas.results import ModelSummary
+from tuner.schemas.workload import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.workloads.base import Workload
 from tuner.workloads.casting import cast_floating
 from tuner.workloads.hugging_face import transformers_workload

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.specs import BatchSpec, TransformersModel, TransformersTask
+from tuner.schemas.workload import BatchSpec, TransformersModel, TransformersTask
 from tuner.workloads.base import (
     IGNORED_LABEL,
     LossTerms,

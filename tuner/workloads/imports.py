@@ -13,7 +13,7 @@ import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from tuner.specs import TransformersModel, WorkloadSpec
+from tuner.schemas.workload import TransformersModel, WorkloadSpec
 from tuner.workloads.transformers_import import import_transformers
 
 _TORCH = ("torch._dynamo", "torch.profiler")

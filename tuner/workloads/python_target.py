@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pydantic import JsonValue
 
 from tuner.errors import FieldProblem, SpecError, WorkloadError
-from tuner.specs import PythonModel
+from tuner.schemas.workload import PythonModel
 from tuner.workloads.base import Workload
 
 _REQUIRED = ("build_model", "make_batch", "loss_terms")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.utils.checkpoint import checkpoint
 
-from tuner.specs import BatchSpec, Gpt, Mlp, ReferenceModel, ResNet
+from tuner.schemas.workload import BatchSpec, Gpt, Mlp, ReferenceModel, ResNet
 from tuner.workloads.base import (
     LossTerms,
     Workload,

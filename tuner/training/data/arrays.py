@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from tuner.data_specs import ArraysData
 from tuner.errors import SpecError
-from tuner.specs import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
+from tuner.schemas.dataset import ArraysData
+from tuner.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.seeding import random_state_kept

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from tuner.data_specs import ArraysData, ImagesData, RecordsData, SyntheticData, TextData, WorkloadData
-from tuner.specs import WorkloadSpec
+from tuner.schemas.dataset import ArraysData, ImagesData, RecordsData, SyntheticData, TextData, WorkloadData
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data.arrays import arrays_data
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders

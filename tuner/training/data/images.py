@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from tuner.data_specs import ImagesData
 from tuner.errors import TrainingError
-from tuner.specs import ReferenceModel, ResNet, TransformersModel, WorkloadSpec
+from tuner.schemas.dataset import ImagesData
+from tuner.schemas.workload import ReferenceModel, ResNet, TransformersModel, WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.packages import needed

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tuner.data_specs import RecordsData
-from tuner.specs import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
+from tuner.schemas.dataset import RecordsData
+from tuner.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.packages import needed

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tuner.data_specs import TextData
-from tuner.specs import WorkloadSpec
+from tuner.schemas.dataset import TextData
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id

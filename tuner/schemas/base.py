@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.field_errors import described_pattern, problems_in
+from tuner.schemas.field_errors import described_pattern, problems_in
 
 PositiveInt = Annotated[int, Field(ge=1)]
 """A count of at least one."""
@@ -126,7 +126,7 @@ def _yaml(text: str) -> Any:  # noqa: ANN401 - as above
     """
     import yaml  # noqa: PLC0415 - the SDK reads no file
 
-    from tuner.yaml_text import Loader, fault_in_words  # noqa: PLC0415 - likewise
+    from tuner.schemas.yaml_loader import Loader, fault_in_words  # noqa: PLC0415 - likewise
 
     try:
         return yaml.load(text, Loader)  # noqa: S506 - a safe one

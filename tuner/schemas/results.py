@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from tuner.documents import Document, Environment, NonNegativeFloat, NonNegativeInt, PositiveInt
-from tuner.requests import DeviceId, TuningRequest
+from tuner.schemas.base import Document, Environment, NonNegativeFloat, NonNegativeInt, PositiveInt
+from tuner.schemas.requests import DeviceId, TuningRequest
 
 
 class Outcome(StrEnum):

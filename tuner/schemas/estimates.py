@@ -8,11 +8,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tuner.documents import Document, NonNegativeInt, PositiveInt
 from tuner.gpu_documents import ByteInterval
-from tuner.requests import LARGEST_EFFECTIVE_BATCH_SIZE
-from tuner.results import BalancedPlan
-from tuner.specs import WorkloadSpec
+from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
+from tuner.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE
+from tuner.schemas.results import BalancedPlan
+from tuner.schemas.workload import WorkloadSpec
 
 _SHOWN_LENGTH = 60
 

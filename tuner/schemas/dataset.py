@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, field_validator
 
-from tuner.documents import Document, PositiveInt
+from tuner.schemas.base import Document, PositiveInt
 
 
 def _names_a_tokenizer(tokenizer: str) -> str:

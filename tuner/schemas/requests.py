@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tuner.documents import Document, PositiveInt
-from tuner.field_errors import described_pattern
-from tuner.specs import WorkloadSpec
+from tuner.schemas.base import Document, PositiveInt
+from tuner.schemas.field_errors import described_pattern
+from tuner.schemas.workload import WorkloadSpec
 
 _DEVICE = described_pattern(r"^(cpu|cuda:\d+)$", "must be `cpu`, or `cuda:` and a number, for example `cuda:0`")
 

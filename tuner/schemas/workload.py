@@ -11,8 +11,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from tuner.data_specs import DataSpec
-from tuner.documents import Document, NonNegativeInt, PositiveInt, load_document, parse_document
+from tuner.schemas.base import Document, NonNegativeInt, PositiveInt, load_document, parse_document
+from tuner.schemas.dataset import DataSpec
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 """In what numbers a model computes, and keeps its parameters: see ``WorkloadSpec.precision``."""

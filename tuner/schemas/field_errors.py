@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from tuner.errors import FieldProblem
-from tuner.nearest import suggestion
+from tuner.suggestions import suggestion
 from tuner.units import TypedSize, format_bytes
 
 _SHOWN_VALUE_LENGTH = 80
