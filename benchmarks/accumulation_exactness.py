@@ -41,7 +41,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from tuner.fingerprint import installed_versions
-from tuner.memory.inventory import cpu
+from tuner.hardware.inventory import cpu
 from tuner.schemas.workload import parse_spec
 from tuner.training.accumulate import GradientAccumulation, split_batch, windows
 from tuner.training.ranks import Ranks, join_ranks

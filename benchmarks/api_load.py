@@ -40,7 +40,7 @@ from api_load_rows import Rows, in_turn
 
 from service.keys import Scope, make_key
 from service.store.sql import open_store
-from tuner.memory.inventory import cpu
+from tuner.hardware.inventory import cpu
 
 HERE = Path(__file__).resolve().parent
 SIZES = (1_000, 10_000, 100_000)

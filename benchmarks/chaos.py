@@ -39,7 +39,7 @@ from chaos_rounds import Reference, Round, play, request, undisturbed
 from postgres import databases
 
 from tuner.fingerprint import installed_versions
-from tuner.memory.inventory import cpu
+from tuner.hardware.inventory import cpu
 
 _TRIES = 4
 

@@ -29,8 +29,8 @@ from typing import Any
 from cpu_repeatability import requests
 
 from tuner.fingerprint import installed_versions
-from tuner.memory.environment import CPU_ENVIRONMENT, CPU_MATH
-from tuner.memory.inventory import cpu
+from tuner.hardware.allocator_env import CPU_ENVIRONMENT, CPU_MATH
+from tuner.hardware.inventory import cpu
 from tuner.schemas.workload import WorkloadSpec, parse_spec
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 128, "n_positions": 64, "vocab_size": 256}
@@ -52,7 +52,7 @@ def specs() -> dict[str, WorkloadSpec]:
 
 def measure(name: str) -> dict[str, float]:
     """In a process of its own: CPU seconds of an update, and the peak of private memory in bytes."""
-    from tuner.memory.devices import open_device  # noqa: PLC0415 - torch is not for the process that starts others
+    from tuner.hardware.memory_devices.base import open_device  # noqa: PLC0415 - torch is not for the process that starts others
     from tuner.training.engine import UpdateEngine  # noqa: PLC0415
     from tuner.training.micro_batches import sliced  # noqa: PLC0415
     from tuner.training.ranks import Ranks  # noqa: PLC0415

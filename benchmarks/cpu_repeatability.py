@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.fingerprint import installed_versions
-from tuner.memory.inventory import cpu
+from tuner.hardware.inventory import cpu
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import Recommendation

@@ -38,8 +38,8 @@ import torch
 from torch import Tensor, nn
 
 from tuner.fingerprint import installed_versions
-from tuner.memory.environment import CPU_ALLOCATOR, CPU_THREADS
-from tuner.memory.inventory import cpu
+from tuner.hardware.allocator_env import CPU_ALLOCATOR, CPU_THREADS
+from tuner.hardware.inventory import cpu
 from tuner.schemas.workload import parse_spec
 from tuner.training.accumulate import Gathering, GradientAccumulation
 from tuner.workloads.base import Batch, LossTerms

@@ -31,7 +31,7 @@ from finders_workloads import Case, cases
 
 from tuner.errors import WorkloadError
 from tuner.fingerprint import installed_versions
-from tuner.memory.inventory import find_device
+from tuner.hardware.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.estimates import EstimateRequest
 from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult

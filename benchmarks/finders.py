@@ -42,7 +42,7 @@ from finders_workloads import Case, cases
 import tuner
 from tuner.errors import WorkloadError
 from tuner.fingerprint import canonical_json, installed_versions
-from tuner.memory.inventory import find_device
+from tuner.hardware.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.results import DeviceInfo, Outcome
 from tuner.system.files import write_atomically

@@ -49,7 +49,7 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
     from datetime import UTC, datetime  # noqa: PLC0415 - the command imports what it needs by itself
 
     from tuner.fingerprint import installed_versions  # noqa: PLC0415 - likewise
-    from tuner.memory.inventory import find_device  # noqa: PLC0415 - likewise
+    from tuner.hardware.inventory import find_device  # noqa: PLC0415 - likewise
     from tuner.probing.supervisor import ProbeSupervisor  # noqa: PLC0415 - likewise
     from tuner.schemas.requests import TuningRequest  # noqa: PLC0415 - likewise
     from tuner.tuning import Tuning, judge_coupling, look_ahead  # noqa: PLC0415 - likewise

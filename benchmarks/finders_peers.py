@@ -30,7 +30,7 @@ from finders_trials import Diary, Outcome
 from torch import Tensor, nn
 
 from tuner.errors import OutOfMemoryError
-from tuner.memory.devices import MemoryDevice, open_device
+from tuner.hardware.memory_devices.base import MemoryDevice, open_device
 from tuner.schemas.requests import TuningRequest
 from tuner.training.micro_batches import sliced, to_device
 from tuner.training.optimizers import build_optimizer

@@ -39,7 +39,7 @@ from scripted import ScriptedRunner, Trainer
 from service.store.engine import open_engine, writing
 from tuner.estimation.warm import WarmEstimates
 from tuner.fingerprint import installed_versions
-from tuner.memory.inventory import cpu
+from tuner.hardware.inventory import cpu
 from tuner.schemas.estimates import EstimateRequest
 
 LEASE_SECONDS = 2.0

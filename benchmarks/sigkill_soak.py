@@ -40,7 +40,7 @@ from soak import (
     undisturbed,
 )
 from tuner.fingerprint import installed_versions
-from tuner.memory.inventory import cpu
+from tuner.hardware.inventory import cpu
 
 _ATTEMPTS = 5
 

@@ -26,9 +26,9 @@ from service.domain import EventKind, Job
 from service.states import State
 from tuner.cli.display import ProbeBoard, TrainingBar, recommendation_panel
 from tuner.plots import plot_loss, plot_memory
-from tuner.run_documents import TrainingProgress
 from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo, Recommendation
+from tuner.schemas.training import TrainingProgress
 from tuner.schemas.workload import parse_spec
 from tuner.system.files import write_atomically
 from tuner.units import format_bytes

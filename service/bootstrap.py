@@ -33,7 +33,7 @@ from service.worker_process import WorkerProcess
 from service.workers import Workers
 from tuner.estimation.warm import WarmEstimates
 from tuner.fingerprint import installed_versions
-from tuner.memory import inventory
+from tuner.hardware import inventory
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.results import DeviceInfo
 from tuner.system.data_roots import DataRoots

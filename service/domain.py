@@ -13,11 +13,11 @@ from pydantic import Field, model_validator
 
 from service.states import State
 from tuner.exports.base import Export, ExportFormat, ExportOptions
-from tuner.gpu_documents import Gpu
-from tuner.run_documents import TrainingProgress, TrainingResult
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
+from tuner.schemas.gpus import Gpu
 from tuner.schemas.requests import DeviceId, Objective, TrainingRequest, TuningRequest
 from tuner.schemas.results import ProbeResult, Recommendation
+from tuner.schemas.training import TrainingProgress, TrainingResult
 from tuner.schemas.workload import Precision
 
 # --- problems --------------------------------------------------------------------------------------------------------

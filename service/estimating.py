@@ -15,10 +15,10 @@ from service.domain import FieldFault, GpuList
 from service.errors import EstimatesBusyError, InvalidInputError
 from service.metrics import Metrics
 from service.policy import Policy
-from tuner.catalogue import find_gpu
 from tuner.errors import EstimateCancelledError, EstimateError
 from tuner.fingerprint import canonical_json, memory_part
-from tuner.gpus import GPUS
+from tuner.hardware.gpu_lookup import find_gpu
+from tuner.hardware.gpu_table import GPUS
 from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.schemas.workload import PythonModel
 

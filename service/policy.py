@@ -9,7 +9,7 @@ from pathlib import Path
 from service.errors import DataPathNotAllowedError, InvalidInputError, TargetNotAllowedError
 from service.store.base import UNLIMITED, Quota
 from tuner.errors import DataOutsideRootsError
-from tuner.memory.environment import CUDA_ALLOCATOR_VARIABLES
+from tuner.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
 from tuner.schemas.dataset import PathRead
 from tuner.schemas.results import Recommendation
 from tuner.schemas.workload import PythonModel, WorkloadSpec

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from tuner.errors import DeviceError, OutOfMemoryError
-from tuner.memory.devices import MemoryDevice, open_device
-from tuner.memory.environment import CPU_ENVIRONMENT
+from tuner.hardware.allocator_env import CPU_ENVIRONMENT
+from tuner.hardware.memory_devices.base import MemoryDevice, open_device
 
 MIB = 1024**2
 

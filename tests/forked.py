@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO
 from unittest.mock import patch
 
-from tuner.memory.environment import CPU_ENVIRONMENT
+from tuner.hardware.allocator_env import CPU_ENVIRONMENT
 from tuner.system import subprocesses
 from tuner.training import rank_processes
 from tuner.workloads.imports import late_imports

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from factories import gpt_spec, recommendation
-from tuner.memory.environment import CPU_THREADS
-from tuner.run_documents import RunOutcome, TrainingResult
+from tuner.hardware.allocator_env import CPU_THREADS
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
+from tuner.schemas.training import RunOutcome, TrainingResult
 from tuner.training.launch import TrainingProcess
 from tuner.training.runs import ProgressLog, RunPaths
 

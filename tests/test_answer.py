@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from factories import mlp_spec
-from tuner.catalogue import find_gpu
 from tuner.errors import EstimateError
 from tuner.estimation.answer import answer, profiles
 from tuner.estimation.curve import LARGEST_SIZE, MemoryCurve
@@ -22,8 +21,9 @@ from tuner.estimation.growth import Polynomial
 from tuner.estimation.replay import minimum_capacity
 from tuner.estimation.settings import DEFAULT_SETTINGS
 from tuner.estimation.trace import Category, Mark, SizedTrace, Trace
-from tuner.gpu_documents import KernelProfile
+from tuner.hardware.gpu_lookup import find_gpu
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
+from tuner.schemas.gpus import KernelProfile
 
 MIB = 1024**2
 GIB = 1024**3

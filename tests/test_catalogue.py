@@ -8,10 +8,10 @@ from typing import Literal
 
 import pytest
 
-from tuner.catalogue import find_gpu
 from tuner.errors import EstimateError
-from tuner.gpu_documents import Gpu, KernelProfile
-from tuner.gpus import GPUS, blas_workspace_bytes
+from tuner.hardware.gpu_lookup import find_gpu
+from tuner.hardware.gpu_table import GPUS, blas_workspace_bytes
+from tuner.schemas.gpus import Gpu, KernelProfile
 
 GIB = 1024**3
 BY_NAME = {gpu.name: gpu for gpu in GPUS}

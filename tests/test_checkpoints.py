@@ -12,10 +12,10 @@ import torch
 
 from factories import gpt_spec, recommendation
 from tuner.errors import CheckpointError
-from tuner.memory.devices import open_device
-from tuner.run_documents import RunOutcome
+from tuner.hardware.memory_devices.base import open_device
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
+from tuner.schemas.training import RunOutcome
 from tuner.training.checkpoints import Checkpoints
 from tuner.training.loop import TrainingLoop
 from tuner.training.runs import ProgressLog, RunPaths

@@ -21,9 +21,9 @@ from factories import CPU, CUDA, gpt_spec, mlp_spec, recommendation, resnet_spec
 from tuner.cli import running
 from tuner.cli.display import TrainingBar
 from tuner.errors import DeviceError, SpecError
-from tuner.run_documents import MicroBatchSplit, RunOutcome, TrainingProgress, TrainingResult
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
+from tuner.schemas.training import MicroBatchSplit, RunOutcome, TrainingProgress, TrainingResult
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.runs import ProgressLog, RunPaths
 

@@ -20,9 +20,9 @@ from tuner.cli.arguments import estimate_request
 from tuner.cli.estimate_display import estimate_panel, estimate_table
 from tuner.cli.estimating import fits_nowhere
 from tuner.errors import SpecError
-from tuner.gpu_documents import ByteInterval
-from tuner.gpus import GPUS
+from tuner.hardware.gpu_table import GPUS
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
+from tuner.schemas.gpus import ByteInterval
 from tuner.schemas.workload import WorkloadSpec
 
 GIB = 1024**3

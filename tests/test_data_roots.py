@@ -23,8 +23,8 @@ from safetensors.torch import save_file
 
 from factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tuner.errors import DataOutsideRootsError, SpecError
-from tuner.run_documents import RunOutcome
 from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import RunOutcome
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.data_roots import ROOTS_VARIABLE, DataRoots, expand
 from tuner.training.data import DataFolders, TrainingData, build_data

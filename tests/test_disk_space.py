@@ -16,8 +16,8 @@ import torch
 
 from factories import gpt_spec, recommendation
 from tuner.errors import StorageError
-from tuner.run_documents import RunOutcome
 from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import RunOutcome
 from tuner.system.disk_space import naming_full_disk, require_space
 from tuner.system.files import appearing_whole, write_atomically
 from tuner.training.checkpoints import Checkpoints, save_weights

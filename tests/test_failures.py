@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tuner.errors import OutOfMemoryError
-from tuner.memory.failures import ExitKind, FailureKind, classify_exception, classify_exit, shortage_in_words
+from tuner.hardware.failures import ExitKind, FailureKind, classify_exception, classify_exit, shortage_in_words
 
 OOM, SUSPECTED, INVALID, OTHER = (
     FailureKind.OUT_OF_MEMORY,

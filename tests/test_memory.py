@@ -11,7 +11,7 @@ import device_contract
 import pytest
 
 from tuner.errors import DeviceError
-from tuner.memory import inventory
+from tuner.hardware import inventory
 from tuner.units import format_bytes, parse_bytes
 
 HERE = Path(__file__).parent

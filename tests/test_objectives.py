@@ -23,7 +23,7 @@ from tuner.accumulation import balanced_plan, balanced_split
 from tuner.cli.display import probe_row, recommendation_panel
 from tuner.errors import SearchError
 from tuner.fingerprint import installed_versions, question
-from tuner.memory.inventory import cpu
+from tuner.hardware.inventory import cpu
 from tuner.objectives import MOST_TIMING_PROBES, next_to_time, sizes_for_steps
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.base import Document

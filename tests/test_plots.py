@@ -8,8 +8,8 @@ import pytest
 
 from factories import probe_result, recommendation
 from tuner.plots import fitted_line, plot_loss, plot_memory
-from tuner.run_documents import TrainingProgress
 from tuner.schemas.results import Evidence, Outcome, Proof, Recommendation
+from tuner.schemas.training import TrainingProgress
 
 MIB = 1024**2
 

@@ -17,7 +17,7 @@ from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers
 from forked import real_starts
 from tuner.errors import CheckLostError, EstimateError, ProbeCancelledError, ProbeError, SpecError
 from tuner.estimation.launch import expect
-from tuner.memory.inventory import cpu
+from tuner.hardware.inventory import cpu
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
 from tuner.schemas.results import Outcome, Phase

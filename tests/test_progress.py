@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from factories import gpt_spec, mlp_spec, recommendation
 from tuner.errors import SpecError
-from tuner.run_documents import RunOutcome, TrainingProgress, TrainingResult
 from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 from tuner.training.launch import TrainingProcess
 from tuner.training.progress import ProgressWriter, scalars
 from tuner.training.runs import ProgressLog, RunPaths

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from factories import recommendation
-from tuner.memory.devices import open_device
-from tuner.run_documents import RunOutcome
+from tuner.hardware.memory_devices.base import open_device
 from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import RunOutcome
 from tuner.schemas.workload import WorkloadSpec, parse_spec
 from tuner.training.coupling import check_spec_coupling
 from tuner.training.loop import TrainingLoop

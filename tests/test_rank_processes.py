@@ -16,8 +16,8 @@ from scarce import fill, small_disk
 
 from factories import gpt_spec, mlp_spec, recommendation
 from forked import real_starts
-from tuner.run_documents import RunOutcome, TrainingProgress
 from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import RunOutcome, TrainingProgress
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.files import write_atomically
 from tuner.training import launch

@@ -19,8 +19,8 @@ import yaml
 from command import called
 
 from factories import python_spec
-from tuner.catalogue import find_gpu
-from tuner.memory.devices import open_device
+from tuner.hardware.gpu_lookup import find_gpu
+from tuner.hardware.memory_devices.base import open_device
 from tuner.schemas.workload import parse_spec
 from tuner.training.engine import UpdateEngine
 from tuner.training.micro_batches import sliced

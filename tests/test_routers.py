@@ -10,9 +10,9 @@ import torch
 
 from factories import recommendation, transformers_spec
 from tuner.errors import SpecError, TrainingError, WorkloadError
-from tuner.memory.devices import open_device
-from tuner.run_documents import TrainingProgress
+from tuner.hardware.memory_devices.base import open_device
 from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import TrainingProgress
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.coupling import check_coupling, check_spec_coupling
 from tuner.training.data.tokens import PaddedCollation

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from factories import gpt_spec, mlp_spec, recommendation
-from tuner.run_documents import RunOutcome
 from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import RunOutcome
 from tuner.training.runs import RunPaths
 from whole_runs import ENVIRONMENT, run_to_end
 

@@ -30,7 +30,7 @@ from soak import (
     undisturbed,
     wait_until,
 )
-from tuner.run_documents import RunOutcome
+from tuner.schemas.training import RunOutcome
 from tuner.training.runs import RunPaths
 
 _ATTEMPTS = 5

@@ -7,7 +7,7 @@ import pytest
 from factories import gpt_spec
 from tuner.estimation.trace import Category, Trace
 from tuner.estimation.tracing import trace
-from tuner.gpu_documents import KernelProfile
+from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import WorkloadSpec
 
 PROFILE = KernelProfile(compute_capability=(9, 0), kind="cuda")

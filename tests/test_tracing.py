@@ -24,8 +24,8 @@ from tuner.estimation.shim import NoCompilerError, _identity, _torch_folder, com
 from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
 from tuner.estimation.tracing import trace
 from tuner.estimation.workload import SizedWorkload, _scaled
-from tuner.gpu_documents import KernelProfile
 from tuner.schemas.estimates import EstimateRequest, Verdict
+from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import WorkloadSpec
 
 MIB = 1024**2

@@ -15,10 +15,10 @@ import torch
 from factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from forked import real_starts
 from tuner.errors import CheckpointError, TrainingError
-from tuner.memory.devices import open_device
-from tuner.run_documents import RunOutcome, TrainingProgress
+from tuner.hardware.memory_devices.base import open_device
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import CouplingCheck, Recommendation
+from tuner.schemas.training import RunOutcome, TrainingProgress
 from tuner.schemas.workload import ScheduleSpec, WorkloadSpec
 from tuner.system.files import holding
 from tuner.training import launch, worker

@@ -9,7 +9,7 @@ import pytest
 
 from factories import CPU, CUDA, gpt_spec, mlp_spec, probe_result, resnet_spec, tuning_request
 from tuner.errors import DeviceError, PlanError, SearchError, SpecError, TuningFailedError
-from tuner.memory.environment import allocator_environment, job_environment
+from tuner.hardware.allocator_env import allocator_environment, job_environment
 from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import (
     DeviceInfo,

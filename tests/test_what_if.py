@@ -15,7 +15,7 @@ from factories import CPU, CUDA, gpt_spec, probe_result, tuning_request
 from tuner.cli.display import recommendation_panel
 from tuner.errors import ProbeCancelledError, ProbeError
 from tuner.fingerprint import question
-from tuner.memory.inventory import find_device
+from tuner.hardware.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult, Recommendation

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.estimation.trace import Category, Trace
-from tuner.gpu_documents import KernelProfile
+from tuner.schemas.gpus import KernelProfile
 
 
 def traced_on_cuda(cases: list[dict[str, Any]], cache: Path) -> dict[str, list[Trace]]:

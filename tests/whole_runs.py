@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from tuner.memory.environment import CPU_ENVIRONMENT
-from tuner.run_documents import TrainingResult
+from tuner.hardware.allocator_env import CPU_ENVIRONMENT
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
+from tuner.schemas.training import TrainingResult
 from tuner.training.launch import TrainingProcess
 
 MIB = 1024**2

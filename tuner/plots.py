@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tuner.run_documents import TrainingProgress
 from tuner.schemas.results import Outcome, ProbeResult, Recommendation
+from tuner.schemas.training import TrainingProgress
 from tuner.system.files import write_atomically
 
 mpl.use("agg")

@@ -11,8 +11,8 @@ from service.client.wire import Call, DocumentT, path_of
 from service.domain import GpuList
 from service.fleet import DeviceList, DeviceStatus, Health, Period, Queue, QueueEntry, Summary
 from service.keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
-from tuner.gpu_documents import Gpu
 from tuner.schemas.estimates import Estimate, EstimateRequest
+from tuner.schemas.gpus import Gpu
 
 _KEYS = "/v1/keys"
 _LONGEST_QUEUE_SECONDS = 15.0

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import ServiceError
-from tuner.run_documents import TrainingProgress, TrainingResult
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
 from tuner.schemas.results import CouplingCheck, DeviceInfo, ExpectedPeaks, ProbeResult, Recommendation
+from tuner.schemas.training import TrainingProgress, TrainingResult
 from tuner.tuning import ProbeRunner
 
 StopWithin = Callable[[], float | None]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing_extensions import override
 
 from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
-from tuner.run_documents import TrainingResult
 from tuner.schemas.results import DeviceInfo
+from tuner.schemas.training import TrainingResult
 from tuner.tuning import ProbeRunner
 
 TrainFunction = Callable[[TrainingRun, OnProgress, StopWithin], TrainingResult]

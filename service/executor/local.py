@@ -11,9 +11,9 @@ from pathlib import Path
 from typing_extensions import override
 
 from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
-from tuner.memory import inventory
-from tuner.run_documents import RunOutcome, TrainingResult
+from tuner.hardware import inventory
 from tuner.schemas.results import DeviceInfo
+from tuner.schemas.training import RunOutcome, TrainingResult
 from tuner.system.data_roots import ANYWHERE, DataRoots
 from tuner.system.files import holding
 from tuner.training.launch import TrainingProcess

@@ -41,8 +41,8 @@ from service.store.records import (
     WorkTotal,
     in_states,
 )
-from tuner.run_documents import TrainingProgress
 from tuner.schemas.results import ProbeResult, Recommendation
+from tuner.schemas.training import TrainingProgress
 
 __all__ = [
     "EVERYTHING",

@@ -26,8 +26,8 @@ from service.store.statements import (
     state_event,
 )
 from service.store.tables import is_held, now_ms, probes, recommendations, work_items
-from tuner.run_documents import TrainingProgress
 from tuner.schemas.results import ProbeResult
+from tuner.schemas.training import TrainingProgress
 
 _work = work_items.c
 

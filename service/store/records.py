@@ -11,9 +11,9 @@ from service.errors import ServiceError
 from service.fleet import ServedDevice
 from service.keys import ApiKey
 from service.states import State, WorkKind
-from tuner.run_documents import TrainingProgress, TrainingResult
 from tuner.schemas.requests import Objective
 from tuner.schemas.results import Recommendation
+from tuner.schemas.training import TrainingProgress, TrainingResult
 from tuner.schemas.workload import Precision
 
 

@@ -12,9 +12,9 @@ from service.domain import Event, EventKind, Problem, RecommendationSummary, Rec
 from service.states import State, WorkKind
 from service.store.records import WorkItem, WorkRow
 from service.store.tables import recommendations, work_items
-from tuner.run_documents import TrainingProgress, TrainingResult
 from tuner.schemas.base import Document
 from tuner.schemas.results import ProbeResult, Recommendation
+from tuner.schemas.training import TrainingProgress, TrainingResult
 
 _KINDS = {kind.value: kind for kind in WorkKind}
 _STATES = {state.value: state for state in State}

@@ -47,8 +47,8 @@ from service.store.migrate import upgrade
 from service.store.sessions import SqlSessionStore
 from service.store.statements import change, state_event
 from service.store.tables import health, now_ms, recommendations, work_items, workers
-from tuner.run_documents import TrainingProgress
 from tuner.schemas.results import ProbeResult, Recommendation
+from tuner.schemas.training import TrainingProgress
 
 _work = work_items.c
 

@@ -22,7 +22,7 @@ from exports.plans import plan
 from factories import CPU, CUDA, gpt_spec, mlp_spec
 from tuner.exports.base import Export, ExportOptions
 from tuner.exports.registry import export
-from tuner.memory.environment import allocator_environment
+from tuner.hardware.allocator_env import allocator_environment
 from tuner.schemas.results import Recommendation
 
 pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]

@@ -11,9 +11,9 @@ from traced import most_bytes, traced_on_cuda
 
 from factories import gpt_spec, mlp_spec, resnet_spec
 from tuner.estimation.attention import Attention, choose
-from tuner.gpu_documents import KernelProfile
-from tuner.memory.inventory import find_device
+from tuner.hardware.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.requests import ProbeRequest
 from tuner.schemas.results import Outcome
 from tuner.schemas.workload import WorkloadSpec

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from factories import gpt_spec, recommendation
 from tuner.errors import OutOfMemoryError
-from tuner.memory.devices import CudaDevice, open_device
-from tuner.memory.inventory import find_device
-from tuner.run_documents import RunOutcome
+from tuner.hardware.inventory import find_device
+from tuner.hardware.memory_devices.base import CudaDevice, open_device
 from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import RunOutcome
 from tuner.training.accumulate import GradientAccumulation, UpdateReport, split_batch
 from tuner.training.launch import TrainingProcess
 from tuner.training.ranks import group_of_one

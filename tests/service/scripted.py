@@ -12,9 +12,9 @@ from service.fleet import ServedDevice
 from service.states import WorkKind
 from service.store.base import NewWork
 from tuner.errors import ProbeCancelledError
-from tuner.run_documents import RunOutcome, TrainingProgress, TrainingResult
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.results import CouplingCheck, ExpectedPeaks, Outcome, Phase, ProbeResult
+from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 
 SERVED = ServedDevice(place="host/cpu", owner="host:scope:1", device=CPU, environment={}, versions={"torch": "2.8"})
 

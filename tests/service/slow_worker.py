@@ -19,8 +19,8 @@ from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
 from service.executor.inline import InlineExecutor
 from service.hosted_worker import main
 from service.settings import Settings
-from tuner.run_documents import RunOutcome, TrainingResult
 from tuner.schemas.results import DeviceInfo
+from tuner.schemas.training import RunOutcome, TrainingResult
 
 
 def executor(device: DeviceInfo) -> Executor:

@@ -17,7 +17,7 @@ from service.states import State, WorkKind
 from service.store.base import Ending, Store
 from service.tally import Tally
 from service.use_cases.summary import SummaryCases
-from tuner.run_documents import RunOutcome
+from tuner.schemas.training import RunOutcome
 
 
 def test_a_summary_tells_what_ended_and_how_answers_were_found(start_service: StartService) -> None:

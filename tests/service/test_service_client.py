@@ -33,9 +33,9 @@ from service.executor.base import OnProgress, StopWithin, TrainingRun
 from service.openapi import export_openapi
 from service.states import State, WorkKind
 from tuner.errors import WorkloadError
-from tuner.run_documents import TrainingResult
 from tuner.schemas.estimates import EstimateRequest
 from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import TrainingResult
 from tuner.training.runs import RunPaths
 
 Against = Callable[..., Any]

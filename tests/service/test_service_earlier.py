@@ -32,7 +32,7 @@ from service.store.engine import open_engine, writing
 from service.store.migrate import configuration, upgrade
 from service.store.sql import SqlStore, open_store
 from service.use_cases import UseCases
-from tuner.memory.inventory import find_device
+from tuner.hardware.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import Outcome, ProbeResult, Recommendation

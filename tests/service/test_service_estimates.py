@@ -25,7 +25,7 @@ from service.errors import EstimatesBusyError, InvalidInputError, TargetNotAllow
 from service.estimating import EstimateLimits, Estimates, ShouldStop
 from service.policy import Policy
 from tuner.errors import EstimateCancelledError, EstimateError
-from tuner.gpus import GPUS
+from tuner.hardware.gpu_table import GPUS
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
 from tuner.schemas.workload import WorkloadSpec
 

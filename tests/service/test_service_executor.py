@@ -17,9 +17,9 @@ from service.executor.base import DeviceBusyError, Executor, OnProgress, StopWit
 from service.executor.inline import InlineExecutor
 from service.executor.local import LocalExecutor
 from tuner.errors import ProbeCancelledError, SpecError
-from tuner.run_documents import RunOutcome, TrainingProgress, TrainingResult
 from tuner.schemas.requests import ProbeRequest, TrainingRequest
 from tuner.schemas.results import Outcome
+from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 from tuner.system.files import holding
 from tuner.training.launch import TrainingProcess
 

@@ -33,9 +33,9 @@ from service.states import State, WorkKind
 from service.store.base import Store
 from service.store.records import PROVEN_SECONDS
 from tuner.errors import CheckLostError, ProbeError, SpecError
-from tuner.run_documents import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Outcome, ProbeResult
+from tuner.schemas.training import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
 from tuner.system.host_failures import Cause, Trouble
 
 pytestmark = pytest.mark.usefixtures("forked")

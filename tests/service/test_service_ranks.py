@@ -20,8 +20,8 @@ from service.executor.base import TrainingRun
 from service.executor.local import LocalExecutor
 from service.placement import check_goes_with_one_device
 from service.states import State
-from tuner.run_documents import RunOutcome, TrainingProgress, TrainingResult
 from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 from tuner.training.runs import ProgressLog, RunPaths
 
 

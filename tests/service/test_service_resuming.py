@@ -25,8 +25,8 @@ from service.policy import Policy
 from service.settings import Settings
 from service.states import State, WorkKind
 from service.store.base import Ending, Quota, Store
-from tuner.run_documents import RunOutcome, TrainingResult
 from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import RunOutcome, TrainingResult
 
 PATIENCE_SECONDS = 240.0
 

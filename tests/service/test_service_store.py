@@ -25,7 +25,7 @@ from service.errors import (
 from service.states import State, WorkKind, sources_of
 from service.store.base import Claim, Ending, Lease, RecommendationFilter, Store
 from service.store.sql import open_store
-from tuner.run_documents import RunOutcome, TrainingResult
+from tuner.schemas.training import RunOutcome, TrainingResult
 
 
 def test_added_work_is_queued_and_read_back_whole(store: Store, new_id: NewId) -> None:

@@ -21,8 +21,8 @@ from service.executor.inline import InlineExecutor
 from service.executor.local import LocalExecutor
 from service.settings import Settings
 from service.working import work_system
-from tuner.run_documents import RunOutcome, TrainingResult
 from tuner.schemas.results import DeviceInfo
+from tuner.schemas.training import RunOutcome, TrainingResult
 
 
 def main(text: str) -> None:

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from tuner.catalogue import find_gpu
 from tuner.errors import EstimateError, FieldProblem, SpecError
-from tuner.gpus import GPUS
+from tuner.hardware.gpu_lookup import find_gpu
+from tuner.hardware.gpu_table import GPUS
 from tuner.schemas.base import Document
 from tuner.schemas.estimates import EstimateRequest
 from tuner.schemas.field_errors import problems_in

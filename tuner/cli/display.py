@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.objectives import rate_in_words
-from tuner.run_documents import MicroBatchSplit, TrainingProgress
 from tuner.schemas.results import Alternative, BalancedPlan, Outcome, ProbeResult, Recommendation, UniformPlan, WhatIf
+from tuner.schemas.training import MicroBatchSplit, TrainingProgress
 from tuner.units import format_bytes
 
 _WIDE = 100

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.cli.display import balanced_in_words, sizes_in_words
-from tuner.gpu_documents import Gpu
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
+from tuner.schemas.gpus import Gpu
 from tuner.schemas.results import BalancedPlan
 from tuner.units import format_bytes
 

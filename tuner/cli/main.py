@@ -27,11 +27,11 @@ from tuner.cli.display import balanced_in_words, progress_console, recommendatio
 from tuner.cli.errors import ExitCode, as_json, exit_code
 from tuner.cli.exporting import export, formats
 from tuner.errors import BatchwrightError, TrainingError
-from tuner.gpus import GPUS
-from tuner.run_documents import RunOutcome, TrainingResult
+from tuner.hardware.gpu_table import GPUS
 from tuner.schemas.base import load_document
 from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.results import Recommendation
+from tuner.schemas.training import RunOutcome, TrainingResult
 from tuner.schemas.workload import load_spec
 from tuner.system.files import write_atomically
 from tuner.units import format_bytes
@@ -361,7 +361,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
 @app.command()
 def devices(*, json: options.Json = False) -> None:
     """List the devices of this host."""
-    from tuner.memory.inventory import devices as find_devices  # noqa: PLC0415 - see _tune
+    from tuner.hardware.inventory import devices as find_devices  # noqa: PLC0415 - see _tune
 
     for found in find_devices():
         used = "" if found.used_bytes is None else f", {format_bytes(found.used_bytes)} in use"

@@ -15,11 +15,11 @@ from tuner.accumulation import share_per_rank
 from tuner.cli.display import ProbeBoard, TrainingBar
 from tuner.errors import DeviceError, FieldProblem, SpecError
 from tuner.fingerprint import installed_versions, memory_part
-from tuner.memory.inventory import devices, find_device
+from tuner.hardware.inventory import devices, find_device
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.run_documents import TrainingResult
 from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.results import Recommendation
+from tuner.schemas.training import TrainingResult
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launch import TrainingProcess
 from tuner.training.progress import require_tensorboard

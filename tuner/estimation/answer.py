@@ -12,7 +12,7 @@ How far an estimate may be off (``_errors``) is put together from what is known:
   CPU keeps what drops out as numbers);
 * nothing was measured on ROCm, on a card of which only the memory is known, or of what a trace says it could not
   follow: there the interval is widened by assumptions;
-* outside of the allocator come the context (by card, ``tuner.gpus``) and, for several ranks, NCCL's buffers.
+* outside of the allocator come the context (by card, ``tuner.hardware.gpu_table``) and, for several ranks, NCCL's buffers.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fractions import Fraction
 from math import ceil, floor
 
 from tuner.accumulation import balanced_plan, share_per_rank
-from tuner.catalogue import find_gpu
 from tuner.errors import BatchwrightError
 from tuner.estimation.curve import LARGEST_SIZE, MemoryCurve, TracedWorkload
 from tuner.estimation.settings import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS
 from tuner.estimation.trace import Category
-from tuner.gpu_documents import ByteInterval, Gpu, KernelProfile
+from tuner.hardware.gpu_lookup import find_gpu
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
+from tuner.schemas.gpus import ByteInterval, Gpu, KernelProfile
 
 __all__ = ["TracedWorkload", "answer", "profiles"]
 

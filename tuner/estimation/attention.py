@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-from tuner.gpu_documents import KernelProfile
+from tuner.schemas.gpus import KernelProfile
 
 _HALF, _FLOAT, _BFLOAT16 = 5, 6, 15
 """``c10::ScalarType``."""

@@ -25,9 +25,9 @@ from tuner.estimation.answer import TracedWorkload, answer, profiles
 from tuner.estimation.messages import Done, EstimatePaths, Failure, Order, Question
 from tuner.estimation.shim import NoCompilerError, Shim, load_shim
 from tuner.fingerprint import installed_versions
-from tuner.gpu_documents import KernelProfile
-from tuner.memory.failures import FailureKind, classify_exception
+from tuner.hardware.failures import FailureKind, classify_exception
 from tuner.schemas.estimates import Estimate, EstimateRequest
+from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.requests import ExpectationRequest
 from tuner.schemas.results import ExpectedPeaks
 from tuner.system.files import write_atomically

@@ -11,7 +11,7 @@ from tuner.estimation.runs import TracedRuns
 from tuner.estimation.settings import AllocatorSettings
 from tuner.estimation.shim import Shim
 from tuner.estimation.trace import SizedTrace
-from tuner.gpu_documents import KernelProfile
+from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.requests import ExpectationRequest
 from tuner.schemas.results import ExpectedPeak, ExpectedPeaks
 from tuner.training.micro_batches import tensors_of

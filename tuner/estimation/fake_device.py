@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tuner.errors import BatchwrightError
-from tuner.memory.devices import MemoryDevice, Peaks
+from tuner.hardware.memory_devices.base import MemoryDevice, Peaks
 
 _RANDOM_STATE_BYTES = 16
 """Philox's seed and offset, as ``torch.cuda.get_rng_state`` returns them."""

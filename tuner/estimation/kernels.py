@@ -13,8 +13,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from tuner.estimation.trace import Bound
-from tuner.gpu_documents import KernelProfile
-from tuner.gpus import blas_workspace_bytes
+from tuner.hardware.gpu_table import blas_workspace_bytes
+from tuner.schemas.gpus import KernelProfile
 
 _aten = torch.ops.aten
 _INDEX = 8

@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
-from tuner.catalogue import find_gpu
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError
 from tuner.estimation.messages import Done, EstimatePaths, Failure, Order, Question
 from tuner.estimation.start import tracing
+from tuner.hardware.gpu_lookup import find_gpu
 from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.schemas.requests import ExpectationRequest
 from tuner.schemas.results import ExpectedPeaks

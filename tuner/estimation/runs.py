@@ -13,7 +13,7 @@ import torch
 from tuner.estimation.shapes import Shapes
 from tuner.estimation.shim import Shim
 from tuner.estimation.tracing import TracedRun, begun
-from tuner.gpu_documents import KernelProfile
+from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.fork_map import side_by_side
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tuner.errors import EstimateError
 from tuner.estimation.attention import FIGURES, Attention, choose
-from tuner.gpu_documents import KernelProfile
+from tuner.schemas.gpus import KernelProfile
 from tuner.system.files import replacing
 
 _SOURCE = Path(__file__).with_name("fake_cuda.cpp")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.memory.environment import CPU_THREADS
+from tuner.hardware.allocator_env import CPU_THREADS
 from tuner.system.subprocesses import Start
 
 

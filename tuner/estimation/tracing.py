@@ -36,7 +36,7 @@ from tuner.estimation.shapes import Shapes
 from tuner.estimation.shim import Shim
 from tuner.estimation.trace import Category, Trace
 from tuner.estimation.tracer import Tracer
-from tuner.gpu_documents import KernelProfile
+from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import TransformersModel, WorkloadSpec
 from tuner.training.engine import UpdateEngine
 from tuner.training.micro_batches import MicroBatch, sliced, tensors_of

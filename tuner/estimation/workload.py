@@ -7,7 +7,7 @@ from contextlib import suppress
 from tuner.errors import EstimateError
 from tuner.estimation.runs import TracedRuns, Wanted
 from tuner.estimation.trace import Category, SizedTrace, Trace
-from tuner.gpu_documents import KernelProfile
+from tuner.schemas.gpus import KernelProfile
 
 _SIZES = ((4, 6, 10), (16, 24, 40))
 """Three tell a quadratic. Some code does other things with one sample, or with few (GPT-2's masks with up to 3): then

@@ -12,12 +12,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuner.catalogue import find_gpu
 from tuner.errors import EstimateError, ExportError
 from tuner.exports.base import Order
 from tuner.exports.frameworks import nodes
 from tuner.exports.text import checked, figures_in_environment, program_path
-from tuner.gpu_documents import Gpu
+from tuner.hardware.gpu_lookup import find_gpu
+from tuner.schemas.gpus import Gpu
 from tuner.schemas.results import Advice
 
 PORT = 29500

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from tuner.errors import ExportError
 from tuner.exports.base import ExportedFile, Order
-from tuner.memory.environment import CUDA_ALLOCATOR_VARIABLES
+from tuner.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

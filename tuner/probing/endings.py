@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.memory.failures import ExitKind, ProcessExit
+from tuner.hardware.failures import ExitKind, ProcessExit
 from tuner.probing.exchange import CheckReport, ProbePaths
 from tuner.schemas.requests import CouplingRequest, ProbeRequest
 from tuner.schemas.results import CouplingCheck, Outcome, Phase, ProbeResult

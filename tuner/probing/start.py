@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from tuner.memory.environment import allocator_environment
+from tuner.hardware.allocator_env import allocator_environment
 from tuner.system.subprocesses import Start
 
 

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from tuner.errors import BatchwrightError, CheckLostError, EstimateCancelledError, ProbeCancelledError, ProbeError
 from tuner.estimation.launch import expect
-from tuner.memory.environment import allocator_environment
-from tuner.memory.failures import ExitKind, classify_exit
+from tuner.hardware.allocator_env import allocator_environment
+from tuner.hardware.failures import ExitKind, classify_exit
 from tuner.probing.endings import Ended, report_of_dead_check, result_of_dead_process, uncompared
 from tuner.probing.exchange import CheckReport, ProbePaths, Task, TaskRequest, phase_seconds
 from tuner.probing.start import fork_server

@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tuner.gpu_documents import ByteInterval
 from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
+from tuner.schemas.gpus import ByteInterval
 from tuner.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE
 from tuner.schemas.results import BalancedPlan
 from tuner.schemas.workload import WorkloadSpec

@@ -1,6 +1,6 @@
 """Trouble of a host: system errors that are no fault of the work, distinguished from the work's own. No torch.
 
-The only place that knows them, as ``tuner.memory.failures`` is the only place that knows an OOM.
+The only place that knows them, as ``tuner.hardware.failures`` is the only place that knows an OOM.
 """
 
 from __future__ import annotations

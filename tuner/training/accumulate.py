@@ -28,8 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tuner.accumulation import balanced_split
 from tuner.errors import InvalidSizeError, OutOfMemoryError, WorkloadError
-from tuner.memory.devices import MemoryDevice, open_device
-from tuner.run_documents import MicroBatchSplit
+from tuner.hardware.memory_devices.base import MemoryDevice, open_device
+from tuner.schemas.training import MicroBatchSplit
 from tuner.training.batch_versions import BatchVersions
 from tuner.training.gradients import GradientSums, ScratchSums, SumsInPlace, total_norm
 from tuner.training.loss_check import LossCheck

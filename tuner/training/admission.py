@@ -7,7 +7,7 @@ import math
 import torch
 
 from tuner.errors import BatchwrightError, OutOfMemoryError, TrainingError
-from tuner.memory.devices import MemoryDevice, open_device
+from tuner.hardware.memory_devices.base import MemoryDevice, open_device
 from tuner.schemas.results import CouplingCheck
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.coupling import check_spec_coupling

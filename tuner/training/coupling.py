@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from tuner.errors import WorkloadError
-from tuner.memory.failures import FailureKind, classify_exception
+from tuner.hardware.failures import FailureKind, classify_exception
 from tuner.schemas.workload import PythonModel, WorkloadSpec
 from tuner.training.coupling_draws import MatchedDraws, UnmatchedDrawError
 from tuner.training.coupling_errors import SILENCE, Noise, Run, gradient_errors, loss_error, term_errors

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tuner.memory.failures import FailureKind, classify_exception
+from tuner.hardware.failures import FailureKind, classify_exception
 from tuner.training.coupling_errors import Run
 from tuner.training.coupling_runs import Runner
 from tuner.training.micro_batches import tensors_of

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from tuner.memory.devices import MemoryDevice
+from tuner.hardware.memory_devices.base import MemoryDevice
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.accumulate import GradientAccumulation, UpdateReport
 from tuner.training.micro_batches import MicroBatch

@@ -10,11 +10,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tuner.errors import CheckpointError, PeerError, TrainingError
-from tuner.memory.environment import job_environment
-from tuner.memory.failures import ExitKind, ProcessExit, classify_exit
-from tuner.run_documents import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
+from tuner.hardware.allocator_env import job_environment
+from tuner.hardware.failures import ExitKind, ProcessExit, classify_exit
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
+from tuner.schemas.training import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
 from tuner.system.data_roots import ANYWHERE, DataRoots
 from tuner.system.disk_space import free_bytes
 from tuner.system.files import holding, tail, write_atomically

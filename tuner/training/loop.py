@@ -12,10 +12,10 @@ from torch import nn
 
 from tuner.errors import CheckpointError, TrainingError
 from tuner.fingerprint import canonical_json
-from tuner.memory.devices import MemoryDevice
-from tuner.run_documents import RunOutcome, TrainingProgress
+from tuner.hardware.memory_devices.base import MemoryDevice
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
+from tuner.schemas.training import RunOutcome, TrainingProgress
 from tuner.training.accumulate import UpdateReport
 from tuner.training.admission import admit, measure_coupling
 from tuner.training.checkpoints import Checkpoints, State, Weights, save_weights

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.run_documents import TrainingProgress
+from tuner.schemas.training import TrainingProgress
 from tuner.training.runs import ProgressLog, RunPaths
 
 if TYPE_CHECKING:

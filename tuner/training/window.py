@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tuner.errors import WorkloadError
-from tuner.run_documents import MicroBatchSplit
+from tuner.schemas.training import MicroBatchSplit
 from tuner.workloads.base import LossTerms
 
 _NEEDS_WEIGHTS = (

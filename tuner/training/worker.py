@@ -20,10 +20,10 @@ from pathlib import Path
 from types import FrameType
 
 from tuner.errors import BatchwrightError, OutOfMemoryError, PeerError, WorkloadError
-from tuner.memory.devices import MemoryDevice, open_device
-from tuner.run_documents import RunOutcome, SystemTrouble, TrainingResult
+from tuner.hardware.memory_devices.base import MemoryDevice, open_device
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
+from tuner.schemas.training import RunOutcome, SystemTrouble, TrainingResult
 from tuner.system.files import holding, write_atomically
 from tuner.system.host_failures import trouble_of
 from tuner.system.processes import die_with_parent

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tuner.gpu_documents import ByteInterval, Gpu
+from tuner.schemas.gpus import ByteInterval, Gpu
 
 _MIB = 1024**2
 

@@ -1,6 +1,6 @@
 """Finding a GPU by whatever name a scheduler, NVML, torch or a person has for it. No torch.
 
-The table is in ``tuner.gpus``.
+The table is in ``tuner.hardware.gpu_table``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import re
 from difflib import get_close_matches
 
 from tuner.errors import EstimateError
-from tuner.gpu_documents import Gpu
-from tuner.gpus import GPUS, unknown_gpu
+from tuner.hardware.gpu_table import GPUS, unknown_gpu
+from tuner.schemas.gpus import Gpu
 from tuner.units import parse_bytes
 
 _SHOWN_LENGTH = 60

@@ -19,8 +19,8 @@ import pynvml
 import torch
 
 from tuner.errors import BatchwrightError, DeviceError, InvalidSizeError, OutOfMemoryError
-from tuner.memory.failures import FailureKind, classify_exception
-from tuner.memory.inventory import used_and_total_bytes, visible_handles
+from tuner.hardware.failures import FailureKind, classify_exception
+from tuner.hardware.inventory import used_and_total_bytes, visible_handles
 
 _NEARLY_FULL = 0.8
 """A failure whose message only hints at memory counts as one when this share of the limit was in use."""
@@ -246,7 +246,7 @@ class CpuDevice(MemoryDevice):
 
     The budget counts from the moment it is set, so set it before the model is built: it then holds what a card's
     memory would hold. Sizes repeat within a sample or two only with the allocator settings of
-    ``tuner.memory.environment`` in the environment before the process starts, because glibc otherwise keeps freed
+    ``tuner.hardware.allocator_env`` in the environment before the process starts, because glibc otherwise keeps freed
     memory in ways that depend on history.
 
     The budget is per process and does not count shared memory: DataLoader workers are outside it.
