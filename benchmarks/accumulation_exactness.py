@@ -40,8 +40,8 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
-from tuner.fingerprint import installed_versions
 from tuner.hardware.inventory import cpu
+from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.workload import parse_spec
 from tuner.training.accumulate import GradientAccumulation, split_batch, windows
 from tuner.training.ranks import Ranks, join_ranks

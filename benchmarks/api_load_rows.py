@@ -16,8 +16,8 @@ from service.identifiers import IdentifierSource
 from service.store.engine import open_engine, writing
 from service.store.rows import recommendation_values
 from service.store.tables import recommendations, work_items
+from tuner.planning.session import Tuning
 from tuner.schemas.results import Recommendation
-from tuner.tuning import Tuning
 
 _CHUNK = 2_000
 _LARGEST = 3_000

@@ -38,8 +38,8 @@ from chaos_faults import Choices, faults_of
 from chaos_rounds import Reference, Round, play, request, undisturbed
 from postgres import databases
 
-from tuner.fingerprint import installed_versions
 from tuner.hardware.inventory import cpu
+from tuner.planning.fingerprint import installed_versions
 
 _TRIES = 4
 

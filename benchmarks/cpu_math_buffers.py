@@ -28,9 +28,9 @@ from typing import Any
 
 from cpu_repeatability import requests
 
-from tuner.fingerprint import installed_versions
 from tuner.hardware.allocator_env import CPU_ENVIRONMENT, CPU_MATH
 from tuner.hardware.inventory import cpu
+from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.workload import WorkloadSpec, parse_spec
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 128, "n_positions": 64, "vocab_size": 256}

@@ -15,13 +15,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tuner.fingerprint import installed_versions
 from tuner.hardware.inventory import cpu
+from tuner.planning.fingerprint import installed_versions
+from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import Recommendation
 from tuner.schemas.workload import parse_spec
-from tuner.tuning import Tuning
 
 MIB = 1024**2
 

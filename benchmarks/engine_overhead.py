@@ -37,9 +37,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from tuner.fingerprint import installed_versions
 from tuner.hardware.allocator_env import CPU_ALLOCATOR, CPU_THREADS
 from tuner.hardware.inventory import cpu
+from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.workload import parse_spec
 from tuner.training.accumulate import Gathering, GradientAccumulation
 from tuner.workloads.base import Batch, LossTerms

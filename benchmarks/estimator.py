@@ -30,12 +30,12 @@ import estimator_published
 from finders_workloads import Case, cases
 
 from tuner.errors import WorkloadError
-from tuner.fingerprint import installed_versions
 from tuner.hardware.inventory import find_device
+from tuner.planning.fingerprint import installed_versions
+from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.estimates import EstimateRequest
 from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult
-from tuner.tuning import Tuning
 
 HERE = Path(__file__).resolve().parent
 RUNS = 5

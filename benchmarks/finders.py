@@ -41,12 +41,12 @@ from finders_workloads import Case, cases
 
 import tuner
 from tuner.errors import WorkloadError
-from tuner.fingerprint import canonical_json, installed_versions
 from tuner.hardware.inventory import find_device
+from tuner.planning.fingerprint import canonical_json, installed_versions
+from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.results import DeviceInfo, Outcome
 from tuner.system.files import write_atomically
-from tuner.tuning import Tuning
 
 HERE = Path(__file__).resolve().parent
 OURS, SERVED = "Batchwright", "Batchwright, served"

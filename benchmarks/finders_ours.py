@@ -48,11 +48,11 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
     """
     from datetime import UTC, datetime  # noqa: PLC0415 - the command imports what it needs by itself
 
-    from tuner.fingerprint import installed_versions  # noqa: PLC0415 - likewise
     from tuner.hardware.inventory import find_device  # noqa: PLC0415 - likewise
+    from tuner.planning.fingerprint import installed_versions  # noqa: PLC0415 - likewise
+    from tuner.planning.session import Tuning, judge_coupling, look_ahead  # noqa: PLC0415 - likewise
     from tuner.probing.supervisor import ProbeSupervisor  # noqa: PLC0415 - likewise
     from tuner.schemas.requests import TuningRequest  # noqa: PLC0415 - likewise
-    from tuner.tuning import Tuning, judge_coupling, look_ahead  # noqa: PLC0415 - likewise
 
     request = TuningRequest.model_validate_json(request_path.read_bytes())
     device = find_device(request.device)

@@ -38,8 +38,8 @@ from factories import mlp_spec, tuning_request
 from scripted import ScriptedRunner, Trainer
 from service.store.engine import open_engine, writing
 from tuner.estimation.warm import WarmEstimates
-from tuner.fingerprint import installed_versions
 from tuner.hardware.inventory import cpu
+from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.estimates import EstimateRequest
 
 LEASE_SECONDS = 2.0

@@ -34,8 +34,8 @@ from oracles import (
     run_search,
     wobble,
 )
+from tuner.planning.search import MicroBatchSearch, SearchSpace
 from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Proof
-from tuner.search import MicroBatchSearch, SearchSpace
 
 BOUND = 4096
 LARGEST = (37, 200, 3000)

@@ -39,8 +39,8 @@ from soak import (
     told_of,
     undisturbed,
 )
-from tuner.fingerprint import installed_versions
 from tuner.hardware.inventory import cpu
+from tuner.planning.fingerprint import installed_versions
 
 _ATTEMPTS = 5
 

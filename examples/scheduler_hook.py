@@ -49,8 +49,8 @@ from service.client import (
     NotAuthenticatedError,
     TuningFailedError,
 )
-from tuner.accumulation import balanced_plan
 from tuner.errors import PlanError, SpecError
+from tuner.planning.accumulation import balanced_plan
 from tuner.schemas.base import load_document
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import Recommendation

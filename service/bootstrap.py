@@ -32,8 +32,8 @@ from service.use_cases import UseCases
 from service.worker_process import WorkerProcess
 from service.workers import Workers
 from tuner.estimation.warm import WarmEstimates
-from tuner.fingerprint import installed_versions
 from tuner.hardware import inventory
+from tuner.planning.fingerprint import installed_versions
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.results import DeviceInfo
 from tuner.system.data_roots import DataRoots

@@ -21,11 +21,11 @@ from service.placement import mark_place
 from service.states import State, WorkKind
 from service.store.base import Claim, Ending, Store, WorkItem
 from tuner.errors import BatchwrightError, HostTroubleError, ProbeCancelledError
+from tuner.planning.session import Tuning, ask_what_ifs, judge_coupling, look_ahead
 from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import Outcome, ProbeResult, Recommendation
 from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 from tuner.system.host_failures import Cause, Room, Trouble, filled_by_itself, room_of, trouble_of
-from tuner.tuning import Tuning, ask_what_ifs, judge_coupling, look_ahead
 from tuner.units import format_bytes
 
 _log = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 from service.errors import NotFoundError
 from service.store.base import Store, WorkItem
-from tuner.earlier import Lead
 from tuner.errors import SpecError
+from tuner.planning.session import Tuning
+from tuner.planning.warm_start import Lead
 from tuner.schemas.results import Recommendation
-from tuner.tuning import Tuning
 
 _log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from service.errors import EstimatesBusyError, InvalidInputError
 from service.metrics import Metrics
 from service.policy import Policy
 from tuner.errors import EstimateCancelledError, EstimateError
-from tuner.fingerprint import canonical_json, memory_part
 from tuner.hardware.gpu_lookup import find_gpu
 from tuner.hardware.gpu_table import GPUS
+from tuner.planning.fingerprint import canonical_json, memory_part
 from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.schemas.workload import PythonModel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from service.errors import DeviceMismatchError, UnsupportedJobError
-from tuner.accumulation import share_per_rank
+from tuner.planning.accumulation import share_per_rank
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import DeviceInfo, Recommendation
 from tuner.system.files import write_atomically

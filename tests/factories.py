@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from tuner.accumulation import balanced_plan
+from tuner.planning.accumulation import balanced_plan
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import (
     DeviceInfo,

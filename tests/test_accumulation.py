@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tuner.accumulation import MOST_MICRO_BATCHES, balanced_plan, balanced_split, share_per_rank, uniform_plan
 from tuner.errors import PlanError
+from tuner.planning.accumulation import MOST_MICRO_BATCHES, balanced_plan, balanced_split, share_per_rank, uniform_plan
 
 many = settings(max_examples=300, deadline=None, derandomize=True)
 batches = st.integers(1, 5000)

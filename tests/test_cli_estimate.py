@@ -15,12 +15,12 @@ from command import called
 from rich.console import Console, RenderableType
 
 from factories import mlp_spec, python_spec
-from tuner.accumulation import balanced_plan
 from tuner.cli.arguments import estimate_request
 from tuner.cli.estimate_display import estimate_panel, estimate_table
 from tuner.cli.estimating import fits_nowhere
 from tuner.errors import SpecError
 from tuner.hardware.gpu_table import GPUS
+from tuner.planning.accumulation import balanced_plan
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
 from tuner.schemas.gpus import ByteInterval
 from tuner.schemas.workload import WorkloadSpec

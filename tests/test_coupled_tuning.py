@@ -8,11 +8,11 @@ import pytest
 from test_tuning import GIB, answer, finish, tuning
 
 from factories import CPU, CUDA, mlp_spec, probe_result, tuning_request
-from tuner.coupled import coupling_request
 from tuner.errors import TuningFailedError
+from tuner.planning.coupled_loss import coupling_request
+from tuner.planning.session import Tuning, judge_coupling
 from tuner.schemas.requests import CouplingRequest
 from tuner.schemas.results import CouplingCheck, DeviceInfo, Outcome
-from tuner.tuning import Tuning, judge_coupling
 
 SEPARATE = CouplingCheck(verdict="separate", message="A sum.", samples=4, precision="fp64")
 COUPLED = CouplingCheck(verdict="coupled", message="BatchNorm is at fault.", gradient_error=0.5)

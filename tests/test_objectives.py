@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from factories import CPU, mlp_spec, probe_result, python_spec, tuning_request
-from tuner.accumulation import balanced_plan, balanced_split
 from tuner.cli.display import probe_row, recommendation_panel
 from tuner.errors import SearchError
-from tuner.fingerprint import installed_versions, question
 from tuner.hardware.inventory import cpu
-from tuner.objectives import MOST_TIMING_PROBES, next_to_time, sizes_for_steps
+from tuner.planning.accumulation import balanced_plan, balanced_split
+from tuner.planning.fingerprint import installed_versions, question
+from tuner.planning.objectives import MOST_TIMING_PROBES, next_to_time, sizes_for_steps
+from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.base import Document
 from tuner.schemas.requests import Objective, ProbeRequest, TuningRequest
 from tuner.schemas.results import ModelSummary, Outcome, ProbeResult, Proof, Recommendation, UpdateTiming
-from tuner.tuning import Tuning
 
 MIB = 1024**2
 LIMIT = 1000 * MIB

@@ -10,6 +10,7 @@ import pytest
 from factories import CPU, CUDA, gpt_spec, mlp_spec, probe_result, resnet_spec, tuning_request
 from tuner.errors import DeviceError, PlanError, SearchError, SpecError, TuningFailedError
 from tuner.hardware.allocator_env import allocator_environment, job_environment
+from tuner.planning.session import Tuning
 from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import (
     DeviceInfo,
@@ -21,7 +22,6 @@ from tuner.schemas.results import (
     ProbeResult,
     Recommendation,
 )
-from tuner.tuning import Tuning
 
 GIB = 1024**3
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "batchwright": "0.1.0"}

@@ -14,14 +14,14 @@ from rich.console import Console
 from factories import CPU, CUDA, gpt_spec, probe_result, tuning_request
 from tuner.cli.display import recommendation_panel
 from tuner.errors import ProbeCancelledError, ProbeError
-from tuner.fingerprint import question
 from tuner.hardware.inventory import find_device
+from tuner.planning.fingerprint import question
+from tuner.planning.session import Tuning, ask_what_ifs
+from tuner.planning.what_if import Bend, changed, changes_in_words, choices
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult, Recommendation
 from tuner.schemas.workload import WorkloadSpec
-from tuner.tuning import Tuning, ask_what_ifs
-from tuner.what_if import Bend, changed, changes_in_words, choices
 
 MIB = 1024**2
 RESIDENT, SURPLUS, STEEPER = 100 * MIB, 30 * MIB, 1.1

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import ServiceError
+from tuner.planning.session import ProbeRunner
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
 from tuner.schemas.results import CouplingCheck, DeviceInfo, ExpectedPeaks, ProbeResult, Recommendation
 from tuner.schemas.training import TrainingProgress, TrainingResult
-from tuner.tuning import ProbeRunner
 
 StopWithin = Callable[[], float | None]
 """None while the work may go on; else the seconds it has to end, from when it is asked. May fall from call to call."""

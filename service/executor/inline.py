@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing_extensions import override
 
 from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
+from tuner.planning.session import ProbeRunner
 from tuner.schemas.results import DeviceInfo
 from tuner.schemas.training import TrainingResult
-from tuner.tuning import ProbeRunner
 
 TrainFunction = Callable[[TrainingRun, OnProgress, StopWithin], TrainingResult]
 """Makes a run in this process: reports its updates, and ends soon when it is told to stop."""

@@ -12,12 +12,12 @@ from typing_extensions import override
 
 from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
 from tuner.hardware import inventory
+from tuner.planning.session import ProbeRunner
 from tuner.schemas.results import DeviceInfo
 from tuner.schemas.training import RunOutcome, TrainingResult
 from tuner.system.data_roots import ANYWHERE, DataRoots
 from tuner.system.files import holding
 from tuner.training.launch import TrainingProcess
-from tuner.tuning import ProbeRunner
 
 _POLL_SECONDS = 0.1
 """How often a running job is looked at: bounds how late its progress and its end are seen."""

@@ -19,8 +19,8 @@ from service.tally import Tally
 from service.tracing import current_trace_parent
 from service.use_cases.desk import Desk, check_priority, model_name, payload
 from service.use_cases.queue_places import QueuePlaces
+from tuner.planning.session import Tuning as TuningCourse
 from tuner.schemas.requests import TuningRequest
-from tuner.tuning import Tuning as TuningCourse
 
 
 class TuningCases:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from factories import CUDA, gpt_spec, recommendation
-from tuner.accumulation import balanced_plan
+from tuner.planning.accumulation import balanced_plan
 from tuner.schemas.results import Recommendation
 from tuner.schemas.workload import WorkloadSpec
 

@@ -13,16 +13,16 @@ import torch
 
 from factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tuner.errors import DeviceError, OutOfMemoryError
-from tuner.fingerprint import installed_versions
 from tuner.hardware.inventory import find_device
 from tuner.hardware.memory_devices.base import CudaDevice, open_device
+from tuner.planning.fingerprint import installed_versions
+from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import ProbeRequest, TrainingRequest, TuningRequest
 from tuner.schemas.results import Outcome, Recommendation
 from tuner.schemas.training import RunOutcome
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launch import TrainingProcess
-from tuner.tuning import Tuning
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things
 

@@ -20,7 +20,7 @@ SERVED = ServedDevice(place="host/cpu", owner="host:scope:1", device=CPU, enviro
 
 
 class ScriptedRunner:
-    """A ``tuner.tuning.ProbeRunner``: a size fits iff it is at most ``largest``; memory is affine in the size.
+    """A ``tuner.planning.session.ProbeRunner``: a size fits iff it is at most ``largest``; memory is affine in the size.
 
     ``gate`` is called within each probe, with the size and the probe's ``should_stop``: a test's chance to wait, to
     fail, or to say that a probe takes its time.

@@ -21,10 +21,10 @@ from service.identifiers import IdentifierSource
 from service.states import State, WorkKind
 from service.store.base import Store, WorkItem
 from tuner.errors import ProbeError, SpecError
+from tuner.planning.session import Tuning
 from tuner.schemas.requests import ExpectationRequest, TrainingRequest, TuningRequest
 from tuner.schemas.results import CouplingCheck, ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
 from tuner.schemas.training import RunOutcome, TrainingResult
-from tuner.tuning import Tuning
 
 VERSIONS = {"torch": "2.8"}
 PATIENCE_SECONDS = 120.0

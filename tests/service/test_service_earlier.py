@@ -33,10 +33,10 @@ from service.store.migrate import configuration, upgrade
 from service.store.sql import SqlStore, open_store
 from service.use_cases import UseCases
 from tuner.hardware.inventory import find_device
+from tuner.planning.session import ProbeRunner, Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import Outcome, ProbeResult, Recommendation
-from tuner.tuning import ProbeRunner, Tuning
 
 MIB, GIB = 1024**2, 1024**3
 REQUEST = tuning_request(memory_limit_bytes=4 * GIB)

@@ -25,8 +25,8 @@ from service.errors import ConfigurationError, DeviceTakenError
 from service.server import serve
 from service.settings import Settings
 from service.states import State
+from tuner.planning.session import Tuning
 from tuner.schemas.requests import TrainingRequest
-from tuner.tuning import Tuning
 
 PROBE_SECONDS = 0.25
 START_SECONDS = 120.0

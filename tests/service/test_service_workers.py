@@ -27,7 +27,7 @@ from processes import (
 
 from factories import CPU, recommendation, tuning_request
 from scripted import ScriptedRunner
-from tuner.tuning import Tuning
+from tuner.planning.session import Tuning
 
 PROBE_SECONDS = 0.25
 LEASE_SECONDS = 6.0

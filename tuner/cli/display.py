@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tuner.objectives import rate_in_words
+from tuner.planning.objectives import rate_in_words
 from tuner.schemas.results import Alternative, BalancedPlan, Outcome, ProbeResult, Recommendation, UniformPlan, WhatIf
 from tuner.schemas.training import MicroBatchSplit, TrainingProgress
 from tuner.units import format_bytes

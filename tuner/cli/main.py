@@ -13,7 +13,6 @@ from rich.console import Console
 
 from service.commands import keys, prune
 from service.run_commands import serve, work
-from tuner.accumulation import balanced_plan, uniform_plan
 from tuner.cli import options
 from tuner.cli.arguments import (
     check_file,
@@ -28,6 +27,7 @@ from tuner.cli.errors import ExitCode, as_json, exit_code
 from tuner.cli.exporting import export, formats
 from tuner.errors import BatchwrightError, TrainingError
 from tuner.hardware.gpu_table import GPUS
+from tuner.planning.accumulation import balanced_plan, uniform_plan
 from tuner.schemas.base import load_document
 from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.results import Recommendation

@@ -11,11 +11,12 @@ from types import FrameType
 
 from rich.console import Console
 
-from tuner.accumulation import share_per_rank
 from tuner.cli.display import ProbeBoard, TrainingBar
 from tuner.errors import DeviceError, FieldProblem, SpecError
-from tuner.fingerprint import installed_versions, memory_part
 from tuner.hardware.inventory import devices, find_device
+from tuner.planning.accumulation import share_per_rank
+from tuner.planning.fingerprint import installed_versions, memory_part
+from tuner.planning.session import Tuning, ask_what_ifs, judge_coupling, look_ahead
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.results import Recommendation
@@ -23,7 +24,6 @@ from tuner.schemas.training import TrainingResult
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launch import TrainingProcess
 from tuner.training.progress import require_tensorboard
-from tuner.tuning import Tuning, ask_what_ifs, judge_coupling, look_ahead
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 60.0

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
 
-from tuner.accumulation import balanced_plan, share_per_rank
 from tuner.errors import BatchwrightError
 from tuner.estimation.curve import LARGEST_SIZE, MemoryCurve, TracedWorkload
 from tuner.estimation.settings import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS
 from tuner.estimation.trace import Category
 from tuner.hardware.gpu_lookup import find_gpu
+from tuner.planning.accumulation import balanced_plan, share_per_rank
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
 from tuner.schemas.gpus import ByteInterval, Gpu, KernelProfile
 

@@ -24,8 +24,8 @@ from tuner.errors import BatchwrightError, EstimateError, SpecError
 from tuner.estimation.answer import TracedWorkload, answer, profiles
 from tuner.estimation.messages import Done, EstimatePaths, Failure, Order, Question
 from tuner.estimation.shim import NoCompilerError, Shim, load_shim
-from tuner.fingerprint import installed_versions
 from tuner.hardware.failures import FailureKind, classify_exception
+from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.requests import ExpectationRequest

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tuner.accumulation import balanced_plan, uniform_plan
 from tuner.errors import ExportError
 from tuner.exports import (
     accelerate,
@@ -29,6 +28,7 @@ from tuner.exports import (
     trainjob,
 )
 from tuner.exports.base import Export, ExportOptions, Figures, Order, Target
+from tuner.planning.accumulation import balanced_plan, uniform_plan
 from tuner.schemas.results import Advice, EffectiveBatchSize, Recommendation
 from tuner.suggestions import suggestion
 

@@ -52,7 +52,7 @@ class _ServerLostError(ProbeError):
 
 
 class ProbeSupervisor:
-    """Runs the probes of one device, one at a time, each in a fresh process. A ``tuner.tuning.ProbeRunner``.
+    """Runs the probes of one device, one at a time, each in a fresh process. A ``tuner.planning.session.ProbeRunner``.
 
     Args:
         device: the device; its kind decides the allocator's environment.

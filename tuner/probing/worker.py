@@ -14,12 +14,12 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.accumulation import balanced_split
 from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
 from tuner.estimation.expectation import expected_peaks
 from tuner.estimation.launch import MEMORY_BYTES
 from tuner.hardware.failures import shortage_in_words
 from tuner.hardware.memory_devices.base import MemoryDevice, open_device, translate_certain
+from tuner.planning.accumulation import balanced_split
 from tuner.probing.clock import TimedEngine, TimedUpdate, enough, timing
 from tuner.probing.exchange import CheckReport, ProbePaths
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tuner.accumulation import balanced_split
 from tuner.errors import InvalidSizeError, OutOfMemoryError, WorkloadError
 from tuner.hardware.memory_devices.base import MemoryDevice, open_device
+from tuner.planning.accumulation import balanced_split
 from tuner.schemas.training import MicroBatchSplit
 from tuner.training.batch_versions import BatchVersions
 from tuner.training.gradients import GradientSums, ScratchSums, SumsInPlace, total_norm

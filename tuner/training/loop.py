@@ -11,8 +11,8 @@ from dataclasses import replace
 from torch import nn
 
 from tuner.errors import CheckpointError, TrainingError
-from tuner.fingerprint import canonical_json
 from tuner.hardware.memory_devices.base import MemoryDevice
+from tuner.planning.fingerprint import canonical_json
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
 from tuner.schemas.training import RunOutcome, TrainingProgress

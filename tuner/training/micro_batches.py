@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from torch.nn.utils.rnn import PackedSequence
 
-from tuner.accumulation import balanced_split
 from tuner.errors import WorkloadError
+from tuner.planning.accumulation import balanced_split
 from tuner.training.batches import named_tensors, sliced_samples, tensors_of, to_device
 from tuner.workloads.base import Batch
 

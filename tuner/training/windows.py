@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from tuner.accumulation import balanced_split
+from tuner.planning.accumulation import balanced_split
 from tuner.training.data.loading import Part, Window
 from tuner.training.data.order import epoch_order
 

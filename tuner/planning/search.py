@@ -9,7 +9,7 @@ error, or is lost again and again) bounds the search: what fits is an answer, an
 **Belief.** Peak memory is taken to be affine in the size (intercept: parameters, gradients, optimizer state; slope:
 activations of a sample) above a floor that does not depend on it, or to follow the curve of an estimate where there is
 one. The fits measured so far give a line, or bend the curve; the place where it meets the limit is the likely answer,
-and the misfit says how likely (``tuner.belief``).
+and the misfit says how likely (``tuner.planning.posterior``).
 
 **Choice.** The next size is the one whose chance to fit is nearest to what pays best when an OOM costs three fits. A
 sharp belief thus asks for the expected answer and then for the size above it; a vague one takes long, cautious steps.
@@ -28,8 +28,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from tuner.belief import FIRST_CHANCE, FIT_CHANCE, Belief, Bracketed, Point, believed, chance, expected, rising
 from tuner.errors import SearchError
+from tuner.planning.posterior import (
+    FIRST_CHANCE,
+    FIT_CHANCE,
+    Belief,
+    Bracketed,
+    Point,
+    believed,
+    chance,
+    expected,
+    rising,
+)
 from tuner.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult, Proof
 
 _SURE_SHARE = 0.98

@@ -16,19 +16,19 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
-from tuner.accumulation import share_per_rank
-from tuner.bounds import check_plan, memory_limit, peak_without_gradients, search_space, whole_share_proof
-from tuner.coupled import WholeBatch, coupling_request, is_undivided
-from tuner.earlier import Lead, Question, confirmed, lead
 from tuner.errors import DeviceError, FieldProblem, ProbeError, SearchError, SpecError, TuningFailedError
-from tuner.fingerprint import fingerprint, question_fingerprint, relevant_versions
-from tuner.objectives import next_to_time, plan_size, steps_of
-from tuner.recommend import Answered, recommend
+from tuner.planning.accumulation import share_per_rank
+from tuner.planning.bounds import check_plan, memory_limit, peak_without_gradients, search_space, whole_share_proof
+from tuner.planning.coupled_loss import WholeBatch, coupling_request, is_undivided
+from tuner.planning.fingerprint import fingerprint, question_fingerprint, relevant_versions
+from tuner.planning.objectives import next_to_time, plan_size, steps_of
+from tuner.planning.recommendation import Answered, recommend
+from tuner.planning.search import Failure, MicroBatchSearch
+from tuner.planning.warm_start import Lead, Question, confirmed, lead
+from tuner.planning.what_if import WhatIfAnswer, WhatIfs
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.results import CouplingCheck, DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, Proof, Recommendation
 from tuner.schemas.workload import WorkloadSpec
-from tuner.search import Failure, MicroBatchSearch
-from tuner.what_if import WhatIfAnswer, WhatIfs
 
 
 class ProbeRunner(Protocol):
@@ -84,7 +84,7 @@ class Tuning:
         request: what is asked.
         device: the device it will run on.
         environment: what the runner's probes run with (``ProbeRunner.environment``).
-        versions: as from ``tuner.fingerprint.installed_versions``.
+        versions: as from ``tuner.planning.fingerprint.installed_versions``.
 
     Raises:
         PlanError: when a rank would have no sample, or every plan would list too many micro-batches.

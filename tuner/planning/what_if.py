@@ -24,10 +24,10 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from tuner.objectives import steps_of
+from tuner.planning.objectives import steps_of
+from tuner.planning.search import SearchSpace
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, Proof, WhatIf
 from tuner.schemas.workload import WorkloadSpec, parse_spec
-from tuner.search import SearchSpace
 
 Changes = tuple[tuple[str, JsonValue], ...]
 """Fields of a spec, by dotted path, and what they would say."""

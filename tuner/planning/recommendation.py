@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from tuner.accumulation import balanced_plan, share_per_rank, uniform_plan
-from tuner.coupled import is_undivided
-from tuner.objectives import alternatives, choice_in_words, fastest
+from tuner.planning.accumulation import balanced_plan, share_per_rank, uniform_plan
+from tuner.planning.coupled_loss import is_undivided
+from tuner.planning.objectives import alternatives, choice_in_words, fastest
+from tuner.planning.what_if import WhatIfAnswer, changes_in_words
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import (
     Advice,
@@ -27,7 +28,6 @@ from tuner.schemas.results import (
     WhatIf,
 )
 from tuner.units import format_bytes
-from tuner.what_if import WhatIfAnswer, changes_in_words
 
 _SHARED_DEVICE_BYTES = 64 * 1024**2
 """Driver and display take a little of an idle card; more than this is another process."""

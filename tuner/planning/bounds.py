@@ -1,6 +1,6 @@
 """What bounds a tuning: the memory it may take, the sizes worth probing, and when the whole share is worth one more.
 
-A plan lists every micro-batch of an update, ``tuner.accumulation.MOST_MICRO_BATCHES`` at most: a request whose largest
+A plan lists every micro-batch of an update, ``tuner.planning.accumulation.MOST_MICRO_BATCHES`` at most: a request whose largest
 size worth probing would take more is refused before any probe. Where a search ends at a size that would, the tuning
 ends with the same error.
 """
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.accumulation import check_listable
-from tuner.belief import SATURATED_SHARE
 from tuner.errors import FieldProblem, SpecError
-from tuner.objectives import sizes_for_steps
+from tuner.planning.accumulation import check_listable
+from tuner.planning.objectives import sizes_for_steps
+from tuner.planning.posterior import SATURATED_SHARE
+from tuner.planning.search import SearchSpace
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult, Proof
-from tuner.search import SearchSpace
 from tuner.units import format_bytes
 
 _CPU_SHARE = 0.5

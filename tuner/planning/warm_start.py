@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from tuner.belief import rising
 from tuner.errors import FieldProblem, SpecError
-from tuner.fingerprint import asked, counted, fingerprint
+from tuner.planning.fingerprint import asked, counted, fingerprint
+from tuner.planning.posterior import rising
+from tuner.planning.search import SearchSpace
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import (
     DeviceInfo,
@@ -30,7 +31,6 @@ from tuner.schemas.results import (
     Proof,
     Recommendation,
 )
-from tuner.search import SearchSpace
 from tuner.units import format_bytes
 
 _TOLERANCE = 0.01
