@@ -37,7 +37,7 @@ from tuner.training.optimizers import build_optimizer
 from tuner.training.precision import autocast
 from tuner.workloads.base import Batch
 from tuner.workloads.build import build_model, build_workload
-from tuner.workloads.imports import import_early, late_imports
+from tuner.workloads.preload import import_early, late_imports
 
 UPDATES, MICRO_BATCHES = 2, 2
 _DRAWN = 64

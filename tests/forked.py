@@ -25,7 +25,7 @@ from unittest.mock import patch
 from tuner.hardware.allocator_env import CPU_ENVIRONMENT
 from tuner.system import subprocesses
 from tuner.training import rank_processes
-from tuner.workloads.imports import late_imports
+from tuner.workloads.preload import late_imports
 
 _PRELOADED = ["tuner.training.worker", "tuner.training.launch", "tuner.probing.fork_server", "tuner.probing.worker"]
 

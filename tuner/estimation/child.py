@@ -33,7 +33,7 @@ from tuner.schemas.results import ExpectedPeaks
 from tuner.system.files import write_atomically
 from tuner.system.fork_map import worthwhile_processes
 from tuner.system.processes import die_with_parent, tighten_limit
-from tuner.workloads.imports import import_early, late_imports
+from tuner.workloads.preload import import_early, late_imports
 
 _FILE_BYTES = 1024**3
 """The largest file that traced code may write."""

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from tuner.probing.exchange import ProbePaths
 from tuner.system.json_channel import Channel
 from tuner.system.processes import die_with_parent, kill_group, outlive_parent
-from tuner.workloads.imports import import_early, late_imports
+from tuner.workloads.preload import import_early, late_imports
 
 _POLL_SECONDS = 0.005
 

@@ -30,7 +30,7 @@ from tuner.system.json_channel import Channel
 from tuner.system.processes import handed_on, kernel_oom_kills, kill_group
 from tuner.system.subprocesses import Partner, started
 from tuner.units import format_bytes
-from tuner.workloads.imports import late_imports
+from tuner.workloads.preload import late_imports
 
 _log = logging.getLogger(__name__)
 

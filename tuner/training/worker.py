@@ -32,7 +32,7 @@ from tuner.training.progress import ProgressWriter, import_tensorboard
 from tuner.training.ranks import Ranks, join_ranks, local_rank, own_rank, tells_of_lost_peer, world_size
 from tuner.training.runs import RunPaths
 from tuner.training.windows import Position
-from tuner.workloads.imports import import_early, late_imports
+from tuner.workloads.preload import import_early, late_imports
 
 _TRACEBACK_LENGTH = 8000
 _HELD_SECONDS = 10.0
