@@ -26,7 +26,7 @@ class Found:
     def role(self) -> str:
         """What it is, by its command: a child of the fork server has that one's."""
         for words, role in (
-            ("tuner.probing.fork_server", "fork server"),
+            ("tuner.probing.child.fork_server", "fork server"),
             ("tuner.training.worker", "training"),
             ("tuner.cli work", "worker"),
             ("service.hosted_worker", "worker"),

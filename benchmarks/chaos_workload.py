@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tuner.probing.exchange import ProbePaths
+from tuner.probing.protocol import ProbePaths
 from tuner.schemas.workload import Gpt
 from tuner.workloads.base import Workload
 from tuner.workloads.reference import GptNetwork, NextTokenWorkload

@@ -27,7 +27,12 @@ from tuner.system import subprocesses
 from tuner.training import rank_processes
 from tuner.workloads.preload import late_imports
 
-_PRELOADED = ["tuner.training.worker", "tuner.training.launch", "tuner.probing.fork_server", "tuner.probing.worker"]
+_PRELOADED = [
+    "tuner.training.worker",
+    "tuner.training.launch",
+    "tuner.probing.child.fork_server",
+    "tuner.probing.child.worker",
+]
 
 
 @contextmanager
@@ -108,7 +113,7 @@ class _ForkedServer(_ForkedProcess):
 
 def _partner(command: list[str], **options: Any) -> Any:
     """A fork server by a fork, any other partner as ever."""
-    if "tuner.probing.fork_server" not in command:
+    if "tuner.probing.child.fork_server" not in command:
         return subprocess.Popen(command, **options)
     return _ForkedServer(**{name: options[name] for name in ("env", "stdin", "stdout")})
 
@@ -149,6 +154,6 @@ def _train(directory: str, fsync_seconds: float) -> None:
 
 def _serve(connection: socket.socket) -> None:
     """A fork server: its own ``main``."""
-    from tuner.probing import fork_server  # noqa: PLC0415 - only where torch is imported already
+    from tuner.probing.child import fork_server  # noqa: PLC0415 - only where torch is imported already
 
     fork_server.main(connection, os.getppid(), [])

@@ -18,7 +18,7 @@ from tuner.cli import entry
 from tuner.estimation.launch import TracingProcess
 from tuner.estimation.start import tracing
 from tuner.hardware.inventory import cpu
-from tuner.probing.start import fork_server
+from tuner.probing.fork_server_start import fork_server
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.system.subprocesses import Partner, Start, end_those_ahead, start_ahead, started
 

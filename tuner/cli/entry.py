@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tuner.estimation.start import tracing
-from tuner.probing.start import fork_server
+from tuner.probing.fork_server_start import fork_server
 from tuner.system.subprocesses import end_those_ahead, start_ahead
 
 _CARDS = Path("/proc/driver/nvidia/gpus")

@@ -20,9 +20,9 @@ from tuner.errors import BatchwrightError, CheckLostError, EstimateCancelledErro
 from tuner.estimation.launch import expect
 from tuner.hardware.allocator_env import allocator_environment
 from tuner.hardware.failures import ExitKind, classify_exit
-from tuner.probing.endings import Ended, report_of_dead_check, result_of_dead_process, uncompared
-from tuner.probing.exchange import CheckReport, ProbePaths, Task, TaskRequest, phase_seconds
-from tuner.probing.start import fork_server
+from tuner.probing.exit_causes import Ended, report_of_dead_check, result_of_dead_process, uncompared
+from tuner.probing.fork_server_start import fork_server
+from tuner.probing.protocol import CheckReport, ProbePaths, Task, TaskRequest, phase_seconds
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.results import CouplingCheck, DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
 from tuner.schemas.workload import WorkloadSpec

@@ -6,7 +6,7 @@ process does. It speaks JSON lines over the socket it inherits, and ends when th
 that dies takes its server and its probe with it. The kernel kills a server without a child together with its parent.
 One that has a child reads of it, for only it can end what the child has started.
 
-Started as ``tuner.probing.start`` tells.
+Started as ``tuner.probing.fork_server_start`` tells.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tuner.probing.exchange import ProbePaths
+from tuner.probing.protocol import ProbePaths
 from tuner.system.json_channel import Channel
 from tuner.system.processes import die_with_parent, kill_group, outlive_parent
 from tuner.workloads.preload import import_early, late_imports
@@ -109,7 +109,7 @@ def _become_task(task: str, directory: str, parent: int) -> NoReturn:
         if os.getpgrp() != os.getpid():
             os.setpgid(0, 0)
         _redirect_output(ProbePaths(Path(directory)))
-        from tuner.probing.worker import run_task  # noqa: PLC0415 - was imported before the fork; torch is in it
+        from tuner.probing.child.worker import run_task  # noqa: PLC0415 - was imported before the fork; torch is in it
 
         run_task(task, directory)
         status = 0
@@ -144,7 +144,7 @@ def main(connection: socket.socket, parent: int, _arguments: Sequence[str]) -> N
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
     began = time.monotonic()
-    import_early(("tuner.probing.worker", *late_imports()))
+    import_early(("tuner.probing.child.worker", *late_imports()))
     channel.send({"event": "ready", "seconds": time.monotonic() - began})
     ForkServer(channel, parent).serve()
     os._exit(0)  # without the clean-up of thousands of modules: the supervisor waits for the end

@@ -20,8 +20,8 @@ from tuner.estimation.launch import MEMORY_BYTES
 from tuner.hardware.failures import shortage_in_words
 from tuner.hardware.memory_devices.base import MemoryDevice, open_device, translate_certain
 from tuner.planning.accumulation import balanced_split
-from tuner.probing.clock import TimedEngine, TimedUpdate, enough, timing
-from tuner.probing.exchange import CheckReport, ProbePaths
+from tuner.probing.child.timing import TimedEngine, TimedUpdate, enough, timing
+from tuner.probing.protocol import CheckReport, ProbePaths
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
 from tuner.schemas.results import CouplingCheck, ModelSummary, Outcome, Phase, ProbeResult, UpdateTiming
 from tuner.schemas.workload import WorkloadSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.hardware.failures import ExitKind, ProcessExit
-from tuner.probing.exchange import CheckReport, ProbePaths
+from tuner.probing.protocol import CheckReport, ProbePaths
 from tuner.schemas.requests import CouplingRequest, ProbeRequest
 from tuner.schemas.results import CouplingCheck, Outcome, Phase, ProbeResult
 
