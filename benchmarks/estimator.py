@@ -96,7 +96,7 @@ class Bench:
         return {size: {"process": round(expected.used_bytes(size))} for size in sizes}, expected.seconds
 
     def _for_card(self, case: Case, sizes: list[int]) -> tuple[dict[int, Figures], float]:
-        from tuner.estimation.launch import estimate  # noqa: PLC0415 - a card's alone
+        from tuner.estimation.client import estimate  # noqa: PLC0415 - a card's alone
 
         found: dict[int, Figures] = {}
         seconds = 0.0

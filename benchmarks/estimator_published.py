@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.estimation.launch import estimate
+from tuner.estimation.client import estimate
 from tuner.schemas.estimates import EstimateRequest, PeakEstimate
 from tuner.schemas.workload import BatchSpec, TransformersModel, parse_spec
 from tuner.workloads.base import Workload

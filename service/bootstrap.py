@@ -31,7 +31,7 @@ from service.store.sql import open_store
 from service.use_cases import UseCases
 from service.worker_process import WorkerProcess
 from service.workers import Workers
-from tuner.estimation.warm import WarmEstimates
+from tuner.estimation.pool import WarmEstimates
 from tuner.hardware import inventory
 from tuner.planning.fingerprint import installed_versions
 from tuner.probing.supervisor import ProbeSupervisor

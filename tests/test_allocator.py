@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from slow_allocator import ENDLESS, Segment, SlowAllocator
 from tuner.errors import EstimateError
-from tuner.estimation.allocator import CachingAllocator
-from tuner.estimation.settings import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
+from tuner.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
+from tuner.estimation.allocator.simulator import CachingAllocator
 
 KIB = 1024
 MIB = 1024**2

@@ -15,12 +15,12 @@ from pydantic import ValidationError
 
 from factories import mlp_spec
 from tuner.errors import EstimateError
-from tuner.estimation.answer import answer, profiles
-from tuner.estimation.curve import LARGEST_SIZE, MemoryCurve
-from tuner.estimation.growth import Polynomial
-from tuner.estimation.replay import minimum_capacity
-from tuner.estimation.settings import DEFAULT_SETTINGS
+from tuner.estimation.allocator.config import DEFAULT_SETTINGS
+from tuner.estimation.allocator.replay import minimum_capacity
+from tuner.estimation.memory_curve import LARGEST_SIZE, MemoryCurve
+from tuner.estimation.size_growth import Polynomial
 from tuner.estimation.trace import Category, Mark, SizedTrace, Trace
+from tuner.estimation.verdict import answer, profiles
 from tuner.hardware.gpu_lookup import find_gpu
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 from tuner.schemas.gpus import KernelProfile

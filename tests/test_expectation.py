@@ -8,7 +8,7 @@ import pytest
 
 from factories import CPU, gpt_spec, mlp_spec
 from tuner.errors import EstimateCancelledError, SpecError
-from tuner.estimation.launch import expect
+from tuner.estimation.client import expect
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import ExpectationRequest, ProbeRequest
 from tuner.schemas.results import ExpectedPeaks

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tuner.estimation.growth import Chords, Polynomial, growth_through
+from tuner.estimation.size_growth import Chords, Polynomial, growth_through
 
 PLACES = (4, 6, 10)
 SIZES = (1, 2, 3, 5, 7, 8, 9, 17, 32, 128, 2048)

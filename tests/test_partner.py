@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tuner.cli import entry
-from tuner.estimation.launch import TracingProcess
-from tuner.estimation.start import tracing
+from tuner.estimation.client import TracingProcess
+from tuner.estimation.worker_start import tracing
 from tuner.hardware.inventory import cpu
 from tuner.probing.fork_server_start import fork_server
 from tuner.probing.supervisor import ProbeSupervisor

@@ -16,7 +16,7 @@ import pytest
 from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec, tuning_request
 from forked import real_starts
 from tuner.errors import CheckLostError, EstimateError, ProbeCancelledError, ProbeError, SpecError
-from tuner.estimation.launch import expect
+from tuner.estimation.client import expect
 from tuner.hardware.inventory import cpu
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
@@ -361,7 +361,7 @@ def test_a_killed_process_that_traces_is_replaced_once(
     monkeypatch: pytest.MonkeyPatch, killed_starts: Callable[[int], KilledStarts], kills: int
 ) -> None:
     """An estimate is made again by another process; one that is killed each time is reported."""
-    monkeypatch.setattr("tuner.estimation.launch.started", killed_starts(kills))
+    monkeypatch.setattr("tuner.estimation.client.started", killed_starts(kills))
     request = ExpectationRequest(
         spec=mlp_spec(), samples_per_window=64, largest_micro_batch=64, limit_bytes=300 * MIB, compute_capability=(8, 0)
     )

@@ -6,7 +6,7 @@ import pytest
 
 from factories import gpt_spec
 from tuner.estimation.trace import Category, Trace
-from tuner.estimation.tracing import trace
+from tuner.estimation.tracing.session import trace
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import WorkloadSpec
 

@@ -17,13 +17,13 @@ from traced import held_bytes, most_bytes, traced_on_cuda
 
 from factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
-from tuner.estimation.attention import Attention, Kernel, choose
-from tuner.estimation.launch import estimate
-from tuner.estimation.runs import TracedRuns
-from tuner.estimation.shim import NoCompilerError, _identity, _torch_folder, compiled
+from tuner.estimation.attention_kernels import Attention, Kernel, choose
+from tuner.estimation.client import estimate
+from tuner.estimation.cuda_shim import NoCompilerError, _identity, _torch_folder, compiled
 from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
-from tuner.estimation.tracing import trace
-from tuner.estimation.workload import SizedWorkload, _scaled
+from tuner.estimation.tracing.runs import TracedRuns
+from tuner.estimation.tracing.session import trace
+from tuner.estimation.tracing.sized_workload import SizedWorkload, _scaled
 from tuner.schemas.estimates import EstimateRequest, Verdict
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import WorkloadSpec
@@ -285,7 +285,7 @@ def test_broken_compilers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 LOADING = """
 import sys
 from pathlib import Path
-from tuner.estimation.shim import load_shim
+from tuner.estimation.cuda_shim import load_shim
 shim = load_shim()
 print(shim.kept, shim.reason, shim.library._name)
 """
@@ -446,7 +446,7 @@ def test_wrong_fields_come_back_as_fields() -> None:
 
 def test_launching_needs_no_torch() -> None:
     """The service asks for estimates, and never imports torch."""
-    code = "import sys, tuner.estimation.launch; sys.exit('torch' in sys.modules)"
+    code = "import sys, tuner.estimation.client; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ}).returncode == 0
 
 

@@ -14,14 +14,14 @@ import pytest
 
 from factories import mlp_spec, transformers_spec
 from tuner.errors import EstimateCancelledError, EstimateError, SpecError
-from tuner.estimation.launch import TracingProcess
-from tuner.estimation.warm import WarmEstimates
+from tuner.estimation.client import TracingProcess
+from tuner.estimation.pool import WarmEstimates
 from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.schemas.workload import WorkloadSpec
 
 _STARTED = """
 import time
-from tuner.estimation.warm import WarmEstimates
+from tuner.estimation.pool import WarmEstimates
 process = WarmEstimates()._started()
 print(process.pid, flush=True)
 time.sleep(600)

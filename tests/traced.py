@@ -61,13 +61,13 @@ def held_bytes(trace: Trace, mark: str, category: Category | None = None) -> int
 
 def main(cache: str) -> None:
     """Trace every case."""
-    from tuner.estimation.shim import load_shim  # noqa: PLC0415 - before torch
+    from tuner.estimation.cuda_shim import load_shim  # noqa: PLC0415 - before torch
 
     shim = load_shim(Path(cache))
     import traced_models  # noqa: F401, PLC0415 - imported by the process that forks others
 
-    from tuner.estimation.runs import TracedRuns  # noqa: PLC0415 - torch comes with it
-    from tuner.estimation.shapes import Shapes  # noqa: PLC0415 - likewise
+    from tuner.estimation.tracing.runs import TracedRuns  # noqa: PLC0415 - torch comes with it
+    from tuner.estimation.tracing.shape_cache import Shapes  # noqa: PLC0415 - likewise
     from tuner.schemas.workload import parse_spec  # noqa: PLC0415 - likewise
 
     shapes = Shapes()

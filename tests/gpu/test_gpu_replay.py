@@ -17,8 +17,8 @@ import torch
 
 from factories import gpt_spec, resnet_spec
 from tuner.errors import OutOfMemoryError
-from tuner.estimation.replay import minimum_capacity, recorded_requests, replay
-from tuner.estimation.settings import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
+from tuner.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
+from tuner.estimation.allocator.replay import minimum_capacity, recorded_requests, replay
 from tuner.hardware.memory_devices.base import open_device
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.engine import UpdateEngine

@@ -10,7 +10,7 @@ import torch
 from traced import most_bytes, traced_on_cuda
 
 from factories import gpt_spec, mlp_spec, resnet_spec
-from tuner.estimation.attention import Attention, choose
+from tuner.estimation.attention_kernels import Attention, choose
 from tuner.hardware.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.gpus import KernelProfile

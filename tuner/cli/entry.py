@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuner.estimation.start import tracing
+from tuner.estimation.worker_start import tracing
 from tuner.probing.fork_server_start import fork_server
 from tuner.system.subprocesses import end_those_ahead, start_ahead
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console, RenderableType
 
 from tuner.cli.estimate_display import estimate_panel, estimate_table, verdict_asked
-from tuner.estimation import launch
+from tuner.estimation import client
 from tuner.schemas.estimates import Estimate, EstimateRequest, Verdict
 
 
@@ -17,7 +17,7 @@ def estimate(request: EstimateRequest, console: Console) -> Estimate:
         EstimateError: when it cannot be traced, or not in time.
     """
     with console.status("tracing updates, without a GPU"):
-        return launch.estimate(request)
+        return client.estimate(request)
 
 
 def in_words(found: Estimate, request: EstimateRequest) -> RenderableType:

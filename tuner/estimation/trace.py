@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field
 
 from tuner.errors import EstimateError
-from tuner.estimation.growth import Growth, growth_through
+from tuner.estimation.size_growth import Growth, growth_through
 from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
 
 

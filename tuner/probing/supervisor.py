@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tuner.errors import BatchwrightError, CheckLostError, EstimateCancelledError, ProbeCancelledError, ProbeError
-from tuner.estimation.launch import expect
+from tuner.estimation.client import expect
 from tuner.hardware.allocator_env import allocator_environment
 from tuner.hardware.failures import ExitKind, classify_exit
 from tuner.probing.exit_causes import Ended, report_of_dead_check, result_of_dead_process, uncompared

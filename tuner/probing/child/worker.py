@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
-from tuner.estimation.expectation import expected_peaks
-from tuner.estimation.launch import MEMORY_BYTES
+from tuner.estimation.client import MEMORY_BYTES
+from tuner.estimation.tracing.peak_curve import expected_peaks
 from tuner.hardware.failures import shortage_in_words
 from tuner.hardware.memory_devices.base import MemoryDevice, open_device, translate_certain
 from tuner.planning.accumulation import balanced_split

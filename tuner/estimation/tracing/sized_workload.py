@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from tuner.errors import EstimateError
-from tuner.estimation.runs import TracedRuns, Wanted
 from tuner.estimation.trace import Category, SizedTrace, Trace
+from tuner.estimation.tracing.runs import TracedRuns, Wanted
 from tuner.schemas.gpus import KernelProfile
 
 _SIZES = ((4, 6, 10), (16, 24, 40))
@@ -23,7 +23,7 @@ _UNEVEN = (
 
 
 class SizedWorkload:
-    """A ``TracedWorkload`` (see ``tuner.estimation.curve``).
+    """A ``TracedWorkload`` (see ``tuner.estimation.memory_curve``).
 
     It traces when it is asked: updates of several micro-batches and of a single one apart.
 
@@ -32,7 +32,7 @@ class SizedWorkload:
         profile: the kind of card; none for the CPU's own run.
 
     Raises:
-        SpecError, WorkloadError, EstimateError: as ``tuner.estimation.tracing.trace``.
+        SpecError, WorkloadError, EstimateError: as ``tuner.estimation.tracing.session.trace``.
     """
 
     def __init__(self, runs: TracedRuns, profile: KernelProfile | None) -> None:

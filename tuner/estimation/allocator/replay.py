@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.errors import EstimateError
-from tuner.estimation.allocator import CachingAllocator
-from tuner.estimation.settings import DEFAULT_SETTINGS, ROUND_LARGE_BYTES, AllocatorSettings, rounded_up
+from tuner.estimation.allocator.config import DEFAULT_SETTINGS, ROUND_LARGE_BYTES, AllocatorSettings, rounded_up
+from tuner.estimation.allocator.simulator import CachingAllocator
 from tuner.estimation.trace import Category, Trace
 
 

@@ -25,17 +25,17 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tuner.errors import EstimateError
-from tuner.estimation.fake_device import (
+from tuner.estimation.cuda_shim import Shim
+from tuner.estimation.trace import Category, Trace
+from tuner.estimation.tracing.dispatch_mode import Tracer
+from tuner.estimation.tracing.fake_device import (
     FakeDevice,
     answering_for_cuda,
     without_cudnn_in_recurrent_layers,
     without_dropout_in_attention,
 )
-from tuner.estimation.kernels import CudaKernels, NoKernels
-from tuner.estimation.shapes import Shapes
-from tuner.estimation.shim import Shim
-from tuner.estimation.trace import Category, Trace
-from tuner.estimation.tracer import Tracer
+from tuner.estimation.tracing.kernel_workspaces import CudaKernels, NoKernels
+from tuner.estimation.tracing.shape_cache import Shapes
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import TransformersModel, WorkloadSpec
 from tuner.training.engine import UpdateEngine

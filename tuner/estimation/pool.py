@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from tuner.errors import EstimateCancelledError
-from tuner.estimation.launch import LostError, TracingProcess, check_gpus
+from tuner.estimation.client import LostError, TracingProcess, check_gpus
 from tuner.schemas.estimates import Estimate, EstimateRequest
 
 _IDLE_SECONDS = 300.0
@@ -31,7 +31,7 @@ class WarmEstimates:
         """Processes end with the thread that starts them: this one stays, whoever asks."""
 
     def estimate(self, request: EstimateRequest, should_stop: Callable[[], bool] = lambda: False) -> Estimate:
-        """As ``tuner.estimation.launch.estimate``, from a process that is free, or else a new one.
+        """As ``tuner.estimation.client.estimate``, from a process that is free, or else a new one.
 
         Raises:
             BatchwrightError: likewise.

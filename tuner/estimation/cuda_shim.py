@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuner.errors import EstimateError
-from tuner.estimation.attention import FIGURES, Attention, choose
+from tuner.estimation.attention_kernels import FIGURES, Attention, choose
 from tuner.schemas.gpus import KernelProfile
 from tuner.system.files import replacing
 

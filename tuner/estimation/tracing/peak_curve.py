@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from tuner.estimation.runs import TracedRuns
-from tuner.estimation.settings import AllocatorSettings
-from tuner.estimation.shim import Shim
+from tuner.estimation.allocator.config import AllocatorSettings
+from tuner.estimation.cuda_shim import Shim
 from tuner.estimation.trace import SizedTrace
+from tuner.estimation.tracing.runs import TracedRuns
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.requests import ExpectationRequest
 from tuner.schemas.results import ExpectedPeak, ExpectedPeaks
@@ -35,7 +35,7 @@ def expected_peaks(request: ExpectationRequest, shim: Shim | None = None, *, pro
     Args:
         request: what will be probed, and where.
         shim: for a card the device that stands in for it; without one operators take the CPU's decisions.
-        processes: how many processes may trace at once, as of ``tuner.estimation.runs.TracedRuns``.
+        processes: how many processes may trace at once, as of ``tuner.estimation.tracing.runs.TracedRuns``.
 
     Raises:
         EstimateError: when the workload cannot be traced, or PYTORCH_ALLOC_CONF not followed.

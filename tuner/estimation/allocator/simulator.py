@@ -13,7 +13,7 @@ from bisect import bisect_left, insort
 
 from typing_extensions import override
 
-from tuner.estimation.settings import (
+from tuner.estimation.allocator.config import (
     DEFAULT_SETTINGS,
     MIN_BLOCK_BYTES,
     ROUND_LARGE_BYTES,

@@ -7,10 +7,10 @@ from tuner.system.subprocesses import Start
 
 
 def tracing(idle_seconds: float = 60.0) -> Start:
-    """The start of ``tuner.estimation.child``, which sees no card of this host.
+    """The start of ``tuner.estimation.tracing.worker``, which sees no card of this host.
 
     Args:
         idle_seconds: how long it stays with nothing to do.
     """
     environment = {"CUDA_VISIBLE_DEVICES": "", **CPU_THREADS}
-    return Start("tuner.estimation.child", (str(idle_seconds),), environment)
+    return Start("tuner.estimation.tracing.worker", (str(idle_seconds),), environment)

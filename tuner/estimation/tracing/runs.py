@@ -10,9 +10,9 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
-from tuner.estimation.shapes import Shapes
-from tuner.estimation.shim import Shim
-from tuner.estimation.tracing import TracedRun, begun
+from tuner.estimation.cuda_shim import Shim
+from tuner.estimation.tracing.session import TracedRun, begun
+from tuner.estimation.tracing.shape_cache import Shapes
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.fork_map import side_by_side
@@ -33,7 +33,7 @@ class TracedRuns:
         shapes: what operators are known to return.
         processes: how many processes may trace at once. More than one needs a process without threads, in which no
             backward pass has run: autograd starts threads for its devices, and they are not there in a forked process.
-        warm_up: as of ``tuner.estimation.tracing.trace``.
+        warm_up: as of ``tuner.estimation.tracing.session.trace``.
         shards: likewise.
     """
 
@@ -85,7 +85,7 @@ class TracedRuns:
         """A run, traced here if it has not been before.
 
         Raises:
-            SpecError, WorkloadError, EstimateError: as ``tuner.estimation.tracing.trace``.
+            SpecError, WorkloadError, EstimateError: as ``tuner.estimation.tracing.session.trace``.
         """
         wanted = (profile, size, accumulates)
         if wanted not in self._made:

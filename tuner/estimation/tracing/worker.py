@@ -1,6 +1,6 @@
 """The process in which workloads are traced: it imports torch once, and answers each request in a fork of itself.
 
-Started as ``tuner.estimation.start`` tells, to be asked by ``tuner.estimation.launch``. It runs no operation of torch
+Started as ``tuner.estimation.worker_start`` tells, to be asked by ``tuner.estimation.client``. It runs no operation of torch
 itself, and nothing of a user: what a request does ends with its fork. No card is there for what it imports.
 """
 
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from tuner.errors import BatchwrightError, EstimateError, SpecError
-from tuner.estimation.answer import TracedWorkload, answer, profiles
-from tuner.estimation.messages import Done, EstimatePaths, Failure, Order, Question
-from tuner.estimation.shim import NoCompilerError, Shim, load_shim
+from tuner.estimation.cuda_shim import NoCompilerError, Shim, load_shim
+from tuner.estimation.protocol import Done, EstimatePaths, Failure, Order, Question
+from tuner.estimation.verdict import TracedWorkload, answer, profiles
 from tuner.hardware.failures import FailureKind, classify_exception
 from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.estimates import Estimate, EstimateRequest
@@ -76,7 +76,7 @@ class Server:
         """
         if self._notes is None:
             self._shim, self._notes = _loaded_shim()
-        import_early(("tuner.estimation.workload",))
+        import_early(("tuner.estimation.tracing.sized_workload",))
 
     def _carried_out(self, order: Order, began: float) -> int:
         """The exit code of the fork that did it."""
@@ -92,7 +92,7 @@ class Server:
     def _prepare(self, request: EstimateRequest | ExpectationRequest) -> None:
         """Import what this request needs, for its fork and for later ones."""
         self.make_ready()
-        import_early(("tuner.estimation.expectation", *late_imports(request.spec)))
+        import_early(("tuner.estimation.tracing.peak_curve", *late_imports(request.spec)))
 
     def _become_task(self, order: Order, paths: EstimatePaths, parent: int, began: float) -> NoReturn:
         """The rest of a fork's life, which ends without the clean-up of thousands of modules."""
@@ -122,7 +122,7 @@ class Server:
             write_atomically(paths.failure, _failure(error).model_dump_json())
 
     def _expected(self, request: ExpectationRequest) -> ExpectedPeaks:
-        from tuner.estimation.expectation import expected_peaks  # noqa: PLC0415 - torch comes with it, after the shim
+        from tuner.estimation.tracing.peak_curve import expected_peaks  # noqa: PLC0415 - torch comes with it, after the shim
 
         self.make_ready()
         return expected_peaks(request, self._shim, processes=worthwhile_processes())
@@ -164,9 +164,9 @@ def _traced(
     Raises:
         SpecError: when the spec is wrong.
     """
-    from tuner.estimation.kernels import representative  # noqa: PLC0415 - torch comes with it, after the shim
-    from tuner.estimation.runs import TracedRuns  # noqa: PLC0415 - likewise
-    from tuner.estimation.workload import SizedWorkload, first_wanted  # noqa: PLC0415 - likewise
+    from tuner.estimation.tracing.kernel_workspaces import representative  # noqa: PLC0415 - torch comes with it, after the shim
+    from tuner.estimation.tracing.runs import TracedRuns  # noqa: PLC0415 - likewise
+    from tuner.estimation.tracing.sized_workload import SizedWorkload, first_wanted  # noqa: PLC0415 - likewise
 
     runs = TracedRuns(request.spec, shim=shim, processes=worthwhile_processes())
     distinct = tuple(dict.fromkeys(map(representative, wanted)))

@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.errors import EstimateError
-from tuner.estimation.kernels import onednn_recurrent_workspace_bytes
-from tuner.estimation.recorder import Recorder
-from tuner.estimation.shapes import Shapes
 from tuner.estimation.trace import Bound, Category
-from tuner.estimation.values import KnownValues, mapped, tensors_in
+from tuner.estimation.tracing.kernel_workspaces import onednn_recurrent_workspace_bytes
+from tuner.estimation.tracing.known_values import KnownValues, mapped, tensors_in
+from tuner.estimation.tracing.recorder import Recorder
+from tuner.estimation.tracing.shape_cache import Shapes
 
 _aten = torch.ops.aten
 _ONEDNN_RECURRENT = _aten.mkldnn_rnn_layer.default

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tuner.estimation.replay import Replayed, breakdown, minimum_capacity, replay
-from tuner.estimation.settings import AllocatorSettings
+from tuner.estimation.allocator.config import AllocatorSettings
+from tuner.estimation.allocator.replay import Replayed, breakdown, minimum_capacity, replay
 from tuner.estimation.trace import Category, Trace
 
 LARGEST_SIZE = 2**22

@@ -23,8 +23,8 @@ from fractions import Fraction
 from math import ceil, floor
 
 from tuner.errors import BatchwrightError
-from tuner.estimation.curve import LARGEST_SIZE, MemoryCurve, TracedWorkload
-from tuner.estimation.settings import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS
+from tuner.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS
+from tuner.estimation.memory_curve import LARGEST_SIZE, MemoryCurve, TracedWorkload
 from tuner.estimation.trace import Category
 from tuner.hardware.gpu_lookup import find_gpu
 from tuner.planning.accumulation import balanced_plan, share_per_rank

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError
-from tuner.estimation.messages import Done, EstimatePaths, Failure, Order, Question
-from tuner.estimation.start import tracing
+from tuner.estimation.protocol import Done, EstimatePaths, Failure, Order, Question
+from tuner.estimation.worker_start import tracing
 from tuner.hardware.gpu_lookup import find_gpu
 from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.schemas.requests import ExpectationRequest
