@@ -43,8 +43,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from tuner.hardware.inventory import cpu
 from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.workload import parse_spec
-from tuner.training.accumulate import GradientAccumulation, split_batch, windows
-from tuner.training.ranks import Ranks, join_ranks
+from tuner.training.accumulation.collectives import Ranks, join_ranks
+from tuner.training.accumulation.engine import GradientAccumulation, split_batch, windows
 from tuner.workloads.base import IGNORED_LABEL, counted, pad_tokens, summed_cross_entropy
 from tuner.workloads.build import build_workload
 

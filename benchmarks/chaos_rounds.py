@@ -20,7 +20,7 @@ from service.domain import Job, RecordedProbe, Tuning, WorkSummary
 from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.results import Outcome, Recommendation
 from tuner.schemas.workload import parse_spec
-from tuner.training.runs import RunPaths
+from tuner.training.launching.run_directory import RunPaths
 
 MIB = 1024**2
 TRAINING = TrainingRequest(updates=40, checkpoint_every=4, seed=7)

@@ -53,9 +53,9 @@ def specs() -> dict[str, WorkloadSpec]:
 def measure(name: str) -> dict[str, float]:
     """In a process of its own: CPU seconds of an update, and the peak of private memory in bytes."""
     from tuner.hardware.memory_devices.base import open_device  # noqa: PLC0415 - torch is not for the process that starts others
-    from tuner.training.engine import UpdateEngine  # noqa: PLC0415
-    from tuner.training.micro_batches import sliced  # noqa: PLC0415
-    from tuner.training.ranks import Ranks  # noqa: PLC0415
+    from tuner.training.accumulation.collectives import Ranks  # noqa: PLC0415
+    from tuner.training.micro_batches.splitting import sliced  # noqa: PLC0415
+    from tuner.training.update_engine import UpdateEngine  # noqa: PLC0415
     from tuner.workloads.build import build_model, build_workload  # noqa: PLC0415
 
     spec, size = specs()[name], SIZES[name]

@@ -41,7 +41,7 @@ from tuner.hardware.allocator_env import CPU_ALLOCATOR, CPU_THREADS
 from tuner.hardware.inventory import cpu
 from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.workload import parse_spec
-from tuner.training.accumulate import Gathering, GradientAccumulation
+from tuner.training.accumulation.engine import Gathering, GradientAccumulation
 from tuner.workloads.base import Batch, LossTerms
 from tuner.workloads.build import build_workload
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from tuner.errors import OutOfMemoryError
 from tuner.hardware.memory_devices.base import MemoryDevice, open_device
 from tuner.schemas.requests import TuningRequest
-from tuner.training.micro_batches import sliced, to_device
+from tuner.training.micro_batches.splitting import sliced, to_device
 from tuner.training.optimizers import build_optimizer
 from tuner.training.precision import autocast
 from tuner.workloads.base import Batch

@@ -23,7 +23,7 @@ def mark_place(directory: Path, place: str) -> None:
 
 
 def processes_of(recommendation: Recommendation, training: TrainingRequest) -> int:
-    """The processes that the run is made by, one per rank: as many as ``tuner.training.launch`` starts."""
+    """The processes that the run is made by, one per rank: as many as ``tuner.training.launching.launcher`` starts."""
     return training.processes_per_node or recommendation.world_size
 
 

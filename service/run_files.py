@@ -14,7 +14,7 @@ from pathlib import Path
 
 from service.domain import Checkpoint
 from service.placement import PLACE_FILE
-from tuner.training.runs import RunPaths
+from tuner.training.launching.run_directory import RunPaths
 
 _NAME = re.compile(r"\w+")
 """Of a run's folder: nothing that leads elsewhere."""

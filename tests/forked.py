@@ -24,12 +24,12 @@ from unittest.mock import patch
 
 from tuner.hardware.allocator_env import CPU_ENVIRONMENT
 from tuner.system import subprocesses
-from tuner.training import rank_processes
+from tuner.training.launching import rank_processes
 from tuner.workloads.preload import late_imports
 
 _PRELOADED = [
     "tuner.training.worker",
-    "tuner.training.launch",
+    "tuner.training.launching.launcher",
     "tuner.probing.child.fork_server",
     "tuner.probing.child.worker",
 ]

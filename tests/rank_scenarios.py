@@ -17,12 +17,12 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
 from factories import gpt_spec
 from tuner.errors import BatchwrightError, WorkloadError
-from tuner.training.accumulate import GradientAccumulation
+from tuner.training.accumulation.collectives import Ranks, join_ranks
+from tuner.training.accumulation.engine import GradientAccumulation
+from tuner.training.batch_schedule import Position, Windows
 from tuner.training.data import Part
-from tuner.training.micro_batches import MicroBatch, sliced, split_batch
-from tuner.training.ranks import Ranks, join_ranks
-from tuner.training.sharding import load_optimizer, load_weights, shard, whole
-from tuner.training.windows import Position, Windows
+from tuner.training.fsdp import load_optimizer, load_weights, shard, whole
+from tuner.training.micro_batches.splitting import MicroBatch, sliced, split_batch
 from tuner.workloads.base import IGNORED_LABEL, LossTerms, pad_tokens
 from tuner.workloads.build import build_model, build_workload
 

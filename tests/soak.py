@@ -22,8 +22,8 @@ from tuner.hardware.allocator_env import CPU_THREADS
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
 from tuner.schemas.training import RunOutcome, TrainingResult
-from tuner.training.launch import TrainingProcess
-from tuner.training.runs import ProgressLog, RunPaths
+from tuner.training.launching.launcher import TrainingProcess
+from tuner.training.launching.run_directory import ProgressLog, RunPaths
 
 UPDATES = 14
 UPDATES_PER_EPOCH = 4

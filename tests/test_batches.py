@@ -17,9 +17,9 @@ from transformers.modeling_outputs import ModelOutput
 
 from faults import out_of_memory
 from tuner.errors import OutOfMemoryError, WorkloadError
-from tuner.training.accumulate import Gathering, GradientAccumulation
-from tuner.training.batches import named_tensors, to_device
-from tuner.training.micro_batches import sliced
+from tuner.training.accumulation.engine import Gathering, GradientAccumulation
+from tuner.training.micro_batches.nested_batches import named_tensors, to_device
+from tuner.training.micro_batches.splitting import sliced
 
 META = torch.device("meta")
 CPU = torch.device("cpu")

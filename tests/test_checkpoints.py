@@ -17,8 +17,8 @@ from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
 from tuner.schemas.training import RunOutcome
 from tuner.training.checkpoints import Checkpoints
-from tuner.training.loop import TrainingLoop
-from tuner.training.runs import ProgressLog, RunPaths
+from tuner.training.launching.run_directory import ProgressLog, RunPaths
+from tuner.training.trainer import TrainingLoop
 from whole_runs import run_to_end
 
 pytestmark = pytest.mark.usefixtures("forked")

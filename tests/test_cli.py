@@ -25,7 +25,7 @@ from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
 from tuner.schemas.training import MicroBatchSplit, RunOutcome, TrainingProgress, TrainingResult
 from tuner.schemas.workload import WorkloadSpec
-from tuner.training.runs import ProgressLog, RunPaths
+from tuner.training.launching.run_directory import ProgressLog, RunPaths
 
 pytestmark = pytest.mark.usefixtures("forked")
 

@@ -33,7 +33,7 @@ from coupled import (
 from factories import gpt_spec, mlp_spec, resnet_spec, transformers_spec
 from tuner.errors import WorkloadError
 from tuner.schemas.workload import WorkloadSpec, parse_spec
-from tuner.training.coupling import LARGEST_ERROR, CouplingReport, check_coupling, check_spec_coupling
+from tuner.training.coupling.check import LARGEST_ERROR, CouplingReport, check_coupling, check_spec_coupling
 from tuner.workloads.base import LossTerms
 from tuner.workloads.build import build_workload
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.utils.checkpoint import checkpoint
 
 from coupled import WIDTH, Case, Noisy, Terms, squares
-from tuner.training.coupling import CouplingReport, check_coupling
+from tuner.training.coupling.check import CouplingReport, check_coupling
 from tuner.workloads.base import LossTerms
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
 from coupled import WIDTH, Case, Shifted, Terms, in_batch_negatives, squares
 from factories import transformers_spec
-from tuner.training.coupling import CouplingReport, check_coupling, check_spec_coupling
+from tuner.training.coupling.check import CouplingReport, check_coupling, check_spec_coupling
 from tuner.workloads.base import LossTerms
 from tuner.workloads.build import build_workload
 

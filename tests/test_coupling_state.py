@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm
 
 from coupled import WIDTH, Case, squares
-from tuner.training.coupling import CouplingReport, check_coupling
+from tuner.training.coupling.check import CouplingReport, check_coupling
 
 CPU = torch.device("cpu")
 

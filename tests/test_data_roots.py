@@ -28,7 +28,7 @@ from tuner.schemas.training import RunOutcome
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.data_roots import ROOTS_VARIABLE, DataRoots, expand
 from tuner.training.data import DataFolders, TrainingData, build_data
-from tuner.training.launch import TrainingProcess
+from tuner.training.launching.launcher import TrainingProcess
 from tuner.workloads.build import build_workload
 from whole_runs import ENVIRONMENT, wait_for
 

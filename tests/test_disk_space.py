@@ -21,7 +21,7 @@ from tuner.schemas.training import RunOutcome
 from tuner.system.disk_space import naming_full_disk, require_space
 from tuner.system.files import appearing_whole, write_atomically
 from tuner.training.checkpoints import Checkpoints, save_weights
-from tuner.training.runs import RunPaths
+from tuner.training.launching.run_directory import RunPaths
 from whole_runs import run_to_end
 
 MIB = 1024**2

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tuner.training.accumulate import GradientAccumulation
-from tuner.training.ranks import ProcessGroup, group_of_one
+from tuner.training.accumulation.collectives import ProcessGroup, group_of_one
+from tuner.training.accumulation.engine import GradientAccumulation
 
 _HERE = Path(__file__).parent
 _LIMIT_SECONDS = 600

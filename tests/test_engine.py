@@ -35,10 +35,10 @@ from faults import (
 from tuner.errors import WorkloadError
 from tuner.hardware.memory_devices.base import open_device
 from tuner.schemas.workload import WorkloadSpec
-from tuner.training.accumulate import Gathering, GradientAccumulation, UpdateReport, split_batch, windows
-from tuner.training.engine import UpdateEngine
-from tuner.training.gradients import GradientSums, ScratchSums, SumsInPlace
-from tuner.training.micro_batches import sliced
+from tuner.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch, windows
+from tuner.training.accumulation.gradient_sums import GradientSums, ScratchSums, SumsInPlace
+from tuner.training.micro_batches.splitting import sliced
+from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.base import IGNORED_LABEL, Batch, LossTerms, counted, pad_tokens
 from tuner.workloads.build import build_model, build_workload
 

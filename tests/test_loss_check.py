@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
 from tuner.errors import WorkloadError
-from tuner.training.accumulate import Gathering, GradientAccumulation, UpdateReport
-from tuner.training.randomness import RandomState, seed_everything
+from tuner.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport
+from tuner.training.micro_batches.rng_state import RandomState, seed_everything
 
 CPU = torch.device("cpu")
 WINDOW = 3

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from tuner.errors import WorkloadError
-from tuner.training.accumulate import Gathering, GradientAccumulation
-from tuner.training.ranks import group_of_one
-from tuner.training.sharding import shard
+from tuner.training.accumulation.collectives import group_of_one
+from tuner.training.accumulation.engine import Gathering, GradientAccumulation
+from tuner.training.fsdp import shard
 
 both_gatherings = pytest.mark.parametrize("gathering", ["scratch", "in-place"])
 

@@ -18,9 +18,9 @@ from factories import gpt_spec, mlp_spec, recommendation
 from tuner.errors import SpecError
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
-from tuner.training.launch import TrainingProcess
+from tuner.training.launching.launcher import TrainingProcess
+from tuner.training.launching.run_directory import ProgressLog, RunPaths
 from tuner.training.progress import ProgressWriter, scalars
-from tuner.training.runs import ProgressLog, RunPaths
 
 pytestmark = pytest.mark.usefixtures("forked")
 

@@ -14,9 +14,9 @@ from tuner.hardware.memory_devices.base import open_device
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
 from tuner.schemas.workload import WorkloadSpec, parse_spec
-from tuner.training.coupling import check_spec_coupling
-from tuner.training.loop import TrainingLoop
-from tuner.training.runs import RunPaths
+from tuner.training.coupling.check import check_spec_coupling
+from tuner.training.launching.run_directory import RunPaths
+from tuner.training.trainer import TrainingLoop
 from tuner.workloads.build import build_model, build_workload
 from tuner.workloads.casting import cast_floating, is_quantized
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tuner.training import randomness
-from tuner.training.randomness import RandomReader, RandomState, seed_everything
+from tuner.training.micro_batches import rng_state
+from tuner.training.micro_batches.rng_state import RandomReader, RandomState, seed_everything
 
 CPU = torch.device("cpu")
 USES: dict[str, Callable[[], object]] = {
@@ -58,7 +58,7 @@ def _permuted_congruential() -> Iterator[None]:
 @pytest.mark.parametrize("use", USES)
 def test_a_state_read_again_is_the_whole_state(use: str, layout: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 - a parameter of the test
     """After each of several uses, a normal number that waits for the next call included."""
-    monkeypatch.setattr(randomness, "_KNOWN_LAYOUT", layout)
+    monkeypatch.setattr(rng_state, "_KNOWN_LAYOUT", layout)
     seed_everything(1)
     reader = RandomReader(CPU)
     for _ in range(4):
@@ -89,7 +89,7 @@ def test_the_state_of_a_resting_numpy_generator_is_not_read_again() -> None:
     assert second.numpy is first.numpy
     assert second.python != first.python
     assert not torch.equal(second.cpu, first.cpu)
-    assert randomness._KNOWN_LAYOUT
+    assert rng_state._KNOWN_LAYOUT
 
 
 def test_no_memory_of_python_objects_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,14 +113,14 @@ def test_no_memory_of_python_objects_is_read(monkeypatch: pytest.MonkeyPatch) ->
     "bytes_of",
     [
         lambda generator: generator.state["state"]["key"].tobytes(),
-        lambda generator: (string := randomness._numpy_bytes(generator))[-4:] + string[:-4],
+        lambda generator: (string := rng_state._numpy_bytes(generator))[-4:] + string[:-4],
         lambda _: bytes(2500),
     ],
     ids=["no position", "position first", "zeros"],
 )
 def test_another_layout_of_numpy_generators_is_found_out(bytes_of: Callable[[np.random.MT19937], bytes]) -> None:
     """Bytes that are not the key and then the position would miss draws, or tell some where there are none."""
-    assert not randomness._has_known_layout(bytes_of)
+    assert not rng_state._has_known_layout(bytes_of)
 
 
 @pytest.mark.usefixtures("_permuted_congruential")

@@ -20,10 +20,10 @@ from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingProgress
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.files import write_atomically
-from tuner.training import launch
-from tuner.training.launch import TrainingProcess
-from tuner.training.rank_processes import training_command
-from tuner.training.runs import RunPaths
+from tuner.training.launching import launcher
+from tuner.training.launching.launcher import TrainingProcess
+from tuner.training.launching.rank_processes import training_command
+from tuner.training.launching.run_directory import RunPaths
 from whole_runs import ENVIRONMENT, MIB, run_to_end, wait_for
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -201,7 +201,7 @@ def test_a_process_that_lingers_after_its_result_is_ended(tmp_path: Path, monkey
         "    return W()\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(launch, "_LINGER_SECONDS", 0.5)
+    monkeypatch.setattr(launcher, "_LINGER_SECONDS", 0.5)
     spec = mlp_spec(model={"kind": "python", "target": "lingers:build"}, data={"kind": "workload"})
     process = TrainingProcess(tmp_path / "run")
     with real_starts():

@@ -22,8 +22,8 @@ from factories import python_spec
 from tuner.hardware.gpu_lookup import find_gpu
 from tuner.hardware.memory_devices.base import open_device
 from tuner.schemas.workload import parse_spec
-from tuner.training.engine import UpdateEngine
-from tuner.training.micro_batches import sliced
+from tuner.training.micro_batches.splitting import sliced
+from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.build import build_model, build_workload
 
 ROOT = Path(__file__).parent.parent

@@ -34,11 +34,11 @@ from faults import (
 )
 from tuner.errors import OutOfMemoryError, WorkloadError
 from tuner.schemas.workload import OptimizerSpec
-from tuner.training.accumulate import Gathering, GradientAccumulation, UpdateReport, split_batch
-from tuner.training.gradients import SumsInPlace
-from tuner.training.micro_batches import sliced
+from tuner.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch
+from tuner.training.accumulation.gradient_sums import SumsInPlace
+from tuner.training.micro_batches.rng_state import RandomState, seed_everything
+from tuner.training.micro_batches.splitting import sliced
 from tuner.training.optimizers import build_optimizer, materialize_state
-from tuner.training.randomness import RandomState, seed_everything
 from tuner.workloads.base import LossTerms
 from tuner.workloads.build import build_model, build_workload
 

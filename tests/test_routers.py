@@ -14,10 +14,10 @@ from tuner.hardware.memory_devices.base import open_device
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import TrainingProgress
 from tuner.schemas.workload import WorkloadSpec
-from tuner.training.coupling import check_coupling, check_spec_coupling
-from tuner.training.data.tokens import PaddedCollation
-from tuner.training.loop import TrainingLoop
-from tuner.training.runs import RunPaths
+from tuner.training.coupling.check import check_coupling, check_spec_coupling
+from tuner.training.data.sources.tokens import PaddedCollation
+from tuner.training.launching.run_directory import RunPaths
+from tuner.training.trainer import TrainingLoop
 from tuner.workloads.build import build_model, build_workload, check_workload
 
 CPU = torch.device("cpu")

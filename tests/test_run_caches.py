@@ -10,7 +10,7 @@ import pytest
 from factories import gpt_spec, mlp_spec, recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
-from tuner.training.runs import RunPaths
+from tuner.training.launching.run_directory import RunPaths
 from whole_runs import ENVIRONMENT, run_to_end
 
 TEXT = "a text that nobody else has, which is long enough for a sample"

@@ -31,7 +31,7 @@ from soak import (
     wait_until,
 )
 from tuner.schemas.training import RunOutcome
-from tuner.training.runs import RunPaths
+from tuner.training.launching.run_directory import RunPaths
 
 _ATTEMPTS = 5
 """How many runs a kill may take to come at its moment; all of them must end alike."""

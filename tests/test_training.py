@@ -21,12 +21,13 @@ from tuner.schemas.results import CouplingCheck, Recommendation
 from tuner.schemas.training import RunOutcome, TrainingProgress
 from tuner.schemas.workload import ScheduleSpec, WorkloadSpec
 from tuner.system.files import holding
-from tuner.training import launch, worker
+from tuner.training import worker
 from tuner.training.checkpoints import Checkpoints
-from tuner.training.launch import TrainingProcess
-from tuner.training.loop import TrainingLoop
+from tuner.training.launching import launcher
+from tuner.training.launching.launcher import TrainingProcess
+from tuner.training.launching.run_directory import ProgressLog, RunPaths
 from tuner.training.optimizers import learning_rate_factor
-from tuner.training.runs import ProgressLog, RunPaths
+from tuner.training.trainer import TrainingLoop
 from whole_runs import ENVIRONMENT, MIB, run_to_end, wait_for
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -255,7 +256,7 @@ def test_the_files_of_another_run_are_left_alone(tmp_path: Path, changes: dict[s
 
 def test_a_folder_has_one_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one is refused with the folder's name, and the first one's files stay."""
-    monkeypatch.setattr(launch, "_HELD_SECONDS", 0.0)
+    monkeypatch.setattr(launcher, "_HELD_SECONDS", 0.0)
     with holding(tmp_path, 0.0), pytest.raises(TrainingError, match=f"another process trains in {tmp_path}"):
         TrainingProcess(tmp_path).start(recommendation(), TrainingRequest())
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]

@@ -9,7 +9,7 @@ from tuner.hardware.allocator_env import CPU_ENVIRONMENT
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
 from tuner.schemas.training import TrainingResult
-from tuner.training.launch import TrainingProcess
+from tuner.training.launching.launcher import TrainingProcess
 
 MIB = 1024**2
 ENVIRONMENT = dict(CPU_ENVIRONMENT)

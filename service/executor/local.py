@@ -17,7 +17,7 @@ from tuner.schemas.results import DeviceInfo
 from tuner.schemas.training import RunOutcome, TrainingResult
 from tuner.system.data_roots import ANYWHERE, DataRoots
 from tuner.system.files import holding
-from tuner.training.launch import TrainingProcess
+from tuner.training.launching.launcher import TrainingProcess
 
 _POLL_SECONDS = 0.1
 """How often a running job is looked at: bounds how late its progress and its end are seen."""

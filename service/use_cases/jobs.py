@@ -25,8 +25,8 @@ from service.use_cases.queue_places import QueuePlaces
 from tuner.schemas.base import Document
 from tuner.schemas.results import Recommendation
 from tuner.schemas.workload import WorkloadSpec
-from tuner.training.rank_processes import training_command
-from tuner.training.runs import RunPaths
+from tuner.training.launching.rank_processes import training_command
+from tuner.training.launching.run_directory import RunPaths
 
 _HERE = Path()
 _PYTHON = "python"

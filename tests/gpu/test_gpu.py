@@ -22,7 +22,7 @@ from tuner.schemas.requests import ProbeRequest, TrainingRequest, TuningRequest
 from tuner.schemas.results import Outcome, Recommendation
 from tuner.schemas.training import RunOutcome
 from tuner.schemas.workload import WorkloadSpec
-from tuner.training.launch import TrainingProcess
+from tuner.training.launching.launcher import TrainingProcess
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things
 

@@ -21,8 +21,8 @@ from tuner.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGME
 from tuner.estimation.allocator.replay import minimum_capacity, recorded_requests, replay
 from tuner.hardware.memory_devices.base import open_device
 from tuner.schemas.workload import WorkloadSpec
-from tuner.training.engine import UpdateEngine
-from tuner.training.micro_batches import sliced
+from tuner.training.micro_batches.splitting import sliced
+from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.build import build_model, build_workload
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things

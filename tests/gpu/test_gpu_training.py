@@ -15,10 +15,10 @@ from tuner.hardware.inventory import find_device
 from tuner.hardware.memory_devices.base import CudaDevice, open_device
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
-from tuner.training.accumulate import GradientAccumulation, UpdateReport, split_batch
-from tuner.training.launch import TrainingProcess
-from tuner.training.ranks import group_of_one
-from tuner.training.runs import ProgressLog, RunPaths
+from tuner.training.accumulation.collectives import group_of_one
+from tuner.training.accumulation.engine import GradientAccumulation, UpdateReport, split_batch
+from tuner.training.launching.launcher import TrainingProcess
+from tuner.training.launching.run_directory import ProgressLog, RunPaths
 from tuner.workloads.base import LossTerms
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things

@@ -16,7 +16,7 @@ from service.domain import JobSubmission
 from service.placement import PLACE_FILE
 from service.run_files import RunFiles
 from tuner.schemas.requests import TrainingRequest
-from tuner.training.runs import RunPaths
+from tuner.training.launching.run_directory import RunPaths
 
 UNKNOWN = "job_" + "0" * 32
 

@@ -36,7 +36,7 @@ from tuner.errors import WorkloadError
 from tuner.schemas.estimates import EstimateRequest
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import TrainingResult
-from tuner.training.runs import RunPaths
+from tuner.training.launching.run_directory import RunPaths
 
 Against = Callable[..., Any]
 PATIENCE_SECONDS = 120.0

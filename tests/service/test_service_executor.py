@@ -21,7 +21,7 @@ from tuner.schemas.requests import ProbeRequest, TrainingRequest
 from tuner.schemas.results import Outcome
 from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 from tuner.system.files import holding
-from tuner.training.launch import TrainingProcess
+from tuner.training.launching.launcher import TrainingProcess
 
 pytestmark = pytest.mark.usefixtures("forked")
 

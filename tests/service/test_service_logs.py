@@ -29,7 +29,7 @@ from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import ProbeRequest, TrainingRequest
 from tuner.schemas.results import Outcome
 from tuner.system.processes import handed_on
-from tuner.training.launch import TrainingProcess
+from tuner.training.launching.launcher import TrainingProcess
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"

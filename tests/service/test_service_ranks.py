@@ -22,7 +22,7 @@ from service.placement import check_goes_with_one_device
 from service.states import State
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
-from tuner.training.runs import ProgressLog, RunPaths
+from tuner.training.launching.run_directory import ProgressLog, RunPaths
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.results import Recommendation
 from tuner.schemas.training import TrainingResult
 from tuner.schemas.workload import WorkloadSpec
-from tuner.training.launch import TrainingProcess
+from tuner.training.launching.launcher import TrainingProcess
 from tuner.training.progress import require_tensorboard
 
 _POLL_SECONDS = 0.1

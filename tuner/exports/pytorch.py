@@ -64,10 +64,10 @@ def _head(order: Order) -> str:
         "from torch.utils.data import TensorDataset, default_collate",
         "",
         *(["from tuner.schemas.workload import ScheduleSpec"] if scheduled else []),
-        "from tuner.training.accumulate import GradientAccumulation",
+        "from tuner.training.accumulation.engine import GradientAccumulation",
         *(["from tuner.training.optimizers import build_schedule"] if scheduled else []),
-        f"from tuner.training.ranks import join_ranks{'' if on_cpu(order) else ', local_rank'}",
-        "from tuner.training.windows import Position, Windows",
+        f"from tuner.training.accumulation.collectives import join_ranks{'' if on_cpu(order) else ', local_rank'}",
+        "from tuner.training.batch_schedule import Position, Windows",
         "",
     ]
     return "\n".join(lines)

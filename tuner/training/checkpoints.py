@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tuner.errors import CheckpointError, DamagedCheckpointError
 from tuner.system.files import folder_appearing_whole, replacing
-from tuner.training.checkpoint_files import (
+from tuner.training.launching.checkpoint_files import (
     Manifest,
     check_files,
     checkpoint_folder,
@@ -26,7 +26,7 @@ from tuner.training.checkpoint_files import (
     write_manifest,
     write_pointer,
 )
-from tuner.training.runs import RunPaths
+from tuner.training.launching.run_directory import RunPaths
 
 State = dict[str, Any]
 """What a checkpoint holds beside the weights: nested dicts of tensors and plain values."""

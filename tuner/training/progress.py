@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.training import TrainingProgress
-from tuner.training.runs import ProgressLog, RunPaths
+from tuner.training.launching.run_directory import ProgressLog, RunPaths
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

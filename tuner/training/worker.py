@@ -27,11 +27,18 @@ from tuner.schemas.training import RunOutcome, SystemTrouble, TrainingResult
 from tuner.system.files import holding, write_atomically
 from tuner.system.host_failures import trouble_of
 from tuner.system.processes import die_with_parent
-from tuner.training.loop import TrainingLoop
+from tuner.training.accumulation.collectives import (
+    Ranks,
+    join_ranks,
+    local_rank,
+    own_rank,
+    tells_of_lost_peer,
+    world_size,
+)
+from tuner.training.batch_schedule import Position
+from tuner.training.launching.run_directory import RunPaths
 from tuner.training.progress import ProgressWriter, import_tensorboard
-from tuner.training.ranks import Ranks, join_ranks, local_rank, own_rank, tells_of_lost_peer, world_size
-from tuner.training.runs import RunPaths
-from tuner.training.windows import Position
+from tuner.training.trainer import TrainingLoop
 from tuner.workloads.preload import import_early, late_imports
 
 _TRACEBACK_LENGTH = 8000

@@ -14,7 +14,7 @@ from tuner.estimation.tracing.runs import TracedRuns
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.requests import ExpectationRequest
 from tuner.schemas.results import ExpectedPeak, ExpectedPeaks
-from tuner.training.micro_batches import tensors_of
+from tuner.training.micro_batches.splitting import tensors_of
 from tuner.workloads.base import Workload
 from tuner.workloads.build import build_workload
 

@@ -38,10 +38,10 @@ from tuner.estimation.tracing.kernel_workspaces import CudaKernels, NoKernels
 from tuner.estimation.tracing.shape_cache import Shapes
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import TransformersModel, WorkloadSpec
-from tuner.training.engine import UpdateEngine
-from tuner.training.micro_batches import MicroBatch, sliced, tensors_of
-from tuner.training.ranks import ProcessGroup, Ranks
-from tuner.training.sharding import shard
+from tuner.training.accumulation.collectives import ProcessGroup, Ranks
+from tuner.training.fsdp import shard
+from tuner.training.micro_batches.splitting import MicroBatch, sliced, tensors_of
+from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.base import Workload
 from tuner.workloads.build import build_model, build_workload
 

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from tuner.schemas.results import UpdateTiming
-from tuner.training.engine import UpdateEngine
-from tuner.training.micro_batches import MicroBatch
-from tuner.training.window import UpdateReport
+from tuner.training.micro_batches.loss_window import UpdateReport
+from tuner.training.micro_batches.splitting import MicroBatch
+from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.base import Batch, LossTerms
 
 _FEWEST_UPDATES, _MOST_UPDATES = 3, 50

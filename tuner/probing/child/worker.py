@@ -28,9 +28,9 @@ from tuner.schemas.workload import WorkloadSpec
 from tuner.system.files import write_atomically
 from tuner.system.fork_map import worthwhile_processes
 from tuner.system.processes import tighten_limit
-from tuner.training.admission import measure_coupling
-from tuner.training.micro_batches import MicroBatch, sliced
-from tuner.training.ranks import Ranks, group_of_one
+from tuner.training.accumulation.collectives import Ranks, group_of_one
+from tuner.training.coupling.admission import measure_coupling
+from tuner.training.micro_batches.splitting import MicroBatch, sliced
 from tuner.workloads.base import Batch, Workload
 from tuner.workloads.build import build_model, build_workload, check_workload, summarize
 

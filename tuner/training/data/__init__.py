@@ -7,7 +7,7 @@ from tuner.training.data.build import build_data
 from tuner.training.data.files import DataFolders, matching_files
 from tuner.training.data.loading import WORKER_BYTES, Part, Window, WindowLoader
 from tuner.training.data.order import epoch_order
-from tuner.training.data.own import SyntheticSamples, join_batches
+from tuner.training.data.sources.own import SyntheticSamples, join_batches
 
 __all__ = [
     "WORKER_BYTES",

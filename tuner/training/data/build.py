@@ -6,13 +6,13 @@ from typing import assert_never
 
 from tuner.schemas.dataset import ArraysData, ImagesData, RecordsData, SyntheticData, TextData, WorkloadData
 from tuner.schemas.workload import WorkloadSpec
-from tuner.training.data.arrays import arrays_data
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
-from tuner.training.data.images import images_data
-from tuner.training.data.own import SyntheticSamples, join_batches, workload_data
-from tuner.training.data.records import records_data
-from tuner.training.data.text import text_data
+from tuner.training.data.sources.arrays import arrays_data
+from tuner.training.data.sources.images import images_data
+from tuner.training.data.sources.own import SyntheticSamples, join_batches, workload_data
+from tuner.training.data.sources.records import records_data
+from tuner.training.data.sources.text import text_data
 from tuner.workloads.base import Workload
 
 

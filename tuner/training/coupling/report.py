@@ -8,8 +8,8 @@ from typing import Literal
 
 from torch import nn
 
-from tuner.training.coupling_errors import Run, Term, relative
-from tuner.training.coupling_precision import LIMITS, Limits, Precision
+from tuner.training.coupling.error_scale import Run, Term, relative
+from tuner.training.coupling.precision import LIMITS, Limits, Precision
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tuner.system.processes import kill_group
-from tuner.training.runs import RunPaths
+from tuner.training.launching.run_directory import RunPaths
 
 _PEERS_GRACE_SECONDS = 10.0
 """How long the other ranks get to notice that one has failed, and to say what they know, before they are killed."""

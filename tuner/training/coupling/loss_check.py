@@ -3,7 +3,7 @@
 The loss of the first micro-batch is compared with that of its two parts: the forward passes of two micro-batches, once,
 and no backward pass.
 Gradients are not touched, and random numbers and buffers are as before. Probes and the trainer have a thorough check of
-their own (``tuner.training.coupling``), which compares gradients too.
+their own (``tuner.training.coupling.check``), which compares gradients too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tuner.errors import WorkloadError
-from tuner.training.batches import to_device
-from tuner.training.coupling_runs import without_dropout
-from tuner.training.micro_batches import MicroBatch
-from tuner.training.rounded_weights import ROUNDED_RUNS, ROUNDING_SAFETY, mantissa_bits, rounded_weights
-from tuner.training.undo import Undo
+from tuner.training.coupling.comparison import without_dropout
+from tuner.training.coupling.rounded_weights import ROUNDED_RUNS, ROUNDING_SAFETY, mantissa_bits, rounded_weights
+from tuner.training.micro_batches.nested_batches import to_device
+from tuner.training.micro_batches.snapshot import Undo
+from tuner.training.micro_batches.splitting import MicroBatch
 from tuner.workloads.base import Batch
 
 _HOST_TOLERANCE = 1e-3

@@ -12,7 +12,7 @@ from torch import Tensor
 from tuner.errors import SpecError
 from tuner.training.data.base import data_problem
 from tuner.training.data.files import DataFolders
-from tuner.training.data.packages import needed
+from tuner.training.data.sources.packages import needed
 from tuner.workloads.base import IGNORED_LABEL
 
 _BYTE_VALUES = 256

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from tuner.hardware.memory_devices.base import MemoryDevice
 from tuner.schemas.workload import WorkloadSpec
-from tuner.training.accumulate import GradientAccumulation, UpdateReport
-from tuner.training.micro_batches import MicroBatch
+from tuner.training.accumulation.collectives import Ranks
+from tuner.training.accumulation.engine import GradientAccumulation, UpdateReport
+from tuner.training.micro_batches.splitting import MicroBatch
 from tuner.training.optimizers import build_optimizer, materialize_state
 from tuner.training.precision import autocast, loss_scaler
-from tuner.training.ranks import Ranks
 from tuner.workloads.base import Batch, LossTerms, WeighsLosses, Workload
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tuner.training.coupling_precision import Limits
-from tuner.training.rounded_weights import ROUNDING_SAFETY
+from tuner.training.coupling.precision import Limits
+from tuner.training.coupling.rounded_weights import ROUNDING_SAFETY
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tuner.training.coupling_draws import MatchedDraws
-from tuner.training.coupling_errors import Noise, Run, Term, noise_of
-from tuner.training.coupling_precision import LIMITS, Precision
-from tuner.training.coupling_state import ModelState
-from tuner.training.micro_batches import sample_count, sliced, to_device
-from tuner.training.randomness import RandomState
-from tuner.training.rounded_weights import ROUNDED_RUNS, mantissa_bits, rounded_weights
-from tuner.training.window import check_pairs
+from tuner.training.coupling.error_scale import Noise, Run, Term, noise_of
+from tuner.training.coupling.forward_state import ModelState
+from tuner.training.coupling.precision import LIMITS, Precision
+from tuner.training.coupling.random_draws import MatchedDraws
+from tuner.training.coupling.rounded_weights import ROUNDED_RUNS, mantissa_bits, rounded_weights
+from tuner.training.micro_batches.loss_window import check_pairs
+from tuner.training.micro_batches.rng_state import RandomState
+from tuner.training.micro_batches.splitting import sample_count, sliced, to_device
 from tuner.workloads.base import Batch, LossTerms, Workload
 
 _RANDOM_WORDS = ("drop", "jitter")

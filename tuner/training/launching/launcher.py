@@ -20,8 +20,8 @@ from tuner.system.disk_space import free_bytes
 from tuner.system.files import holding, tail, write_atomically
 from tuner.system.host_failures import Cause
 from tuner.system.processes import handed_on, kernel_oom_kills
-from tuner.training.rank_processes import RankProcesses
-from tuner.training.runs import ProgressLog, RunPaths, decisive
+from tuner.training.launching.rank_processes import RankProcesses
+from tuner.training.launching.run_directory import ProgressLog, RunPaths, decisive
 from tuner.units import format_bytes
 
 _LOG_TAIL_BYTES = 4000

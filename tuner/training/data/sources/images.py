@@ -17,8 +17,8 @@ from tuner.schemas.dataset import ImagesData
 from tuner.schemas.workload import ReferenceModel, ResNet, TransformersModel, WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
-from tuner.training.data.packages import needed
 from tuner.training.data.seeding import random_state_kept
+from tuner.training.data.sources.packages import needed
 from tuner.workloads.base import Workload
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}

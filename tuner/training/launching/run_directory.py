@@ -19,7 +19,7 @@ from tuner.schemas.results import Recommendation
 from tuner.schemas.training import TrainingProgress
 from tuner.system.disk_space import naming_full_disk
 from tuner.system.files import write_atomically
-from tuner.training.checkpoint_files import newest_update
+from tuner.training.launching.checkpoint_files import newest_update
 
 
 def decisive(recommendation: Recommendation, request: TrainingRequest) -> dict[str, object]:

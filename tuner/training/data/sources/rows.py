@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from tuner.schemas.dataset import RecordsData
 from tuner.training.data.base import data_problem
 from tuner.training.data.files import DataFolders
-from tuner.training.data.packages import needed
+from tuner.training.data.sources.packages import needed
 
 Rows: TypeAlias = Any
 """A `datasets.Dataset`, memory-mapped from the cache of `datasets`."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tuner.errors import WorkloadError
-from tuner.training.batches import named_tensors
-from tuner.training.micro_batches import MicroBatch
+from tuner.training.micro_batches.nested_batches import named_tensors
+from tuner.training.micro_batches.splitting import MicroBatch
 from tuner.workloads.base import Batch
 
 _UNCOUNTED = -1

@@ -14,10 +14,10 @@ from tuner.schemas.dataset import RecordsData
 from tuner.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
-from tuner.training.data.packages import needed
-from tuner.training.data.rows import Rows, read_rows
 from tuner.training.data.seeding import generator_of
-from tuner.training.data.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
+from tuner.training.data.sources.packages import needed
+from tuner.training.data.sources.rows import Rows, read_rows
+from tuner.training.data.sources.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
 from tuner.workloads.base import IGNORED_LABEL, Sample, Workload
 from tuner.workloads.hugging_face import CausalWorkload, LabelledWorkload
 from tuner.workloads.reference import NextTokenWorkload

@@ -30,14 +30,21 @@ from tuner.errors import InvalidSizeError, OutOfMemoryError, WorkloadError
 from tuner.hardware.memory_devices.base import MemoryDevice, open_device
 from tuner.planning.accumulation import balanced_split
 from tuner.schemas.training import MicroBatchSplit
-from tuner.training.batch_versions import BatchVersions
-from tuner.training.gradients import GradientSums, ScratchSums, SumsInPlace, total_norm
-from tuner.training.loss_check import LossCheck
-from tuner.training.micro_batches import MicroBatch, split_batch, taken, to_device, windows
-from tuner.training.own_parameters import OwnParameters
-from tuner.training.ranks import ProcessGroup, Ranks
-from tuner.training.undo import Undo
-from tuner.training.window import Share, UpdateReport, Window, agreed_weights, check_terms, sum_by_name
+from tuner.training.accumulation.collectives import ProcessGroup, Ranks
+from tuner.training.accumulation.gradient_sums import GradientSums, ScratchSums, SumsInPlace, total_norm
+from tuner.training.accumulation.own_parameters import OwnParameters
+from tuner.training.coupling.loss_check import LossCheck
+from tuner.training.micro_batches.batch_versions import BatchVersions
+from tuner.training.micro_batches.loss_window import (
+    Share,
+    UpdateReport,
+    Window,
+    agreed_weights,
+    check_terms,
+    sum_by_name,
+)
+from tuner.training.micro_batches.snapshot import Undo
+from tuner.training.micro_batches.splitting import MicroBatch, split_batch, taken, to_device, windows
 from tuner.workloads.base import Batch, LossTerms
 
 __all__ = ["GradientAccumulation", "UpdateReport", "split_batch", "windows"]
@@ -66,14 +73,14 @@ class GradientAccumulation:
         memory: the device the model is on, which tells an out-of-memory error; found from the model when left out.
         ranks: the ranks that share each window; this process alone when left out (under
             ``DistributedDataParallel`` those of the default process group).
-        gathering: how gradients are summed, see ``tuner.training.gradients``; by device when left out: apart on a card,
+        gathering: how gradients are summed, see ``tuner.training.accumulation.gradient_sums``; by device when left out: apart on a card,
             where it costs no time, and in place on the CPU, where fresh memory for every micro-batch does.
         recovers: whether a micro-batch that does not fit is divided, or its error comes out.
         floating: what floating-point inputs are cast to, where the parameters are of a lower precision.
         lock_step: the model's own collectives (FSDP) are in every forward and backward pass and reduce the gradient: a
             rank cannot go its own way, so an out-of-memory error passes.
         checks_coupling: whether the loss of the first window is compared with that of its parts, see
-            ``tuner.training.loss_check``: it is called three times more then, and again where the two differ. Not with
+            ``tuner.training.coupling.loss_check``: it is called three times more then, and again where the two differ. Not with
             ``lock_step``.
 
     Attributes:

@@ -16,9 +16,11 @@ from tuner.planning.fingerprint import canonical_json
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
 from tuner.schemas.training import RunOutcome, TrainingProgress
-from tuner.training.accumulate import UpdateReport
-from tuner.training.admission import admit, measure_coupling
+from tuner.training.accumulation.collectives import Ranks
+from tuner.training.accumulation.engine import UpdateReport
+from tuner.training.batch_schedule import Position, Windows, cut
 from tuner.training.checkpoints import Checkpoints, State, Weights, save_weights
+from tuner.training.coupling.admission import admit, measure_coupling
 from tuner.training.data import (
     WORKER_BYTES,
     DataFolders,
@@ -29,14 +31,12 @@ from tuner.training.data import (
     build_data,
     epoch_order,
 )
-from tuner.training.engine import UpdateEngine
-from tuner.training.micro_batches import MicroBatch
+from tuner.training.fsdp import copy_into, load_optimizer, load_weights, shard, whole
+from tuner.training.launching.run_directory import RunPaths, decisive
+from tuner.training.micro_batches.rng_state import RandomState, seed_everything
+from tuner.training.micro_batches.splitting import MicroBatch
 from tuner.training.optimizers import build_schedule
-from tuner.training.randomness import RandomState, seed_everything
-from tuner.training.ranks import Ranks
-from tuner.training.runs import RunPaths, decisive
-from tuner.training.sharding import copy_into, load_optimizer, load_weights, shard, whole
-from tuner.training.windows import Position, Windows, cut
+from tuner.training.update_engine import UpdateEngine
 from tuner.units import format_bytes
 from tuner.workloads.base import Batch, Workload
 from tuner.workloads.build import build_model, build_workload

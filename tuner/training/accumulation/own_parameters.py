@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tuner.errors import WorkloadError
-from tuner.training.sharding import require_summed_gradients
+from tuner.training.fsdp import require_summed_gradients
 
 _SHARDED_BY_WRAPPING = "FullyShardedDataParallel"
 """FSDP1, by name: importing it takes longer than most models take to build."""

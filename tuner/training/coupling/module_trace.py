@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from tuner.hardware.failures import FailureKind, classify_exception
-from tuner.training.coupling_errors import Run
-from tuner.training.coupling_runs import Runner
-from tuner.training.micro_batches import tensors_of
+from tuner.training.coupling.comparison import Runner
+from tuner.training.coupling.error_scale import Run
+from tuner.training.micro_batches.splitting import tensors_of
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from tuner.errors import WorkloadError
 from tuner.planning.accumulation import balanced_split
-from tuner.training.batches import named_tensors, sliced_samples, tensors_of, to_device
+from tuner.training.micro_batches.nested_batches import named_tensors, sliced_samples, tensors_of, to_device
 from tuner.workloads.base import Batch
 
 __all__ = ["MicroBatch", "sample_count", "sliced", "split_batch", "taken", "tensors_of", "to_device", "windows"]

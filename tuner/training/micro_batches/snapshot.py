@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tuner.training.randomness import RandomReader
+from tuner.training.micro_batches.rng_state import RandomReader
 
 
 class Undo:

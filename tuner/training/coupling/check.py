@@ -21,10 +21,20 @@ from torch import nn
 from tuner.errors import WorkloadError
 from tuner.hardware.failures import FailureKind, classify_exception
 from tuner.schemas.workload import PythonModel, WorkloadSpec
-from tuner.training.coupling_draws import MatchedDraws, UnmatchedDrawError
-from tuner.training.coupling_errors import SILENCE, Noise, Run, gradient_errors, loss_error, term_errors
-from tuner.training.coupling_precision import LIMITS, Precision, arithmetic, kernels_for, working_copy
-from tuner.training.coupling_report import (
+from tuner.training.coupling.comparison import (
+    Runner,
+    in_eval_mode,
+    own_randomness,
+    restored,
+    seed_generators,
+    without_dropout,
+)
+from tuner.training.coupling.error_scale import SILENCE, Noise, Run, gradient_errors, loss_error, term_errors
+from tuner.training.coupling.forward_state import ModelState
+from tuner.training.coupling.module_trace import Trace, trace
+from tuner.training.coupling.precision import LIMITS, Precision, arithmetic, kernels_for, working_copy
+from tuner.training.coupling.random_draws import MatchedDraws, UnmatchedDrawError
+from tuner.training.coupling.report import (
     CouplingReport,
     Culprit,
     gradient_culprit,
@@ -33,16 +43,6 @@ from tuner.training.coupling_report import (
     state_culprit,
     term_culprit,
 )
-from tuner.training.coupling_runs import (
-    Runner,
-    in_eval_mode,
-    own_randomness,
-    restored,
-    seed_generators,
-    without_dropout,
-)
-from tuner.training.coupling_state import ModelState
-from tuner.training.coupling_trace import Trace, trace
 from tuner.workloads.base import Batch, Workload
 from tuner.workloads.build import build_model, build_workload
 from tuner.workloads.casting import cast_floating
@@ -78,7 +78,7 @@ def check_coupling(
     Args:
         model: on ``device``, in fp32, neither wrapped nor compiled.
         workload: makes the loss terms.
-        batch: at least two samples, on the CPU, that ``tuner.training.micro_batches.sliced`` can divide.
+        batch: at least two samples, on the CPU, that ``tuner.training.micro_batches.splitting.sliced`` can divide.
         device: where the model is.
         precision: fp32 is taken instead of fp64 where the workload cannot run in it, or a card is slow at it.
 

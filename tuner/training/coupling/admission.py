@@ -10,9 +10,9 @@ from tuner.errors import BatchwrightError, OutOfMemoryError, TrainingError
 from tuner.hardware.memory_devices.base import MemoryDevice, open_device
 from tuner.schemas.results import CouplingCheck
 from tuner.schemas.workload import WorkloadSpec
-from tuner.training.coupling import check_spec_coupling
-from tuner.training.coupling_precision import Precision
-from tuner.training.coupling_report import CouplingReport
+from tuner.training.coupling.check import check_spec_coupling
+from tuner.training.coupling.precision import Precision
+from tuner.training.coupling.report import CouplingReport
 from tuner.workloads.base import Workload
 
 _ATTEMPTS: tuple[tuple[int, Precision], ...] = ((4, "fp64"), (4, "fp32"), (2, "fp32"))

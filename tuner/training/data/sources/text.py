@@ -15,7 +15,7 @@ from tuner.schemas.dataset import TextData
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
-from tuner.training.data.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
+from tuner.training.data.sources.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
 from tuner.workloads.base import Workload
 from tuner.workloads.reference import NextTokenWorkload
 
