@@ -19,7 +19,7 @@ from tuner.errors import FieldProblem, SpecError
 from tuner.exports.base import Export, ExportedFile, ExportFormat, ExportOptions
 from tuner.exports.registry import TARGETS
 from tuner.exports.registry import export as make_export
-from tuner.exports.text import one_line
+from tuner.exports.rendering import one_line
 from tuner.schemas.base import load_document
 from tuner.schemas.field_errors import problems_in
 from tuner.schemas.results import Recommendation

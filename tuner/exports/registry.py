@@ -6,28 +6,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner.errors import ExportError
-from tuner.exports import (
+from tuner.exports.base import Export, ExportOptions, Figures, Order, Target
+from tuner.exports.frameworks import (
     accelerate,
     axolotl,
     composer,
     deepspeed,
     hugging_face,
-    kubernetes,
     lightning,
     llama_factory,
     megatron,
     nemo_automodel,
     pytorch,
-    ray_jobs,
-    rayjob,
-    skypilot,
-    slurm,
-    torchrun,
     torchtitan,
     torchtune,
-    trainjob,
 )
-from tuner.exports.base import Export, ExportOptions, Figures, Order, Target
+from tuner.exports.launchers import kubernetes, ray_jobs, rayjob, skypilot, slurm, torchrun, trainjob
 from tuner.planning.accumulation import balanced_plan, uniform_plan
 from tuner.schemas.results import Advice, EffectiveBatchSize, Recommendation
 from tuner.suggestions import suggestion

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from tuner.exports import notes
+from tuner.exports import advice
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.text import yaml_file
+from tuner.exports.rendering import yaml_file
 from tuner.schemas.results import Advice
 
 _V1 = "v1"
@@ -55,7 +55,7 @@ def _arguments(order: Order) -> tuple[str, ...]:
 
 def _warnings(order: Order) -> tuple[Advice, ...]:
     spec = order.recommendation.request.spec
-    found = [*notes.measured_elsewhere(order, "LLaMA-Factory")]
+    found = [*advice.measured_elsewhere(order, "LLaMA-Factory")]
     if spec.batch.sequence_length is not None:
         found.append(
             Advice(
@@ -75,7 +75,7 @@ def _warnings_of_0_9(order: Order) -> list[Advice]:
     )
     return [
         Advice(code="world-size", message=message),
-        notes.packing("`packing: true`, which `stage: pt` turns on by itself,"),
+        advice.packing("`packing: true`, which `stage: pt` turns on by itself,"),
     ]
 
 
@@ -91,11 +91,11 @@ def _warnings_of_v1(order: Order) -> list[Advice]:
             message="Leave `batching_strategy` at `normal`: the others fill micro-batches by tokens, and the effective "
             "batch then varies.",
         ),
-        notes.data_parallel_ranks(order, "`cp_size`"),
+        advice.data_parallel_ranks(order, "`cp_size`"),
     ]
     if order.recommendation.request.spec.precision != "fp32":
         is_here = "Weights are loaded in the checkpoint's own type, and `bf16` matters under `dist_config` alone."
-        found.append(notes.precision_differs(order, is_here=is_here))
+        found.append(advice.precision_differs(order, is_here=is_here))
     return found
 
 

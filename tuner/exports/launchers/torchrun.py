@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.launching import (
+from tuner.exports.launchers.topology import (
     PORT,
     Launch,
     c10d,
@@ -15,7 +15,7 @@ from tuner.exports.launching import (
     torchrun,
     without_queue,
 )
-from tuner.exports.text import exports_of, origin, script_file, unset_of
+from tuner.exports.rendering import exports_of, origin, script_file, unset_of
 from tuner.schemas.results import Advice
 
 _ASK = ': "${MASTER_ADDR:?set it to the name or address of the first node, the same on every node}"\n'

@@ -10,7 +10,17 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.frameworks import (
+from tuner.exports.rendering import (
+    exports_of,
+    figures_in_environment,
+    origin,
+    program_path,
+    script_file,
+    shell_words,
+    unset_of,
+    yaml_file,
+)
+from tuner.exports.spec_advice import (
     checkpointing_in_code,
     counts_tokens,
     dropped_samples,
@@ -21,16 +31,6 @@ from tuner.exports.frameworks import (
     optimizer_in_code,
     schedule_in_code,
     spec_of,
-)
-from tuner.exports.text import (
-    exports_of,
-    figures_in_environment,
-    origin,
-    program_path,
-    script_file,
-    shell_words,
-    unset_of,
-    yaml_file,
 )
 from tuner.schemas.results import Advice
 from tuner.schemas.workload import ScheduleSpec, TransformersModel

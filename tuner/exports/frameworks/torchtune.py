@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from tuner.exports import notes
+from tuner.exports import advice
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.text import yaml_file
+from tuner.exports.rendering import yaml_file
 from tuner.schemas.results import Advice
 
 _DTYPES = {"fp32": "fp32", "bf16": "bf16"}
@@ -43,9 +43,9 @@ def _arguments(order: Order) -> tuple[str, ...]:
 def _warnings(order: Order) -> tuple[Advice, ...]:
     spec, figures = order.recommendation.request.spec, order.figures
     found = [
-        *notes.measured_elsewhere(order, "torchtune"),
-        notes.packing("`dataset.packed: True`"),
-        notes.data_parallel_ranks(order, "`tensor_parallel_dim`"),
+        *advice.measured_elsewhere(order, "torchtune"),
+        advice.packing("`dataset.packed: True`"),
+        advice.data_parallel_ranks(order, "`tensor_parallel_dim`"),
     ]
     if figures.gradient_accumulation_steps > 1:
         found.append(
@@ -77,7 +77,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
             )
         )
     if spec.precision not in _DTYPES:
-        found.append(notes.precision_differs(order, is_here="`dtype` is the type of the weights, without autocast."))
+        found.append(advice.precision_differs(order, is_here="`dtype` is the type of the weights, without autocast."))
     return tuple(found)
 
 

@@ -6,7 +6,8 @@ import re
 
 from tuner.errors import ExportError
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.launching import (
+from tuner.exports.launchers.pod_spec import cpu_memory_bytes
+from tuner.exports.launchers.topology import (
     PORT,
     Launch,
     c10d,
@@ -18,8 +19,7 @@ from tuner.exports.launching import (
     slices,
     torchrun,
 )
-from tuner.exports.pods import cpu_memory_bytes
-from tuner.exports.text import exports_of, one_line, origin, script_file, unset_of
+from tuner.exports.rendering import exports_of, one_line, origin, script_file, unset_of
 from tuner.schemas.results import Advice
 
 _PARTITIONS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*")

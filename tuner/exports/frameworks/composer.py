@@ -10,7 +10,8 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.frameworks import (
+from tuner.exports.rendering import yaml_file
+from tuner.exports.spec_advice import (
     checkpointing_in_code,
     counts_tokens,
     lower_precision_in_code,
@@ -22,7 +23,6 @@ from tuner.exports.frameworks import (
     schedule_in_code,
     spec_of,
 )
-from tuner.exports.text import yaml_file
 from tuner.schemas.results import Advice
 
 _PRECISIONS = {"fp32": "fp32", "bf16": "fp32", "bf16-mixed": "amp_bf16", "fp16-mixed": "amp_fp16"}

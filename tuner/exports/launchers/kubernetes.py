@@ -5,7 +5,8 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.launching import (
+from tuner.exports.launchers.pod_spec import QUEUE_LABEL, RESTARTS, Fields, container, literal, pod, pod_warnings
+from tuner.exports.launchers.topology import (
     PORT,
     Launch,
     c10d,
@@ -17,8 +18,7 @@ from tuner.exports.launching import (
     torchrun,
     torchrun_on_one_node,
 )
-from tuner.exports.pods import QUEUE_LABEL, RESTARTS, Fields, container, literal, pod, pod_warnings
-from tuner.exports.text import yaml_file
+from tuner.exports.rendering import yaml_file
 
 _FIRST_NODE = 'if [ "$JOB_COMPLETION_INDEX" = 0 ]; then first=true; else first=false; fi\n'
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 
 from tuner.errors import ExportError
-from tuner.exports import notes
+from tuner.exports import advice
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.text import origin, python_file
+from tuner.exports.rendering import origin, python_file
 from tuner.schemas.results import Advice
 
 _IN_SAMPLES, _IN_TOKENS = "0.3.0", "main-2026-08-20"
@@ -99,8 +99,8 @@ def with_batch(config):
 def _warnings(order: Order) -> tuple[Advice, ...]:
     spec = order.recommendation.request.spec
     found = [
-        *notes.measured_elsewhere(order, "torchtitan"),
-        notes.data_parallel_ranks(order, "tensor x pipeline x context parallel degree"),
+        *advice.measured_elsewhere(order, "torchtitan"),
+        advice.data_parallel_ranks(order, "tensor x pipeline x context parallel degree"),
         Advice(
             code="packing-changes-samples",
             message="torchtitan cuts its text into full sequences: a sample of these figures is such a sequence, not a "
@@ -115,14 +115,14 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
     if order.version == _IN_TOKENS:
         found.append(_clipping_moved(spec.gradient_clipping))
     if spec.precision not in _DTYPES:
-        found.append(notes.precision_differs(order, is_here="torchtitan has no fp16."))
+        found.append(advice.precision_differs(order, is_here="torchtitan has no fp16."))
     return tuple(found)
 
 
 def _clipping_moved(limit: float | None) -> Advice:
     if limit is None:
         remedy = 'Set it to `float("inf")`; it belongs to `training` or to `optimizer`, by the day of the checkout.'
-        return notes.clips_by_itself("max_norm", remedy=remedy)
+        return advice.clips_by_itself("max_norm", remedy=remedy)
     message = (
         f"The spec clips gradients at {limit}: set `max_norm` to it. It belongs to `training` or to `optimizer`, by "
         "the day of the checkout, and is 1.0 by default."

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.frameworks import (
+from tuner.exports.rendering import checked, origin, python_file, strange_variables
+from tuner.exports.spec_advice import (
     checkpointing_in_code,
     counts_tokens,
     longest_sample,
@@ -13,7 +14,6 @@ from tuner.exports.frameworks import (
     spec_of,
     torch_call,
 )
-from tuner.exports.text import checked, origin, python_file, strange_variables
 from tuner.schemas.results import Advice
 from tuner.schemas.workload import ScheduleSpec
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tuner.exports import notes
+from tuner.exports import advice
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.text import exports_of, origin, script_file, shell_words, unset_of
+from tuner.exports.rendering import exports_of, origin, script_file, shell_words, unset_of
 from tuner.schemas.results import Advice
 
 
@@ -37,8 +37,8 @@ def _write(order: Order) -> Written:
 def _warnings(order: Order) -> tuple[Advice, ...]:
     spec, figures = order.recommendation.request.spec, order.figures
     found = [
-        *notes.measured_elsewhere(order, "Megatron-LM"),
-        notes.data_parallel_ranks(order, "tensor x pipeline x context parallel size"),
+        *advice.measured_elsewhere(order, "Megatron-LM"),
+        advice.data_parallel_ranks(order, "tensor x pipeline x context parallel size"),
         Advice(
             code="batch-size-schedules",
             message="`--rampup-batch-size` and `--step-batch-size-schedule` begin with another effective batch, and "
@@ -57,7 +57,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
         )
     if spec.precision != "fp32":
         is_here = "`--bf16` and `--fp16` hold the weights in 16 bits beside a 32-bit copy in the optimizer."
-        found.append(notes.precision_differs(order, is_here=is_here))
+        found.append(advice.precision_differs(order, is_here=is_here))
     return tuple(found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.exports.base import Order
-from tuner.exports.frameworks import moving_average, spec_of
+from tuner.exports.spec_advice import moving_average, spec_of
 from tuner.schemas.results import Advice
 
 

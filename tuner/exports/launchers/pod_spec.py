@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from tuner.errors import ExportError
 from tuner.exports.base import Order
-from tuner.exports.launching import Launch
+from tuner.exports.launchers.topology import Launch
 from tuner.schemas.results import Advice
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

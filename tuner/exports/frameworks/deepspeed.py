@@ -10,7 +10,8 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.frameworks import (
+from tuner.exports.rendering import json_file
+from tuner.exports.spec_advice import (
     checkpointing_in_code,
     compile_in_code,
     counts_tokens,
@@ -21,7 +22,6 @@ from tuner.exports.frameworks import (
     torch_arguments,
     torch_class,
 )
-from tuner.exports.text import json_file
 from tuner.schemas.results import Advice
 
 _AUTOCAST: dict[str, str] = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}

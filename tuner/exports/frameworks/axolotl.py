@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from tuner.exports import notes
+from tuner.exports import advice
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.text import yaml_file
+from tuner.exports.rendering import yaml_file
 from tuner.schemas.results import Advice
 
 
@@ -43,9 +43,9 @@ def _arguments(order: Order) -> tuple[str, ...]:
 def _warnings(order: Order) -> tuple[Advice, ...]:
     spec = order.recommendation.request.spec
     found = [
-        *notes.measured_elsewhere(order, "axolotl"),
-        notes.packing("`sample_packing: true`"),
-        notes.data_parallel_ranks(order, "`tensor_parallel_size` x `context_parallel_size`"),
+        *advice.measured_elsewhere(order, "axolotl"),
+        advice.packing("`sample_packing: true`"),
+        advice.data_parallel_ranks(order, "`tensor_parallel_size` x `context_parallel_size`"),
         Advice(
             code="drop-batch-size",
             message="The keys belong into your axolotl file, in place of `batch_size`, which axolotl refuses beside "
@@ -70,7 +70,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
         )
     if spec.precision.endswith("mixed"):
         is_here = "`bf16: true` and `fp16: true` also load the weights in 16 bits."
-        found.append(notes.precision_differs(order, is_here=is_here))
+        found.append(advice.precision_differs(order, is_here=is_here))
     return tuple(found)
 
 

@@ -11,8 +11,8 @@ import json
 import shlex
 
 from tuner.errors import ExportError
-from tuner.exports.launching import Launch, torchrun, torchrun_on_one_node
-from tuner.exports.pods import Fields
+from tuner.exports.launchers.pod_spec import Fields
+from tuner.exports.launchers.topology import Launch, torchrun, torchrun_on_one_node
 from tuner.schemas.results import Advice
 
 _ON_EACH_NODE = """\

@@ -10,7 +10,8 @@ import json
 from pydantic import JsonValue
 
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.frameworks import (
+from tuner.exports.rendering import json_file
+from tuner.exports.spec_advice import (
     counts_tokens,
     dropped_samples,
     learning_rate,
@@ -22,7 +23,6 @@ from tuner.exports.frameworks import (
     spec_of,
     torch_call,
 )
-from tuner.exports.text import json_file
 from tuner.schemas.results import Advice
 from tuner.schemas.workload import ScheduleSpec
 

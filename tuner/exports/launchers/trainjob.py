@@ -5,8 +5,7 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.launching import Launch, launch_of, queue_label, slices
-from tuner.exports.pods import (
+from tuner.exports.launchers.pod_spec import (
     QUEUE_LABEL,
     Fields,
     image,
@@ -18,7 +17,8 @@ from tuner.exports.pods import (
     shared_memory_mounts,
     variables,
 )
-from tuner.exports.text import yaml_file
+from tuner.exports.launchers.topology import Launch, launch_of, queue_label, slices
+from tuner.exports.rendering import yaml_file
 from tuner.schemas.results import Advice
 
 _PATCHES_SINCE = "2.3"

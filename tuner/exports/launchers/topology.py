@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from tuner.errors import EstimateError, ExportError
 from tuner.exports.base import Order
-from tuner.exports.frameworks import nodes
-from tuner.exports.text import checked, figures_in_environment, program_path
+from tuner.exports.rendering import checked, figures_in_environment, program_path
+from tuner.exports.spec_advice import nodes
 from tuner.hardware.gpu_lookup import find_gpu
 from tuner.schemas.gpus import Gpu
 from tuner.schemas.results import Advice

@@ -7,7 +7,8 @@ import shlex
 from pydantic import JsonValue
 
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.launching import (
+from tuner.exports.launchers.pod_spec import Fields, cpu_memory_bytes, image
+from tuner.exports.launchers.topology import (
     PORT,
     Launch,
     c10d,
@@ -19,8 +20,7 @@ from tuner.exports.launching import (
     slices,
     torchrun,
 )
-from tuner.exports.pods import Fields, cpu_memory_bytes, image
-from tuner.exports.text import yaml_file
+from tuner.exports.rendering import yaml_file
 from tuner.schemas.results import Advice
 
 _ACCELERATORS = {

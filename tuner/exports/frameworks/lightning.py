@@ -10,7 +10,8 @@ import json
 from pydantic import JsonValue
 
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.frameworks import (
+from tuner.exports.rendering import yaml_file
+from tuner.exports.spec_advice import (
     checkpointing_in_code,
     compile_in_code,
     counts_tokens,
@@ -22,7 +23,6 @@ from tuner.exports.frameworks import (
     schedule_in_code,
     spec_of,
 )
-from tuner.exports.text import yaml_file
 from tuner.schemas.results import Advice
 
 _PRECISIONS = {"fp32": "32-true", "bf16": "bf16-true", "bf16-mixed": "bf16-mixed", "fp16-mixed": "16-mixed"}

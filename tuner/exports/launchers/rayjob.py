@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.launching import Launch, launch_of, queue_label, restart_resumes, slices
-from tuner.exports.on_ray import entrypoint, ray_warnings, reserved_by_entrypoint, runtime_environment
-from tuner.exports.pods import QUEUE_LABEL, RESTARTS, Fields, container, image, pod, pod_warnings
-from tuner.exports.text import yaml_file, yaml_text
+from tuner.exports.launchers.pod_spec import QUEUE_LABEL, RESTARTS, Fields, container, image, pod, pod_warnings
+from tuner.exports.launchers.ray_common import entrypoint, ray_warnings, reserved_by_entrypoint, runtime_environment
+from tuner.exports.launchers.topology import Launch, launch_of, queue_label, restart_resumes, slices
+from tuner.exports.rendering import yaml_file, yaml_text
 from tuner.schemas.results import Advice
 
 _KEEP_SECONDS = 600

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from tuner.exports import notes
+from tuner.exports import advice
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.frameworks import longest_sample
-from tuner.exports.text import yaml_file
+from tuner.exports.rendering import yaml_file
+from tuner.exports.spec_advice import longest_sample
 from tuner.schemas.results import Advice
 
 _NEVER_REACHED = 1e9
@@ -34,10 +34,10 @@ def _arguments(order: Order) -> tuple[str, ...]:
 def _warnings(order: Order) -> tuple[Advice, ...]:
     spec = order.recommendation.request.spec
     found = [
-        *notes.measured_elsewhere(order, "NeMo AutoModel"),
+        *advice.measured_elsewhere(order, "NeMo AutoModel"),
         *longest_sample(order),
-        notes.packing("`packed_sequence`"),
-        notes.data_parallel_ranks(order, "`tp_size` x `pp_size` x `cp_size`"),
+        advice.packing("`packed_sequence`"),
+        advice.data_parallel_ranks(order, "`tp_size` x `pp_size` x `cp_size`"),
         Advice(
             code="last-update-smaller",
             message="The last update of an epoch takes what is left of the data, with fewer samples than the effective "
@@ -46,7 +46,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
     ]
     if spec.precision != "fp32":
         is_here = "it is a matter of `model.torch_dtype` and of the strategy's mixed precision policy."
-        found.append(notes.precision_differs(order, is_here=is_here))
+        found.append(advice.precision_differs(order, is_here=is_here))
     return tuple(found)
 
 
