@@ -12,7 +12,7 @@ from sqlalchemy import insert
 
 from factories import CPU, tuning_request
 from scripted import ScriptedRunner
-from service.identifiers import IdentifierSource
+from service.domain.identifiers import IdentifierSource
 from service.store.engine import open_engine, writing
 from service.store.rows import recommendation_values
 from service.store.tables import recommendations, work_items

@@ -16,7 +16,7 @@ from chaos_faults import Choices, Fault, KillWhileAsked, Struck
 
 from service.client import Client
 from service.client.errors import ClientError
-from service.domain import Job, RecordedProbe, Tuning, WorkSummary
+from service.domain.work import Job, RecordedProbe, Tuning, WorkSummary
 from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.results import Outcome, Recommendation
 from tuner.schemas.workload import parse_spec

@@ -22,8 +22,8 @@ from pathlib import Path
 from rich.console import Console
 
 from service.client import Client
-from service.domain import EventKind, Job
-from service.states import State
+from service.domain.states import State
+from service.domain.work import EventKind, Job
 from tuner.cli.display import ProbeBoard, TrainingBar, recommendation_panel
 from tuner.plots import plot_loss, plot_memory
 from tuner.schemas.requests import TrainingRequest, TuningRequest

@@ -9,8 +9,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from service.domain.api_keys import KEYLESS, Caller, digest_of, id_in
 from service.errors import NotAuthenticatedError, StoreUnavailableError
-from service.keys import KEYLESS, Caller, digest_of, id_in
 from service.store.base import KeyStore, StoredKey
 
 _log = logging.getLogger(__name__)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 
+from service.domain.states import State
 from service.driver import Driver, Site, StoppedError
 from service.errors import ConflictError, NotFoundError, StaleLeaseError, StoreUnavailableError, stored_problem
 from service.hold import Hold, Stop
 from service.instruments import Instruments
 from service.logs import logging_about
-from service.states import State
 from service.store.base import Claim, Ending, Lease, Store
 from service.tracing import Attribute, SpanKind
 from tuner.errors import HostTroubleError

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Column, Table
 
-from service.keys import LONGEST_DAYS, ApiKey, KeySubmission, Scope, check_name
+from service.domain.api_keys import LONGEST_DAYS, ApiKey, KeySubmission, Scope, check_name
 from tuner.errors import ServingError, SpecError
 from tuner.schemas.field_errors import problems_in
 

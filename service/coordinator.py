@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from service.attempts import Attempts
+from service.domain.workers import ServedDevice
 from service.driver import Driver, Site
 from service.errors import DeviceTakenError, ServiceError, StoreUnavailableError
 from service.executor.base import Executor
-from service.fleet import ServedDevice
 from service.health import Health
 from service.hold import Hold, LeaseTerms, Stop
 from service.instruments import Instruments

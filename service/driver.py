@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from service.domain import JobRequest
+from service.domain.identifiers import IdentifierSource
+from service.domain.states import State, WorkKind
+from service.domain.work import JobRequest
+from service.domain.workers import ServedDevice
 from service.earlier import recall_earlier
 from service.errors import ServiceError, stored_problem
 from service.executor.base import Executor, TrainingRun
-from service.fleet import ServedDevice
 from service.health import Health
 from service.hold import Hold
-from service.identifiers import IdentifierSource
 from service.instruments import Instruments
 from service.placement import mark_place
-from service.states import State, WorkKind
 from service.store.base import Claim, Ending, Store, WorkItem
 from tuner.errors import BatchwrightError, HostTroubleError, ProbeCancelledError
 from tuner.planning.session import Tuning, ask_what_ifs, judge_coupling, look_ahead

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from anyio import CapacityLimiter
 
-from service.domain import FieldFault, GpuList
+from service.domain.work import FieldFault, GpuList
 from service.errors import EstimatesBusyError, InvalidInputError
 from service.metrics import Metrics
 from service.policy import Policy

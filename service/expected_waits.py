@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 
-from service.states import WorkKind
+from service.domain.states import WorkKind
 from service.store.base import Waiting, WorkRow
 
 RECENT = 20

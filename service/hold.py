@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeVar
 
+from service.domain.states import State
 from service.errors import StaleLeaseError, StoreUnavailableError
 from service.logs import sparse_logger
-from service.states import State
 from service.store.base import Lease, Store
 
 _log = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from service.domain.states import State, WorkKind
 from service.errors import ConfigurationError, StoreUnavailableError
-from service.states import State, WorkKind
 from service.store.base import QueueDepth
 
 _log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from service.domain.workers import Health
 from service.errors import NotReadyError, ServiceError, StoreUnavailableError
-from service.fleet import Health
 from service.store.base import QueueDepth, SeenDevice, Store
 
 _SHARED_SECONDS = 1.0

@@ -12,7 +12,7 @@ import stat
 from datetime import UTC, datetime
 from pathlib import Path
 
-from service.domain import Checkpoint
+from service.domain.work import Checkpoint
 from service.placement import PLACE_FILE
 from tuner.training.launching.run_directory import RunPaths
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from service.access import Access, Trusted
+from service.domain.api_keys import Caller, digest_of
 from service.errors import NotAuthenticatedError
-from service.keys import Caller, digest_of
 from service.store.base import SessionStore
 
 SESSION_SECONDS = 12 * 3600

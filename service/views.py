@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from service.domain import Job, JobRequest, JobSummary, QueuePlace, RecommendationSummary, Tuning, TuningSummary
+from service.domain.states import WorkKind
+from service.domain.work import Job, JobRequest, JobSummary, QueuePlace, RecommendationSummary, Tuning, TuningSummary
 from service.errors import InvalidCursorError, NotFoundError
-from service.states import WorkKind
 from service.store.base import WorkItem, WorkRow
 from tuner.schemas.base import Document
 from tuner.schemas.requests import TuningRequest

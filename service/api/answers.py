@@ -9,7 +9,7 @@ from fastapi import Response
 
 from service.api.following import RETRY_AFTER
 from service.api.problems import RETRY_AFTER_HEADER
-from service.domain import EventKind
+from service.domain.work import EventKind
 from service.idempotency import Submitted
 
 Responses = dict[int | str, dict[str, Any]]

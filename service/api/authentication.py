@@ -17,8 +17,8 @@ from starlette.types import Scope as AsgiScope
 
 from service.access import Access
 from service.api.docs_files import DOCS_FILES
+from service.domain.api_keys import Caller, Scope
 from service.errors import NotAuthenticatedError, ScopeMissingError
-from service.keys import Caller, Scope
 from service.sessions import Sessions
 
 HEALTH_PATHS = frozenset({"/livez", "/readyz"})

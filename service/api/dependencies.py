@@ -13,9 +13,9 @@ from service.api.authentication import Calling, Lasting
 from service.api.feed import ChangeFeed
 from service.api.following import Watch
 from service.api.reads import Reads
+from service.domain.states import State
 from service.errors import MOST_FAULTS
 from service.estimating import Estimates
-from service.states import State
 from service.store.base import Idempotency
 from service.use_cases import UseCases
 from tuner.schemas.base import Document

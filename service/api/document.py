@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request, Response
 from service.api.compression import compressed, takes_gzip
 from service.api.conditional import conditional, tagged
 from service.api.docs_files import DOCS_FILES, PAGE, DocsFile
-from service.domain import Event
+from service.domain.work import Event
 
 DESCRIPTION = """\
 Finds the largest micro-batch that really fits a device, proves it, and plans the gradient accumulation that gives

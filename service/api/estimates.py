@@ -18,8 +18,8 @@ from service.api.dependencies import Estimating, Feed, strictly
 from service.api.feed import ChangeFeed
 from service.api.problems import ALWAYS, declared
 from service.api.strict_route import StrictRoute
-from service.domain import GpuList
-from service.keys import Scope
+from service.domain.api_keys import Scope
+from service.domain.work import GpuList
 from tuner.schemas.estimates import Estimate, EstimateRequest
 
 router = APIRouter(prefix="/v1", tags=["estimates"], responses=ALWAYS, route_class=StrictRoute)

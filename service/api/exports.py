@@ -16,8 +16,8 @@ from service.api.conditional import NOT_MODIFIED, TAG_HEADERS, conditional, tagg
 from service.api.dependencies import Cases, IfNoneMatch, RecommendationId
 from service.api.problems import ALWAYS, declared
 from service.api.strict_route import StrictRoute
-from service.domain import ExportFormatList, ExportRequest
-from service.keys import Scope
+from service.domain.api_keys import Scope
+from service.domain.work import ExportFormatList, ExportRequest
 from tuner.exports.base import PRINTED, Export, ExportOptions
 
 router = APIRouter(prefix="/v1", tags=["exports"], responses=ALWAYS, route_class=StrictRoute)

@@ -14,7 +14,7 @@ from service.api.authentication import Standing
 from service.api.conditional import conditional
 from service.api.feed import ChangeFeed
 from service.api.reads import Reads, Written
-from service.domain import Event, EventKind, Job, Tuning
+from service.domain.work import Event, EventKind, Job, Tuning
 from service.errors import NotAuthenticatedError, StoreUnavailableError, TooManyFollowersError
 
 _log = logging.getLogger(__name__)

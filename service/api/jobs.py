@@ -42,8 +42,8 @@ from service.api.following import Poll, event_stream, polled
 from service.api.problems import ALWAYS, RETRY_AFTER_HEADER, declared
 from service.api.reads import Page
 from service.api.strict_route import StrictRoute
-from service.domain import CheckpointList, ConfiguredJob, Job, JobPage, JobSubmission
-from service.keys import Scope
+from service.domain.api_keys import Scope
+from service.domain.work import CheckpointList, ConfiguredJob, Job, JobPage, JobSubmission
 from service.store.base import WorkFilter, in_states
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=ALWAYS, route_class=StrictRoute)

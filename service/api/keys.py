@@ -13,7 +13,7 @@ from service.api.authentication import Calling, needs
 from service.api.dependencies import Cases, strictly
 from service.api.problems import ALWAYS, declared
 from service.api.strict_route import StrictRoute
-from service.keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
+from service.domain.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"], responses=ALWAYS, route_class=StrictRoute)
 

@@ -11,8 +11,8 @@ from service.api.authentication import Calling, needs
 from service.api.dependencies import Cases, Limit
 from service.api.problems import COMMON_STATUSES, declared
 from service.api.strict_route import StrictRoute
-from service.fleet import DeviceList, Health, Period, Queue, Summary
-from service.keys import Scope
+from service.domain.api_keys import Scope
+from service.domain.workers import DeviceList, Health, Period, Queue, Summary
 
 SummaryPeriod = Annotated[Period, Query(description="How far back to look.")]
 

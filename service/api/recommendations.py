@@ -26,9 +26,9 @@ from service.api.dependencies import (
 from service.api.problems import ALWAYS, declared
 from service.api.reads import AnswersPage, Reads
 from service.api.shortcuts import ShortcutRoute, shortcut
-from service.domain import RecommendationPage
+from service.domain.api_keys import Scope
+from service.domain.work import RecommendationPage
 from service.errors import NotFoundError
-from service.keys import Scope
 from service.store.base import RecommendationFilter
 from tuner.schemas.results import Recommendation
 

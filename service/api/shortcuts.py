@@ -16,7 +16,7 @@ from fastapi import Request, Response
 from service.api.authentication import check_scope
 from service.api.reads import Reads
 from service.api.strict_route import Handler, StrictRoute
-from service.keys import Scope
+from service.domain.api_keys import Scope
 
 Answer = Callable[[Request, Reads], Awaitable[Response | None]]
 """Answers a request, or leaves it to the framework."""

@@ -43,8 +43,8 @@ from service.api.following import Poll, event_stream, polled
 from service.api.problems import ALWAYS, RETRY_AFTER_HEADER, declared
 from service.api.reads import Page, Reads
 from service.api.shortcuts import ShortcutRoute, plain_page, shortcut
-from service.domain import ProbeList, Tuning, TuningPage, TuningSubmission
-from service.keys import Scope
+from service.domain.api_keys import Scope
+from service.domain.work import ProbeList, Tuning, TuningPage, TuningSubmission
 from service.store.base import EVERYTHING, WorkFilter, in_states
 
 router = APIRouter(prefix="/v1/tunings", tags=["tunings"], responses=ALWAYS, route_class=ShortcutRoute)

@@ -13,9 +13,9 @@ from service.api.authentication import METRICS_PATH, needs
 from service.api.observed import Observed
 from service.api.problems import declared
 from service.api.strict_route import StrictRoute
-from service.fleet import Health
+from service.domain.api_keys import Scope
+from service.domain.workers import Health
 from service.instruments import Instruments
-from service.keys import Scope
 from service.metrics import MEDIA_TYPE, Metrics
 from service.readiness import Readiness
 

@@ -8,9 +8,9 @@ from service.client.core import Core, Resource
 from service.client.jobs import AsyncJobs
 from service.client.tunings import AsyncRecommendations, AsyncTunings
 from service.client.wire import Call, DocumentT, path_of
-from service.domain import GpuList
-from service.fleet import DeviceList, DeviceStatus, Health, Period, Queue, QueueEntry, Summary
-from service.keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
+from service.domain.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
+from service.domain.work import GpuList
+from service.domain.workers import DeviceList, DeviceStatus, Health, Period, Queue, QueueEntry, Summary
 from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.schemas.gpus import Gpu
 

@@ -16,8 +16,8 @@ from service.client.errors import ClientError, ConnectionFailedError, NotFoundEr
 from service.client.network import Network
 from service.client.retrying import Patience, Retries
 from service.client.wire import Call, DocumentT, EventParser, parsed, problem_in
-from service.domain import Event, Job, Tuning
-from service.states import State
+from service.domain.states import State
+from service.domain.work import Event, Job, Tuning
 
 _LONGEST_WAIT_SECONDS = 30.0
 """Of one long poll: below the idle limits of proxies, and below the service's own 60."""

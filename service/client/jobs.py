@@ -8,7 +8,8 @@ from typing import Any
 
 from service.client.core import PAGE_SIZE, Resource
 from service.client.wire import Call, creating, parsed, path_of
-from service.domain import (
+from service.domain.states import State
+from service.domain.work import (
     Checkpoint,
     CheckpointList,
     ConfiguredJob,
@@ -19,7 +20,6 @@ from service.domain import (
     JobSubmission,
     JobSummary,
 )
-from service.states import State
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
 

@@ -9,7 +9,8 @@ from urllib.parse import quote
 from service.client.core import PAGE_SIZE, Resource
 from service.client.errors import TuningFailedError
 from service.client.wire import Call, creating, parsed, path_of
-from service.domain import (
+from service.domain.states import State
+from service.domain.work import (
     Event,
     ExportFormatList,
     ProbeList,
@@ -21,7 +22,6 @@ from service.domain import (
     TuningSubmission,
     TuningSummary,
 )
-from service.states import State
 from tuner.exports.base import Export, ExportFormat, ExportOptions
 from tuner.schemas.requests import Objective, TuningRequest
 from tuner.schemas.results import Recommendation

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.types import Scope as AsgiScope
 
 from service.dashboard.assets import Assets
-from service.keys import Caller, Scope
+from service.domain.api_keys import Caller, Scope
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

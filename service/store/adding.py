@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, delete, insert, select, tuple_, update
 
+from service.domain.states import RESUMABLE_STATES, State, WorkKind
 from service.errors import NotResumableError
-from service.states import RESUMABLE_STATES, State, WorkKind
 from service.store.engine import insert_or_skip
 from service.store.keys import check_quota
 from service.store.queries import read_item

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from sqlalchemy import BindParameter, ColumnElement, Connection, Integer, Select, bindparam, or_, select, union
 
-from service.domain import RecommendationSummary
+from service.domain.work import RecommendationSummary
 from service.store import rows
 from service.store.records import RecommendationFilter
 from service.store.tables import recommendations

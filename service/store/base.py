@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from service.domain import Event, RecommendationSummary, RecordedProbe
-from service.fleet import ServedDevice
-from service.keys import ApiKey, NewKey
-from service.states import State, WorkKind
+from service.domain.api_keys import ApiKey, NewKey
+from service.domain.states import State, WorkKind
+from service.domain.work import Event, RecommendationSummary, RecordedProbe
+from service.domain.workers import ServedDevice
 from service.store.records import (
     EVERYTHING,
     KEPT_SECONDS,

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, insert, select, text, update
 
-from service.domain import EventKind
-from service.fleet import ServedDevice
-from service.states import State, sources_of
+from service.domain.states import State, sources_of
+from service.domain.work import EventKind
+from service.domain.workers import ServedDevice
 from service.store import rows
 from service.store.queries import read_item
 from service.store.queue import NEXT_QUEUED, take_turn

@@ -22,8 +22,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
+from service.domain.api_keys import ApiKey, NewKey, Scope
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
-from service.keys import ApiKey, NewKey, Scope
 from service.store.base import UNLIMITED, KeyStore, Quota, StoredKey
 from service.store.engine import reading, writing
 from service.store.rows import moment, moment_or_none

@@ -9,10 +9,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, String, and_, bindparam, cast, func, select, union_all
 
-from service.domain import Event, RecordedProbe
+from service.domain.states import WorkKind
+from service.domain.work import Event, RecordedProbe
+from service.domain.workers import ServedDevice
 from service.errors import NotFoundError
-from service.fleet import ServedDevice
-from service.states import WorkKind
 from service.store import rows
 from service.store.records import SeenDevice, WorkFilter, WorkItem
 from service.store.tables import (

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, bindparam, func, select, union_all, update
 
-from service.states import WorkKind
+from service.domain.states import WorkKind
 from service.store.records import QueueDepth, Waiting
 from service.store.tables import is_queued, now_ms, submitters, work_items
 

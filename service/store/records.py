@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from service.domain import Problem
+from service.domain.api_keys import ApiKey
+from service.domain.states import State, WorkKind
+from service.domain.work import Problem
+from service.domain.workers import ServedDevice
 from service.errors import ServiceError
-from service.fleet import ServedDevice
-from service.keys import ApiKey
-from service.states import State, WorkKind
 from tuner.schemas.requests import Objective
 from tuner.schemas.results import Recommendation
 from tuner.schemas.training import TrainingProgress, TrainingResult

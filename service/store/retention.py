@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, exists, func, insert, not_, or_, select
 
+from service.domain.states import TERMINAL_STATES, WorkKind
 from service.errors import NotEndedError
-from service.states import TERMINAL_STATES, WorkKind
 from service.store.engine import reading, writing
 from service.store.queries import no_work
 from service.store.records import Pruned

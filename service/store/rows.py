@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import Row, RowMapping, Table
 
-from service.domain import Event, EventKind, Problem, RecommendationSummary, RecordedProbe
-from service.states import State, WorkKind
+from service.domain.states import State, WorkKind
+from service.domain.work import Event, EventKind, Problem, RecommendationSummary, RecordedProbe
 from service.store.records import WorkItem, WorkRow
 from service.store.tables import recommendations, work_items
 from tuner.schemas.base import Document

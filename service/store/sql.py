@@ -11,10 +11,10 @@ from sqlalchemy import Engine, and_, delete, insert
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
-from service.domain import Event, RecommendationSummary, RecordedProbe
+from service.domain.states import State, WorkKind
+from service.domain.work import Event, RecommendationSummary, RecordedProbe
+from service.domain.workers import ServedDevice
 from service.errors import ConflictError, NotFoundError
-from service.fleet import ServedDevice
-from service.states import State, WorkKind
 from service.store import adding, answer_lists, claims, queries, queue, retention, rows, summary
 from service.store.base import (
     EVERYTHING,

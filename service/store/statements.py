@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, and_, bindparam, insert, or_, select, update
 
-from service.domain import EventKind
+from service.domain.states import State
+from service.domain.work import EventKind
 from service.errors import ConflictError, StaleLeaseError
-from service.states import State
 from service.store.records import Lease
 from service.store.rows import SLIM_WORK
 from service.store.tables import events, is_held, now_ms, work_items

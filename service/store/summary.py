@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, Select, case, func, literal, or_, select, union_all
 
-from service.domain import Problem
-from service.states import State, WorkKind
+from service.domain.states import State, WorkKind
+from service.domain.work import Problem
 from service.store.engine import insert_or_skip
 from service.store.records import FailureGroup, Totals, WorkTotal
 from service.store.rows import moment

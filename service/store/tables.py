@@ -20,7 +20,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 
-from service.states import HELD_STATES, State
+from service.domain.states import HELD_STATES, State
 
 metadata = MetaData()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from service.domain import Event
+from service.domain.work import Event
 from service.policy import Policy
 from service.store.base import Store
 from service.tally import Tally

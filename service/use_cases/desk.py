@@ -8,6 +8,9 @@ from pathlib import Path
 from pydantic_core import PydanticSerializationError
 
 from service import views
+from service.domain.api_keys import Caller, Scope
+from service.domain.identifiers import IdentifierSource
+from service.domain.states import WorkKind
 from service.errors import (
     ConflictError,
     InvalidInputError,
@@ -17,11 +20,8 @@ from service.errors import (
     UnknownDeviceError,
 )
 from service.idempotency import OnceEach
-from service.identifiers import IdentifierSource
-from service.keys import Caller, Scope
 from service.policy import Policy
 from service.run_files import RunFiles
-from service.states import WorkKind
 from service.store.base import SeenDevice, Store, WorkFilter, WorkItem, WorkRow
 from tuner.schemas.base import Document
 from tuner.schemas.workload import PythonModel, TransformersModel, WorkloadSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service import views
-from service.domain import ExportFormatList, ExportRequest
+from service.domain.work import ExportFormatList, ExportRequest
 from service.errors import NotFoundError
 from service.use_cases.desk import Desk
 from tuner.exports.base import Export, ExportedFile

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from service.domain.states import State, WorkKind
+from service.domain.workers import DeviceList, DeviceStatus, Queue, QueueEntry
 from service.errors import NotFoundError
 from service.expected_waits import RECENT, Running, expected_waits
-from service.fleet import DeviceList, DeviceStatus, Queue, QueueEntry
-from service.states import State, WorkKind
 from service.store.base import SeenDevice, Waiting, WorkFilter, WorkRow
 from service.use_cases.desk import Desk
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from service import views
-from service.domain import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission, QueuePlace
+from service.domain.api_keys import Caller
+from service.domain.states import RESUMABLE_STATES, WorkKind
+from service.domain.work import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission, QueuePlace
+from service.domain.workers import ServedDevice
 from service.errors import InfeasibleRecommendationError, InvalidInputError, NotOnThisHostError, NotResumableError
-from service.fleet import ServedDevice
 from service.idempotency import Submitted, first_time
-from service.keys import Caller
 from service.placement import (
     check_every_process_has_samples,
     check_goes_with_one_device,
     check_same_device,
     processes_of,
 )
-from service.states import RESUMABLE_STATES, WorkKind
 from service.store.base import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
 from service.tracing import current_trace_parent
 from service.use_cases.desk import Desk, check_priority, model_name, payload

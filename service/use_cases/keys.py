@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from service.domain.api_keys import ApiKey, Caller, CreatedKey, KeyList, KeySubmission, is_key_id, make_key
 from service.errors import FirstKeyError, NotFoundError, OwnKeyError
-from service.keys import ApiKey, Caller, CreatedKey, KeyList, KeySubmission, is_key_id, make_key
 from service.store.base import KeyStore
 
 _log = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from service.domain import QueuePlace
-from service.fleet import Queue
-from service.states import State
+from service.domain.states import State
+from service.domain.work import QueuePlace
+from service.domain.workers import Queue
 from service.store.base import WorkItem
 
 KEPT_SECONDS = 1.0

@@ -7,9 +7,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from service.fleet import Failures, Period, SpentSeconds, StoredAnswers, Summary
-from service.keys import Caller, Scope
-from service.states import State, WorkKind
+from service.domain.api_keys import Caller, Scope
+from service.domain.states import State, WorkKind
+from service.domain.workers import Failures, Period, SpentSeconds, StoredAnswers, Summary
 from service.store.base import Store, Totals, WorkTotal
 from service.tally import Tally
 

@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from service import views
-from service.domain import ProbeList, Tuning, TuningSubmission
+from service.domain.api_keys import Caller
+from service.domain.states import WorkKind
+from service.domain.work import ProbeList, Tuning, TuningSubmission
+from service.domain.workers import ServedDevice
 from service.earlier import find_earlier
 from service.errors import NotFoundError
-from service.fleet import ServedDevice
 from service.idempotency import Submitted, first_time
-from service.keys import Caller
-from service.states import WorkKind
 from service.store.base import EVERYTHING, Idempotency, NewWork, RecommendationFilter, WorkFilter, WorkItem
 from service.tally import Tally
 from service.tracing import current_trace_parent

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from generated_clients import EFFECTIVE_BATCH_SIZE, PACKAGE
 
-from service.keys import Scope, make_key
+from service.domain.api_keys import Scope, make_key
 from service.settings import Settings
 from service.store.sql import open_store
 

@@ -13,7 +13,7 @@ from running import Running, StartService, migrated, running
 
 from scripted import ScriptedRunner, Trainer
 from service.client import Client
-from service.identifiers import IdentifierSource
+from service.domain.identifiers import IdentifierSource
 from service.store.base import Store
 from service.store.engine import open_engine
 from service.store.sql import SqlStore

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from factories import CPU, tuning_request
+from service.domain.states import WorkKind
+from service.domain.workers import ServedDevice
 from service.executor.base import OnProgress, StopWithin, TrainingRun
-from service.fleet import ServedDevice
-from service.states import WorkKind
 from service.store.base import NewWork
 from tuner.errors import ProbeCancelledError
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest

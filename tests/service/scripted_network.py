@@ -17,7 +17,7 @@ from factories import tuning_request
 from service.client import AsyncClient, Client
 from service.client.blocking import run
 from service.client.calls import AsyncCalls
-from service.states import State
+from service.domain.states import State
 
 T = TypeVar("T")
 Reply = httpx.Response | httpx.RequestError | Callable[[httpx.Request], httpx.Response]

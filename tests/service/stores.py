@@ -10,9 +10,9 @@ from sqlalchemy import Engine, insert, update
 
 from factories import recommendation
 from scripted import SERVED, new_work
-from service.fleet import ServedDevice
-from service.identifiers import IdentifierSource
-from service.states import State
+from service.domain.identifiers import IdentifierSource
+from service.domain.states import State
+from service.domain.workers import ServedDevice
 from service.store.base import Claim, Ending, Lease, NewWork, Store
 from service.store.engine import insert_or_skip, open_engine, writing
 from service.store.tables import submitters, work_items

@@ -16,8 +16,8 @@ from running import Running, StartService
 from factories import gpt_spec, mlp_spec, python_spec, recommendation, tuning_request
 from scripted import ScriptedRunner, until_stopped
 from service.client import ApiError, Client
+from service.domain.states import State
 from service.errors import problem_of
-from service.states import State
 from tuner.errors import EstimateError
 from tuner.schemas.requests import TrainingRequest
 

@@ -13,9 +13,9 @@ from running import Running, StartService
 
 from factories import recommendation
 from scripted import ScriptedRunner, until_stopped
-from service.domain import JobSubmission
+from service.domain.api_keys import Scope, make_key
+from service.domain.work import JobSubmission
 from service.errors import StoreUnavailableError
-from service.keys import Scope, make_key
 from tuner.schemas.requests import TrainingRequest
 
 

@@ -23,10 +23,10 @@ from service.api.feed import ChangeFeed
 from service.api.following import Watch
 from service.api.gathering import GatheredByKey
 from service.client import Client
-from service.domain import Event, Tuning
+from service.domain.api_keys import KEYLESS, Caller
+from service.domain.states import State
+from service.domain.work import Event, Tuning
 from service.errors import NotFoundError, StoreUnavailableError
-from service.keys import KEYLESS, Caller
-from service.states import State
 from tuner.schemas.requests import TrainingRequest
 
 

@@ -12,7 +12,7 @@ from asking import ended, problem_in
 from running import Running
 
 from factories import recommendation
-from service.domain import JobSubmission
+from service.domain.work import JobSubmission
 from service.placement import PLACE_FILE
 from service.run_files import RunFiles
 from tuner.schemas.requests import TrainingRequest

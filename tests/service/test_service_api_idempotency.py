@@ -12,8 +12,8 @@ from asking import PATIENCE_SECONDS, body, ended, problem_in
 from running import Running, StartService
 
 from factories import python_spec, recommendation
-from service.domain import JobSubmission
-from service.keys import Scope, make_key
+from service.domain.api_keys import Scope, make_key
+from service.domain.work import JobSubmission
 from service.store.base import FirstAnswer
 from tuner.schemas.requests import TrainingRequest
 

@@ -12,7 +12,7 @@ from running import Running, running
 from scripted import ScriptedRunner, Trainer
 from service.client import Client
 from service.client.errors import ConflictError, NotAllowedError, NotFoundError
-from service.keys import Scope, make_key
+from service.domain.api_keys import Scope, make_key
 
 SUBMISSION = {"name": "ci", "scopes": ["tunings:read"]}
 

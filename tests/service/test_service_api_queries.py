@@ -8,7 +8,7 @@ import pytest
 from asking import body, ended, problem_in
 from running import Running, StartService
 
-from service.states import State
+from service.domain.states import State
 
 
 def operations(service: Running) -> list[tuple[str, str]]:

@@ -14,12 +14,12 @@ from running import Running, StartService
 
 from factories import recommendation
 from scripted import ScriptedRunner, new_work, until_stopped
-from service.domain import JobSubmission, QueuePlace
+from service.domain.api_keys import Scope, make_key
+from service.domain.states import State, WorkKind
+from service.domain.work import JobSubmission, QueuePlace
+from service.domain.workers import Queue, QueueEntry
 from service.expected_waits import Running as AtWork
 from service.expected_waits import expected_waits
-from service.fleet import Queue, QueueEntry
-from service.keys import Scope, make_key
-from service.states import State, WorkKind
 from service.store.base import SeenDevice, Waiting, WorkItem, WorkRow
 from service.use_cases.queue_places import QueuePlaces
 from tuner.schemas.requests import TrainingRequest

@@ -10,7 +10,7 @@ from asking import body, ended, problem_in
 from running import Running
 
 from service.api import recommendations, tunings
-from service.keys import Scope, make_key
+from service.domain.api_keys import Scope, make_key
 
 
 @pytest.fixture

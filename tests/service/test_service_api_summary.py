@@ -10,10 +10,10 @@ from stores import NewId, claimed
 from factories import tuning_request
 from scripted import ScriptedRunner, Trainer, new_work
 from service.client import Client
+from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
+from service.domain.states import State, WorkKind
+from service.domain.workers import Period
 from service.errors import StoreUnavailableError
-from service.fleet import Period
-from service.keys import KEYLESS, Caller, Scope, make_key
-from service.states import State, WorkKind
 from service.store.base import Ending, Store
 from service.tally import Tally
 from service.use_cases.summary import SummaryCases

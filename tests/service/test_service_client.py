@@ -28,10 +28,10 @@ from service.client import (
     TuningFailedError,
 )
 from service.client.calls import AsyncCalls
-from service.domain import Event, EventKind
+from service.domain.states import State, WorkKind
+from service.domain.work import Event, EventKind
 from service.executor.base import OnProgress, StopWithin, TrainingRun
 from service.openapi import export_openapi
-from service.states import State, WorkKind
 from tuner.errors import WorkloadError
 from tuner.schemas.estimates import EstimateRequest
 from tuner.schemas.requests import TrainingRequest

@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from factories import tuning_request
 from scripted import ScriptedRunner, until_stopped
-from service.keys import Scope, make_key
-from service.states import State
+from service.domain.api_keys import Scope, make_key
+from service.domain.states import State
 from tuner.errors import WorkloadError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

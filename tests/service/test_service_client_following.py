@@ -21,8 +21,8 @@ from service.client import (
 )
 from service.client.calls import AsyncCalls
 from service.client.wire import EventParser
-from service.domain import Event, Tuning
-from service.states import State
+from service.domain.states import State
+from service.domain.work import Event, Tuning
 
 
 async def followed(calls: AsyncCalls) -> list[int]:

@@ -29,8 +29,8 @@ from service.client import (
 )
 from service.client.calls import AsyncCalls
 from service.client.wire import retry_after
-from service.domain import TuningPage
-from service.fleet import Health
+from service.domain.work import TuningPage
+from service.domain.workers import Health
 from tuner.schemas.estimates import EstimateRequest
 
 

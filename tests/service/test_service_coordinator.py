@@ -13,12 +13,12 @@ import pytest
 from factories import CPU, mlp_spec, recommendation, tuning_request
 from scripted import SERVED, ScriptedRunner, Trainer, new_work, progress, until_stopped
 from service.coordinator import Coordinator, WorkerSettings
-from service.domain import JobRequest
+from service.domain.identifiers import IdentifierSource
+from service.domain.states import State, WorkKind
+from service.domain.work import JobRequest
 from service.errors import DeviceTakenError, StoreUnavailableError
 from service.executor.base import OnProgress, StopWithin, TrainingRun
 from service.executor.inline import InlineExecutor, TrainFunction
-from service.identifiers import IdentifierSource
-from service.states import State, WorkKind
 from service.store.base import Store, WorkItem
 from tuner.errors import ProbeError, SpecError
 from tuner.planning.session import Tuning

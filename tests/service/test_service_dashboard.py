@@ -22,8 +22,8 @@ from service.api import following
 from service.bootstrap import System, app_of, build
 from service.dashboard.assets import Assets
 from service.dashboard.sign_in import local_path
-from service.domain import Problem
-from service.keys import Scope, make_key
+from service.domain.api_keys import Scope, make_key
+from service.domain.work import Problem
 from service.sessions import SESSION_SECONDS, csrf_token_of
 from service.settings import Settings
 

@@ -12,10 +12,10 @@ from running import StartService, listening
 from factories import CPU, gpt_spec, recommendation, resnet_spec
 from service.bootstrap import app_of, build
 from service.client import ApiError, Client
+from service.domain.states import State
 from service.errors import DataPathNotAllowedError
 from service.policy import Policy
 from service.settings import Settings
-from service.states import State
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.workload import WorkloadSpec
 

@@ -18,15 +18,15 @@ from factories import CPU, gpt_spec, mlp_spec, tuning_request
 from scripted import SERVED, ScriptedRunner, Trainer, new_work
 from service.client import Client
 from service.coordinator import Coordinator, WorkerSettings
-from service.domain import Tuning as TuningView
-from service.domain import TuningPage, TuningSubmission
+from service.domain.api_keys import KEYLESS
+from service.domain.identifiers import IdentifierSource
+from service.domain.states import State, WorkKind
+from service.domain.work import Tuning as TuningView
+from service.domain.work import TuningPage, TuningSubmission
+from service.domain.workers import ServedDevice
 from service.earlier import recall_earlier
 from service.executor.inline import InlineExecutor
-from service.fleet import ServedDevice
-from service.identifiers import IdentifierSource
-from service.keys import KEYLESS
 from service.policy import Policy
-from service.states import State, WorkKind
 from service.store.base import Ending, Store, WorkItem
 from service.store.engine import open_engine, writing
 from service.store.migrate import configuration, upgrade

@@ -20,7 +20,7 @@ from running import Running, StartService, listening
 from factories import mlp_spec, python_spec
 from service.bootstrap import app_of
 from service.client import ApiError, Client
-from service.domain import Problem
+from service.domain.work import Problem
 from service.errors import EstimatesBusyError, InvalidInputError, TargetNotAllowedError
 from service.estimating import EstimateLimits, Estimates, ShouldStop
 from service.policy import Policy

@@ -22,14 +22,14 @@ from test_service_coordinator import PATIENCE_SECONDS, VERSIONS, ended, queue_jo
 from factories import CPU, recommendation
 from scripted import ScriptedRunner, Trainer, new_work
 from service.coordinator import Coordinator
-from service.domain import JobRequest
+from service.domain.identifiers import IdentifierSource
+from service.domain.states import State, WorkKind
+from service.domain.work import JobRequest
 from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
 from service.executor.inline import InlineExecutor
 from service.executor.local import LocalExecutor
 from service.health import Health
-from service.identifiers import IdentifierSource
 from service.instruments import Instruments
-from service.states import State, WorkKind
 from service.store.base import Store
 from service.store.records import PROVEN_SECONDS
 from tuner.errors import CheckLostError, ProbeError, SpecError

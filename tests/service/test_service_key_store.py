@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import select, update
 
 from scripted import SERVED, new_work
+from service.domain.api_keys import NewKey, Scope, make_key
+from service.domain.states import State
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
-from service.keys import NewKey, Scope, make_key
-from service.states import State
 from service.store.base import UNLIMITED, Ending, KeyStore, Lease, Quota, Store
 from service.store.engine import open_engine, writing
 from service.store.tables import api_keys, sessions, work_items

@@ -28,12 +28,12 @@ from service.api import following
 from service.api.authentication import PUBLIC_PATHS
 from service.api.docs_files import DOCS_FILES
 from service.client import ApiError, Client, ClientError
-from service.domain import Problem
+from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
+from service.domain.states import State
+from service.domain.work import Problem
 from service.errors import ConfigurationError, NotAuthenticatedError, StoreUnavailableError
-from service.keys import KEYLESS, Caller, Scope, make_key
 from service.server import check_and_build
 from service.settings import Settings
-from service.states import State
 from service.store.base import KeyStore, Store
 
 PATIENCE_SECONDS = 120.0

@@ -14,10 +14,10 @@ from running import Running, StartService
 
 from factories import tuning_request
 from scripted import SERVED, new_work
+from service.domain.api_keys import Scope, make_key
+from service.domain.identifiers import IdentifierSource
 from service.errors import ConfigurationError, EstimatesBusyError, NotReadyError, StoreUnavailableError
 from service.estimating import EstimateLimits, Estimates
-from service.identifiers import IdentifierSource
-from service.keys import Scope, make_key
 from service.metrics import Metrics
 from service.policy import Policy
 from service.readiness import Readiness

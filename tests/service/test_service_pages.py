@@ -20,7 +20,7 @@ from running import Running, StartService
 
 from factories import mlp_spec, recommendation, tuning_request
 from scripted import ScriptedRunner, Trainer, until_stopped
-from service.keys import Scope, make_key
+from service.domain.api_keys import Scope, make_key
 from tuner.errors import WorkloadError
 from tuner.schemas.requests import ProbeRequest
 from tuner.schemas.results import Outcome, ProbeResult

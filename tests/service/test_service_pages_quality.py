@@ -15,7 +15,7 @@ from running import Running, running
 
 from factories import mlp_spec, recommendation, tuning_request
 from scripted import ScriptedRunner, Trainer
-from service.keys import Scope, make_key
+from service.domain.api_keys import Scope, make_key
 from service.store.engine import open_engine, writing
 from service.store.tables import work_items
 from tuner.errors import WorkloadError

@@ -10,7 +10,7 @@ from browser import chromium, watched
 from playwright.sync_api import Browser, Page, expect
 from running import Running
 
-from service.keys import Scope, make_key
+from service.domain.api_keys import Scope, make_key
 
 ID = "0" * 32
 READING = [

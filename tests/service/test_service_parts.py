@@ -13,7 +13,9 @@ from pydantic import ValidationError
 from factories import gpt_spec, recommendation
 from scripted import SERVED, new_work
 from service.bootstrap import build, served_devices
-from service.domain import JobSubmission
+from service.domain.identifiers import IdentifierSource
+from service.domain.states import RESUMABLE_STATES, TERMINAL_STATES, TRANSITIONS, State, sources_of
+from service.domain.work import JobSubmission
 from service.errors import (
     ConfigurationError,
     DataPathNotAllowedError,
@@ -23,11 +25,9 @@ from service.errors import (
     problem_of,
 )
 from service.hold import Hold, LeaseTerms, Stop
-from service.identifiers import IdentifierSource
 from service.locks import DeviceLock
 from service.policy import Policy
 from service.settings import Settings
-from service.states import RESUMABLE_STATES, TERMINAL_STATES, TRANSITIONS, State, sources_of
 from service.store.base import Store
 from service.views import decode_cursor, encode_cursor
 from tuner.errors import TuningFailedError

@@ -20,11 +20,11 @@ from processes import Spoken, are_gone, children_of, slow_service, wait_until
 from factories import CPU, recommendation, tuning_request
 from scripted import ScriptedRunner
 from service.client import Client
-from service.domain import Event
+from service.domain.states import State
+from service.domain.work import Event
 from service.errors import ConfigurationError, DeviceTakenError
 from service.server import serve
 from service.settings import Settings
-from service.states import State
 from tuner.planning.session import Tuning
 from tuner.schemas.requests import TrainingRequest
 

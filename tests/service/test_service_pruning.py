@@ -13,10 +13,10 @@ from command import called
 from stores import answered, ended, set_work
 
 from scripted import new_work
-from service.identifiers import IdentifierSource
+from service.domain.identifiers import IdentifierSource
+from service.domain.states import WorkKind
 from service.pruning import PruneReport, prune
 from service.run_files import RunFiles
-from service.states import WorkKind
 from service.store.base import Store
 from service.store.sql import open_store
 

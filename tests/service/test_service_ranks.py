@@ -15,11 +15,11 @@ from factories import CPU, CUDA, recommendation
 from forked import forked_starts
 from scripted import ScriptedRunner
 from service.client import Client
+from service.domain.states import State
 from service.errors import UnsupportedJobError
 from service.executor.base import TrainingRun
 from service.executor.local import LocalExecutor
 from service.placement import check_goes_with_one_device
-from service.states import State
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 from tuner.training.launching.run_directory import ProgressLog, RunPaths

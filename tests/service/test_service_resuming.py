@@ -16,14 +16,14 @@ from scripted import ScriptedRunner, Trainer, new_work, progress
 from service.bootstrap import System, build
 from service.client import Client
 from service.client.errors import ConflictError, NotAllowedError, NotFoundError
-from service.domain import Job, JobSubmission, Problem
+from service.domain.api_keys import KEYLESS, Scope, make_key
+from service.domain.states import State, WorkKind
+from service.domain.work import Job, JobSubmission, Problem
 from service.errors import NotFoundError as NothingError
 from service.errors import NotResumableError, QuotaExceededError, TargetNotAllowedError
 from service.executor.local import LocalExecutor
-from service.keys import KEYLESS, Scope, make_key
 from service.policy import Policy
 from service.settings import Settings
-from service.states import State, WorkKind
 from service.store.base import Ending, Quota, Store
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingResult

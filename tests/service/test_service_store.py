@@ -13,7 +13,8 @@ from stores import LEASE_SECONDS, NewId, claimed, elsewhere
 
 from factories import probe_result, recommendation
 from scripted import SERVED, new_work, progress
-from service.domain import EventKind
+from service.domain.states import State, WorkKind, sources_of
+from service.domain.work import EventKind
 from service.errors import (
     ConfigurationError,
     ConflictError,
@@ -22,7 +23,6 @@ from service.errors import (
     StoreUnavailableError,
     make_problem,
 )
-from service.states import State, WorkKind, sources_of
 from service.store.base import Claim, Ending, Lease, RecommendationFilter, Store
 from service.store.sql import open_store
 from tuner.schemas.training import RunOutcome, TrainingResult

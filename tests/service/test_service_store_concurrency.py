@@ -11,8 +11,8 @@ from stores import LEASE_SECONDS, NewId, claimed, elsewhere, engine_at, fill
 
 from factories import probe_result
 from scripted import new_work
+from service.domain.states import State, WorkKind
 from service.errors import StaleLeaseError
-from service.states import State, WorkKind
 from service.store.base import Ending, Store
 from service.store.engine import open_engine, reading
 from service.store.sql import SqlStore

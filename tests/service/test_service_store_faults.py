@@ -14,9 +14,9 @@ from stores import LEASE_SECONDS, NewId, claimed
 
 from factories import probe_result, recommendation
 from scripted import SERVED, new_work, progress
+from service.domain.api_keys import Scope, make_key
+from service.domain.states import State, WorkKind
 from service.errors import ConfigurationError, StaleLeaseError, StoreUnavailableError
-from service.keys import Scope, make_key
-from service.states import State, WorkKind
 from service.store.base import (
     PROVEN_SECONDS,
     Claim,

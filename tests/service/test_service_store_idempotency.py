@@ -12,9 +12,9 @@ from stores import NewId, engine_at
 
 from factories import recommendation
 from scripted import new_work
+from service.domain.api_keys import Scope, make_key
+from service.domain.states import State, WorkKind
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
-from service.keys import Scope, make_key
-from service.states import State, WorkKind
 from service.store.base import (
     KEPT_SECONDS,
     UNLIMITED,

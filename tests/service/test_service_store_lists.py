@@ -12,8 +12,8 @@ from stores import NewId, claimed, ended, engine_at, fill
 
 from factories import CPU, mlp_spec, recommendation, tuning_request
 from scripted import new_work
+from service.domain.states import State, WorkKind
 from service.errors import NotFoundError
-from service.states import State, WorkKind
 from service.store import answer_lists
 from service.store.base import RecommendationFilter, Store, WorkFilter
 from service.store.engine import reading

@@ -17,8 +17,8 @@ from stores import claimed, engine_at
 
 from factories import probe_result, recommendation
 from scripted import SERVED, new_work
+from service.domain.states import State, WorkKind
 from service.errors import ConfigurationError
-from service.states import State, WorkKind
 from service.store.base import Ending, Quota, RecommendationFilter
 from service.store.engine import reading, writing
 from service.store.migrate import configuration, upgrade

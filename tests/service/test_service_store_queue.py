@@ -10,7 +10,7 @@ from sqlalchemy import update
 from stores import LEASE_SECONDS, NewId, claimed, elsewhere, engine_at, fill, on_device, set_work
 
 from scripted import SERVED, new_work
-from service.states import State
+from service.domain.states import State
 from service.store.base import Ending, Store
 from service.store.engine import writing
 from service.store.tables import submitters

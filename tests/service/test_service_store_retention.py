@@ -11,9 +11,9 @@ from stores import NewId, answered, claimed, ended, engine_at, fill, set_work
 
 from factories import probe_result, recommendation
 from scripted import new_work
+from service.domain.api_keys import Scope, make_key
+from service.domain.states import State, WorkKind
 from service.errors import NotEndedError, NotFoundError, QuotaExceededError
-from service.keys import Scope, make_key
-from service.states import State, WorkKind
 from service.store.base import Ending, Pruned, Quota, Store
 from service.store.engine import reading, writing
 from service.store.tables import events, idempotency_keys, probes, used_time, work_items

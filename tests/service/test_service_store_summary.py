@@ -7,8 +7,8 @@ from sqlalchemy import select, text
 from stores import NewId, claimed, engine_at, set_work
 
 from scripted import SERVED, new_work
-from service.domain import Problem
-from service.states import State, WorkKind
+from service.domain.states import State, WorkKind
+from service.domain.work import Problem
 from service.store import summary
 from service.store.base import Ending, Store, WorkTotal
 from service.store.engine import reading, writing

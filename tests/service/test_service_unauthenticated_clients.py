@@ -15,8 +15,8 @@ from running import Running, StartService
 from factories import recommendation, tuning_request
 from service.api.host_names import host_name
 from service.api.json_bounds import DEEPEST, MOST_VALUES, check_structure
+from service.domain.api_keys import Scope, make_key
 from service.errors import BodyTooLargeError, MalformedJsonError
-from service.keys import Scope, make_key
 
 JSON = {"Content-Type": "application/json"}
 ROUTES = ("/v1/tunings", "/v1/jobs", "/v1/estimates", "/v1/keys")

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from service.states import State
+from service.domain.states import State
 from tuner.exports.base import Export, ExportFormat, ExportOptions
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.schemas.gpus import Gpu

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from service.states import State, WorkKind
+from service.domain.states import State, WorkKind
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.schemas.results import DeviceInfo
 
