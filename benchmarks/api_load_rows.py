@@ -13,9 +13,9 @@ from sqlalchemy import insert
 from factories import CPU, tuning_request
 from scripted import ScriptedRunner
 from service.domain.identifiers import IdentifierSource
-from service.store.engine import open_engine, writing
-from service.store.rows import recommendation_values
-from service.store.tables import recommendations, work_items
+from service.store.database.engine import open_engine, writing
+from service.store.database.mapping import recommendation_values
+from service.store.database.schema import recommendations, work_items
 from tuner.planning.session import Tuning
 from tuner.schemas.results import Recommendation
 

@@ -36,7 +36,7 @@ from test_service_pages_quality import store_many
 
 from factories import mlp_spec, tuning_request
 from scripted import ScriptedRunner, Trainer
-from service.store.engine import open_engine, writing
+from service.store.database.engine import open_engine, writing
 from tuner.estimation.pool import WarmEstimates
 from tuner.hardware.inventory import cpu
 from tuner.planning.fingerprint import installed_versions

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from service.domain.api_keys import KEYLESS, Caller, digest_of, id_in
 from service.errors import NotAuthenticatedError, StoreUnavailableError
-from service.store.base import KeyStore, StoredKey
+from service.store.interface import KeyStore, StoredKey
 
 _log = logging.getLogger(__name__)
 

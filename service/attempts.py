@@ -11,7 +11,7 @@ from service.errors import ConflictError, NotFoundError, StaleLeaseError, StoreU
 from service.hold import Hold, Stop
 from service.instruments import Instruments
 from service.logs import logging_about
-from service.store.base import Claim, Ending, Lease, Store
+from service.store.interface import Claim, Ending, Lease, Store
 from service.tracing import Attribute, SpanKind
 from tuner.errors import HostTroubleError
 from tuner.system.host_failures import Trouble, trouble_of

@@ -26,8 +26,8 @@ from service.policy import Policy
 from service.readiness import Readiness
 from service.sessions import Sessions
 from service.settings import Settings
-from service.store.base import Quota, Store
-from service.store.sql import open_store
+from service.store.interface import Quota, Store
+from service.store.sql_store import open_store
 from service.use_cases import UseCases
 from service.worker_process import WorkerProcess
 from service.workers import Workers

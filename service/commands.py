@@ -26,7 +26,7 @@ from tuner.schemas.field_errors import problems_in
 if TYPE_CHECKING:
     from service.pruning import PruneReport
     from service.settings import Settings
-    from service.store.base import Store
+    from service.store.interface import Store
     from service.use_cases.keys import KeyCases
 
 _SECONDS_PER_DAY = 86_400.0
@@ -164,7 +164,7 @@ def _opened(database_url: str | None) -> Iterator[tuple[Store, Settings]]:
     """
     from service.errors import ServiceError  # noqa: PLC0415 - see the module's docstring
     from service.settings import read_settings  # noqa: PLC0415 - likewise
-    from service.store.sql import open_store  # noqa: PLC0415 - likewise
+    from service.store.sql_store import open_store  # noqa: PLC0415 - likewise
 
     settings = read_settings(database_url=database_url)
     try:

@@ -22,7 +22,7 @@ from service.hold import Hold, LeaseTerms, Stop
 from service.instruments import Instruments
 from service.locks import DeviceLock, folder_identity
 from service.logs import logging_about, sparse_logger
-from service.store.base import SeenDevice, Store
+from service.store.interface import SeenDevice, Store
 from tuner.system.host_failures import Cause, Trouble, check_host, trouble_of
 
 _log = logging.getLogger(__name__)

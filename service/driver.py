@@ -19,7 +19,7 @@ from service.health import Health
 from service.hold import Hold
 from service.instruments import Instruments
 from service.placement import mark_place
-from service.store.base import Claim, Ending, Store, WorkItem
+from service.store.interface import Claim, Ending, Store, WorkItem
 from tuner.errors import BatchwrightError, HostTroubleError, ProbeCancelledError
 from tuner.planning.session import Tuning, ask_what_ifs, judge_coupling, look_ahead
 from tuner.schemas.requests import ProbeRequest, TuningRequest

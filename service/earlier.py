@@ -6,7 +6,7 @@ import logging
 from contextlib import suppress
 
 from service.errors import NotFoundError
-from service.store.base import Store, WorkItem
+from service.store.interface import Store, WorkItem
 from tuner.errors import SpecError
 from tuner.planning.session import Tuning
 from tuner.planning.warm_start import Lead

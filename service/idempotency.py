@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from service.errors import IdempotencyKeyInFlightError, IdempotencyKeyReusedError
-from service.store.base import AnsweredBeforeError, FirstAnswer, FirstTime, Idempotency, Store, WorkItem
+from service.store.interface import AnsweredBeforeError, FirstAnswer, FirstTime, Idempotency, Store, WorkItem
 
 
 @dataclass(frozen=True)

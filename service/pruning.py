@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from service.run_files import RunFiles
-from service.store.base import Store
+from service.store.interface import Store
 from service.views import is_identifier
 from tuner.schemas.base import Document, NonNegativeInt
 

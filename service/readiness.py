@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from service.domain.workers import Health
 from service.errors import NotReadyError, ServiceError, StoreUnavailableError
-from service.store.base import QueueDepth, SeenDevice, Store
+from service.store.interface import QueueDepth, SeenDevice, Store
 
 _SHARED_SECONDS = 1.0
 """Anyone may ask, without a key: however many do, the database is asked once in this time."""

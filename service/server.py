@@ -19,7 +19,7 @@ from service.errors import ConfigurationError, ServiceError
 from service.logs import configure_logging, say
 from service.settings import Settings
 from service.signals import exiting_at_signals, handling_signals
-from service.store.base import KeyStore
+from service.store.interface import KeyStore
 from service.worker_process import ENTRY
 from service.workers import Workers
 

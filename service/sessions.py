@@ -12,7 +12,7 @@ from collections.abc import Callable
 from service.access import Access, Trusted
 from service.domain.api_keys import Caller, digest_of
 from service.errors import NotAuthenticatedError
-from service.store.base import SessionStore
+from service.store.interface import SessionStore
 
 SESSION_SECONDS = 12 * 3600
 """How long a session lasts, used or not."""

@@ -16,7 +16,7 @@ from service.api.reads import Reads
 from service.domain.states import State
 from service.errors import MOST_FAULTS
 from service.estimating import Estimates
-from service.store.base import Idempotency
+from service.store.interface import Idempotency
 from service.use_cases import UseCases
 from tuner.schemas.base import Document
 from tuner.schemas.field_errors import described_pattern, reworded

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from service.api.conditional import Tagged, tagged, tagged_with_aside
 from service.api.gathering import Gathered, GatheredByKey
 from service.domain.work import Event, Job, Tuning
-from service.store.base import RecommendationFilter, WorkFilter
+from service.store.interface import RecommendationFilter, WorkFilter
 from service.use_cases import UseCases
 
 

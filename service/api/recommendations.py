@@ -29,7 +29,7 @@ from service.api.shortcuts import ShortcutRoute, shortcut
 from service.domain.api_keys import Scope
 from service.domain.work import RecommendationPage
 from service.errors import NotFoundError
-from service.store.base import RecommendationFilter
+from service.store.interface import RecommendationFilter
 from tuner.schemas.results import Recommendation
 
 router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=ALWAYS, route_class=ShortcutRoute)

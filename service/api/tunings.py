@@ -45,7 +45,7 @@ from service.api.reads import Page, Reads
 from service.api.shortcuts import ShortcutRoute, plain_page, shortcut
 from service.domain.api_keys import Scope
 from service.domain.work import ProbeList, Tuning, TuningPage, TuningSubmission
-from service.store.base import EVERYTHING, WorkFilter, in_states
+from service.store.interface import EVERYTHING, WorkFilter, in_states
 
 router = APIRouter(prefix="/v1/tunings", tags=["tunings"], responses=ALWAYS, route_class=ShortcutRoute)
 

@@ -9,10 +9,10 @@ from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, exists, 
 
 from service.domain.states import TERMINAL_STATES, WorkKind
 from service.errors import NotEndedError
-from service.store.engine import reading, writing
-from service.store.queries import no_work
-from service.store.records import Pruned
-from service.store.tables import now_ms, recommendations, used_time, work_items
+from service.store.database.engine import reading, writing
+from service.store.database.schema import now_ms, recommendations, used_time, work_items
+from service.store.models import Pruned
+from service.store.work_queries import no_work
 
 _work = work_items.c
 _answer = recommendations.c

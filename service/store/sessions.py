@@ -7,10 +7,10 @@ from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
 from service.errors import ConflictError
-from service.store.base import SessionStore, StoredSession
-from service.store.engine import reading, writing
-from service.store.keys import stored_key
-from service.store.tables import api_keys, now_ms, sessions
+from service.store.api_keys import stored_key
+from service.store.database.engine import reading, writing
+from service.store.database.schema import api_keys, now_ms, sessions
+from service.store.interface import SessionStore, StoredSession
 
 _session = sessions.c
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from service.domain.work import Event
 from service.policy import Policy
-from service.store.base import Store
+from service.store.interface import Store
 from service.tally import Tally
 from service.use_cases.desk import Desk
 from service.use_cases.exports import ExportCases

@@ -22,7 +22,7 @@ from service.errors import (
 from service.idempotency import OnceEach
 from service.policy import Policy
 from service.run_files import RunFiles
-from service.store.base import SeenDevice, Store, WorkFilter, WorkItem, WorkRow
+from service.store.interface import SeenDevice, Store, WorkFilter, WorkItem, WorkRow
 from tuner.schemas.base import Document
 from tuner.schemas.workload import PythonModel, TransformersModel, WorkloadSpec
 

@@ -9,7 +9,7 @@ from service.domain.states import State, WorkKind
 from service.domain.workers import DeviceList, DeviceStatus, Queue, QueueEntry
 from service.errors import NotFoundError
 from service.expected_waits import RECENT, Running, expected_waits
-from service.store.base import SeenDevice, Waiting, WorkFilter, WorkRow
+from service.store.interface import SeenDevice, Waiting, WorkFilter, WorkRow
 from service.use_cases.desk import Desk
 
 

@@ -17,7 +17,7 @@ from service.placement import (
     check_same_device,
     processes_of,
 )
-from service.store.base import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
+from service.store.interface import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
 from service.tracing import current_trace_parent
 from service.use_cases.desk import Desk, check_priority, model_name, payload
 from service.use_cases.exports import exported

@@ -6,7 +6,7 @@ import logging
 
 from service.domain.api_keys import ApiKey, Caller, CreatedKey, KeyList, KeySubmission, is_key_id, make_key
 from service.errors import FirstKeyError, NotFoundError, OwnKeyError
-from service.store.base import KeyStore
+from service.store.interface import KeyStore
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from service.domain.api_keys import Caller, Scope
 from service.domain.states import State, WorkKind
 from service.domain.workers import Failures, Period, SpentSeconds, StoredAnswers, Summary
-from service.store.base import Store, Totals, WorkTotal
+from service.store.interface import Store, Totals, WorkTotal
 from service.tally import Tally
 
 _SHARED_SECONDS = 2.0

@@ -19,7 +19,7 @@ from generated_clients import EFFECTIVE_BATCH_SIZE, PACKAGE
 
 from service.domain.api_keys import Scope, make_key
 from service.settings import Settings
-from service.store.sql import open_store
+from service.store.sql_store import open_store
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

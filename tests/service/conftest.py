@@ -14,9 +14,9 @@ from running import Running, StartService, migrated, running
 from scripted import ScriptedRunner, Trainer
 from service.client import Client
 from service.domain.identifiers import IdentifierSource
-from service.store.base import Store
-from service.store.engine import open_engine
-from service.store.sql import SqlStore
+from service.store.database.engine import open_engine
+from service.store.interface import Store
+from service.store.sql_store import SqlStore
 
 _BACKENDS = ["sqlite", "postgresql"]
 

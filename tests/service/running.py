@@ -23,7 +23,7 @@ from service.client import Client
 from service.executor.inline import InlineExecutor
 from service.folders import make_own
 from service.settings import Settings
-from service.store.sql import open_store
+from service.store.sql_store import open_store
 
 
 @dataclass

@@ -10,7 +10,7 @@ from factories import CPU, tuning_request
 from service.domain.states import WorkKind
 from service.domain.workers import ServedDevice
 from service.executor.base import OnProgress, StopWithin, TrainingRun
-from service.store.base import NewWork
+from service.store.interface import NewWork
 from tuner.errors import ProbeCancelledError
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.results import CouplingCheck, ExpectedPeaks, Outcome, Phase, ProbeResult

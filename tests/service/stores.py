@@ -13,9 +13,9 @@ from scripted import SERVED, new_work
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State
 from service.domain.workers import ServedDevice
-from service.store.base import Claim, Ending, Lease, NewWork, Store
-from service.store.engine import insert_or_skip, open_engine, writing
-from service.store.tables import submitters, work_items
+from service.store.database.engine import insert_or_skip, open_engine, writing
+from service.store.database.schema import submitters, work_items
+from service.store.interface import Claim, Ending, Lease, NewWork, Store
 from tuner.schemas.results import Recommendation
 
 LEASE_SECONDS = 3600.0

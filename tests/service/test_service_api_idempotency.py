@@ -14,7 +14,7 @@ from running import Running, StartService
 from factories import python_spec, recommendation
 from service.domain.api_keys import Scope, make_key
 from service.domain.work import JobSubmission
-from service.store.base import FirstAnswer
+from service.store.interface import FirstAnswer
 from tuner.schemas.requests import TrainingRequest
 
 KEY = {"Idempotency-Key": "a-key"}

@@ -20,7 +20,7 @@ from service.domain.work import JobSubmission, QueuePlace
 from service.domain.workers import Queue, QueueEntry
 from service.expected_waits import Running as AtWork
 from service.expected_waits import expected_waits
-from service.store.base import SeenDevice, Waiting, WorkItem, WorkRow
+from service.store.interface import SeenDevice, Waiting, WorkItem, WorkRow
 from service.use_cases.queue_places import QueuePlaces
 from tuner.schemas.requests import TrainingRequest
 

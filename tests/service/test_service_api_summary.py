@@ -14,7 +14,7 @@ from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
 from service.domain.states import State, WorkKind
 from service.domain.workers import Period
 from service.errors import StoreUnavailableError
-from service.store.base import Ending, Store
+from service.store.interface import Ending, Store
 from service.tally import Tally
 from service.use_cases.summary import SummaryCases
 from tuner.schemas.training import RunOutcome

@@ -19,7 +19,7 @@ from service.domain.work import JobRequest
 from service.errors import DeviceTakenError, StoreUnavailableError
 from service.executor.base import OnProgress, StopWithin, TrainingRun
 from service.executor.inline import InlineExecutor, TrainFunction
-from service.store.base import Store, WorkItem
+from service.store.interface import Store, WorkItem
 from tuner.errors import ProbeError, SpecError
 from tuner.planning.session import Tuning
 from tuner.schemas.requests import ExpectationRequest, TrainingRequest, TuningRequest

@@ -27,10 +27,10 @@ from service.domain.workers import ServedDevice
 from service.earlier import recall_earlier
 from service.executor.inline import InlineExecutor
 from service.policy import Policy
-from service.store.base import Ending, Store, WorkItem
-from service.store.engine import open_engine, writing
-from service.store.migrate import configuration, upgrade
-from service.store.sql import SqlStore, open_store
+from service.store.database.engine import open_engine, writing
+from service.store.database.migrate import configuration, upgrade
+from service.store.interface import Ending, Store, WorkItem
+from service.store.sql_store import SqlStore, open_store
 from service.use_cases import UseCases
 from tuner.hardware.inventory import find_device
 from tuner.planning.session import ProbeRunner, Tuning

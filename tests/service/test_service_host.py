@@ -30,8 +30,8 @@ from service.executor.inline import InlineExecutor
 from service.executor.local import LocalExecutor
 from service.health import Health
 from service.instruments import Instruments
-from service.store.base import Store
-from service.store.records import PROVEN_SECONDS
+from service.store.interface import Store
+from service.store.models import PROVEN_SECONDS
 from tuner.errors import CheckLostError, ProbeError, SpecError
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Outcome, ProbeResult

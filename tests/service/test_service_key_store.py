@@ -14,9 +14,9 @@ from scripted import SERVED, new_work
 from service.domain.api_keys import NewKey, Scope, make_key
 from service.domain.states import State
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
-from service.store.base import UNLIMITED, Ending, KeyStore, Lease, Quota, Store
-from service.store.engine import open_engine, writing
-from service.store.tables import api_keys, sessions, work_items
+from service.store.database.engine import open_engine, writing
+from service.store.database.schema import api_keys, sessions, work_items
+from service.store.interface import UNLIMITED, Ending, KeyStore, Lease, Quota, Store
 
 READ = (Scope.TUNINGS_READ,)
 NewId = Callable[[str], str]

@@ -34,7 +34,7 @@ from service.domain.work import Problem
 from service.errors import ConfigurationError, NotAuthenticatedError, StoreUnavailableError
 from service.server import check_and_build
 from service.settings import Settings
-from service.store.base import KeyStore, Store
+from service.store.interface import KeyStore, Store
 
 PATIENCE_SECONDS = 120.0
 DOCUMENT = json.loads((Path(__file__).parents[2] / "openapi" / "openapi.json").read_text(encoding="utf-8"))

@@ -21,7 +21,7 @@ from service.estimating import EstimateLimits, Estimates
 from service.metrics import Metrics
 from service.policy import Policy
 from service.readiness import Readiness
-from service.store.base import QueueDepth, Store
+from service.store.interface import QueueDepth, Store
 from tuner.errors import EstimateError
 from tuner.schemas.estimates import Estimate, EstimateRequest
 

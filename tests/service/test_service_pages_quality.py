@@ -16,8 +16,8 @@ from running import Running, running
 from factories import mlp_spec, recommendation, tuning_request
 from scripted import ScriptedRunner, Trainer
 from service.domain.api_keys import Scope, make_key
-from service.store.engine import open_engine, writing
-from service.store.tables import work_items
+from service.store.database.engine import open_engine, writing
+from service.store.database.schema import work_items
 from tuner.errors import WorkloadError
 
 AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")

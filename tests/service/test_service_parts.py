@@ -28,7 +28,7 @@ from service.hold import Hold, LeaseTerms, Stop
 from service.locks import DeviceLock
 from service.policy import Policy
 from service.settings import Settings
-from service.store.base import Store
+from service.store.interface import Store
 from service.views import decode_cursor, encode_cursor
 from tuner.errors import TuningFailedError
 

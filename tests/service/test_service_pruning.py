@@ -17,8 +17,8 @@ from service.domain.identifiers import IdentifierSource
 from service.domain.states import WorkKind
 from service.pruning import PruneReport, prune
 from service.run_files import RunFiles
-from service.store.base import Store
-from service.store.sql import open_store
+from service.store.interface import Store
+from service.store.sql_store import open_store
 
 DAY = 86_400.0
 LONG_AGO = 1

@@ -24,7 +24,7 @@ from service.errors import NotResumableError, QuotaExceededError, TargetNotAllow
 from service.executor.local import LocalExecutor
 from service.policy import Policy
 from service.settings import Settings
-from service.store.base import Ending, Quota, Store
+from service.store.interface import Ending, Quota, Store
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingResult
 

@@ -23,8 +23,8 @@ from service.errors import (
     StoreUnavailableError,
     make_problem,
 )
-from service.store.base import Claim, Ending, Lease, RecommendationFilter, Store
-from service.store.sql import open_store
+from service.store.interface import Claim, Ending, Lease, RecommendationFilter, Store
+from service.store.sql_store import open_store
 from tuner.schemas.training import RunOutcome, TrainingResult
 
 

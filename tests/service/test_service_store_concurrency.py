@@ -13,10 +13,10 @@ from factories import probe_result
 from scripted import new_work
 from service.domain.states import State, WorkKind
 from service.errors import StaleLeaseError
-from service.store.base import Ending, Store
-from service.store.engine import open_engine, reading
-from service.store.sql import SqlStore
-from service.store.tables import probes
+from service.store.database.engine import open_engine, reading
+from service.store.database.schema import probes
+from service.store.interface import Ending, Store
+from service.store.sql_store import SqlStore
 
 ITEMS, CLAIMERS = 1000, 8
 KEYS = ("", "a" * 16, "b" * 16)

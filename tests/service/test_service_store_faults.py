@@ -17,7 +17,8 @@ from scripted import SERVED, new_work, progress
 from service.domain.api_keys import Scope, make_key
 from service.domain.states import State, WorkKind
 from service.errors import ConfigurationError, StaleLeaseError, StoreUnavailableError
-from service.store.base import (
+from service.store.database.engine import open_engine, reading, writing
+from service.store.interface import (
     PROVEN_SECONDS,
     Claim,
     Ending,
@@ -27,8 +28,7 @@ from service.store.base import (
     RecommendationFilter,
     Store,
 )
-from service.store.engine import open_engine, reading, writing
-from service.store.sql import SqlStore, open_store
+from service.store.sql_store import SqlStore, open_store
 
 SECRET = "s3cr3t"  # noqa: S105 - what the errors are searched for
 

@@ -15,7 +15,9 @@ from scripted import new_work
 from service.domain.api_keys import Scope, make_key
 from service.domain.states import State, WorkKind
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
-from service.store.base import (
+from service.store.database.engine import reading, writing
+from service.store.database.schema import idempotency_keys
+from service.store.interface import (
     KEPT_SECONDS,
     UNLIMITED,
     AnsweredBeforeError,
@@ -26,8 +28,6 @@ from service.store.base import (
     Store,
     WorkItem,
 )
-from service.store.engine import reading, writing
-from service.store.tables import idempotency_keys
 
 ASKED = Idempotency(owner="", key="k-1", digest="d" * 64)
 

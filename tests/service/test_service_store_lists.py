@@ -14,10 +14,10 @@ from factories import CPU, mlp_spec, recommendation, tuning_request
 from scripted import new_work
 from service.domain.states import State, WorkKind
 from service.errors import NotFoundError
-from service.store import answer_lists
-from service.store.base import RecommendationFilter, Store, WorkFilter
-from service.store.engine import reading
-from service.store.migrate import upgrade
+from service.store import recommendation_queries
+from service.store.database.engine import reading
+from service.store.database.migrate import upgrade
+from service.store.interface import RecommendationFilter, Store, WorkFilter
 
 TUNING = WorkKind.TUNING
 CARD = CPU.model_copy(update={"id": "cuda:0", "name": "test card"})
@@ -165,7 +165,7 @@ def test_a_page_of_recommendations_costs_what_it_shows(store: Store, database_ur
     with engine_at(database_url) as engine, reading(engine) as connection:
         for given in (it for count in range(1, 5) for it in combinations(fields, count)):
             values = {**dict.fromkeys([*given, "before"], "x"), "limit": 50}
-            statement = answer_lists._listing(given, True).params(values)
+            statement = recommendation_queries._listing(given, True).params(values)
             written = statement.compile(engine, compile_kwargs={"literal_binds": True})
             steps = [row[3] for row in connection.execute(text(f"EXPLAIN QUERY PLAN {written}"))]
             lanes = [step for step in steps if "recommendations_by_" in step]

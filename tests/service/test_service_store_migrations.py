@@ -19,11 +19,11 @@ from factories import probe_result, recommendation
 from scripted import SERVED, new_work
 from service.domain.states import State, WorkKind
 from service.errors import ConfigurationError
-from service.store.base import Ending, Quota, RecommendationFilter
-from service.store.engine import reading, writing
-from service.store.migrate import configuration, upgrade
-from service.store.sql import open_store
-from service.store.tables import metadata
+from service.store.database.engine import reading, writing
+from service.store.database.migrate import configuration, upgrade
+from service.store.database.schema import metadata
+from service.store.interface import Ending, Quota, RecommendationFilter
+from service.store.sql_store import open_store
 
 KEY = "a" * 16
 
@@ -131,7 +131,7 @@ def test_old_recommendations_are_found_by_what_their_documents_say(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of before were stored without their precision and objective, and the oldest documents have no objective."""
-    monkeypatch.setattr("service.store.migrations.versions.v0007_searching._AT_ONCE", 2)
+    monkeypatch.setattr("service.store.database.migrations.versions.v0007_searching._AT_ONCE", 2)
     kinds = {
         "rec_1": ("fp32", None),
         "rec_2": ("bf16", None),

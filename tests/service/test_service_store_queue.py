@@ -11,9 +11,9 @@ from stores import LEASE_SECONDS, NewId, claimed, elsewhere, engine_at, fill, on
 
 from scripted import SERVED, new_work
 from service.domain.states import State
-from service.store.base import Ending, Store
-from service.store.engine import writing
-from service.store.tables import submitters
+from service.store.database.engine import writing
+from service.store.database.schema import submitters
+from service.store.interface import Ending, Store
 
 A, B = "a" * 16, "b" * 16
 

@@ -14,9 +14,9 @@ from scripted import new_work
 from service.domain.api_keys import Scope, make_key
 from service.domain.states import State, WorkKind
 from service.errors import NotEndedError, NotFoundError, QuotaExceededError
-from service.store.base import Ending, Pruned, Quota, Store
-from service.store.engine import reading, writing
-from service.store.tables import events, idempotency_keys, probes, used_time, work_items
+from service.store.database.engine import reading, writing
+from service.store.database.schema import events, idempotency_keys, probes, used_time, work_items
+from service.store.interface import Ending, Pruned, Quota, Store
 
 DAY = 86_400.0
 

@@ -9,12 +9,12 @@ from stores import NewId, claimed, engine_at, set_work
 from scripted import SERVED, new_work
 from service.domain.states import State, WorkKind
 from service.domain.work import Problem
-from service.store import summary
-from service.store.base import Ending, Store, WorkTotal
-from service.store.engine import reading, writing
-from service.store.migrate import upgrade
-from service.store.sql import open_store
-from service.store.tables import now_ms, stored_answers
+from service.store import statistics
+from service.store.database.engine import reading, writing
+from service.store.database.migrate import upgrade
+from service.store.database.schema import now_ms, stored_answers
+from service.store.interface import Ending, Store, WorkTotal
+from service.store.sql_store import open_store
 
 HOUR = 3600.0
 
@@ -134,7 +134,7 @@ def test_the_causes_of_old_failures_are_found(database_url: str) -> None:
 def test_the_indexes_have_all_that_is_counted(store: Store, database_url: str) -> None:
     """No row is read to count: a summary of many rows would take seconds otherwise."""
     del store
-    statements = {"work_items_counted": summary._counted(5), "work_items_failed": summary._failed_since(5)}
+    statements = {"work_items_counted": statistics._counted(5), "work_items_failed": statistics._failed_since(5)}
     with engine_at(database_url) as engine, reading(engine) as connection:
         for index, statement in statements.items():
             written = statement.compile(engine, compile_kwargs={"literal_binds": True})

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import text
 
 from service.errors import StoreUnavailableError
-from service.store.engine import open_engine, reading, writing
-from service.store.turns import Turns, turns_of
+from service.store.database.engine import open_engine, reading, writing
+from service.store.database.sqlite_writer_lock import Turns, turns_of
 
 WRITERS, WRITES = 6, 50
 PATIENCE_SECONDS = 120.0

@@ -10,9 +10,9 @@ from typing import Any, get_args
 from sqlalchemy import BindParameter, ColumnElement, Connection, Integer, Select, bindparam, or_, select, union
 
 from service.domain.work import RecommendationSummary
-from service.store import rows
-from service.store.records import RecommendationFilter
-from service.store.tables import recommendations
+from service.store.database import mapping
+from service.store.database.schema import recommendations
+from service.store.models import RecommendationFilter
 from tuner.schemas.requests import Objective
 from tuner.schemas.workload import Precision
 
@@ -28,7 +28,7 @@ def list_recommendations(
     given = {name: value for name, value in vars(wanted).items() if value is not None}
     values = {**given, "before": before, "limit": limit}
     found = connection.execute(_listing(tuple(given), before is not None), values)
-    return [rows.recommendation_summary(row) for row in found.mappings()]
+    return [mapping.recommendation_summary(row) for row in found.mappings()]
 
 
 # There are few forms of a list, and making a statement costs as much as running it.
@@ -42,7 +42,7 @@ def _listing(given: tuple[str, ...], later: bool) -> Select[Any]:  # noqa: FBT00
     together from lanes, each of which is a stretch of an index in the order of the list: the newest of all lanes hold
     the newest of the list.
     """
-    listed = select(*rows.SLIM_RECOMMENDATION).order_by(_answer.id.desc())
+    listed = select(*mapping.SLIM_RECOMMENDATION).order_by(_answer.id.desc())
     if not given or "fingerprint" in given:
         return _newest(listed, [_is(name) for name in given], later)
     lanes = [_newest(select(_answer.id).order_by(_answer.id.desc()), lane, later).subquery() for lane in _lanes(given)]

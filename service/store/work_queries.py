@@ -13,9 +13,8 @@ from service.domain.states import WorkKind
 from service.domain.work import Event, RecordedProbe
 from service.domain.workers import ServedDevice
 from service.errors import NotFoundError
-from service.store import rows
-from service.store.records import SeenDevice, WorkFilter, WorkItem
-from service.store.tables import (
+from service.store.database import mapping
+from service.store.database.schema import (
     events,
     is_held,
     is_queued,
@@ -25,6 +24,7 @@ from service.store.tables import (
     work_items,
     workers,
 )
+from service.store.models import SeenDevice, WorkFilter, WorkItem
 from tuner.schemas.results import Recommendation
 
 _work = work_items.c
@@ -43,7 +43,7 @@ def read_item(connection: Connection, work_id: str) -> WorkItem:
     row = connection.execute(_ITEM, {"id": work_id}).first()
     if row is None:
         raise no_work(work_id)
-    return rows.work_item(row)
+    return mapping.work_item(row)
 
 
 def no_work(work_id: str) -> NotFoundError:
@@ -111,7 +111,7 @@ def _listing(given: tuple[str, ...], later: bool, states: int) -> Select[Any]:  
         conditions.append(_work.state == bindparam("state_0"))
     elif states:
         conditions = [_work.id.in_(union_all(*(select(page.subquery().c.id) for page in pages)))]
-    return select(*rows.LISTED_WORK).where(*conditions).order_by(_work.id.desc()).limit(bindparam("limit"))
+    return select(*mapping.LISTED_WORK).where(*conditions).order_by(_work.id.desc()).limit(bindparam("limit"))
 
 
 @cache
@@ -120,20 +120,20 @@ def _versions(given: tuple[str, ...], later: bool, states: int) -> Select[Any]: 
     parts = _work.id, _work.updated_at, _work.event_count
     page = _listing(given, later, states).with_only_columns(*parts).subquery().c
     version = page.id + " " + cast(page.updated_at, String) + " " + cast(page.event_count, String)
-    return select(func.aggregate_strings(version, rows.BETWEEN_VERSIONS))
+    return select(func.aggregate_strings(version, mapping.BETWEEN_VERSIONS))
 
 
 def read_probes(connection: Connection, work_id: str) -> list[RecordedProbe]:
     """Every recorded probe, in order."""
     statement = select(probes).where(probes.c.work_id == work_id).order_by(probes.c.ordinal)
-    return [rows.recorded_probe(row) for row in connection.execute(statement).mappings()]
+    return [mapping.recorded_probe(row) for row in connection.execute(statement).mappings()]
 
 
 def read_events(connection: Connection, work_id: str, after: int, limit: int) -> list[Event]:
     """Events with a larger id, in order."""
     newer = and_(events.c.work_id == work_id, events.c.id > after)
     found = connection.execute(select(events).where(newer).order_by(events.c.id).limit(limit))
-    return [rows.event(row) for row in found.mappings()]
+    return [mapping.event(row) for row in found.mappings()]
 
 
 def event_counts(connection: Connection, work_ids: Sequence[str]) -> dict[str, int]:

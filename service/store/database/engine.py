@@ -17,7 +17,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from service.errors import ConfigurationError, InvalidInputError, StoreUnavailableError
 from service.folders import make_own
-from service.store.turns import turns_of
+from service.store.database.sqlite_writer_lock import turns_of
 
 _BUSY_SECONDS = 10.0
 """How long a writer waits for another before it gives up. Transactions take milliseconds."""

@@ -10,11 +10,9 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, insert, sele
 from service.domain.states import State, sources_of
 from service.domain.work import EventKind
 from service.domain.workers import ServedDevice
-from service.store import rows
-from service.store.queries import read_item
-from service.store.queue import NEXT_QUEUED, take_turn
-from service.store.records import Claim, Ending, Lease
-from service.store.statements import (
+from service.store.database import mapping
+from service.store.database.schema import is_held, now_ms, probes, recommendations, work_items
+from service.store.database.statements import (
     ABANDONED,
     LEFT_BEHIND,
     RUNNING_HERE,
@@ -25,7 +23,9 @@ from service.store.statements import (
     stale,
     state_event,
 )
-from service.store.tables import is_held, now_ms, probes, recommendations, work_items
+from service.store.models import Claim, Ending, Lease
+from service.store.scheduling import NEXT_QUEUED, take_turn
+from service.store.work_queries import read_item
 from tuner.schemas.results import ProbeResult
 from tuner.schemas.training import TrainingProgress
 
@@ -183,9 +183,9 @@ def finish(connection: Connection, lease: Lease, ending: Ending) -> None:
     """
     values: dict[str, Any] = {
         "state": ending.state,
-        "problem": rows.as_json(ending.problem),
+        "problem": mapping.as_json(ending.problem),
         "problem_code": None if ending.problem is None else ending.problem.code[:_LONGEST_CODE],
-        "result": rows.as_json(ending.result),
+        "result": mapping.as_json(ending.result),
         "ended_at": now_ms(),
     }
     if ending.recommendation is not None:
@@ -193,7 +193,7 @@ def finish(connection: Connection, lease: Lease, ending: Ending) -> None:
     may_end = _work.state.in_(sorted(sources_of(ending.state)))
     row = change_held(connection, lease, values | _given_up(), [state_event(ending.state)], may_end)
     if ending.recommendation is not None:
-        stored = rows.recommendation_values(ending.recommendation, lease.work_id, row["model"])
+        stored = mapping.recommendation_values(ending.recommendation, lease.work_id, row["model"])
         connection.execute(insert(recommendations).values(**stored))
 
 

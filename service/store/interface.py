@@ -13,7 +13,7 @@ from service.domain.api_keys import ApiKey, NewKey
 from service.domain.states import State, WorkKind
 from service.domain.work import Event, RecommendationSummary, RecordedProbe
 from service.domain.workers import ServedDevice
-from service.store.records import (
+from service.store.models import (
     EVERYTHING,
     KEPT_SECONDS,
     PROVEN_SECONDS,

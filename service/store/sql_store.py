@@ -15,8 +15,14 @@ from service.domain.states import State, WorkKind
 from service.domain.work import Event, RecommendationSummary, RecordedProbe
 from service.domain.workers import ServedDevice
 from service.errors import ConflictError, NotFoundError
-from service.store import adding, answer_lists, claims, queries, queue, retention, rows, summary
-from service.store.base import (
+from service.store import leases, recommendation_queries, retention, scheduling, statistics, submissions, work_queries
+from service.store.api_keys import SqlKeyStore
+from service.store.database import mapping
+from service.store.database.engine import insert_or_replace, open_engine, reading, writing
+from service.store.database.migrate import upgrade
+from service.store.database.schema import health, now_ms, recommendations, work_items, workers
+from service.store.database.statements import change, state_event
+from service.store.interface import (
     EVERYTHING,
     PROVEN_SECONDS,
     UNLIMITED,
@@ -41,12 +47,7 @@ from service.store.base import (
     WorkItem,
     WorkRow,
 )
-from service.store.engine import insert_or_replace, open_engine, reading, writing
-from service.store.keys import SqlKeyStore
-from service.store.migrate import upgrade
 from service.store.sessions import SqlSessionStore
-from service.store.statements import change, state_event
-from service.store.tables import health, now_ms, recommendations, work_items, workers
 from tuner.schemas.results import ProbeResult, Recommendation
 from tuner.schemas.training import TrainingProgress
 
@@ -79,7 +80,7 @@ class SqlStore(Store):
         self._engine = engine
         self._keys = SqlKeyStore(engine)
         self._sessions = SqlSessionStore(engine)
-        self._listed = rows.KeptRows()
+        self._listed = mapping.KeptRows()
         self._clock = clock
         self._checking = threading.Lock()
         self._proven_until = 0.0
@@ -99,27 +100,27 @@ class SqlStore(Store):
     @override
     def add(self, work: NewWork, quota: Quota = UNLIMITED, first: FirstTime | None = None) -> WorkItem:
         with _refusing_taken(work.id), writing(self._engine) as connection:
-            return adding.add_work(connection, work, {"state": State.QUEUED}, quota, first)
+            return submissions.add_work(connection, work, {"state": State.QUEUED}, quota, first)
 
     @override
     def add_answered(self, work: NewWork, recommendation: Recommendation, first: FirstTime | None = None) -> WorkItem:
         ended = {"state": State.SUCCEEDED, "started_at": now_ms(), "ended_at": now_ms()}
         answered = ended | {"recommendation_id": recommendation.id}
-        stored = rows.recommendation_values(recommendation, work.id, work.model)
+        stored = mapping.recommendation_values(recommendation, work.id, work.model)
         with _refusing_taken(work.id), writing(self._engine) as connection:
-            item = adding.add_work(connection, work, answered, UNLIMITED, first)
+            item = submissions.add_work(connection, work, answered, UNLIMITED, first)
             connection.execute(insert(recommendations).values(**stored))
             return item
 
     @override
     def remember(self, idempotency: Idempotency, answer: FirstAnswer) -> None:
         with writing(self._engine) as connection:
-            adding.remember(connection, idempotency, answer)
+            submissions.remember(connection, idempotency, answer)
 
     @override
     def first_answer(self, owner: str, key: str) -> FirstAnswer | None:
         with reading(self._engine) as connection:
-            return adding.first_answer(connection, owner, key)
+            return submissions.first_answer(connection, owner, key)
 
     @override
     def delete(self, work_id: str) -> None:
@@ -138,23 +139,23 @@ class SqlStore(Store):
     @override
     def queue(self, limit: int) -> list[Waiting]:
         with reading(self._engine) as connection:
-            return queue.waiting(connection, limit)
+            return scheduling.waiting(connection, limit)
 
     @override
     def queue_depths(self) -> list[QueueDepth]:
         with reading(self._engine) as connection:
-            return queue.depths(connection)
+            return scheduling.depths(connection)
 
     @override
     def get(self, work_id: str) -> WorkItem:
         with reading(self._engine) as connection:
-            return queries.read_item(connection, work_id)
+            return work_queries.read_item(connection, work_id)
 
     @override
     def newest(
         self, kind: WorkKind, limit: int, before: str | None = None, wanted: WorkFilter = EVERYTHING
     ) -> list[WorkRow]:
-        listing = queries.Listing(kind, limit, before, wanted)
+        listing = work_queries.Listing(kind, limit, before, wanted)
         with reading(self._engine) as connection:
             kept = self._listed.find(listing.versions(connection))
             return [self._listed.take(row) for row in listing.rows(connection)] if kept is None else kept
@@ -167,27 +168,27 @@ class SqlStore(Store):
         with writing(self._engine) as connection:
             if change(connection, queued, ended, [state_event(State.CANCELLED)]) is None:
                 change(connection, running, {"state": State.CANCELLING}, [state_event(State.CANCELLING)])
-            return queries.read_item(connection, work_id)
+            return work_queries.read_item(connection, work_id)
 
     @override
     def resume(self, work_id: str, quota: Quota = UNLIMITED) -> WorkItem:
         with writing(self._engine) as connection:
-            return adding.resume(connection, work_id, quota)
+            return submissions.resume(connection, work_id, quota)
 
     @override
     def probes(self, work_id: str) -> list[RecordedProbe]:
         with reading(self._engine) as connection:
-            return queries.read_probes(connection, work_id)
+            return work_queries.read_probes(connection, work_id)
 
     @override
     def events(self, work_id: str, after: int = 0, limit: int = 1000) -> list[Event]:
         with reading(self._engine) as connection:
-            return queries.read_events(connection, work_id, after, limit)
+            return work_queries.read_events(connection, work_id, after, limit)
 
     @override
     def event_counts(self, work_ids: Sequence[str]) -> dict[str, int]:
         with reading(self._engine) as connection:
-            return queries.event_counts(connection, work_ids)
+            return work_queries.event_counts(connection, work_ids)
 
     @override
     def recommendation(self, recommendation_id: str) -> Recommendation:
@@ -199,90 +200,90 @@ class SqlStore(Store):
     @override
     def recommendation_texts(self, recommendation_ids: Sequence[str]) -> dict[str, str]:
         with reading(self._engine) as connection:
-            return queries.recommendation_texts(connection, recommendation_ids)
+            return work_queries.recommendation_texts(connection, recommendation_ids)
 
     @override
     def tuning_with_answer(self, fingerprint: str) -> str | None:
         with reading(self._engine) as connection:
-            return queries.tuning_with_answer(connection, fingerprint)
+            return work_queries.tuning_with_answer(connection, fingerprint)
 
     @override
     def answers_to(self, question: str, limit: int) -> list[Recommendation]:
         with reading(self._engine) as connection:
-            return queries.answers_to(connection, question, limit)
+            return work_queries.answers_to(connection, question, limit)
 
     @override
     def recommendations(
         self, wanted: RecommendationFilter, limit: int, before: str | None = None
     ) -> list[RecommendationSummary]:
         with reading(self._engine) as connection:
-            return answer_lists.list_recommendations(connection, wanted, limit, before)
+            return recommendation_queries.list_recommendations(connection, wanted, limit, before)
 
     @override
     def totals(self, seconds: float | None) -> Totals:
         with reading(self._engine) as connection:
-            return summary.totals(connection, seconds)
+            return statistics.totals(connection, seconds)
 
     @override
     def count_answers(self, hits: int, misses: int) -> None:
         with writing(self._engine) as connection:
-            summary.count_answers(connection, hits, misses)
+            statistics.count_answers(connection, hits, misses)
 
     # --- owners ---
 
     @override
     def claim(self, served: ServedDevice, lease_seconds: float) -> Claim | None:
         with reading(self._engine) as connection:  # who finds nothing keeps nobody waiting
-            if not claims.is_wanted(connection, served):
+            if not leases.is_wanted(connection, served):
                 return None
         try:
             with writing(self._engine) as connection:
-                return claims.claim(connection, served, lease_seconds)
+                return leases.claim(connection, served, lease_seconds)
         except IntegrityError:  # the unique index: another owner has just taken this place
             return None
 
     @override
     def renew(self, lease: Lease, lease_seconds: float) -> State:
         with writing(self._engine) as connection:
-            return claims.renew(connection, lease, lease_seconds)
+            return leases.renew(connection, lease, lease_seconds)
 
     @override
     def record_probe(self, lease: Lease, ordinal: int, result: ProbeResult) -> None:
         try:
             with writing(self._engine) as connection:
-                claims.record_probe(connection, lease, ordinal, result)
+                leases.record_probe(connection, lease, ordinal, result)
         except IntegrityError:
             with reading(self._engine) as connection:
-                if not claims.recorded_already(connection, lease, ordinal, result):
+                if not leases.recorded_already(connection, lease, ordinal, result):
                     raise ConflictError(f"probe {ordinal} of {lease.work_id!r} is recorded already") from None
 
     @override
     def record_progress(self, lease: Lease, progress: Sequence[TrainingProgress]) -> None:
         if progress:
             with writing(self._engine) as connection:
-                claims.record_progress(connection, lease, progress)
+                leases.record_progress(connection, lease, progress)
 
     @override
     def finish(self, lease: Lease, ending: Ending) -> None:
         with writing(self._engine) as connection:
-            claims.finish(connection, lease, ending)
+            leases.finish(connection, lease, ending)
 
     @override
     def hand_back(self, lease: Lease) -> None:
         with writing(self._engine) as connection:
-            claims.hand_back(connection, lease)
+            leases.hand_back(connection, lease)
 
     @override
     def release_place(self, place: str, owner_prefix: str) -> None:
         with writing(self._engine) as connection:
-            claims.release_place(connection, place, owner_prefix)
+            leases.release_place(connection, place, owner_prefix)
 
     # --- workers and health ---
 
     @override
     def announce(self, served: ServedDevice) -> None:
         said = {"owner": served.owner, "heartbeat_at": now_ms(), "document": served.model_dump_json()}
-        gone = workers.c.heartbeat_at < now_ms() - claims.milliseconds(_FORGOTTEN_SECONDS)
+        gone = workers.c.heartbeat_at < now_ms() - leases.milliseconds(_FORGOTTEN_SECONDS)
         with writing(self._engine) as connection:
             insert_or_replace(connection, workers, {"place": served.place} | said)
             connection.execute(delete(workers).where(gone))
@@ -296,7 +297,7 @@ class SqlStore(Store):
     @override
     def devices(self) -> list[SeenDevice]:
         with reading(self._engine) as connection:
-            return queries.seen_devices(connection)
+            return work_queries.seen_devices(connection)
 
     @override
     def check(self) -> None:

@@ -10,8 +10,8 @@ from sqlalchemy import Row, RowMapping, Table
 
 from service.domain.states import State, WorkKind
 from service.domain.work import Event, EventKind, Problem, RecommendationSummary, RecordedProbe
-from service.store.records import WorkItem, WorkRow
-from service.store.tables import recommendations, work_items
+from service.store.database.schema import recommendations, work_items
+from service.store.models import WorkItem, WorkRow
 from tuner.schemas.base import Document
 from tuner.schemas.results import ProbeResult, Recommendation
 from tuner.schemas.training import TrainingProgress, TrainingResult

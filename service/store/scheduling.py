@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Select, bindparam, func, select, union_all, update
 
 from service.domain.states import WorkKind
-from service.store.records import QueueDepth, Waiting
-from service.store.tables import is_queued, now_ms, submitters, work_items
+from service.store.database.schema import is_queued, now_ms, submitters, work_items
+from service.store.models import QueueDepth, Waiting
 
 _work = work_items.c
 

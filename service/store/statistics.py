@@ -9,10 +9,10 @@ from sqlalchemy import Connection, RowMapping, Select, case, func, literal, or_,
 
 from service.domain.states import State, WorkKind
 from service.domain.work import Problem
-from service.store.engine import insert_or_skip
-from service.store.records import FailureGroup, Totals, WorkTotal
-from service.store.rows import moment
-from service.store.tables import is_failed, is_held, now_ms, stored_answers, work_items
+from service.store.database.engine import insert_or_skip
+from service.store.database.mapping import moment
+from service.store.database.schema import is_failed, is_held, now_ms, stored_answers, work_items
+from service.store.models import FailureGroup, Totals, WorkTotal
 
 _work = work_items.c
 _answers = stored_answers.c

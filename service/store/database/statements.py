@@ -10,9 +10,9 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, and_, bindparam, i
 from service.domain.states import State
 from service.domain.work import EventKind
 from service.errors import ConflictError, StaleLeaseError
-from service.store.records import Lease
-from service.store.rows import SLIM_WORK
-from service.store.tables import events, is_held, now_ms, work_items
+from service.store.database.mapping import SLIM_WORK
+from service.store.database.schema import events, is_held, now_ms, work_items
+from service.store.models import Lease
 
 _work = work_items.c
 

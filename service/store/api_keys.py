@@ -24,10 +24,10 @@ from typing_extensions import override
 
 from service.domain.api_keys import ApiKey, NewKey, Scope
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
-from service.store.base import UNLIMITED, KeyStore, Quota, StoredKey
-from service.store.engine import reading, writing
-from service.store.rows import moment, moment_or_none
-from service.store.tables import api_keys, is_queued, now_ms, used_time, work_items
+from service.store.database.engine import reading, writing
+from service.store.database.mapping import moment, moment_or_none
+from service.store.database.schema import api_keys, is_queued, now_ms, used_time, work_items
+from service.store.interface import UNLIMITED, KeyStore, Quota, StoredKey
 
 _key = api_keys.c
 _work = work_items.c

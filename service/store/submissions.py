@@ -8,10 +8,11 @@ from sqlalchemy import Connection, and_, delete, insert, select, tuple_, update
 
 from service.domain.states import RESUMABLE_STATES, State, WorkKind
 from service.errors import NotResumableError
-from service.store.engine import insert_or_skip
-from service.store.keys import check_quota
-from service.store.queries import read_item
-from service.store.records import (
+from service.store.api_keys import check_quota
+from service.store.database.engine import insert_or_skip
+from service.store.database.schema import idempotency_keys, now_ms, submitters, work_items
+from service.store.database.statements import change, state_event
+from service.store.models import (
     KEPT_SECONDS,
     AnsweredBeforeError,
     FirstAnswer,
@@ -21,8 +22,7 @@ from service.store.records import (
     Quota,
     WorkItem,
 )
-from service.store.statements import change, state_event
-from service.store.tables import idempotency_keys, now_ms, submitters, work_items
+from service.store.work_queries import read_item
 
 _work = work_items.c
 _key = idempotency_keys.c

@@ -10,7 +10,7 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, text
 
 from service.errors import ConfigurationError
-from service.store.engine import writing
+from service.store.database.engine import writing
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _ADVISORY_LOCK = 0x62617463

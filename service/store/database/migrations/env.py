@@ -1,10 +1,10 @@
-"""Run by Alembic: migrates over the connection that ``service.store.migrate`` opened, in its transaction."""
+"""Run by Alembic: migrates over the connection that ``service.store.database.migrate`` opened, in its transaction."""
 
 from __future__ import annotations
 
 from alembic import context
 
-from service.store.tables import metadata
+from service.store.database.schema import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

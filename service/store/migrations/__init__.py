@@ -1,1 +1,0 @@
-"""The history of the schema. ``service.store.migrate`` applies it; nothing imports it."""
