@@ -9,10 +9,11 @@ from importlib import metadata
 
 from fastapi import FastAPI
 
-from service.access import Access
 from service.api import watching
 from service.api.app import AppOptions, Parts, make_app
 from service.api.authentication import Doors
+from service.auth.api_keys import Access
+from service.auth.sessions import Sessions
 from service.coordinator import Coordinator, WorkerSettings
 from service.dashboard import routes as dashboard
 from service.errors import ConfigurationError
@@ -20,11 +21,10 @@ from service.estimating import EstimateLimits, Estimates
 from service.executor.base import Executor
 from service.executor.local import LocalExecutor
 from service.folders import make_own
-from service.instruments import Instruments, open_spans
-from service.metrics import Metrics
+from service.observability.instruments import Instruments, open_spans
+from service.observability.metrics import Metrics
 from service.policy import Policy
 from service.readiness import Readiness
-from service.sessions import Sessions
 from service.settings import Settings
 from service.store.interface import Quota, Store
 from service.store.sql_store import open_store

@@ -23,7 +23,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from service.errors import make_problem
-from service.logs import RepeatLimit
+from service.observability.logging import RepeatLimit
 from tuner.system.processes import raise_limit
 
 _log = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from service.errors import DeviceTakenError, ServiceError, StoreUnavailableError
 from service.executor.base import Executor
 from service.health import Health
 from service.hold import Hold, LeaseTerms, Stop
-from service.instruments import Instruments
 from service.locks import DeviceLock, folder_identity
-from service.logs import logging_about, sparse_logger
+from service.observability.instruments import Instruments
+from service.observability.logging import logging_about, sparse_logger
 from service.store.interface import SeenDevice, Store
 from tuner.system.host_failures import Cause, Trouble, check_host, trouble_of
 

@@ -17,7 +17,7 @@ from service.errors import ServiceError, stored_problem
 from service.executor.base import Executor, TrainingRun
 from service.health import Health
 from service.hold import Hold
-from service.instruments import Instruments
+from service.observability.instruments import Instruments
 from service.placement import mark_place
 from service.store.interface import Claim, Ending, Store, WorkItem
 from tuner.errors import BatchwrightError, HostTroubleError, ProbeCancelledError

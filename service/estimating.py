@@ -13,7 +13,7 @@ from anyio import CapacityLimiter
 
 from service.domain.work import FieldFault, GpuList
 from service.errors import EstimatesBusyError, InvalidInputError
-from service.metrics import Metrics
+from service.observability.metrics import Metrics
 from service.policy import Policy
 from tuner.errors import EstimateCancelledError, EstimateError
 from tuner.hardware.gpu_lookup import find_gpu

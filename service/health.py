@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from service.logs import sparse_logger
+from service.observability.logging import sparse_logger
 from tuner.system.host_failures import Trouble
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from service.domain.states import State
 from service.errors import StaleLeaseError, StoreUnavailableError
-from service.logs import sparse_logger
+from service.observability.logging import sparse_logger
 from service.store.interface import Lease, Store
 
 _log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from typing import Any
 
 from service.bootstrap import WorkerSystem, build_worker
 from service.errors import ServiceError
-from service.logs import configure_logging
-from service.metrics import snapshot
+from service.observability.logging import configure_logging
+from service.observability.metrics import snapshot
 from service.settings import Settings
 from service.signals import handling_signals
 from service.worker_channel import Channel

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from service.bootstrap import System, app_of, build
 from service.connections import BoundedListener, Connections, bounded, limit_repeated_messages, limits_here
 from service.errors import ConfigurationError, ServiceError
-from service.logs import configure_logging, say
+from service.observability.logging import configure_logging, say
 from service.settings import Settings
 from service.signals import exiting_at_signals, handling_signals
 from service.store.interface import KeyStore

@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 
 from service import errors
 from service.errors import ConfigurationError, ServiceError
-from service.metrics import families_in
+from service.observability.metrics import families_in
 from service.settings import Settings
 from service.worker_channel import Channel
 from tuner.system.processes import reap, zombies

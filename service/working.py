@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from service.bootstrap import WorkerSystem, build_worker
-from service.logs import configure_logging, say
+from service.observability.logging import configure_logging, say
 from service.settings import Settings
 from service.signals import handling_signals
 

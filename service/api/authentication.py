@@ -15,11 +15,11 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, cookie_parser
 from starlette.types import Scope as AsgiScope
 
-from service.access import Access
 from service.api.docs_files import DOCS_FILES
+from service.auth.api_keys import Access
+from service.auth.sessions import Sessions
 from service.domain.api_keys import Caller, Scope
 from service.errors import NotAuthenticatedError, ScopeMissingError
-from service.sessions import Sessions
 
 HEALTH_PATHS = frozenset({"/livez", "/readyz"})
 """Asked by orchestrators, under whatever name or address they know this host by."""

@@ -15,6 +15,7 @@ from service.api.authentication import HEALTH_PATHS, METRICS_PATH, PUBLIC_PATHS,
 from service.api.host_names import host_name
 from service.api.json_bounds import check_structure
 from service.api.problems import problem_response
+from service.auth.sessions import csrf_token_of
 from service.errors import (
     BodyTooLargeError,
     CsrfTokenError,
@@ -23,7 +24,6 @@ from service.errors import (
     ServiceError,
     UnsupportedMediaTypeError,
 )
-from service.sessions import csrf_token_of
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _NO_BODY: Message = {"type": "http.response.body", "body": b"", "more_body": False}

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import PROBLEM_MEDIA_TYPE
 from service.errors import problem_of
-from service.logs import log_about
-from service.metrics import Metrics
-from service.tracing import SpanKind, Spans, parse_trace_parent
+from service.observability.logging import log_about
+from service.observability.metrics import Metrics
+from service.observability.tracing import SpanKind, Spans, parse_trace_parent
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from service.api.problems import declared
 from service.api.strict_route import StrictRoute
 from service.domain.api_keys import Scope
 from service.domain.workers import Health
-from service.instruments import Instruments
-from service.metrics import MEDIA_TYPE, Metrics
+from service.observability.instruments import Instruments
+from service.observability.metrics import MEDIA_TYPE, Metrics
 from service.readiness import Readiness
 
 router = APIRouter(tags=["operations"], route_class=StrictRoute)

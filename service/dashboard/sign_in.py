@@ -10,11 +10,11 @@ from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from service.api.authentication import SESSION_COOKIE, Doors, is_local, session_in
+from service.auth.sessions import SESSION_SECONDS
 from service.dashboard.answers import page, redirect
 from service.dashboard.pages import Pages
 from service.dashboard.problems import SIGN_IN
 from service.errors import NotAuthenticatedError
-from service.sessions import SESSION_SECONDS
 
 SIGN_OUT = "/sign-out"
 _HOME = "/"

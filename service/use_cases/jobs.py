@@ -11,6 +11,7 @@ from service.domain.work import CheckpointList, ConfiguredJob, Job, JobFile, Job
 from service.domain.workers import ServedDevice
 from service.errors import InfeasibleRecommendationError, InvalidInputError, NotOnThisHostError, NotResumableError
 from service.idempotency import Submitted, first_time
+from service.observability.tracing import current_trace_parent
 from service.placement import (
     check_every_process_has_samples,
     check_goes_with_one_device,
@@ -18,7 +19,6 @@ from service.placement import (
     processes_of,
 )
 from service.store.interface import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
-from service.tracing import current_trace_parent
 from service.use_cases.desk import Desk, check_priority, model_name, payload
 from service.use_cases.exports import exported
 from service.use_cases.queue_places import QueuePlaces

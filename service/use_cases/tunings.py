@@ -14,9 +14,9 @@ from service.domain.workers import ServedDevice
 from service.earlier import find_earlier
 from service.errors import NotFoundError
 from service.idempotency import Submitted, first_time
+from service.observability.tracing import current_trace_parent
 from service.store.interface import EVERYTHING, Idempotency, NewWork, RecommendationFilter, WorkFilter, WorkItem
 from service.tally import Tally
-from service.tracing import current_trace_parent
 from service.use_cases.desk import Desk, check_priority, model_name, payload
 from service.use_cases.queue_places import QueuePlaces
 from tuner.planning.session import Tuning as TuningCourse

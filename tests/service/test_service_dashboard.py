@@ -17,14 +17,14 @@ import pytest
 from fastapi import FastAPI
 
 from scripted import new_work
-from service import access as access_module
 from service.api import following
+from service.auth import api_keys as access_module
+from service.auth.sessions import SESSION_SECONDS, csrf_token_of
 from service.bootstrap import System, app_of, build
 from service.dashboard.assets import Assets
 from service.dashboard.sign_in import local_path
 from service.domain.api_keys import Scope, make_key
 from service.domain.work import Problem
-from service.sessions import SESSION_SECONDS, csrf_token_of
 from service.settings import Settings
 
 HOME = "http://127.0.0.1:8000"

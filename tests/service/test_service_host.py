@@ -29,7 +29,7 @@ from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
 from service.executor.inline import InlineExecutor
 from service.executor.local import LocalExecutor
 from service.health import Health
-from service.instruments import Instruments
+from service.observability.instruments import Instruments
 from service.store.interface import Store
 from service.store.models import PROVEN_SECONDS
 from tuner.errors import CheckLostError, ProbeError, SpecError

@@ -22,11 +22,11 @@ from running import Running, StartService, running
 import service.api
 from factories import tuning_request
 from scripted import ScriptedRunner, Trainer, new_work, until_stopped
-from service import access as access_module
-from service.access import TRUST_SECONDS, Access
 from service.api import following
 from service.api.authentication import PUBLIC_PATHS
 from service.api.docs_files import DOCS_FILES
+from service.auth import api_keys as access_module
+from service.auth.api_keys import TRUST_SECONDS, Access
 from service.client import ApiError, Client, ClientError
 from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
 from service.domain.states import State
@@ -399,7 +399,7 @@ def test_digests_are_compared_in_constant_time(
         compared.append((len(one), len(other)))
         return hmac.compare_digest(one, other)
 
-    monkeypatch.setattr("service.access.hmac", type("Hmac", (), {"compare_digest": staticmethod(compare)}))
+    monkeypatch.setattr("service.auth.api_keys.hmac", type("Hmac", (), {"compare_digest": staticmethod(compare)}))
     access = access_to(counted, Clock())
     access.admit(new_key(store.keys, Scope.ADMIN), local=False)
     for wrong in (make_key("never stored", ())[1], "nonsense"):

@@ -22,9 +22,9 @@ from scripted import ScriptedRunner
 from service.errors import ConfigurationError
 from service.executor.base import TrainingRun
 from service.executor.local import LocalExecutor
-from service.instruments import open_spans
-from service.logs import RepeatLimit, configure_logging, logging_about, say, sparse_logger
-from service.tracing import Spans, current_trace_parent, parse_trace_parent, within_trace
+from service.observability.instruments import open_spans
+from service.observability.logging import RepeatLimit, configure_logging, logging_about, say, sparse_logger
+from service.observability.tracing import Spans, current_trace_parent, parse_trace_parent, within_trace
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import ProbeRequest, TrainingRequest
 from tuner.schemas.results import Outcome
@@ -299,8 +299,8 @@ def test_a_jobs_process_has_the_trace(tmp_path: Path) -> None:
 def test_nothing_of_opentelemetry_is_imported_unless_asked_for() -> None:
     """A service is built without it."""
     code = (
-        "import sys, service.server, service.working; from service.instruments import open_spans; open_spans('1', {});"
-        "print([it for it in sys.modules if it.startswith('opentelemetry.sdk')], 'service.telemetry' in sys.modules)"
+        "import sys, service.server, service.working; from service.observability.instruments import open_spans; open_spans('1', {});"
+        "print([it for it in sys.modules if it.startswith('opentelemetry.sdk')], 'service.observability.opentelemetry' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] False"
@@ -322,7 +322,9 @@ def test_spans_are_made_only_where_they_go_somewhere(variables: dict[str, str]) 
 
 def test_spans_without_the_extra_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for by the environment, and not installed: the message names the package and the extra."""
-    for name in [it for it in sys.modules if it.startswith("opentelemetry") or it == "service.telemetry"]:
+    for name in [
+        it for it in sys.modules if it.startswith("opentelemetry") or it == "service.observability.opentelemetry"
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ConfigurationError, match=r"batchwright\[otel\]"):

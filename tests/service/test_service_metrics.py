@@ -18,7 +18,7 @@ from service.domain.api_keys import Scope, make_key
 from service.domain.identifiers import IdentifierSource
 from service.errors import ConfigurationError, EstimatesBusyError, NotReadyError, StoreUnavailableError
 from service.estimating import EstimateLimits, Estimates
-from service.metrics import Metrics
+from service.observability.metrics import Metrics
 from service.policy import Policy
 from service.readiness import Readiness
 from service.store.interface import QueueDepth, Store

@@ -14,7 +14,7 @@ from typing import Any, Literal, TextIO
 
 from typing_extensions import override
 
-from service.tracing import current_trace_id
+from service.observability.tracing import current_trace_id
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from service.access import Access, Trusted
+from service.auth.api_keys import Access, Trusted
 from service.domain.api_keys import Caller, digest_of
 from service.errors import NotAuthenticatedError
 from service.store.interface import SessionStore

@@ -15,7 +15,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from typing_extensions import override
 
 from service.errors import ConfigurationError
-from service.tracing import Attribute, Span, SpanKind, Spans, current_trace_parent, within_trace
+from service.observability.tracing import Attribute, Span, SpanKind, Spans, current_trace_parent, within_trace
 
 _KINDS = {
     SpanKind.SERVER: trace.SpanKind.SERVER,

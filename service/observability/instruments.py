@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 
 from service.errors import ConfigurationError
-from service.metrics import Metrics
-from service.tracing import Spans
+from service.observability.metrics import Metrics
+from service.observability.tracing import Spans
 
 _ASKING = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 """Variables of OpenTelemetry's that ask for spans; all others only say how."""
@@ -33,7 +33,7 @@ def open_spans(version: str, environment: Mapping[str, str] = os.environ) -> Spa
     if not asked or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return Spans()
     try:
-        telemetry = import_module("service.telemetry")
+        telemetry = import_module("service.observability.opentelemetry")
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"OTEL_ variables ask for spans, and `{error.name}` is not installed: pip install 'batchwright[otel]', or "
