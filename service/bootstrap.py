@@ -12,23 +12,23 @@ from fastapi import FastAPI
 from service.api import watching
 from service.api.app import AppOptions, Parts, make_app
 from service.api.authentication import Doors
+from service.application import UseCases
+from service.application.estimates import EstimateLimits, Estimates
+from service.application.readiness import Readiness
+from service.application.rules.policy import Policy
 from service.auth.api_keys import Access
 from service.auth.sessions import Sessions
 from service.coordinator import Coordinator, WorkerSettings
 from service.dashboard import routes as dashboard
 from service.errors import ConfigurationError
-from service.estimating import EstimateLimits, Estimates
 from service.executor.base import Executor
 from service.executor.local import LocalExecutor
 from service.folders import make_own
 from service.observability.instruments import Instruments, open_spans
 from service.observability.metrics import Metrics
-from service.policy import Policy
-from service.readiness import Readiness
 from service.settings import Settings
 from service.store.interface import Quota, Store
 from service.store.sql_store import open_store
-from service.use_cases import UseCases
 from service.worker_process import WorkerProcess
 from service.workers import Workers
 from tuner.estimation.pool import WarmEstimates

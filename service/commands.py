@@ -24,10 +24,10 @@ from tuner.errors import ServingError, SpecError
 from tuner.schemas.field_errors import problems_in
 
 if TYPE_CHECKING:
-    from service.pruning import PruneReport
+    from service.application.api_keys import KeyCases
+    from service.application.retention import PruneReport
     from service.settings import Settings
     from service.store.interface import Store
-    from service.use_cases.keys import KeyCases
 
 _SECONDS_PER_DAY = 86_400.0
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])")
@@ -138,11 +138,11 @@ def prune(
     Example: batchwright prune --older-than 30d --dry-run
     """
     with _opened(database_url) as (store, settings):
-        from service import pruning  # noqa: PLC0415 - see the module's docstring
-        from service.run_files import RunFiles  # noqa: PLC0415 - likewise
+        from service.application import retention  # noqa: PLC0415 - see the module's docstring
+        from service.application.job_files import RunFiles  # noqa: PLC0415 - likewise
 
         files = RunFiles(settings.runs_dir)
-        report = pruning.prune(store, files, older_than, recommendations=recommendations, dry_run=dry_run)
+        report = retention.prune(store, files, older_than, recommendations=recommendations, dry_run=dry_run)
     sys.stdout.write((report.model_dump_json(indent=2) if json else _report_in_words(report)) + "\n")
 
 
@@ -180,7 +180,7 @@ def _opened(database_url: str | None) -> Iterator[tuple[Store, Settings]]:
 @contextmanager
 def _keys_in(database_url: str | None) -> Iterator[KeyCases]:
     """What can be done with the keys in that database; raises what ``_opened`` does."""
-    from service.use_cases.keys import KeyCases  # noqa: PLC0415 - see the module's docstring
+    from service.application.api_keys import KeyCases  # noqa: PLC0415 - see the module's docstring
 
     with _opened(database_url) as (store, _):
         yield KeyCases(store.keys)

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from service.application.rules.placement import mark_place
+from service.application.rules.warm_start import recall_earlier
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
 from service.domain.workers import ServedDevice
-from service.earlier import recall_earlier
 from service.errors import ServiceError, stored_problem
 from service.executor.base import Executor, TrainingRun
 from service.health import Health
 from service.hold import Hold
 from service.observability.instruments import Instruments
-from service.placement import mark_place
 from service.store.interface import Claim, Ending, Store, WorkItem
 from tuner.errors import BatchwrightError, HostTroubleError, ProbeCancelledError
 from tuner.planning.session import Tuning, ask_what_ifs, judge_coupling, look_ahead

@@ -9,8 +9,8 @@ from fastapi import Response
 
 from service.api.following import RETRY_AFTER
 from service.api.problems import RETRY_AFTER_HEADER
+from service.application.rules.idempotency import Submitted
 from service.domain.work import EventKind
-from service.idempotency import Submitted
 
 Responses = dict[int | str, dict[str, Any]]
 

@@ -16,8 +16,8 @@ from service.api.feed import ChangeFeed
 from service.api.guard import Guard, PagePaths
 from service.api.problems import COMMON_STATUSES, declared, install_handlers
 from service.api.reads import Reads
-from service.estimating import Estimates
-from service.use_cases import UseCases
+from service.application import UseCases
+from service.application.estimates import Estimates
 
 
 @dataclass(frozen=True)

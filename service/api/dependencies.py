@@ -13,11 +13,11 @@ from service.api.authentication import Calling, Lasting
 from service.api.feed import ChangeFeed
 from service.api.following import Watch
 from service.api.reads import Reads
+from service.application import UseCases
+from service.application.estimates import Estimates
 from service.domain.states import State
 from service.errors import MOST_FAULTS
-from service.estimating import Estimates
 from service.store.interface import Idempotency
-from service.use_cases import UseCases
 from tuner.schemas.base import Document
 from tuner.schemas.field_errors import described_pattern, reworded
 from tuner.schemas.requests import Objective

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from service.api.conditional import Tagged, tagged, tagged_with_aside
 from service.api.gathering import Gathered, GatheredByKey
+from service.application import UseCases
 from service.domain.work import Event, Job, Tuning
 from service.store.interface import RecommendationFilter, WorkFilter
-from service.use_cases import UseCases
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from service.api.authentication import METRICS_PATH, needs
 from service.api.observed import Observed
 from service.api.problems import declared
 from service.api.strict_route import StrictRoute
+from service.application.readiness import Readiness
 from service.domain.api_keys import Scope
 from service.domain.workers import Health
 from service.observability.instruments import Instruments
 from service.observability.metrics import MEDIA_TYPE, Metrics
-from service.readiness import Readiness
 
 router = APIRouter(tags=["operations"], route_class=StrictRoute)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from factories import CPU
 from scripted import ScriptedRunner, Trainer
+from service.application.estimates import EstimateLimits, Estimates
+from service.application.rules.policy import Policy
 from service.bootstrap import build
-from service.estimating import EstimateLimits, Estimates
 from service.executor.inline import InlineExecutor
-from service.policy import Policy
 from service.server import serve_system
 from service.settings import Settings
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict

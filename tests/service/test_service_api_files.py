@@ -12,9 +12,9 @@ from asking import ended, problem_in
 from running import Running
 
 from factories import recommendation
+from service.application.job_files import RunFiles
+from service.application.rules.placement import PLACE_FILE
 from service.domain.work import JobSubmission
-from service.placement import PLACE_FILE
-from service.run_files import RunFiles
 from tuner.schemas.requests import TrainingRequest
 from tuner.training.launching.run_directory import RunPaths
 

@@ -11,8 +11,8 @@ from running import Running, StartService
 
 from factories import gpt_spec, mlp_spec, recommendation
 from scripted import ScriptedRunner, until_stopped
+from service.application.views import decode_cursor, encode_cursor
 from service.domain.work import JobPage, JobSubmission, RecommendationPage, TuningPage
-from service.views import decode_cursor, encode_cursor
 from tuner.schemas.requests import TrainingRequest
 
 

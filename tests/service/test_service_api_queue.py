@@ -14,14 +14,14 @@ from running import Running, StartService
 
 from factories import recommendation
 from scripted import ScriptedRunner, new_work, until_stopped
+from service.application.queue_positions import QueuePlaces
+from service.application.rules.wait_time import Running as AtWork
+from service.application.rules.wait_time import expected_waits
 from service.domain.api_keys import Scope, make_key
 from service.domain.states import State, WorkKind
 from service.domain.work import JobSubmission, QueuePlace
 from service.domain.workers import Queue, QueueEntry
-from service.expected_waits import Running as AtWork
-from service.expected_waits import expected_waits
 from service.store.interface import SeenDevice, Waiting, WorkItem, WorkRow
-from service.use_cases.queue_places import QueuePlaces
 from tuner.schemas.requests import TrainingRequest
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

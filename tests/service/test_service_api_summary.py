@@ -9,14 +9,14 @@ from stores import NewId, claimed
 
 from factories import tuning_request
 from scripted import ScriptedRunner, Trainer, new_work
+from service.application.statistics import SummaryCases
 from service.client import Client
 from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
 from service.domain.states import State, WorkKind
 from service.domain.workers import Period
 from service.errors import StoreUnavailableError
+from service.store.hit_counter import Tally
 from service.store.interface import Ending, Store
-from service.tally import Tally
-from service.use_cases.summary import SummaryCases
 from tuner.schemas.training import RunOutcome
 
 

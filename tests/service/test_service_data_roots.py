@@ -10,11 +10,11 @@ import pytest
 from running import StartService, listening
 
 from factories import CPU, gpt_spec, recommendation, resnet_spec
+from service.application.rules.policy import Policy
 from service.bootstrap import app_of, build
 from service.client import ApiError, Client
 from service.domain.states import State
 from service.errors import DataPathNotAllowedError
-from service.policy import Policy
 from service.settings import Settings
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.workload import WorkloadSpec

@@ -16,6 +16,9 @@ from sqlalchemy import text
 
 from factories import CPU, gpt_spec, mlp_spec, tuning_request
 from scripted import SERVED, ScriptedRunner, Trainer, new_work
+from service.application import UseCases
+from service.application.rules.policy import Policy
+from service.application.rules.warm_start import recall_earlier
 from service.client import Client
 from service.coordinator import Coordinator, WorkerSettings
 from service.domain.api_keys import KEYLESS
@@ -24,14 +27,11 @@ from service.domain.states import State, WorkKind
 from service.domain.work import Tuning as TuningView
 from service.domain.work import TuningPage, TuningSubmission
 from service.domain.workers import ServedDevice
-from service.earlier import recall_earlier
 from service.executor.inline import InlineExecutor
-from service.policy import Policy
 from service.store.database.engine import open_engine, writing
 from service.store.database.migrate import configuration, upgrade
 from service.store.interface import Ending, Store, WorkItem
 from service.store.sql_store import SqlStore, open_store
-from service.use_cases import UseCases
 from tuner.hardware.inventory import find_device
 from tuner.planning.session import ProbeRunner, Tuning
 from tuner.probing.supervisor import ProbeSupervisor

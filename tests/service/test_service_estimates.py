@@ -18,12 +18,12 @@ import pytest
 from running import Running, StartService, listening
 
 from factories import mlp_spec, python_spec
+from service.application.estimates import EstimateLimits, Estimates, ShouldStop
+from service.application.rules.policy import Policy
 from service.bootstrap import app_of
 from service.client import ApiError, Client
 from service.domain.work import Problem
 from service.errors import EstimatesBusyError, InvalidInputError, TargetNotAllowedError
-from service.estimating import EstimateLimits, Estimates, ShouldStop
-from service.policy import Policy
 from tuner.errors import EstimateCancelledError, EstimateError
 from tuner.hardware.gpu_table import GPUS
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict

@@ -14,13 +14,13 @@ from running import Running, StartService
 
 from factories import tuning_request
 from scripted import SERVED, new_work
+from service.application.estimates import EstimateLimits, Estimates
+from service.application.readiness import Readiness
+from service.application.rules.policy import Policy
 from service.domain.api_keys import Scope, make_key
 from service.domain.identifiers import IdentifierSource
 from service.errors import ConfigurationError, EstimatesBusyError, NotReadyError, StoreUnavailableError
-from service.estimating import EstimateLimits, Estimates
 from service.observability.metrics import Metrics
-from service.policy import Policy
-from service.readiness import Readiness
 from service.store.interface import QueueDepth, Store
 from tuner.errors import EstimateError
 from tuner.schemas.estimates import Estimate, EstimateRequest

@@ -12,6 +12,8 @@ from pydantic import ValidationError
 
 from factories import gpt_spec, recommendation
 from scripted import SERVED, new_work
+from service.application.rules.policy import Policy
+from service.application.views import decode_cursor, encode_cursor
 from service.bootstrap import build, served_devices
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import RESUMABLE_STATES, TERMINAL_STATES, TRANSITIONS, State, sources_of
@@ -26,10 +28,8 @@ from service.errors import (
 )
 from service.hold import Hold, LeaseTerms, Stop
 from service.locks import DeviceLock
-from service.policy import Policy
 from service.settings import Settings
 from service.store.interface import Store
-from service.views import decode_cursor, encode_cursor
 from tuner.errors import TuningFailedError
 
 TERMS = LeaseTerms(lease_seconds=10.0, shutdown_grace_seconds=7.0)

@@ -13,10 +13,10 @@ from command import called
 from stores import answered, ended, set_work
 
 from scripted import new_work
+from service.application.job_files import RunFiles
+from service.application.retention import PruneReport, prune
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import WorkKind
-from service.pruning import PruneReport, prune
-from service.run_files import RunFiles
 from service.store.interface import Store
 from service.store.sql_store import open_store
 

@@ -14,12 +14,12 @@ import pytest
 from factories import CPU, CUDA, recommendation
 from forked import forked_starts
 from scripted import ScriptedRunner
+from service.application.rules.placement import check_goes_with_one_device
 from service.client import Client
 from service.domain.states import State
 from service.errors import UnsupportedJobError
 from service.executor.base import TrainingRun
 from service.executor.local import LocalExecutor
-from service.placement import check_goes_with_one_device
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 from tuner.training.launching.run_directory import ProgressLog, RunPaths

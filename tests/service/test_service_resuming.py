@@ -13,6 +13,7 @@ from stores import claimed, set_work
 
 from factories import CPU, recommendation, tuning_request
 from scripted import ScriptedRunner, Trainer, new_work, progress
+from service.application.rules.policy import Policy
 from service.bootstrap import System, build
 from service.client import Client
 from service.client.errors import ConflictError, NotAllowedError, NotFoundError
@@ -22,7 +23,6 @@ from service.domain.work import Job, JobSubmission, Problem
 from service.errors import NotFoundError as NothingError
 from service.errors import NotResumableError, QuotaExceededError, TargetNotAllowedError
 from service.executor.local import LocalExecutor
-from service.policy import Policy
 from service.settings import Settings
 from service.store.interface import Ending, Quota, Store
 from tuner.schemas.requests import TrainingRequest

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service import views
-from service.domain.api_keys import Caller
-from service.domain.states import RESUMABLE_STATES, WorkKind
-from service.domain.work import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission, QueuePlace
-from service.domain.workers import ServedDevice
-from service.errors import InfeasibleRecommendationError, InvalidInputError, NotOnThisHostError, NotResumableError
-from service.idempotency import Submitted, first_time
-from service.observability.tracing import current_trace_parent
-from service.placement import (
+from service.application import views
+from service.application.context import Desk, check_priority, model_name, payload
+from service.application.exports import exported
+from service.application.queue_positions import QueuePlaces
+from service.application.rules.idempotency import Submitted, first_time
+from service.application.rules.placement import (
     check_every_process_has_samples,
     check_goes_with_one_device,
     check_same_device,
     processes_of,
 )
+from service.domain.api_keys import Caller
+from service.domain.states import RESUMABLE_STATES, WorkKind
+from service.domain.work import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission, QueuePlace
+from service.domain.workers import ServedDevice
+from service.errors import InfeasibleRecommendationError, InvalidInputError, NotOnThisHostError, NotResumableError
+from service.observability.tracing import current_trace_parent
 from service.store.interface import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
-from service.use_cases.desk import Desk, check_priority, model_name, payload
-from service.use_cases.exports import exported
-from service.use_cases.queue_places import QueuePlaces
 from tuner.schemas.base import Document
 from tuner.schemas.results import Recommendation
 from tuner.schemas.workload import WorkloadSpec

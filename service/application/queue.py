@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from service.application.context import Desk
+from service.application.rules.wait_time import RECENT, Running, expected_waits
 from service.domain.states import State, WorkKind
 from service.domain.workers import DeviceList, DeviceStatus, Queue, QueueEntry
 from service.errors import NotFoundError
-from service.expected_waits import RECENT, Running, expected_waits
 from service.store.interface import SeenDevice, Waiting, WorkFilter, WorkRow
-from service.use_cases.desk import Desk
 
 
 class FleetCases:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from service import views
+from service.application import views
+from service.application.context import Desk
 from service.domain.work import ExportFormatList, ExportRequest
 from service.errors import NotFoundError
-from service.use_cases.desk import Desk
 from tuner.exports.base import Export, ExportedFile
 from tuner.exports.registry import TARGETS, export
 from tuner.schemas.results import Recommendation

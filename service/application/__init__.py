@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from service.application.api_keys import KeyCases
+from service.application.context import Desk
+from service.application.exports import ExportCases
+from service.application.jobs import JobCases
+from service.application.queue import FleetCases
+from service.application.queue_positions import QueuePlaces
+from service.application.rules.policy import Policy
+from service.application.statistics import SummaryCases
+from service.application.tunings import TuningCases
 from service.domain.work import Event
-from service.policy import Policy
+from service.store.hit_counter import Tally
 from service.store.interface import Store
-from service.tally import Tally
-from service.use_cases.desk import Desk
-from service.use_cases.exports import ExportCases
-from service.use_cases.fleet import FleetCases
-from service.use_cases.jobs import JobCases
-from service.use_cases.keys import KeyCases
-from service.use_cases.queue_places import QueuePlaces
-from service.use_cases.summary import SummaryCases
-from service.use_cases.tunings import TuningCases
 
 
 class UseCases:

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from service import views
+from service.application import views
+from service.application.context import Desk, check_priority, model_name, payload
+from service.application.queue_positions import QueuePlaces
+from service.application.rules.idempotency import Submitted, first_time
+from service.application.rules.warm_start import find_earlier
 from service.domain.api_keys import Caller
 from service.domain.states import WorkKind
 from service.domain.work import ProbeList, Tuning, TuningSubmission
 from service.domain.workers import ServedDevice
-from service.earlier import find_earlier
 from service.errors import NotFoundError
-from service.idempotency import Submitted, first_time
 from service.observability.tracing import current_trace_parent
+from service.store.hit_counter import Tally
 from service.store.interface import EVERYTHING, Idempotency, NewWork, RecommendationFilter, WorkFilter, WorkItem
-from service.tally import Tally
-from service.use_cases.desk import Desk, check_priority, model_name, payload
-from service.use_cases.queue_places import QueuePlaces
 from tuner.planning.session import Tuning as TuningCourse
 from tuner.schemas.requests import TuningRequest
 

@@ -12,8 +12,8 @@ import stat
 from datetime import UTC, datetime
 from pathlib import Path
 
+from service.application.rules.placement import PLACE_FILE
 from service.domain.work import Checkpoint
-from service.placement import PLACE_FILE
 from tuner.training.launching.run_directory import RunPaths
 
 _NAME = re.compile(r"\w+")

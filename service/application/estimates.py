@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from anyio import CapacityLimiter
 
+from service.application.rules.policy import Policy
 from service.domain.work import FieldFault, GpuList
 from service.errors import EstimatesBusyError, InvalidInputError
 from service.observability.metrics import Metrics
-from service.policy import Policy
 from tuner.errors import EstimateCancelledError, EstimateError
 from tuner.hardware.gpu_lookup import find_gpu
 from tuner.hardware.gpu_table import GPUS

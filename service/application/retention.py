@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from service.run_files import RunFiles
+from service.application.job_files import RunFiles
+from service.application.views import is_identifier
 from service.store.interface import Store
-from service.views import is_identifier
 from tuner.schemas.base import Document, NonNegativeInt
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from pydantic_core import PydanticSerializationError
 
-from service import views
+from service.application import views
+from service.application.job_files import RunFiles
+from service.application.rules.idempotency import OnceEach
+from service.application.rules.policy import Policy
 from service.domain.api_keys import Caller, Scope
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import WorkKind
@@ -19,9 +22,6 @@ from service.errors import (
     ScopeMissingError,
     UnknownDeviceError,
 )
-from service.idempotency import OnceEach
-from service.policy import Policy
-from service.run_files import RunFiles
 from service.store.interface import SeenDevice, Store, WorkFilter, WorkItem, WorkRow
 from tuner.schemas.base import Document
 from tuner.schemas.workload import PythonModel, TransformersModel, WorkloadSpec
