@@ -18,19 +18,19 @@ from service.application.readiness import Readiness
 from service.application.rules.policy import Policy
 from service.auth.api_keys import Access
 from service.auth.sessions import Sessions
-from service.coordinator import Coordinator, WorkerSettings
 from service.dashboard import routes as dashboard
 from service.errors import ConfigurationError
-from service.executor.base import Executor
-from service.executor.local import LocalExecutor
 from service.folders import make_own
 from service.observability.instruments import Instruments, open_spans
 from service.observability.metrics import Metrics
 from service.settings import Settings
 from service.store.interface import Quota, Store
 from service.store.sql_store import open_store
-from service.worker_process import WorkerProcess
-from service.workers import Workers
+from service.worker.device_worker import Coordinator, WorkerSettings
+from service.worker.executors.base import Executor
+from service.worker.executors.local import LocalExecutor
+from service.worker.hosting.child_process import WorkerProcess
+from service.worker.hosting.interface import Workers
 from tuner.estimation.pool import WarmEstimates
 from tuner.hardware import inventory
 from tuner.planning.fingerprint import installed_versions

@@ -1,6 +1,6 @@
 """The process of a host's workers that ``batchwright serve`` starts: descriptors and memory of its own, no clients.
 
-The process that serves the API controls it over a channel (see ``service.worker_process``). It ends with that process,
+The process that serves the API controls it over a channel (see ``service.worker.hosting.child_process``). It ends with that process,
 however that ends.
 """
 
@@ -18,7 +18,7 @@ from service.observability.logging import configure_logging
 from service.observability.metrics import snapshot
 from service.settings import Settings
 from service.signals import handling_signals
-from service.worker_channel import Channel
+from service.worker.hosting.channel import Channel
 from tuner.system.processes import die_with_parent
 
 Build = Callable[[Settings], WorkerSystem]

@@ -20,8 +20,8 @@ from service.observability.logging import configure_logging, say
 from service.settings import Settings
 from service.signals import exiting_at_signals, handling_signals
 from service.store.interface import KeyStore
-from service.worker_process import ENTRY
-from service.workers import Workers
+from service.worker.hosting.child_process import ENTRY
+from service.worker.hosting.interface import Workers
 
 _CLOSE_SECONDS = 5
 """What open connections get to end when the service stops; event streams end at once."""

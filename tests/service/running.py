@@ -20,10 +20,10 @@ from factories import CPU
 from scripted import ScriptedRunner, Trainer
 from service.bootstrap import System, app_of, build
 from service.client import Client
-from service.executor.inline import InlineExecutor
 from service.folders import make_own
 from service.settings import Settings
 from service.store.sql_store import open_store
+from service.worker.executors.inline import InlineExecutor
 
 
 @dataclass

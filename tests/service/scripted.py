@@ -9,8 +9,8 @@ from typing import Any
 from factories import CPU, tuning_request
 from service.domain.states import WorkKind
 from service.domain.workers import ServedDevice
-from service.executor.base import OnProgress, StopWithin, TrainingRun
 from service.store.interface import NewWork
+from service.worker.executors.base import OnProgress, StopWithin, TrainingRun
 from tuner.errors import ProbeCancelledError
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.results import CouplingCheck, ExpectedPeaks, Outcome, Phase, ProbeResult

@@ -15,10 +15,10 @@ from pathlib import Path
 from factories import CPU
 from scripted import ScriptedRunner
 from service.bootstrap import WorkerSystem, build_worker
-from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
-from service.executor.inline import InlineExecutor
 from service.hosted_worker import main
 from service.settings import Settings
+from service.worker.executors.base import Executor, OnProgress, StopWithin, TrainingRun
+from service.worker.executors.inline import InlineExecutor
 from tuner.schemas.results import DeviceInfo
 from tuner.schemas.training import RunOutcome, TrainingResult
 

@@ -30,8 +30,8 @@ from service.client import (
 from service.client.calls import AsyncCalls
 from service.domain.states import State, WorkKind
 from service.domain.work import Event, EventKind
-from service.executor.base import OnProgress, StopWithin, TrainingRun
 from service.openapi import export_openapi
+from service.worker.executors.base import OnProgress, StopWithin, TrainingRun
 from tuner.errors import WorkloadError
 from tuner.schemas.estimates import EstimateRequest
 from tuner.schemas.requests import TrainingRequest

@@ -12,14 +12,14 @@ import pytest
 
 from factories import CPU, mlp_spec, recommendation, tuning_request
 from scripted import SERVED, ScriptedRunner, Trainer, new_work, progress, until_stopped
-from service.coordinator import Coordinator, WorkerSettings
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
 from service.errors import DeviceTakenError, StoreUnavailableError
-from service.executor.base import OnProgress, StopWithin, TrainingRun
-from service.executor.inline import InlineExecutor, TrainFunction
 from service.store.interface import Store, WorkItem
+from service.worker.device_worker import Coordinator, WorkerSettings
+from service.worker.executors.base import OnProgress, StopWithin, TrainingRun
+from service.worker.executors.inline import InlineExecutor, TrainFunction
 from tuner.errors import ProbeError, SpecError
 from tuner.planning.session import Tuning
 from tuner.schemas.requests import ExpectationRequest, TrainingRequest, TuningRequest
@@ -424,7 +424,7 @@ def test_a_device_is_served_once(
     store: Store, start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second service on the same data folder is refused, naming the device and the holder."""
-    monkeypatch.setattr("service.coordinator._LOCK_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("service.worker.device_worker._LOCK_WAIT_SECONDS", 0.0)
     start(ScriptedRunner(37))
     second = Coordinator(store, [InlineExecutor(CPU, ScriptedRunner(37), no_training)], {}, worker_settings(tmp_path))
     with pytest.raises(DeviceTakenError, match=r"cpu is served by host:"):

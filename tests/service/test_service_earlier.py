@@ -20,18 +20,18 @@ from service.application import UseCases
 from service.application.rules.policy import Policy
 from service.application.rules.warm_start import recall_earlier
 from service.client import Client
-from service.coordinator import Coordinator, WorkerSettings
 from service.domain.api_keys import KEYLESS
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
 from service.domain.work import Tuning as TuningView
 from service.domain.work import TuningPage, TuningSubmission
 from service.domain.workers import ServedDevice
-from service.executor.inline import InlineExecutor
 from service.store.database.engine import open_engine, writing
 from service.store.database.migrate import configuration, upgrade
 from service.store.interface import Ending, Store, WorkItem
 from service.store.sql_store import SqlStore, open_store
+from service.worker.device_worker import Coordinator, WorkerSettings
+from service.worker.executors.inline import InlineExecutor
 from tuner.hardware.inventory import find_device
 from tuner.planning.session import ProbeRunner, Tuning
 from tuner.probing.supervisor import ProbeSupervisor

@@ -13,9 +13,9 @@ import pytest
 
 from factories import CPU, mlp_spec, recommendation, tuning_request
 from scripted import ScriptedRunner, progress, until_stopped
-from service.executor.base import DeviceBusyError, Executor, OnProgress, StopWithin, TrainingRun
-from service.executor.inline import InlineExecutor
-from service.executor.local import LocalExecutor
+from service.worker.executors.base import DeviceBusyError, Executor, OnProgress, StopWithin, TrainingRun
+from service.worker.executors.inline import InlineExecutor
+from service.worker.executors.local import LocalExecutor
 from tuner.errors import ProbeCancelledError, SpecError
 from tuner.schemas.requests import ProbeRequest, TrainingRequest
 from tuner.schemas.results import Outcome

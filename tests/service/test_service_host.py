@@ -21,17 +21,17 @@ from test_service_coordinator import PATIENCE_SECONDS, VERSIONS, ended, queue_jo
 
 from factories import CPU, recommendation
 from scripted import ScriptedRunner, Trainer, new_work
-from service.coordinator import Coordinator
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
-from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
-from service.executor.inline import InlineExecutor
-from service.executor.local import LocalExecutor
-from service.health import Health
 from service.observability.instruments import Instruments
 from service.store.interface import Store
 from service.store.models import PROVEN_SECONDS
+from service.worker.device_worker import Coordinator
+from service.worker.executors.base import Executor, OnProgress, StopWithin, TrainingRun
+from service.worker.executors.inline import InlineExecutor
+from service.worker.executors.local import LocalExecutor
+from service.worker.host_health import Health
 from tuner.errors import CheckLostError, ProbeError, SpecError
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Outcome, ProbeResult
@@ -313,7 +313,7 @@ def test_trouble_that_follows_the_work_is_the_works_own(
     store: Store, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that meets it every time, on a host that is well each time, fails with the words; the next one runs."""
-    monkeypatch.setattr("service.health._FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("service.worker.host_health._FIRST_PAUSE_SECONDS", 0.001)
     first = queue_job(store, updates=3)
     calls: list[Path] = []
 

@@ -20,11 +20,11 @@ from factories import CPU, recommendation, tuning_request
 from forked import forked_starts
 from scripted import ScriptedRunner
 from service.errors import ConfigurationError
-from service.executor.base import TrainingRun
-from service.executor.local import LocalExecutor
 from service.observability.instruments import open_spans
 from service.observability.logging import RepeatLimit, configure_logging, logging_about, say, sparse_logger
 from service.observability.tracing import Spans, current_trace_parent, parse_trace_parent, within_trace
+from service.worker.executors.base import TrainingRun
+from service.worker.executors.local import LocalExecutor
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import ProbeRequest, TrainingRequest
 from tuner.schemas.results import Outcome

@@ -26,10 +26,10 @@ from service.errors import (
     StoreUnavailableError,
     problem_of,
 )
-from service.hold import Hold, LeaseTerms, Stop
-from service.locks import DeviceLock
 from service.settings import Settings
 from service.store.interface import Store
+from service.worker.device_lock import DeviceLock
+from service.worker.lease import Hold, LeaseTerms, Stop
 from tuner.errors import TuningFailedError
 
 TERMS = LeaseTerms(lease_seconds=10.0, shutdown_grace_seconds=7.0)

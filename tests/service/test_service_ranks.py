@@ -18,8 +18,8 @@ from service.application.rules.placement import check_goes_with_one_device
 from service.client import Client
 from service.domain.states import State
 from service.errors import UnsupportedJobError
-from service.executor.base import TrainingRun
-from service.executor.local import LocalExecutor
+from service.worker.executors.base import TrainingRun
+from service.worker.executors.local import LocalExecutor
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 from tuner.training.launching.run_directory import ProgressLog, RunPaths

@@ -22,9 +22,9 @@ from service.domain.states import State, WorkKind
 from service.domain.work import Job, JobSubmission, Problem
 from service.errors import NotFoundError as NothingError
 from service.errors import NotResumableError, QuotaExceededError, TargetNotAllowedError
-from service.executor.local import LocalExecutor
 from service.settings import Settings
 from service.store.interface import Ending, Quota, Store
+from service.worker.executors.local import LocalExecutor
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingResult
 

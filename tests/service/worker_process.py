@@ -16,10 +16,10 @@ from pathlib import Path
 from factories import CPU
 from scripted import ScriptedRunner
 from service.bootstrap import build_worker
-from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
-from service.executor.inline import InlineExecutor
-from service.executor.local import LocalExecutor
 from service.settings import Settings
+from service.worker.executors.base import Executor, OnProgress, StopWithin, TrainingRun
+from service.worker.executors.inline import InlineExecutor
+from service.worker.executors.local import LocalExecutor
 from service.working import work_system
 from tuner.schemas.results import DeviceInfo
 from tuner.schemas.training import RunOutcome, TrainingResult

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from typing_extensions import override
 
-from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
+from service.worker.executors.base import Executor, OnProgress, StopWithin, TrainingRun
 from tuner.planning.session import ProbeRunner
 from tuner.schemas.results import DeviceInfo
 from tuner.schemas.training import TrainingResult

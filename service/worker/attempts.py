@@ -6,13 +6,13 @@ import logging
 from datetime import UTC, datetime
 
 from service.domain.states import State
-from service.driver import Driver, Site, StoppedError
 from service.errors import ConflictError, NotFoundError, StaleLeaseError, StoreUnavailableError, stored_problem
-from service.hold import Hold, Stop
 from service.observability.instruments import Instruments
 from service.observability.logging import logging_about
 from service.observability.tracing import Attribute, SpanKind
 from service.store.interface import Claim, Ending, Lease, Store
+from service.worker.lease import Hold, Stop
+from service.worker.runner import Driver, Site, StoppedError
 from tuner.errors import HostTroubleError
 from tuner.system.host_failures import Trouble, trouble_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from service.executor.base import Executor, OnProgress, StopWithin, TrainingRun
+from service.worker.executors.base import Executor, OnProgress, StopWithin, TrainingRun
 from tuner.hardware import inventory
 from tuner.planning.session import ProbeRunner
 from tuner.schemas.results import DeviceInfo

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from service.attempts import Attempts
 from service.domain.workers import ServedDevice
-from service.driver import Driver, Site
 from service.errors import DeviceTakenError, ServiceError, StoreUnavailableError
-from service.executor.base import Executor
-from service.health import Health
-from service.hold import Hold, LeaseTerms, Stop
-from service.locks import DeviceLock, folder_identity
 from service.observability.instruments import Instruments
 from service.observability.logging import logging_about, sparse_logger
 from service.store.interface import SeenDevice, Store
+from service.worker.attempts import Attempts
+from service.worker.device_lock import DeviceLock, folder_identity
+from service.worker.executors.base import Executor
+from service.worker.host_health import Health
+from service.worker.lease import Hold, LeaseTerms, Stop
+from service.worker.runner import Driver, Site
 from tuner.system.host_failures import Cause, Trouble, check_host, trouble_of
 
 _log = logging.getLogger(__name__)

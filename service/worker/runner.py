@@ -15,11 +15,11 @@ from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
 from service.domain.workers import ServedDevice
 from service.errors import ServiceError, stored_problem
-from service.executor.base import Executor, TrainingRun
-from service.health import Health
-from service.hold import Hold
 from service.observability.instruments import Instruments
 from service.store.interface import Claim, Ending, Store, WorkItem
+from service.worker.executors.base import Executor, TrainingRun
+from service.worker.host_health import Health
+from service.worker.lease import Hold
 from tuner.errors import BatchwrightError, HostTroubleError, ProbeCancelledError
 from tuner.planning.session import Tuning, ask_what_ifs, judge_coupling, look_ahead
 from tuner.schemas.requests import ProbeRequest, TuningRequest

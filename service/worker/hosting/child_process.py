@@ -18,7 +18,7 @@ from service import errors
 from service.errors import ConfigurationError, ServiceError
 from service.observability.metrics import families_in
 from service.settings import Settings
-from service.worker_channel import Channel
+from service.worker.hosting.channel import Channel
 from tuner.system.processes import reap, zombies
 
 _log = logging.getLogger(__name__)
