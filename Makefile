@@ -152,7 +152,7 @@ conformance: $(VENV)/dev $(TOOLS)/python/ready $(TOOLS)/node/ready $(TOOLS)/prom
 	$(BIN)/python tests/service/check_conformance.py $(TOOLS)
 
 openapi: $(VENV)/dev  ## Export openapi/openapi.json
-	$(BIN)/python -m service.openapi > openapi/openapi.json
+	$(BIN)/python -m service.entrypoints.export_openapi > openapi/openapi.json
 
 lock: $(VENV)/dev  ## Pin the versions of constraints.txt by hash, in requirements/
 	$(PIP) uv==0.13.9

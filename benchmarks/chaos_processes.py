@@ -29,7 +29,7 @@ class Found:
             ("tuner.probing.child.fork_server", "fork server"),
             ("tuner.training.worker", "training"),
             ("tuner.cli work", "worker"),
-            ("service.hosted_worker", "worker"),
+            ("service.entrypoints.hosted_worker", "worker"),
             ("tuner.cli serve", "service"),
         ):
             if words in self.command:

@@ -16,7 +16,7 @@ from scripted import ScriptedRunner, Trainer
 from service.application.estimates import EstimateLimits, Estimates
 from service.application.rules.policy import Policy
 from service.bootstrap import build
-from service.server import serve_system
+from service.entrypoints.serve import serve_system
 from service.settings import Settings
 from service.worker.executors.inline import InlineExecutor
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict

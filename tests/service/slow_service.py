@@ -13,7 +13,7 @@ from slow_worker import executor
 
 from factories import CPU
 from service.bootstrap import build
-from service.server import serve_system
+from service.entrypoints.serve import serve_system
 from service.settings import Settings
 
 

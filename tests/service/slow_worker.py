@@ -15,7 +15,7 @@ from pathlib import Path
 from factories import CPU
 from scripted import ScriptedRunner
 from service.bootstrap import WorkerSystem, build_worker
-from service.hosted_worker import main
+from service.entrypoints.hosted_worker import main
 from service.settings import Settings
 from service.worker.executors.base import Executor, OnProgress, StopWithin, TrainingRun
 from service.worker.executors.inline import InlineExecutor

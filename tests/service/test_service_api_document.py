@@ -14,7 +14,7 @@ from running import Running
 
 from service.api.examples import ANSWERS, REQUESTS
 from service.domain import api_keys, work
-from service.openapi import export_openapi
+from service.entrypoints.export_openapi import export_openapi
 from tuner.schemas.estimates import EstimateRequest
 from tuner.schemas.results import Recommendation
 
@@ -30,8 +30,10 @@ LINKS = [
 
 
 def test_the_document_in_the_repository_is_the_services_own() -> None:
-    """`openapi/openapi.json` is what `python -m service.openapi` writes."""
-    assert PATH.read_text(encoding="utf-8") == export_openapi(), "run: python -m service.openapi > openapi/openapi.json"
+    """`openapi/openapi.json` is what `python -m service.entrypoints.export_openapi` writes."""
+    assert PATH.read_text(encoding="utf-8") == export_openapi(), (
+        "run: python -m service.entrypoints.export_openapi > openapi/openapi.json"
+    )
 
 
 def test_the_document_describes_every_call(shared_service: Running) -> None:

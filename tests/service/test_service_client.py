@@ -30,7 +30,7 @@ from service.client import (
 from service.client.calls import AsyncCalls
 from service.domain.states import State, WorkKind
 from service.domain.work import Event, EventKind
-from service.openapi import export_openapi
+from service.entrypoints.export_openapi import export_openapi
 from service.worker.executors.base import OnProgress, StopWithin, TrainingRun
 from tuner.errors import WorkloadError
 from tuner.schemas.estimates import EstimateRequest

@@ -16,7 +16,7 @@ from processes import LISTENS, PATIENCE_SECONDS, Spoken, slow_service, spoken, w
 from starlette.types import Receive, Scope, Send
 
 from factories import tuning_request
-from service.connections import BoundedListener, ConnectionLimits, Connections, Phase, bounded, limits_here
+from service.entrypoints.connections import BoundedListener, ConnectionLimits, Connections, Phase, bounded, limits_here
 
 DESCRIPTORS = 256
 HALF_HEAD = b"POST /v1/tunings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-"

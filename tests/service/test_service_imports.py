@@ -39,10 +39,13 @@ def test_the_sdk_imports_no_more_of_the_service_than_its_documents() -> None:
 
 def test_the_service_never_imports_torch() -> None:
     """Neither the API nor the workers' own process loads torch."""
-    assert run("import sys, service.server, service.openapi; print('torch' in sys.modules)") == "False"
+    assert (
+        run("import sys, service.entrypoints.serve, service.entrypoints.export_openapi; print('torch' in sys.modules)")
+        == "False"
+    )
 
 
 def test_the_service_runs_where_torch_cannot_be_imported() -> None:
     """A whole service is built, its document included, with torch blocked."""
-    code = "from service.openapi import export_openapi; print(len(export_openapi()) > 1000)"
+    code = "from service.entrypoints.export_openapi import export_openapi; print(len(export_openapi()) > 1000)"
     assert run(BLOCK.format(blocked={"torch"}) + code) == "True"

@@ -31,8 +31,8 @@ from service.client import ApiError, Client, ClientError
 from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
 from service.domain.states import State
 from service.domain.work import Problem
+from service.entrypoints.serve import check_and_build
 from service.errors import ConfigurationError, NotAuthenticatedError, StoreUnavailableError
-from service.server import check_and_build
 from service.settings import Settings
 from service.store.interface import KeyStore, Store
 

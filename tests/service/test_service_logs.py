@@ -299,7 +299,7 @@ def test_a_jobs_process_has_the_trace(tmp_path: Path) -> None:
 def test_nothing_of_opentelemetry_is_imported_unless_asked_for() -> None:
     """A service is built without it."""
     code = (
-        "import sys, service.server, service.working; from service.observability.instruments import open_spans; open_spans('1', {});"
+        "import sys, service.entrypoints.serve, service.entrypoints.work; from service.observability.instruments import open_spans; open_spans('1', {});"
         "print([it for it in sys.modules if it.startswith('opentelemetry.sdk')], 'service.observability.opentelemetry' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

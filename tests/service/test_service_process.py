@@ -22,8 +22,8 @@ from scripted import ScriptedRunner
 from service.client import Client
 from service.domain.states import State
 from service.domain.work import Event
+from service.entrypoints.serve import serve
 from service.errors import ConfigurationError, DeviceTakenError
-from service.server import serve
 from service.settings import Settings
 from tuner.planning.session import Tuning
 from tuner.schemas.requests import TrainingRequest
@@ -278,7 +278,7 @@ from dataclasses import replace
 from pathlib import Path
 from service.bootstrap import build
 from service.errors import ServiceError
-from service.server import serve_system
+from service.entrypoints.serve import serve_system
 from service.settings import Settings
 
 other = socket.socket()

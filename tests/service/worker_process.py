@@ -16,11 +16,11 @@ from pathlib import Path
 from factories import CPU
 from scripted import ScriptedRunner
 from service.bootstrap import build_worker
+from service.entrypoints.work import work_system
 from service.settings import Settings
 from service.worker.executors.base import Executor, OnProgress, StopWithin, TrainingRun
 from service.worker.executors.inline import InlineExecutor
 from service.worker.executors.local import LocalExecutor
-from service.working import work_system
 from tuner.schemas.results import DeviceInfo
 from tuner.schemas.training import RunOutcome, TrainingResult
 

@@ -11,8 +11,8 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
-from service.commands import keys, prune
-from service.run_commands import serve, work
+from service.cli.admin import keys, prune
+from service.cli.serve import serve, work
 from tuner.cli import options
 from tuner.cli.arguments import (
     check_file,

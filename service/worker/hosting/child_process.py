@@ -23,7 +23,7 @@ from tuner.system.processes import reap, zombies
 
 _log = logging.getLogger(__name__)
 
-ENTRY = "service.hosted_worker"
+ENTRY = "service.entrypoints.hosted_worker"
 _FIRST_DELAY_SECONDS = 0.2
 _LONGEST_DELAY_SECONDS = 30.0
 _STABLE_SECONDS = 60.0

@@ -1,4 +1,4 @@
-"""Writes the OpenAPI document: ``python -m service.openapi > openapi/openapi.json``."""
+"""Writes the OpenAPI document: ``python -m service.entrypoints.export_openapi > openapi/openapi.json``."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def serve(
     """
     given = {"host": host, "port": port, "database_url": database_url, "metrics_port": metrics_port}
     with _settings(given | {"worker": False if no_worker else None}) as settings:
-        from service.server import serve as run_server  # noqa: PLC0415 - see the module's docstring
+        from service.entrypoints.serve import serve as run_server  # noqa: PLC0415 - see the module's docstring
 
         run_server(settings)
 
@@ -82,7 +82,7 @@ def work(
     """
     given = {"devices": tuple(device) if device else None, "database_url": database_url, "metrics_port": metrics_port}
     with _settings(given) as settings:
-        from service.working import work as run_worker  # noqa: PLC0415 - see the module's docstring
+        from service.entrypoints.work import work as run_worker  # noqa: PLC0415 - see the module's docstring
 
         run_worker(settings)
 

@@ -14,11 +14,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.bootstrap import System, app_of, build
-from service.connections import BoundedListener, Connections, bounded, limit_repeated_messages, limits_here
+from service.entrypoints.connections import BoundedListener, Connections, bounded, limit_repeated_messages, limits_here
+from service.entrypoints.signals import exiting_at_signals, handling_signals
 from service.errors import ConfigurationError, ServiceError
 from service.observability.logging import configure_logging, say
 from service.settings import Settings
-from service.signals import exiting_at_signals, handling_signals
 from service.store.interface import KeyStore
 from service.worker.hosting.child_process import ENTRY
 from service.worker.hosting.interface import Workers

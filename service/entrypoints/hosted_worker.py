@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from service.bootstrap import WorkerSystem, build_worker
+from service.entrypoints.signals import handling_signals
 from service.errors import ServiceError
 from service.observability.logging import configure_logging
 from service.observability.metrics import snapshot
 from service.settings import Settings
-from service.signals import handling_signals
 from service.worker.hosting.channel import Channel
 from tuner.system.processes import die_with_parent
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from service.bootstrap import WorkerSystem, build_worker
+from service.entrypoints.signals import handling_signals
 from service.observability.logging import configure_logging, say
 from service.settings import Settings
-from service.signals import handling_signals
 
 
 def work(settings: Settings) -> None:
