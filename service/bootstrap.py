@@ -9,9 +9,9 @@ from importlib import metadata
 
 from fastapi import FastAPI
 
-from service.api import watching
 from service.api.app import AppOptions, Parts, make_app
 from service.api.authentication import Doors
+from service.api.routes import health
 from service.application import UseCases
 from service.application.estimates import EstimateLimits, Estimates
 from service.application.readiness import Readiness
@@ -113,7 +113,7 @@ def app_of(system: System, settings: Settings) -> FastAPI:
     parts = Parts(system.cases, system.estimates, Doors(system.access, Sessions(system.store.sessions, system.access)))
     app = make_app(parts, options, on_start=system.start, on_stop=system.stop)
     readiness = Readiness(system.store, settings.lease_seconds, settings.ready_queue_seconds)
-    watching.install(app, system.instruments, readiness)
+    health.install(app, system.instruments, readiness)
     dashboard.install(app, parts.doors, options.version)
     return app
 

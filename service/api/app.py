@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from service.api import estimates, exports, jobs, keys, operations, recommendations, tunings
 from service.api.authentication import Doors
-from service.api.document import DESCRIPTION, TAGS, install_document
-from service.api.feed import ChangeFeed
-from service.api.guard import Guard, PagePaths
+from service.api.events.change_feed import ChangeFeed
+from service.api.middleware.security import Guard, PagePaths
+from service.api.openapi import DESCRIPTION, TAGS, install_document
 from service.api.problems import COMMON_STATUSES, declared, install_handlers
-from service.api.reads import Reads
+from service.api.reads.coalesced import Reads
+from service.api.routes import api_keys, estimates, exports, jobs, operations, recommendations, tunings
 from service.application import UseCases
 from service.application.estimates import Estimates
 
@@ -70,7 +70,7 @@ def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on
     app.state.doors = parts.doors
     app.state.feed = feed
     app.state.reads = Reads(parts.cases)
-    for module in (recommendations, tunings, jobs, exports, estimates, keys, operations):  # most asked first
+    for module in (recommendations, tunings, jobs, exports, estimates, api_keys, operations):  # most asked first
         app.router.routes.extend(module.router.routes)  # `include_router` would match every request twice
     install_document(app)
     install_handlers(app)

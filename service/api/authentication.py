@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, cookie_parser
 from starlette.types import Scope as AsgiScope
 
-from service.api.docs_files import DOCS_FILES
+from service.api.docs_page import DOCS_FILES
 from service.auth.api_keys import Access
 from service.auth.sessions import Sessions
 from service.domain.api_keys import Caller, Scope

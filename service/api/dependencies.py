@@ -10,9 +10,9 @@ from fastapi import Depends, Header, Path, Query, Request
 from pydantic import BeforeValidator, ValidationError, WithJsonSchema, WrapValidator
 
 from service.api.authentication import Calling, Lasting
-from service.api.feed import ChangeFeed
-from service.api.following import Watch
-from service.api.reads import Reads
+from service.api.events.change_feed import ChangeFeed
+from service.api.events.streaming import Watch
+from service.api.reads.coalesced import Reads
 from service.application import UseCases
 from service.application.estimates import Estimates
 from service.domain.states import State

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from fastapi import Response
 from starlette.datastructures import Headers
 
-from service.api.compression import compressed, takes_gzip
+from service.api.middleware.compression import compressed, takes_gzip
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "

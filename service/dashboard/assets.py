@@ -12,8 +12,8 @@ from pathlib import Path
 from fastapi import Response
 from starlette.datastructures import Headers
 
-from service.api.compression import compressed, takes_gzip
-from service.api.conditional import conditional, tagged
+from service.api.etags import conditional, tagged
+from service.api.middleware.compression import compressed, takes_gzip
 from service.dashboard.answers import PROTECTING
 from service.errors import ConfigurationError
 

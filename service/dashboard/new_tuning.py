@@ -11,8 +11,8 @@ from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from service.api import examples
-from service.api.compression import compressed, takes_gzip
-from service.api.conditional import conditional, tagged
+from service.api.etags import conditional, tagged
+from service.api.middleware.compression import compressed, takes_gzip
 from service.errors import InvalidInputError
 from tuner.schemas.yaml_loader import Loader, fault_in_words
 

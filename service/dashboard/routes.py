@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from service.api.authentication import Doors
-from service.api.guard import PagePaths
+from service.api.middleware.security import PagePaths
 from service.dashboard import new_tuning, sign_in
 from service.dashboard.answers import page
 from service.dashboard.assets import Assets

@@ -13,7 +13,7 @@ from running import Running, StartService
 
 from factories import recommendation
 from scripted import ScriptedRunner, Trainer, until_stopped
-from service.api.conditional import conditional, tagged
+from service.api.etags import conditional, tagged
 from service.domain.work import JobSubmission
 
 

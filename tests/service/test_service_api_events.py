@@ -17,11 +17,11 @@ from running import Running, StartService
 
 from factories import recommendation, tuning_request
 from scripted import ScriptedRunner, Trainer, until_stopped
-from service.api import following
-from service.api.conditional import Tagged, tagged
-from service.api.feed import ChangeFeed
-from service.api.following import Watch
-from service.api.gathering import GatheredByKey
+from service.api.etags import Tagged, tagged
+from service.api.events import streaming
+from service.api.events.change_feed import ChangeFeed
+from service.api.events.streaming import Watch
+from service.api.reads.coalescing import GatheredByKey
 from service.client import Client
 from service.domain.api_keys import KEYLESS, Caller
 from service.domain.states import State
@@ -117,7 +117,7 @@ def _watch(read_events: Callable[[tuple[str, int]], list[Event]]) -> Watch:
 @pytest.mark.anyio
 async def test_a_stream_of_what_was_deleted_ends() -> None:
     """There is no event and never will be one: the follower is not kept."""
-    lines = [line async for line in following._lines("tun_1", _watch(lambda _: []), 3)]
+    lines = [line async for line in streaming._lines("tun_1", _watch(lambda _: []), 3)]
     assert lines == [": following\nretry: 1000\n\n"]
 
 
@@ -128,7 +128,7 @@ async def test_a_stream_ends_quietly_while_the_database_is_away() -> None:
     def away(_: tuple[str, int]) -> list[Event]:
         raise StoreUnavailableError("the database is away")
 
-    assert len([line async for line in following._lines("tun_1", _watch(away), 0)]) == 1
+    assert len([line async for line in streaming._lines("tun_1", _watch(away), 0)]) == 1
 
 
 @pytest.mark.anyio
@@ -144,4 +144,4 @@ async def test_a_wait_for_what_is_deleted_ends(client: Client) -> None:
         raise NotFoundError("it was deleted")
 
     with pytest.raises(NotFoundError):
-        await following.polled(read, _watch(lambda _: []), following.Poll(60.0, None))
+        await streaming.polled(read, _watch(lambda _: []), streaming.Poll(60.0, None))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.api.feed import ChangeFeed
-from service.api.gathering import MOST_AT_ONCE, Gathered, GatheredByKey
+from service.api.events.change_feed import ChangeFeed
+from service.api.reads.coalescing import MOST_AT_ONCE, Gathered, GatheredByKey
 from service.errors import StoreUnavailableError
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ import pytest
 from asking import body, ended, problem_in
 from running import Running
 
-from service.api import recommendations, tunings
+from service.api.routes import recommendations, tunings
 from service.domain.api_keys import Scope, make_key
 
 

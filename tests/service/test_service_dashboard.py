@@ -17,7 +17,7 @@ import pytest
 from fastapi import FastAPI
 
 from scripted import new_work
-from service.api import following
+from service.api.events import streaming
 from service.auth import api_keys as access_module
 from service.auth.sessions import SESSION_SECONDS, csrf_token_of
 from service.bootstrap import System, app_of, build
@@ -492,7 +492,7 @@ def test_a_stream_of_events_takes_the_cookie(
 ) -> None:
     """It is followed as with a key, and ends when the key does."""
     monkeypatch.setattr(access_module, "TRUST_SECONDS", 0.01)
-    monkeypatch.setattr(following, "_KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(streaming, "_KEEP_ALIVE_SECONDS", 0.05)
     ending = new_key(locked[0], Scope.ADMIN)
     work = new_work("tun_" + "7" * 32, key_id=ending.split("_")[1])
     locked[0].store.add(work)

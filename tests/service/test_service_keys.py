@@ -22,9 +22,9 @@ from running import Running, StartService, running
 import service.api
 from factories import tuning_request
 from scripted import ScriptedRunner, Trainer, new_work, until_stopped
-from service.api import following
 from service.api.authentication import PUBLIC_PATHS
-from service.api.docs_files import DOCS_FILES
+from service.api.docs_page import DOCS_FILES
+from service.api.events import streaming
 from service.auth import api_keys as access_module
 from service.auth.api_keys import TRUST_SECONDS, Access
 from service.client import ApiError, Client, ClientError
@@ -111,7 +111,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def short_trust(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are looked up again at once, and idle streams look around often."""
     monkeypatch.setattr(access_module, "TRUST_SECONDS", 0.02)
-    monkeypatch.setattr(following, "_KEEP_ALIVE_SECONDS", 0.1)
+    monkeypatch.setattr(streaming, "_KEEP_ALIVE_SECONDS", 0.1)
 
 
 # --- every route ---

@@ -13,8 +13,8 @@ from asking import problem_in
 from running import Running, StartService
 
 from factories import recommendation, tuning_request
-from service.api.host_names import host_name
-from service.api.json_bounds import DEEPEST, MOST_VALUES, check_structure
+from service.api.middleware.host_names import host_name
+from service.api.middleware.json_bounds import DEEPEST, MOST_VALUES, check_structure
 from service.domain.api_keys import Scope, make_key
 from service.errors import BodyTooLargeError, MalformedJsonError
 

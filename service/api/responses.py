@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import Response
 
-from service.api.following import RETRY_AFTER
+from service.api.events.streaming import RETRY_AFTER
 from service.api.problems import RETRY_AFTER_HEADER
 from service.application.rules.idempotency import Submitted
 from service.domain.work import EventKind

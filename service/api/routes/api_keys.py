@@ -8,10 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Path, Response
 
 from service.api import examples
-from service.api.answers import Responses, links
 from service.api.authentication import Calling, needs
 from service.api.dependencies import Cases, strictly
 from service.api.problems import ALWAYS, declared
+from service.api.responses import Responses, links
 from service.api.strict_route import StrictRoute
 from service.domain.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
 

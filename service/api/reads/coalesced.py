@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.api.conditional import Tagged, tagged, tagged_with_aside
-from service.api.gathering import Gathered, GatheredByKey
+from service.api.etags import Tagged, tagged, tagged_with_aside
+from service.api.reads.coalescing import Gathered, GatheredByKey
 from service.application import UseCases
 from service.domain.work import Event, Job, Tuning
 from service.store.interface import RecommendationFilter, WorkFilter

@@ -9,19 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Request, Response
 
 from service.api import examples
-from service.api.answers import (
-    DELETED,
-    EVENT_STREAM,
-    QUEUED_HEADERS,
-    SUBMITTED_HEADERS,
-    Responses,
-    json_response,
-    links,
-    on_success,
-    submitted,
-)
 from service.api.authentication import Calling, needs
-from service.api.conditional import NOT_MODIFIED, TAG_HEADERS
 from service.api.dependencies import (
     Cases,
     DeviceFilter,
@@ -39,10 +27,22 @@ from service.api.dependencies import (
     Watching,
     strictly,
 )
-from service.api.following import Poll, event_stream, polled
+from service.api.etags import NOT_MODIFIED, TAG_HEADERS
+from service.api.events.streaming import Poll, event_stream, polled
 from service.api.problems import ALWAYS, RETRY_AFTER_HEADER, declared
-from service.api.reads import Page, Reads
-from service.api.shortcuts import ShortcutRoute, plain_page, shortcut
+from service.api.reads.coalesced import Page, Reads
+from service.api.reads.fast_path import ShortcutRoute, plain_page, shortcut
+from service.api.responses import (
+    DELETED,
+    EVENT_STREAM,
+    QUEUED_HEADERS,
+    SUBMITTED_HEADERS,
+    Responses,
+    json_response,
+    links,
+    on_success,
+    submitted,
+)
 from service.domain.api_keys import Scope
 from service.domain.work import ProbeList, Tuning, TuningPage, TuningSubmission
 from service.store.interface import EVERYTHING, WorkFilter, in_states

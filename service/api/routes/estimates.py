@@ -15,7 +15,7 @@ from fastapi import APIRouter, Body, Request
 from service.api import examples
 from service.api.authentication import needs
 from service.api.dependencies import Estimating, Feed, strictly
-from service.api.feed import ChangeFeed
+from service.api.events.change_feed import ChangeFeed
 from service.api.problems import ALWAYS, declared
 from service.api.strict_route import StrictRoute
 from service.domain.api_keys import Scope

@@ -9,9 +9,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from service.api.compression import compressed, takes_gzip
-from service.api.conditional import conditional, tagged
-from service.api.docs_files import DOCS_FILES, PAGE, DocsFile
+from service.api.docs_page import DOCS_FILES, PAGE, DocsFile
+from service.api.etags import conditional, tagged
+from service.api.middleware.compression import compressed, takes_gzip
 from service.domain.work import Event
 
 DESCRIPTION = """\

@@ -10,7 +10,7 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 
 from service.api.authentication import METRICS_PATH, needs
-from service.api.observed import Observed
+from service.api.middleware.observability import Observed
 from service.api.problems import declared
 from service.api.strict_route import StrictRoute
 from service.application.readiness import Readiness

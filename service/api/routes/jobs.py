@@ -9,18 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Response
 
 from service.api import examples
-from service.api.answers import (
-    DELETED,
-    EVENT_STREAM,
-    QUEUED_HEADERS,
-    Responses,
-    json_response,
-    links,
-    on_success,
-    submitted,
-)
 from service.api.authentication import Calling, needs
-from service.api.conditional import NOT_MODIFIED, TAG_HEADERS
 from service.api.dependencies import (
     Cases,
     DeviceFilter,
@@ -38,9 +27,20 @@ from service.api.dependencies import (
     Watching,
     strictly,
 )
-from service.api.following import Poll, event_stream, polled
+from service.api.etags import NOT_MODIFIED, TAG_HEADERS
+from service.api.events.streaming import Poll, event_stream, polled
 from service.api.problems import ALWAYS, RETRY_AFTER_HEADER, declared
-from service.api.reads import Page
+from service.api.reads.coalesced import Page
+from service.api.responses import (
+    DELETED,
+    EVENT_STREAM,
+    QUEUED_HEADERS,
+    Responses,
+    json_response,
+    links,
+    on_success,
+    submitted,
+)
 from service.api.strict_route import StrictRoute
 from service.domain.api_keys import Scope
 from service.domain.work import CheckpointList, ConfiguredJob, Job, JobPage, JobSubmission

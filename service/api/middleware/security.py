@@ -12,8 +12,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.authentication import HEALTH_PATHS, METRICS_PATH, PUBLIC_PATHS, Doors, identify
-from service.api.host_names import host_name
-from service.api.json_bounds import check_structure
+from service.api.middleware.host_names import host_name
+from service.api.middleware.json_bounds import check_structure
 from service.api.problems import problem_response
 from service.auth.sessions import csrf_token_of
 from service.errors import (

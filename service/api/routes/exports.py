@@ -10,11 +10,11 @@ from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import WithJsonSchema
 
 from service.api import examples
-from service.api.answers import Responses, links, on_success
 from service.api.authentication import needs
-from service.api.conditional import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from service.api.dependencies import Cases, IfNoneMatch, RecommendationId
+from service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from service.api.problems import ALWAYS, declared
+from service.api.responses import Responses, links, on_success
 from service.api.strict_route import StrictRoute
 from service.domain.api_keys import Scope
 from service.domain.work import ExportFormatList, ExportRequest

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 
 from service.api.authentication import check_scope
-from service.api.reads import Reads
+from service.api.reads.coalesced import Reads
 from service.api.strict_route import Handler, StrictRoute
 from service.domain.api_keys import Scope
 

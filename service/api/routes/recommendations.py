@@ -7,9 +7,7 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request, Response
 
 from service.api import examples
-from service.api.answers import json_response, links, on_success
 from service.api.authentication import needs
-from service.api.conditional import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from service.api.dependencies import (
     LONGEST_TAGS,
     DeviceOrNameFilter,
@@ -23,9 +21,11 @@ from service.api.dependencies import (
     RecommendationCursor,
     RecommendationId,
 )
+from service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from service.api.problems import ALWAYS, declared
-from service.api.reads import AnswersPage, Reads
-from service.api.shortcuts import ShortcutRoute, shortcut
+from service.api.reads.coalesced import AnswersPage, Reads
+from service.api.reads.fast_path import ShortcutRoute, shortcut
+from service.api.responses import json_response, links, on_success
 from service.domain.api_keys import Scope
 from service.domain.work import RecommendationPage
 from service.errors import NotFoundError

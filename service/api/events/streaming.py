@@ -11,9 +11,9 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 
 from service.api.authentication import Standing
-from service.api.conditional import conditional
-from service.api.feed import ChangeFeed
-from service.api.reads import Reads, Written
+from service.api.etags import conditional
+from service.api.events.change_feed import ChangeFeed
+from service.api.reads.coalesced import Reads, Written
 from service.domain.work import Event, EventKind, Job, Tuning
 from service.errors import NotAuthenticatedError, StoreUnavailableError, TooManyFollowersError
 
