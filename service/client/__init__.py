@@ -14,7 +14,6 @@
 of answers; ``network`` alone sends.
 """
 
-from service.client.blocking import Devices, Estimates, Gpus, Jobs, Keys, Queue, Recommendations, Tunings
 from service.client.client import AsyncClient, Client
 from service.client.errors import (
     ApiError,
@@ -31,7 +30,8 @@ from service.client.errors import (
     TuningFailedError,
     UnexpectedAnswerError,
 )
-from service.client.wire import Call
+from service.client.protocol import Call
+from service.client.sync import Devices, Estimates, Gpus, Jobs, Keys, Queue, Recommendations, Tunings
 
 __all__ = [
     "ApiError",

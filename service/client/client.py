@@ -8,13 +8,13 @@ from typing import Self
 
 import httpx
 
-from service.client import blocking
-from service.client.blocking import Blocking
-from service.client.calls import AsyncCalls
+from service.client import sync
 from service.client.core import Core
 from service.client.errors import ClientError
-from service.client.network import AsyncNetwork, BlockingNetwork
-from service.client.retrying import Retries
+from service.client.resources.api import AsyncCalls
+from service.client.retries import Retries
+from service.client.sync import Blocking
+from service.client.transport import AsyncNetwork, BlockingNetwork
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 API_KEY_VARIABLE = "BATCHWRIGHT_API_KEY"
@@ -85,10 +85,10 @@ class Client(Blocking[AsyncCalls]):
         ClientError: when the key or the address cannot be one.
     """
 
-    summary = blocking.blocking(AsyncCalls.summary)
-    livez = blocking.blocking(AsyncCalls.livez)
-    readyz = blocking.blocking(AsyncCalls.readyz)
-    call = blocking.blocking(AsyncCalls.call)
+    summary = sync.blocking(AsyncCalls.summary)
+    livez = sync.blocking(AsyncCalls.livez)
+    readyz = sync.blocking(AsyncCalls.readyz)
+    call = sync.blocking(AsyncCalls.call)
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class Client(Blocking[AsyncCalls]):
         self._http = httpx.Client(base_url=_address(base_url), limits=_LIMITS) if http is None else http
         core = Core(BlockingNetwork(self._http, headers), Retries(retry_seconds), timeout_seconds)
         super().__init__(AsyncCalls(core))
-        self.tunings = blocking.Tunings(self.calls.tunings)
-        self.recommendations = blocking.Recommendations(self.calls.recommendations)
-        self.jobs = blocking.Jobs(self.calls.jobs)
-        self.devices = blocking.Devices(self.calls.devices)
-        self.queue = blocking.Queue(self.calls.queue)
-        self.estimates = blocking.Estimates(self.calls.estimates)
-        self.gpus = blocking.Gpus(self.calls.gpus)
-        self.keys = blocking.Keys(self.calls.keys)
+        self.tunings = sync.Tunings(self.calls.tunings)
+        self.recommendations = sync.Recommendations(self.calls.recommendations)
+        self.jobs = sync.Jobs(self.calls.jobs)
+        self.devices = sync.Devices(self.calls.devices)
+        self.queue = sync.Queue(self.calls.queue)
+        self.estimates = sync.Estimates(self.calls.estimates)
+        self.gpus = sync.Gpus(self.calls.gpus)
+        self.keys = sync.Keys(self.calls.keys)
 
     def close(self) -> None:
         """Close the connections. Idempotent."""

@@ -11,11 +11,11 @@ from typing import Protocol, TypeVar
 
 import httpx
 
-from service.client.copies import Copies
 from service.client.errors import ClientError, ConnectionFailedError, NotFoundError, NotWaitedLongEnoughError
-from service.client.network import Network
-from service.client.retrying import Patience, Retries
-from service.client.wire import Call, DocumentT, EventParser, parsed, problem_in
+from service.client.etag_cache import Copies
+from service.client.protocol import Call, DocumentT, EventParser, parsed, problem_in
+from service.client.retries import Patience, Retries
+from service.client.transport import Network
 from service.domain.states import State
 from service.domain.work import Event, Job, Tuning
 

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 
 from service.api.etags import conditional, tagged
 from service.api.middleware.compression import compressed, takes_gzip
-from service.dashboard.answers import PROTECTING
+from service.dashboard.responses import PROTECTING
 from service.errors import ConfigurationError
 
 PLOTLY = "plotly.min.js"

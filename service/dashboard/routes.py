@@ -12,10 +12,10 @@ from starlette.exceptions import HTTPException
 from service.api.authentication import Doors
 from service.api.middleware.security import PagePaths
 from service.dashboard import new_tuning, sign_in
-from service.dashboard.answers import page
 from service.dashboard.assets import Assets
+from service.dashboard.error_pages import SIGN_IN, ProblemPages
 from service.dashboard.pages import Pages
-from service.dashboard.problems import SIGN_IN, ProblemPages
+from service.dashboard.responses import page
 
 PATHS = PagePaths(public=(SIGN_IN, "/static/"), forms=(SIGN_IN, sign_in.SIGN_OUT))
 """Anyone may read where one signs in, and the files of the pages, which hold no data."""

@@ -11,9 +11,9 @@ from starlette.concurrency import run_in_threadpool
 
 from service.api.authentication import SESSION_COOKIE, Doors, is_local, session_in
 from service.auth.sessions import SESSION_SECONDS
-from service.dashboard.answers import page, redirect
+from service.dashboard.error_pages import SIGN_IN
 from service.dashboard.pages import Pages
-from service.dashboard.problems import SIGN_IN
+from service.dashboard.responses import page, redirect
 from service.errors import NotAuthenticatedError
 
 SIGN_OUT = "/sign-out"

@@ -15,8 +15,8 @@ import pytest
 
 from factories import tuning_request
 from service.client import AsyncClient, Client
-from service.client.blocking import run
-from service.client.calls import AsyncCalls
+from service.client.resources.api import AsyncCalls
+from service.client.sync import run
 from service.domain.states import State
 
 T = TypeVar("T")
@@ -59,8 +59,8 @@ class Clock:
             self.pause(seconds)
 
         times = SimpleNamespace(monotonic=lambda: self.now, sleep=self.pause)
-        patch.setattr("service.client.network.time", times)
-        patch.setattr("service.client.network.asyncio", SimpleNamespace(sleep=pause))
+        patch.setattr("service.client.transport.time", times)
+        patch.setattr("service.client.transport.asyncio", SimpleNamespace(sleep=pause))
 
 
 class Chunks(httpx.SyncByteStream, httpx.AsyncByteStream):

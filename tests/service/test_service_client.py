@@ -27,7 +27,7 @@ from service.client import (
     NotFoundError,
     TuningFailedError,
 )
-from service.client.calls import AsyncCalls
+from service.client.resources.api import AsyncCalls
 from service.domain.states import State, WorkKind
 from service.domain.work import Event, EventKind
 from service.entrypoints.export_openapi import export_openapi

@@ -19,8 +19,8 @@ from service.client import (
     TuningFailedError,
     UnexpectedAnswerError,
 )
-from service.client.calls import AsyncCalls
-from service.client.wire import EventParser
+from service.client.protocol import EventParser
+from service.client.resources.api import AsyncCalls
 from service.domain.states import State
 from service.domain.work import Event, Tuning
 

@@ -23,7 +23,7 @@ from scripted import ScriptedRunner, until_stopped
 from service.client import (
     InvalidRequestError,
 )
-from service.client.calls import AsyncCalls
+from service.client.resources.api import AsyncCalls
 from tuner.schemas.requests import TrainingRequest
 
 Against = Callable[..., Any]

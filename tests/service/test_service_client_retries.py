@@ -27,8 +27,8 @@ from service.client import (
     ServiceUnavailableError,
     UnexpectedAnswerError,
 )
-from service.client.calls import AsyncCalls
-from service.client.wire import retry_after
+from service.client.protocol import retry_after
+from service.client.resources.api import AsyncCalls
 from service.domain.work import TuningPage
 from service.domain.workers import Health
 from tuner.schemas.estimates import EstimateRequest

@@ -13,7 +13,7 @@ from scripted_network import Driver
 from factories import mlp_spec, recommendation, tuning_request
 from scripted import ScriptedRunner
 from service.client import ApiError, ConflictError, NotFoundError
-from service.client.calls import AsyncCalls
+from service.client.resources.api import AsyncCalls
 from service.domain.work import ExportRequest
 from service.errors import problem_of
 from tuner.errors import ExportError, ExportRefusal

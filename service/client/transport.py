@@ -1,7 +1,7 @@
 """What the core needs of the world: requests, streams, a clock. Once over blocking sockets, once over asyncio.
 
 The core is written once, as coroutines. Over ``BlockingNetwork`` these never wait: each call below blocks instead, so
-that ``service.client.blocking`` runs them to their end without an event loop.
+that ``service.client.sync`` runs them to their end without an event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from service.client.errors import ClientError, ConnectionFailedError, UnexpectedAnswerError
-from service.client.wire import Call
+from service.client.protocol import Call
 
 _CONNECT_SECONDS = 10.0
 """A host that is there answers to this in milliseconds."""

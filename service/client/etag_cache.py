@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from pydantic import BaseModel
 
-from service.client.wire import DocumentT
+from service.client.protocol import DocumentT
 
 _KEPT = 32
 """A tuning with its evidence takes some hundred kilobytes at most."""

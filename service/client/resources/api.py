@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.client.core import Core, Resource
-from service.client.jobs import AsyncJobs
-from service.client.tunings import AsyncRecommendations, AsyncTunings
-from service.client.wire import Call, DocumentT, path_of
+from service.client.protocol import Call, DocumentT, path_of
+from service.client.resources.jobs import AsyncJobs
+from service.client.resources.tunings import AsyncRecommendations, AsyncTunings
 from service.domain.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
 from service.domain.work import GpuList
 from service.domain.workers import DeviceList, DeviceStatus, Health, Period, Queue, QueueEntry, Summary

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from service.client.core import PAGE_SIZE, Resource
-from service.client.wire import Call, creating, parsed, path_of
+from service.client.protocol import Call, creating, parsed, path_of
 from service.domain.states import State
 from service.domain.work import (
     Checkpoint,

@@ -11,8 +11,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import PROBLEM_MEDIA_TYPE
-from service.dashboard.answers import page, redirect
 from service.dashboard.pages import Pages
+from service.dashboard.responses import page, redirect
 from service.domain.work import Problem
 from service.errors import make_problem
 

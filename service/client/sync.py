@@ -1,4 +1,4 @@
-"""The calls of ``service.client.calls``, blocking: the same code, over a network that never waits.
+"""The calls of ``service.client.resources.api``, blocking: the same code, over a network that never waits.
 
 A coroutine that never waits runs to its end at the first push, so that no event loop is needed, and the blocking client
 may be used from any thread, with an event loop running there or not.
@@ -10,9 +10,9 @@ import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from service.client.calls import AsyncDevices, AsyncEstimates, AsyncGpus, AsyncKeys, AsyncQueue
-from service.client.jobs import AsyncJobs
-from service.client.tunings import AsyncRecommendations, AsyncTunings
+from service.client.resources.api import AsyncDevices, AsyncEstimates, AsyncGpus, AsyncKeys, AsyncQueue
+from service.client.resources.jobs import AsyncJobs
+from service.client.resources.tunings import AsyncRecommendations, AsyncTunings
 
 CallsT = TypeVar("CallsT")
 ResultT = TypeVar("ResultT")

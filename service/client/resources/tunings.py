@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from service.client.core import PAGE_SIZE, Resource
 from service.client.errors import TuningFailedError
-from service.client.wire import Call, creating, parsed, path_of
+from service.client.protocol import Call, creating, parsed, path_of
 from service.domain.states import State
 from service.domain.work import (
     Event,
