@@ -52,7 +52,7 @@ def specs() -> dict[str, WorkloadSpec]:
 
 def measure(name: str) -> dict[str, float]:
     """In a process of its own: CPU seconds of an update, and the peak of private memory in bytes."""
-    from tuner.hardware.memory_devices.base import open_device  # noqa: PLC0415 - torch is not for the process that starts others
+    from tuner.hardware.memory_devices.factory import open_device  # noqa: PLC0415 - torch is not for the process that starts others
     from tuner.training.accumulation.collectives import Ranks  # noqa: PLC0415
     from tuner.training.micro_batches.splitting import sliced  # noqa: PLC0415
     from tuner.training.update_engine import UpdateEngine  # noqa: PLC0415

@@ -30,7 +30,8 @@ from finders_trials import Diary, Outcome
 from torch import Tensor, nn
 
 from tuner.errors import OutOfMemoryError
-from tuner.hardware.memory_devices.base import MemoryDevice, open_device
+from tuner.hardware.memory_devices.base import MemoryDevice
+from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.requests import TuningRequest
 from tuner.training.micro_batches.splitting import sliced, to_device
 from tuner.training.optimizers import build_optimizer

@@ -17,7 +17,8 @@ import torch
 
 from tuner.errors import DeviceError, OutOfMemoryError
 from tuner.hardware.allocator_env import CPU_ENVIRONMENT
-from tuner.hardware.memory_devices.base import MemoryDevice, open_device
+from tuner.hardware.memory_devices.base import MemoryDevice
+from tuner.hardware.memory_devices.factory import open_device
 
 MIB = 1024**2
 

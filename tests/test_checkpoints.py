@@ -12,7 +12,7 @@ import torch
 
 from factories import gpt_spec, recommendation
 from tuner.errors import CheckpointError
-from tuner.hardware.memory_devices.base import open_device
+from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
 from tuner.schemas.training import RunOutcome

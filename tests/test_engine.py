@@ -33,7 +33,7 @@ from faults import (
     token_loss,
 )
 from tuner.errors import WorkloadError
-from tuner.hardware.memory_devices.base import open_device
+from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch, windows
 from tuner.training.accumulation.gradient_sums import GradientSums, ScratchSums, SumsInPlace

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from factories import recommendation
-from tuner.hardware.memory_devices.base import open_device
+from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
 from tuner.schemas.workload import WorkloadSpec, parse_spec

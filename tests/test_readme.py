@@ -20,7 +20,7 @@ from command import called
 
 from factories import python_spec
 from tuner.hardware.gpu_lookup import find_gpu
-from tuner.hardware.memory_devices.base import open_device
+from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.workload import parse_spec
 from tuner.training.micro_batches.splitting import sliced
 from tuner.training.update_engine import UpdateEngine

@@ -10,7 +10,7 @@ import torch
 
 from factories import recommendation, transformers_spec
 from tuner.errors import SpecError, TrainingError, WorkloadError
-from tuner.hardware.memory_devices.base import open_device
+from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import TrainingProgress
 from tuner.schemas.workload import WorkloadSpec

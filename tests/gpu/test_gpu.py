@@ -14,7 +14,8 @@ import torch
 from factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tuner.errors import DeviceError, OutOfMemoryError
 from tuner.hardware.inventory import find_device
-from tuner.hardware.memory_devices.base import CudaDevice, open_device
+from tuner.hardware.memory_devices.cuda import CudaDevice
+from tuner.hardware.memory_devices.factory import open_device
 from tuner.planning.fingerprint import installed_versions
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor

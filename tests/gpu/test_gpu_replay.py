@@ -19,7 +19,7 @@ from factories import gpt_spec, resnet_spec
 from tuner.errors import OutOfMemoryError
 from tuner.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
 from tuner.estimation.allocator.replay import minimum_capacity, recorded_requests, replay
-from tuner.hardware.memory_devices.base import open_device
+from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.micro_batches.splitting import sliced
 from tuner.training.update_engine import UpdateEngine

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from factories import gpt_spec, recommendation
 from tuner.errors import OutOfMemoryError
 from tuner.hardware.inventory import find_device
-from tuner.hardware.memory_devices.base import CudaDevice, open_device
+from tuner.hardware.memory_devices.cuda import CudaDevice
+from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
 from tuner.training.accumulation.collectives import group_of_one

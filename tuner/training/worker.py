@@ -20,7 +20,8 @@ from pathlib import Path
 from types import FrameType
 
 from tuner.errors import BatchwrightError, OutOfMemoryError, PeerError, WorkloadError
-from tuner.hardware.memory_devices.base import MemoryDevice, open_device
+from tuner.hardware.memory_devices.base import MemoryDevice
+from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Recommendation
 from tuner.schemas.training import RunOutcome, SystemTrouble, TrainingResult

@@ -18,7 +18,8 @@ from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, S
 from tuner.estimation.client import MEMORY_BYTES
 from tuner.estimation.tracing.peak_curve import expected_peaks
 from tuner.hardware.failures import shortage_in_words
-from tuner.hardware.memory_devices.base import MemoryDevice, open_device, translate_certain
+from tuner.hardware.memory_devices.base import MemoryDevice, translate_certain
+from tuner.hardware.memory_devices.factory import open_device
 from tuner.planning.accumulation import balanced_split
 from tuner.probing.child.timing import TimedEngine, TimedUpdate, enough, timing
 from tuner.probing.protocol import CheckReport, ProbePaths

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tuner.errors import InvalidSizeError, OutOfMemoryError, WorkloadError
-from tuner.hardware.memory_devices.base import MemoryDevice, open_device
+from tuner.hardware.memory_devices.base import MemoryDevice
+from tuner.hardware.memory_devices.factory import open_device
 from tuner.planning.accumulation import balanced_split
 from tuner.schemas.training import MicroBatchSplit
 from tuner.training.accumulation.collectives import ProcessGroup, Ranks
