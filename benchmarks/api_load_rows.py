@@ -17,7 +17,7 @@ from service.store.database.engine import open_engine, writing
 from service.store.database.mapping import recommendation_values
 from service.store.database.schema import recommendations, work_items
 from tuner.planning.session import Tuning
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 
 _CHUNK = 2_000
 _LARGEST = 3_000

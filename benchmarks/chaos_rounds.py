@@ -17,8 +17,9 @@ from chaos_faults import Choices, Fault, KillWhileAsked, Struck
 from service.client import Client
 from service.client.errors import ClientError
 from service.domain.work import Job, RecordedProbe, Tuning, WorkSummary
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest, TuningRequest
-from tuner.schemas.results import Outcome, Recommendation
+from tuner.schemas.results import Outcome
 from tuner.schemas.workload import parse_spec
 from tuner.training.launching.run_directory import RunPaths
 

@@ -19,8 +19,8 @@ from tuner.hardware.inventory import cpu
 from tuner.planning.fingerprint import installed_versions
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
-from tuner.schemas.results import Recommendation
 from tuner.schemas.workload import parse_spec
 
 MIB = 1024**2

@@ -35,7 +35,8 @@ from oracles import (
     wobble,
 )
 from tuner.planning.search import MicroBatchSearch, SearchSpace
-from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Proof
+from tuner.schemas.recommendation import Proof
+from tuner.schemas.results import ExpectedPeak, ExpectedPeaks
 
 BOUND = 4096
 LARGEST = (37, 200, 3000)

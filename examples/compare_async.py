@@ -16,8 +16,8 @@ import sys
 from typing import Any
 
 from service.client import AsyncClient, ClientError
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
-from tuner.schemas.results import Recommendation
 from tuner.schemas.workload import parse_spec
 
 MODEL: dict[str, Any] = {

@@ -26,8 +26,9 @@ from service.domain.states import State
 from service.domain.work import EventKind, Job
 from tuner.cli.display import ProbeBoard, TrainingBar, recommendation_panel
 from tuner.plots import plot_loss, plot_memory
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo, Recommendation
+from tuner.schemas.results import DeviceInfo
 from tuner.schemas.training import TrainingProgress
 from tuner.schemas.workload import parse_spec
 from tuner.system.files import write_atomically

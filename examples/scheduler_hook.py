@@ -52,8 +52,8 @@ from service.client import (
 from tuner.errors import PlanError, SpecError
 from tuner.planning.accumulation import balanced_plan
 from tuner.schemas.base import load_document
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
-from tuner.schemas.results import Recommendation
 
 
 class Exit(IntEnum):

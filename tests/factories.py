@@ -6,19 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tuner.planning.accumulation import balanced_plan
+from tuner.schemas.plans import EffectiveBatchSize
+from tuner.schemas.recommendation import Evidence, Headroom, Proof, Recommendation, Timings
 from tuner.schemas.requests import TuningRequest
-from tuner.schemas.results import (
-    DeviceInfo,
-    EffectiveBatchSize,
-    Evidence,
-    Headroom,
-    Outcome,
-    Phase,
-    ProbeResult,
-    Proof,
-    Recommendation,
-    Timings,
-)
+from tuner.schemas.results import DeviceInfo, Outcome, Phase, ProbeResult
 from tuner.schemas.workload import WorkloadSpec, parse_spec
 
 CPU = DeviceInfo(id="cpu", kind="cpu", name="test processor", total_bytes=16 * 1024**3)

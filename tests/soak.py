@@ -19,8 +19,8 @@ from typing import Any
 
 from factories import gpt_spec, recommendation
 from tuner.hardware.allocator_env import CPU_THREADS
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.results import Recommendation
 from tuner.schemas.training import RunOutcome, TrainingResult
 from tuner.training.launching.launcher import TrainingProcess
 from tuner.training.launching.run_directory import ProgressLog, RunPaths

@@ -13,8 +13,8 @@ import torch
 from factories import gpt_spec, recommendation
 from tuner.errors import CheckpointError
 from tuner.hardware.memory_devices.factory import open_device
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.results import Recommendation
 from tuner.schemas.training import RunOutcome
 from tuner.training.checkpoints import Checkpoints
 from tuner.training.launching.run_directory import ProgressLog, RunPaths

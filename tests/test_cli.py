@@ -21,8 +21,8 @@ from factories import CPU, CUDA, gpt_spec, mlp_spec, recommendation, resnet_spec
 from tuner.cli import running
 from tuner.cli.display import TrainingBar
 from tuner.errors import DeviceError, SpecError
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.results import Recommendation
 from tuner.schemas.training import MicroBatchSplit, RunOutcome, TrainingProgress, TrainingResult
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launching.run_directory import ProgressLog, RunPaths

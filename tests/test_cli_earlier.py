@@ -10,7 +10,7 @@ import pytest
 from command import called
 
 from factories import mlp_spec
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 
 pytestmark = pytest.mark.usefixtures("forked")
 

@@ -11,8 +11,9 @@ from factories import CPU, CUDA, mlp_spec, probe_result, tuning_request
 from tuner.errors import TuningFailedError
 from tuner.planning.coupled_loss import coupling_request
 from tuner.planning.session import Tuning, judge_coupling
+from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest
-from tuner.schemas.results import CouplingCheck, DeviceInfo, Outcome
+from tuner.schemas.results import DeviceInfo, Outcome
 
 SEPARATE = CouplingCheck(verdict="separate", message="A sum.", samples=4, precision="fp64")
 COUPLED = CouplingCheck(verdict="coupled", message="BatchNorm is at fault.", gradient_error=0.5)

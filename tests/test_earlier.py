@@ -15,8 +15,9 @@ from factories import CPU, gpt_spec, mlp_spec, probe_result, tuning_request
 from tuner.errors import SearchError, SpecError
 from tuner.planning.session import Tuning
 from tuner.planning.warm_start import measured_peaks
+from tuner.schemas.recommendation import Evidence, Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo, Evidence, Outcome, ProbeResult, Recommendation, UpdateTiming
+from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult, UpdateTiming
 
 MIB = 1024**2
 THEN = {"torch": "2.12", "batchwright": "0.1.0"}

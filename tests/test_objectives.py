@@ -28,8 +28,9 @@ from tuner.planning.objectives import MOST_TIMING_PROBES, next_to_time, sizes_fo
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.base import Document
+from tuner.schemas.recommendation import Proof, Recommendation
 from tuner.schemas.requests import Objective, ProbeRequest, TuningRequest
-from tuner.schemas.results import ModelSummary, Outcome, ProbeResult, Proof, Recommendation, UpdateTiming
+from tuner.schemas.results import ModelSummary, Outcome, ProbeResult, UpdateTiming
 
 MIB = 1024**2
 LIMIT = 1000 * MIB

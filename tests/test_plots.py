@@ -8,7 +8,8 @@ import pytest
 
 from factories import probe_result, recommendation
 from tuner.plots import fitted_line, plot_loss, plot_memory
-from tuner.schemas.results import Evidence, Outcome, Proof, Recommendation
+from tuner.schemas.recommendation import Evidence, Proof, Recommendation
+from tuner.schemas.results import Outcome
 from tuner.schemas.training import TrainingProgress
 
 MIB = 1024**2

@@ -27,7 +27,8 @@ from oracles import (
 )
 from tuner.errors import SearchError
 from tuner.planning.search import Failure, MicroBatchSearch, SearchSpace
-from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult, Proof
+from tuner.schemas.recommendation import Proof
+from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
 
 LARGEST = (37, 200, 3000)
 SHARES = (0.0, 0.1, 0.3, 0.6, 0.9)

@@ -16,8 +16,8 @@ from factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from forked import real_starts
 from tuner.errors import CheckpointError, TrainingError
 from tuner.hardware.memory_devices.factory import open_device
+from tuner.schemas.recommendation import CouplingCheck, Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.results import CouplingCheck, Recommendation
 from tuner.schemas.training import RunOutcome, TrainingProgress
 from tuner.schemas.workload import ScheduleSpec, WorkloadSpec
 from tuner.system.files import holding

@@ -11,17 +11,9 @@ from factories import CPU, CUDA, gpt_spec, mlp_spec, probe_result, resnet_spec, 
 from tuner.errors import DeviceError, PlanError, SearchError, SpecError, TuningFailedError
 from tuner.hardware.allocator_env import allocator_environment, job_environment
 from tuner.planning.session import Tuning
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
-from tuner.schemas.results import (
-    DeviceInfo,
-    ExpectedPeak,
-    ExpectedPeaks,
-    ModelSummary,
-    Outcome,
-    Phase,
-    ProbeResult,
-    Recommendation,
-)
+from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, ModelSummary, Outcome, Phase, ProbeResult
 
 GIB = 1024**3
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "batchwright": "0.1.0"}

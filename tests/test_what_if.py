@@ -19,8 +19,9 @@ from tuner.planning.fingerprint import question
 from tuner.planning.session import Tuning, ask_what_ifs
 from tuner.planning.what_if import Bend, changed, changes_in_words, choices
 from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult, Recommendation
+from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
 from tuner.schemas.workload import WorkloadSpec
 
 MIB = 1024**2

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from tuner.hardware.allocator_env import CPU_ENVIRONMENT
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.results import Recommendation
 from tuner.schemas.training import TrainingResult
 from tuner.training.launching.launcher import TrainingProcess
 

@@ -11,7 +11,8 @@ import plotly.graph_objects as go
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tuner.schemas.results import Outcome, ProbeResult, Recommendation
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.results import Outcome, ProbeResult
 from tuner.schemas.training import TrainingProgress
 from tuner.system.files import write_atomically
 

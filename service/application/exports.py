@@ -8,7 +8,7 @@ from service.domain.work import ExportFormatList, ExportRequest
 from service.errors import NotFoundError
 from tuner.exports.base import Export, ExportedFile
 from tuner.exports.registry import TARGETS, export
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 
 _FORMATS = ExportFormatList(items=tuple(target.described() for target in TARGETS.values()))
 

@@ -23,7 +23,7 @@ from service.errors import InfeasibleRecommendationError, InvalidInputError, Not
 from service.observability.tracing import current_trace_parent
 from service.store.interface import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
 from tuner.schemas.base import Document
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launching.rank_processes import training_command
 from tuner.training.launching.run_directory import RunPaths

@@ -16,8 +16,8 @@ from service.domain.work import Job, JobRequest, JobSummary, QueuePlace, Recomme
 from service.errors import InvalidCursorError, NotFoundError
 from service.store.interface import WorkItem, WorkRow
 from tuner.schemas.base import Document
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
-from tuner.schemas.results import Recommendation
 
 PREFIXES = {WorkKind.TUNING: "tun", WorkKind.JOB: "job"}
 """What identifiers begin with."""

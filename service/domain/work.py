@@ -15,8 +15,9 @@ from service.domain.states import State
 from tuner.exports.base import Export, ExportFormat, ExportOptions
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.schemas.gpus import Gpu
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import DeviceId, Objective, TrainingRequest, TuningRequest
-from tuner.schemas.results import ProbeResult, Recommendation
+from tuner.schemas.results import ProbeResult
 from tuner.schemas.training import TrainingProgress, TrainingResult
 from tuner.schemas.workload import Precision
 

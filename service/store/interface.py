@@ -41,7 +41,8 @@ from service.store.models import (
     WorkTotal,
     in_states,
 )
-from tuner.schemas.results import ProbeResult, Recommendation
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.results import ProbeResult
 from tuner.schemas.training import TrainingProgress
 
 __all__ = [

@@ -11,8 +11,8 @@ from service.domain.states import State, WorkKind
 from service.domain.work import Problem
 from service.domain.workers import ServedDevice
 from service.errors import ServiceError
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import Objective
-from tuner.schemas.results import Recommendation
 from tuner.schemas.training import TrainingProgress, TrainingResult
 from tuner.schemas.workload import Precision
 

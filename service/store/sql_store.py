@@ -48,7 +48,8 @@ from service.store.interface import (
     WorkRow,
 )
 from service.store.sessions import SqlSessionStore
-from tuner.schemas.results import ProbeResult, Recommendation
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.results import ProbeResult
 from tuner.schemas.training import TrainingProgress
 
 _work = work_items.c

@@ -25,7 +25,7 @@ from service.store.database.schema import (
     workers,
 )
 from service.store.models import SeenDevice, WorkFilter, WorkItem
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 
 _work = work_items.c
 _answer = recommendations.c

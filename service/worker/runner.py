@@ -22,8 +22,9 @@ from service.worker.host_health import Health
 from service.worker.lease import Hold
 from tuner.errors import BatchwrightError, HostTroubleError, ProbeCancelledError
 from tuner.planning.session import Tuning, ask_what_ifs, judge_coupling, look_ahead
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
-from tuner.schemas.results import Outcome, ProbeResult, Recommendation
+from tuner.schemas.results import Outcome, ProbeResult
 from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 from tuner.system.host_failures import Cause, Room, Trouble, filled_by_itself, room_of, trouble_of
 from tuner.units import format_bytes

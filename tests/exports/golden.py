@@ -22,7 +22,7 @@ from factories import CPU, gpt_spec
 from tuner.errors import ExportError
 from tuner.exports.base import ExportOptions, Target
 from tuner.exports.registry import TARGETS, export
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 
 FOLDER = Path(__file__).parent / "golden"
 

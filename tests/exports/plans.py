@@ -6,7 +6,7 @@ from typing import Any
 
 from factories import CUDA, gpt_spec, recommendation
 from tuner.planning.accumulation import balanced_plan
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.workload import WorkloadSpec
 
 

@@ -15,7 +15,8 @@ from factories import CPU
 from tuner.errors import ExportError
 from tuner.exports.base import Export, ExportOptions
 from tuner.exports.registry import TARGETS, export
-from tuner.schemas.results import DeviceInfo, Headroom
+from tuner.schemas.recommendation import Headroom
+from tuner.schemas.results import DeviceInfo
 
 LAUNCHERS = [it.name for it in TARGETS.values() if it.kind == "launcher"]
 WITHOUT_RAY = [it for it in LAUNCHERS if it not in {"rayjob", "ray-jobs"}]

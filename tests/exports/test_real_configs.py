@@ -23,7 +23,7 @@ from exports.plans import plan
 from factories import gpt_spec
 from tuner.exports.base import Export, ExportOptions, Order
 from tuner.exports.registry import TARGETS, export
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 
 pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
 

@@ -23,7 +23,7 @@ from factories import CPU, CUDA, gpt_spec, mlp_spec
 from tuner.exports.base import Export, ExportOptions
 from tuner.exports.registry import export
 from tuner.hardware.allocator_env import allocator_environment
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 
 pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
 

@@ -11,7 +11,7 @@ from factories import mlp_spec
 from tuner.errors import ExportError
 from tuner.exports.base import ExportOptions
 from tuner.exports.registry import TARGETS, export, find_target
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 
 
 def _refused(recommendation: Recommendation, name: str, version: str | None = None, **options: Any) -> ExportError:

@@ -18,7 +18,7 @@ from factories import CUDA, gpt_spec, transformers_spec
 from tuner.errors import ExportError
 from tuner.exports.base import Export, ExportOptions
 from tuner.exports.registry import TARGETS, export
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 
 _NASTY = (
     "it's",

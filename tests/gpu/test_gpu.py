@@ -19,8 +19,9 @@ from tuner.hardware.memory_devices.factory import open_device
 from tuner.planning.fingerprint import installed_versions
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TrainingRequest, TuningRequest
-from tuner.schemas.results import Outcome, Recommendation
+from tuner.schemas.results import Outcome
 from tuner.schemas.training import RunOutcome
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launching.launcher import TrainingProcess

@@ -12,8 +12,9 @@ from service.domain.workers import ServedDevice
 from service.store.interface import NewWork
 from service.worker.executors.base import OnProgress, StopWithin, TrainingRun
 from tuner.errors import ProbeCancelledError
+from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.schemas.results import CouplingCheck, ExpectedPeaks, Outcome, Phase, ProbeResult
+from tuner.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult
 from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 
 SERVED = ServedDevice(place="host/cpu", owner="host:scope:1", device=CPU, environment={}, versions={"torch": "2.8"})

@@ -16,7 +16,7 @@ from service.domain.workers import ServedDevice
 from service.store.database.engine import insert_or_skip, open_engine, writing
 from service.store.database.schema import submitters, work_items
 from service.store.interface import Claim, Ending, Lease, NewWork, Store
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 
 LEASE_SECONDS = 3600.0
 

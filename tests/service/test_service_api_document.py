@@ -16,7 +16,7 @@ from service.api.examples import ANSWERS, REQUESTS
 from service.domain import api_keys, work
 from service.entrypoints.export_openapi import export_openapi
 from tuner.schemas.estimates import EstimateRequest
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 
 PATH = Path(__file__).parents[2] / "openapi" / "openapi.json"
 DOCUMENT: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))

@@ -22,8 +22,9 @@ from service.worker.executors.base import OnProgress, StopWithin, TrainingRun
 from service.worker.executors.inline import InlineExecutor, TrainFunction
 from tuner.errors import ProbeError, SpecError
 from tuner.planning.session import Tuning
+from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import ExpectationRequest, TrainingRequest, TuningRequest
-from tuner.schemas.results import CouplingCheck, ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
+from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
 from tuner.schemas.training import RunOutcome, TrainingResult
 
 VERSIONS = {"torch": "2.8"}

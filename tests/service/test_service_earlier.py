@@ -35,8 +35,9 @@ from service.worker.executors.inline import InlineExecutor
 from tuner.hardware.inventory import find_device
 from tuner.planning.session import ProbeRunner, Tuning
 from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
-from tuner.schemas.results import Outcome, ProbeResult, Recommendation
+from tuner.schemas.results import Outcome, ProbeResult
 
 MIB, GIB = 1024**2, 1024**3
 REQUEST = tuning_request(memory_limit_bytes=4 * GIB)

@@ -19,8 +19,8 @@ from service.errors import problem_of
 from tuner.errors import ExportError, ExportRefusal
 from tuner.exports.base import ExportOptions
 from tuner.exports.registry import TARGETS, export
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.results import Recommendation
 
 Against = Callable[..., Any]
 

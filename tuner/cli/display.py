@@ -14,7 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.planning.objectives import rate_in_words
-from tuner.schemas.results import Alternative, BalancedPlan, Outcome, ProbeResult, Recommendation, UniformPlan, WhatIf
+from tuner.schemas.plans import BalancedPlan, UniformPlan
+from tuner.schemas.recommendation import Alternative, Recommendation, WhatIf
+from tuner.schemas.results import Outcome, ProbeResult
 from tuner.schemas.training import MicroBatchSplit, TrainingProgress
 from tuner.units import format_bytes
 

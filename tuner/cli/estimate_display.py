@@ -14,7 +14,7 @@ from rich.text import Text
 from tuner.cli.display import balanced_in_words, sizes_in_words
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 from tuner.schemas.gpus import Gpu
-from tuner.schemas.results import BalancedPlan
+from tuner.schemas.plans import BalancedPlan
 from tuner.units import format_bytes
 
 _STYLES = {Verdict.FITS: "green", Verdict.UNCERTAIN: "yellow", Verdict.DOES_NOT_FIT: "red"}

@@ -22,7 +22,7 @@ from tuner.exports.registry import export as make_export
 from tuner.exports.rendering import one_line
 from tuner.schemas.base import load_document
 from tuner.schemas.field_errors import problems_in
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 from tuner.system.files import write_atomically
 
 _DEFAULTS = ExportOptions()

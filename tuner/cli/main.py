@@ -29,8 +29,8 @@ from tuner.errors import BatchwrightError, TrainingError
 from tuner.hardware.gpu_table import GPUS
 from tuner.planning.accumulation import balanced_plan, uniform_plan
 from tuner.schemas.base import load_document
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest, TuningRequest
-from tuner.schemas.results import Recommendation
 from tuner.schemas.training import RunOutcome, TrainingResult
 from tuner.schemas.workload import load_spec
 from tuner.system.files import write_atomically

@@ -18,8 +18,8 @@ from tuner.planning.accumulation import share_per_rank
 from tuner.planning.fingerprint import installed_versions, memory_part
 from tuner.planning.session import Tuning, ask_what_ifs, judge_coupling, look_ahead
 from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest, TuningRequest
-from tuner.schemas.results import Recommendation
 from tuner.schemas.training import TrainingResult
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launching.launcher import TrainingProcess

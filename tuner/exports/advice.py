@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuner.exports.base import Order
 from tuner.exports.spec_advice import moving_average, spec_of
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 
 def measured_elsewhere(order: Order, title: str) -> tuple[Advice, ...]:

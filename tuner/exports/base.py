@@ -10,7 +10,8 @@ from pydantic import Field, StringConstraints
 
 from tuner.schemas.base import Document, PositiveInt
 from tuner.schemas.field_errors import described_pattern
-from tuner.schemas.results import Advice, EffectiveBatchSize, Recommendation
+from tuner.schemas.plans import EffectiveBatchSize
+from tuner.schemas.recommendation import Advice, Recommendation
 
 TargetKind = Literal["framework", "launcher"]
 """`framework`: what trains, so it takes the batch figures. `launcher`: what starts it, so it takes the topology."""

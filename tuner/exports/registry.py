@@ -23,7 +23,8 @@ from tuner.exports.frameworks import (
 )
 from tuner.exports.launchers import kubernetes, ray_jobs, rayjob, skypilot, slurm, torchrun, trainjob
 from tuner.planning.accumulation import balanced_plan, uniform_plan
-from tuner.schemas.results import Advice, EffectiveBatchSize, Recommendation
+from tuner.schemas.plans import EffectiveBatchSize
+from tuner.schemas.recommendation import Advice, Recommendation
 from tuner.suggestions import suggestion
 
 _TARGETS = (

@@ -6,7 +6,7 @@ from pydantic import JsonValue
 
 from tuner.errors import ExportError
 from tuner.exports.base import Order
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 from tuner.schemas.workload import (
     Mlp,
     OptimizerSpec,

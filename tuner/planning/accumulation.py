@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tuner.errors import PlanError
+from tuner.schemas.plans import BalancedPlan, EffectiveBatchSize, ReachableBatch, UniformPlan
 from tuner.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE
-from tuner.schemas.results import BalancedPlan, EffectiveBatchSize, ReachableBatch, UniformPlan
 
 MOST_MICRO_BATCHES = 2**18
 """Of an update over all ranks. A plan lists each: half a megabyte, written and read within a tenth of a second."""

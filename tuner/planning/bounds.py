@@ -14,8 +14,9 @@ from tuner.planning.accumulation import check_listable
 from tuner.planning.objectives import sizes_for_steps
 from tuner.planning.posterior import SATURATED_SHARE
 from tuner.planning.search import SearchSpace
+from tuner.schemas.recommendation import Proof
 from tuner.schemas.requests import TuningRequest
-from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult, Proof
+from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult
 from tuner.units import format_bytes
 
 _CPU_SHARE = 0.5

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tuner.errors import TuningFailedError
+from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, TuningRequest
-from tuner.schemas.results import CouplingCheck, DeviceInfo, Outcome, ProbeResult
+from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult
 
 _REASON = "coupled-loss"
 _LONGEST_SECONDS = 60.0

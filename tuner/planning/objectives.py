@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from tuner.schemas.recommendation import Alternative, Proof
 from tuner.schemas.requests import Objective
-from tuner.schemas.results import Alternative, Outcome, ProbeResult, Proof
+from tuner.schemas.results import Outcome, ProbeResult
 
 MOST_TIMING_PROBES = 4
 """Each takes a process and some seconds: enough for the fewest steps, a neighbour, and two that promise more."""

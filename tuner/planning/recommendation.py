@@ -9,24 +9,21 @@ from tuner.planning.accumulation import balanced_plan, share_per_rank, uniform_p
 from tuner.planning.coupled_loss import is_undivided
 from tuner.planning.objectives import alternatives, choice_in_words, fastest
 from tuner.planning.what_if import WhatIfAnswer, changes_in_words
-from tuner.schemas.requests import TuningRequest
-from tuner.schemas.results import (
+from tuner.schemas.plans import EffectiveBatchSize
+from tuner.schemas.recommendation import (
     Advice,
     Alternative,
     CouplingCheck,
-    DeviceInfo,
     EarlierAnswer,
-    EffectiveBatchSize,
     Evidence,
-    ExpectedPeaks,
     Headroom,
-    Outcome,
-    ProbeResult,
     Proof,
     Recommendation,
     Timings,
     WhatIf,
 )
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
 from tuner.units import format_bytes
 
 _SHARED_DEVICE_BYTES = 64 * 1024**2

@@ -40,7 +40,8 @@ from tuner.planning.posterior import (
     expected,
     rising,
 )
-from tuner.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult, Proof
+from tuner.schemas.recommendation import Proof
+from tuner.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult
 
 _SURE_SHARE = 0.98
 """Share of the limit that a first jump may fill: leaves room for 2 % noise."""

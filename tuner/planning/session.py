@@ -26,8 +26,9 @@ from tuner.planning.recommendation import Answered, recommend
 from tuner.planning.search import Failure, MicroBatchSearch
 from tuner.planning.warm_start import Lead, Question, confirmed, lead
 from tuner.planning.what_if import WhatIfAnswer, WhatIfs
+from tuner.schemas.recommendation import CouplingCheck, Proof, Recommendation
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.schemas.results import CouplingCheck, DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, Proof, Recommendation
+from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
 from tuner.schemas.workload import WorkloadSpec
 
 

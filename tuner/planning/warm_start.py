@@ -20,17 +20,9 @@ from tuner.errors import FieldProblem, SpecError
 from tuner.planning.fingerprint import asked, counted, fingerprint
 from tuner.planning.posterior import rising
 from tuner.planning.search import SearchSpace
+from tuner.schemas.recommendation import EarlierAnswer, Proof, Recommendation
 from tuner.schemas.requests import TuningRequest
-from tuner.schemas.results import (
-    DeviceInfo,
-    EarlierAnswer,
-    ExpectedPeak,
-    ExpectedPeaks,
-    Outcome,
-    ProbeResult,
-    Proof,
-    Recommendation,
-)
+from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
 from tuner.units import format_bytes
 
 _TOLERANCE = 0.01

@@ -26,7 +26,8 @@ from pydantic import JsonValue
 
 from tuner.planning.objectives import steps_of
 from tuner.planning.search import SearchSpace
-from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, Proof, WhatIf
+from tuner.schemas.recommendation import Proof, WhatIf
+from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
 from tuner.schemas.workload import WorkloadSpec, parse_spec
 
 Changes = tuple[tuple[str, JsonValue], ...]

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from tuner.hardware.failures import ExitKind, ProcessExit
 from tuner.probing.protocol import CheckReport, ProbePaths
+from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ProbeRequest
-from tuner.schemas.results import CouplingCheck, Outcome, Phase, ProbeResult
+from tuner.schemas.results import Outcome, Phase, ProbeResult
 
 
 @dataclass(frozen=True)

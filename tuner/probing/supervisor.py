@@ -23,8 +23,9 @@ from tuner.hardware.failures import ExitKind, classify_exit
 from tuner.probing.exit_causes import Ended, report_of_dead_check, result_of_dead_process, uncompared
 from tuner.probing.fork_server_start import fork_server
 from tuner.probing.protocol import CheckReport, ProbePaths, Task, TaskRequest, phase_seconds
+from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.schemas.results import CouplingCheck, DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
+from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.json_channel import Channel
 from tuner.system.processes import handed_on, kernel_oom_kills, kill_group

@@ -10,8 +10,8 @@ from pydantic import Field, field_validator, model_validator
 
 from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
 from tuner.schemas.gpus import ByteInterval
+from tuner.schemas.plans import BalancedPlan
 from tuner.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE
-from tuner.schemas.results import BalancedPlan
 from tuner.schemas.workload import WorkloadSpec
 
 _SHOWN_LENGTH = 60

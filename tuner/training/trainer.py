@@ -13,8 +13,8 @@ from torch import nn
 from tuner.errors import CheckpointError, TrainingError
 from tuner.hardware.memory_devices.base import MemoryDevice
 from tuner.planning.fingerprint import canonical_json
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.results import Recommendation
 from tuner.schemas.training import RunOutcome, TrainingProgress
 from tuner.training.accumulation.collectives import Ranks
 from tuner.training.accumulation.engine import UpdateReport

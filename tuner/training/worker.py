@@ -22,8 +22,8 @@ from types import FrameType
 from tuner.errors import BatchwrightError, OutOfMemoryError, PeerError, WorkloadError
 from tuner.hardware.memory_devices.base import MemoryDevice
 from tuner.hardware.memory_devices.factory import open_device
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.results import Recommendation
 from tuner.schemas.training import RunOutcome, SystemTrouble, TrainingResult
 from tuner.system.files import holding, write_atomically
 from tuner.system.host_failures import trouble_of

@@ -30,7 +30,7 @@ from service.domain.api_keys import Scope
 from service.domain.work import RecommendationPage
 from service.errors import NotFoundError
 from service.store.interface import RecommendationFilter
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 
 router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=ALWAYS, route_class=ShortcutRoute)
 

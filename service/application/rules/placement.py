@@ -6,8 +6,9 @@ from pathlib import Path
 
 from service.errors import DeviceMismatchError, UnsupportedJobError
 from tuner.planning.accumulation import share_per_rank
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.results import DeviceInfo, Recommendation
+from tuner.schemas.results import DeviceInfo
 from tuner.system.files import write_atomically
 
 PLACE_FILE = ".place"

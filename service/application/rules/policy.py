@@ -11,7 +11,7 @@ from service.store.interface import UNLIMITED, Quota
 from tuner.errors import DataOutsideRootsError
 from tuner.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
 from tuner.schemas.dataset import PathRead
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.workload import PythonModel, WorkloadSpec
 from tuner.system.data_roots import DataRoots, expand, fixed_part
 

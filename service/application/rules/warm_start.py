@@ -10,7 +10,7 @@ from service.store.interface import Store, WorkItem
 from tuner.errors import SpecError
 from tuner.planning.session import Tuning
 from tuner.planning.warm_start import Lead
-from tuner.schemas.results import Recommendation
+from tuner.schemas.recommendation import Recommendation
 
 _log = logging.getLogger(__name__)
 

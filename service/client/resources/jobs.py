@@ -20,8 +20,8 @@ from service.domain.work import (
     JobSubmission,
     JobSummary,
 )
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.results import Recommendation
 
 _JOBS = "/v1/jobs"
 

@@ -23,8 +23,8 @@ from service.domain.work import (
     TuningSummary,
 )
 from tuner.exports.base import Export, ExportFormat, ExportOptions
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import Objective, TuningRequest
-from tuner.schemas.results import Recommendation
 from tuner.schemas.workload import Precision
 
 _TUNINGS, _RECOMMENDATIONS, _EXPORTS = "/v1/tunings", "/v1/recommendations", "/v1/exports"

@@ -13,7 +13,8 @@ from service.domain.work import Event, EventKind, Problem, RecommendationSummary
 from service.store.database.schema import recommendations, work_items
 from service.store.models import WorkItem, WorkRow
 from tuner.schemas.base import Document
-from tuner.schemas.results import ProbeResult, Recommendation
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.results import ProbeResult
 from tuner.schemas.training import TrainingProgress, TrainingResult
 
 _KINDS = {kind.value: kind for kind in WorkKind}

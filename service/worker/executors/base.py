@@ -11,8 +11,9 @@ from pathlib import Path
 
 from service.errors import ServiceError
 from tuner.planning.session import ProbeRunner
+from tuner.schemas.recommendation import CouplingCheck, Recommendation
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
-from tuner.schemas.results import CouplingCheck, DeviceInfo, ExpectedPeaks, ProbeResult, Recommendation
+from tuner.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
 from tuner.schemas.training import TrainingProgress, TrainingResult
 
 StopWithin = Callable[[], float | None]

@@ -32,7 +32,7 @@ from tuner.exports.spec_advice import (
     schedule_in_code,
     spec_of,
 )
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 from tuner.schemas.workload import ScheduleSpec, TransformersModel
 
 _CONFIG, _LAUNCH = "accelerate.yaml", "launch.sh"

@@ -23,7 +23,7 @@ from tuner.exports.spec_advice import (
     schedule_in_code,
     spec_of,
 )
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 _PRECISIONS = {"fp32": "fp32", "bf16": "fp32", "bf16-mixed": "amp_bf16", "fp16-mixed": "amp_fp16"}
 

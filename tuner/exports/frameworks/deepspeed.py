@@ -22,7 +22,7 @@ from tuner.exports.spec_advice import (
     torch_arguments,
     torch_class,
 )
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 _AUTOCAST: dict[str, str] = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 _WEIGHTS = 3

@@ -23,7 +23,7 @@ from tuner.exports.spec_advice import (
     spec_of,
     torch_call,
 )
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 from tuner.schemas.workload import ScheduleSpec
 
 NEWEST, FIVE, FOUR = "5.23", "5.0", "4.57"

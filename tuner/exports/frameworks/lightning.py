@@ -23,7 +23,7 @@ from tuner.exports.spec_advice import (
     schedule_in_code,
     spec_of,
 )
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 _PRECISIONS = {"fp32": "32-true", "bf16": "bf16-true", "bf16-mixed": "bf16-mixed", "fp16-mixed": "16-mixed"}
 

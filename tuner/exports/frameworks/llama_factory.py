@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from tuner.exports import advice
 from tuner.exports.base import Order, Target, Written
 from tuner.exports.rendering import yaml_file
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 _V1 = "v1"
 _PRECISIONS: dict[str, dict[str, JsonValue]] = {

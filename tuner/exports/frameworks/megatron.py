@@ -5,7 +5,7 @@ from __future__ import annotations
 from tuner.exports import advice
 from tuner.exports.base import Order, Target, Written
 from tuner.exports.rendering import exports_of, origin, script_file, shell_words, unset_of
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 
 def _arguments(order: Order) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from tuner.exports import advice
 from tuner.exports.base import Order, Target, Written
 from tuner.exports.rendering import yaml_file
 from tuner.exports.spec_advice import longest_sample
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 _NEVER_REACHED = 1e9
 """Gradients are clipped at a norm of 1.0 where nothing is said, and nothing else turns that off."""

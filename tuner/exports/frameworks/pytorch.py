@@ -14,7 +14,7 @@ from tuner.exports.spec_advice import (
     spec_of,
     torch_call,
 )
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 from tuner.schemas.workload import ScheduleSpec
 
 _SCRIPT = "train.py"

@@ -9,7 +9,7 @@ from tuner.errors import ExportError
 from tuner.exports import advice
 from tuner.exports.base import Order, Target, Written
 from tuner.exports.rendering import origin, python_file
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 _IN_SAMPLES, _IN_TOKENS = "0.3.0", "main-2026-08-20"
 _DTYPES = {

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from tuner.errors import ExportError
 from tuner.exports.base import Order
 from tuner.exports.launchers.topology import Launch
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Where Kueue reads the queue of a job; the job has to be made suspended, and Kueue starts it."""

@@ -13,7 +13,7 @@ import shlex
 from tuner.errors import ExportError
 from tuner.exports.launchers.pod_spec import Fields
 from tuner.exports.launchers.topology import Launch, torchrun, torchrun_on_one_node
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 _ON_EACH_NODE = """\
 import json, socket, subprocess, sys

@@ -8,7 +8,7 @@ from tuner.exports.base import Order, Target, Written
 from tuner.exports.launchers.ray_common import entrypoint, ray_warnings, reserved_by_entrypoint, runtime_environment
 from tuner.exports.launchers.topology import Launch, launch_of, same_device, same_versions, slices, without_queue
 from tuner.exports.rendering import json_file
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 _POST = ("curl", "--fail-with-body", "--header", "Content-Type: application/json", "--data-binary", "@ray_job.json")
 

@@ -9,7 +9,7 @@ from tuner.exports.launchers.pod_spec import QUEUE_LABEL, RESTARTS, Fields, cont
 from tuner.exports.launchers.ray_common import entrypoint, ray_warnings, reserved_by_entrypoint, runtime_environment
 from tuner.exports.launchers.topology import Launch, launch_of, queue_label, restart_resumes, slices
 from tuner.exports.rendering import yaml_file, yaml_text
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 _KEEP_SECONDS = 600
 """How long a finished job's cluster stays, so that its log can be read."""

@@ -21,7 +21,7 @@ from tuner.exports.launchers.topology import (
     torchrun,
 )
 from tuner.exports.rendering import yaml_file
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 _ACCELERATORS = {
     "P100-16GB": "P100",

@@ -20,7 +20,7 @@ from tuner.exports.launchers.topology import (
     torchrun,
 )
 from tuner.exports.rendering import exports_of, one_line, origin, script_file, unset_of
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 _PARTITIONS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _CPUS_PER_PROCESS = 4

@@ -18,7 +18,7 @@ from tuner.exports.rendering import checked, figures_in_environment, program_pat
 from tuner.exports.spec_advice import nodes
 from tuner.hardware.gpu_lookup import find_gpu
 from tuner.schemas.gpus import Gpu
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 PORT = 29500
 """Where ranks meet: torchrun's own default."""

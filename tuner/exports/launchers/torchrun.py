@@ -16,7 +16,7 @@ from tuner.exports.launchers.topology import (
     without_queue,
 )
 from tuner.exports.rendering import exports_of, origin, script_file, unset_of
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 _ASK = ': "${MASTER_ADDR:?set it to the name or address of the first node, the same on every node}"\n'
 

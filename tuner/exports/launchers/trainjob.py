@@ -19,7 +19,7 @@ from tuner.exports.launchers.pod_spec import (
 )
 from tuner.exports.launchers.topology import Launch, launch_of, queue_label, slices
 from tuner.exports.rendering import yaml_file
-from tuner.schemas.results import Advice
+from tuner.schemas.recommendation import Advice
 
 _PATCHES_SINCE = "2.3"
 _NODE = "node"

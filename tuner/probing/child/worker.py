@@ -23,8 +23,9 @@ from tuner.hardware.memory_devices.factory import open_device
 from tuner.planning.accumulation import balanced_split
 from tuner.probing.child.timing import TimedEngine, TimedUpdate, enough, timing
 from tuner.probing.protocol import CheckReport, ProbePaths
+from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
-from tuner.schemas.results import CouplingCheck, ModelSummary, Outcome, Phase, ProbeResult, UpdateTiming
+from tuner.schemas.results import ModelSummary, Outcome, Phase, ProbeResult, UpdateTiming
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.files import write_atomically
 from tuner.system.fork_map import worthwhile_processes

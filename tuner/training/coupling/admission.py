@@ -9,7 +9,7 @@ import torch
 from tuner.errors import BatchwrightError, OutOfMemoryError, TrainingError
 from tuner.hardware.memory_devices.base import MemoryDevice
 from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.results import CouplingCheck
+from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.coupling.check import check_spec_coupling
 from tuner.training.coupling.precision import Precision

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from tuner.errors import CheckpointError, PeerError, TrainingError
 from tuner.hardware.allocator_env import job_environment
 from tuner.hardware.failures import ExitKind, ProcessExit, classify_exit
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.results import Recommendation
 from tuner.schemas.training import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
 from tuner.system.data_roots import ANYWHERE, DataRoots
 from tuner.system.disk_space import free_bytes

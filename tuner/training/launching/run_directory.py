@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 from pydantic import ValidationError
 
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.results import Recommendation
 from tuner.schemas.training import TrainingProgress
 from tuner.system.disk_space import naming_full_disk
 from tuner.system.files import write_atomically
