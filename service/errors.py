@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from service.domain.work import PROBLEM_TYPE_PREFIX, FieldFault, Problem
+from service.domain.problems import PROBLEM_TYPE_PREFIX, FieldFault, Problem
 from tuner.errors import (
     BatchwrightError,
     CheckLostError,

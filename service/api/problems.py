@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
-from service.domain.work import FieldFault, Problem
+from service.domain.problems import FieldFault, Problem
 from service.errors import (
     MOST_FAULTS,
     IdempotencyKeyInFlightError,

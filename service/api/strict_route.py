@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from service.domain.work import FieldFault
+from service.domain.problems import FieldFault
 from service.errors import MOST_FAULTS, InvalidInputError
 from tuner.suggestions import suggestion
 

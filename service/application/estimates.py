@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from anyio import CapacityLimiter
 
 from service.application.rules.policy import Policy
-from service.domain.work import FieldFault, GpuList
+from service.domain.problems import FieldFault
+from service.domain.work import GpuList
 from service.errors import EstimatesBusyError, InvalidInputError
 from service.observability.metrics import Metrics
 from tuner.errors import EstimateCancelledError, EstimateError

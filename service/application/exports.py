@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.application import views
 from service.application.context import Desk
-from service.domain.work import ExportFormatList, ExportRequest
+from service.domain.exports import ExportFormatList, ExportRequest
 from service.errors import NotFoundError
 from tuner.exports.base import Export, ExportedFile
 from tuner.exports.registry import TARGETS, export

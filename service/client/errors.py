@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from service.domain.work import PROBLEM_TYPE_PREFIX, Problem, Tuning
+from service.domain.problems import PROBLEM_TYPE_PREFIX, Problem
+from service.domain.work import Tuning
 
 NOT_A_PROBLEM = "not-a-problem-document"
 """The code of a refusal that did not come from the service itself: a proxy's page."""

@@ -14,7 +14,8 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from service.client.errors import NOT_A_PROBLEM, ApiError, UnexpectedAnswerError, api_error
-from service.domain.work import PROBLEM_TYPE_PREFIX, Event, EventKind, Problem
+from service.domain.problems import PROBLEM_TYPE_PREFIX, Problem
+from service.domain.work import Event, EventKind
 
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.problems import PROBLEM_MEDIA_TYPE
 from service.dashboard.pages import Pages
 from service.dashboard.responses import page, redirect
-from service.domain.work import Problem
+from service.domain.problems import Problem
 from service.errors import make_problem
 
 SIGN_IN = "/sign-in"

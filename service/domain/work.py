@@ -11,8 +11,10 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from service.domain.exports import ExportRequest
+from service.domain.problems import Problem
 from service.domain.states import State
-from tuner.exports.base import Export, ExportFormat, ExportOptions
+from tuner.exports.base import Export
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.schemas.gpus import Gpu
 from tuner.schemas.recommendation import Recommendation
@@ -22,38 +24,6 @@ from tuner.schemas.training import TrainingProgress, TrainingResult
 from tuner.schemas.workload import Precision
 
 # --- problems --------------------------------------------------------------------------------------------------------
-
-PROBLEM_TYPE_PREFIX = "urn:batchwright:problem:"
-
-
-class FieldFault(Document):
-    """One thing wrong in a request."""
-
-    field: str
-    """Dotted path of the field, for example `spec.model.architecture.heads`."""
-    message: str
-    """What is allowed there."""
-    value: str = ""
-    """What was given, shortened; empty when the field is missing or is a whole object."""
-
-
-class Problem(Document):
-    """What went wrong (RFC 9457). Sent as `application/problem+json`."""
-
-    type: Annotated[str, Field(examples=["urn:batchwright:problem:not-found"])]
-    """A stable name of this kind of problem: `urn:batchwright:problem:` and the code."""
-    title: str
-    """The kind of problem in words; the same for every occurrence."""
-    status: Annotated[int, Field(ge=100, le=599)] | None = None
-    """The HTTP status; none in the stored problem of a tuning or job that failed later."""
-    detail: str
-    """What happened this time, with the values, the limit and the remedy."""
-    code: Annotated[str, Field(examples=["not-found"])]
-    """The stable word a program decides by."""
-    errors: tuple[FieldFault, ...] = ()
-    """The fields at fault, for an invalid request: the first twenty."""
-    error_count: PositiveInt | None = None
-    """How many fields are at fault, when `errors` does not list them all."""
 
 
 # --- what is sent ----------------------------------------------------------------------------------------------------
@@ -75,17 +45,6 @@ class TuningSubmission(TuningRequest):
     def to_request(self) -> TuningRequest:
         """The request without what only concerns its submission."""
         return TuningRequest.model_validate(self.model_dump(exclude={"fresh", "priority"}))
-
-
-class ExportRequest(Document):
-    """What to export a recommendation to."""
-
-    format: str
-    """The target's name, as `GET /v1/exports` lists them."""
-    target_version: str | None = None
-    """One of its versions; its newest when absent."""
-    options: ExportOptions = ExportOptions()
-    """What the recommendation does not know of the place where it will run."""
 
 
 class JobSubmission(Document):
@@ -379,13 +338,6 @@ class RecommendationPage(Document):
     """The rows."""
     next_cursor: str | None = None
     """Pass it as `cursor` to get the next part; none on the last."""
-
-
-class ExportFormatList(Document):
-    """What recommendations can be exported to."""
-
-    items: tuple[ExportFormat, ...]
-    """Frameworks, then launchers."""
 
 
 class GpuList(Document):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from service.domain.api_keys import ApiKey
+from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
-from service.domain.work import Problem
 from service.domain.workers import ServedDevice
 from service.errors import ServiceError
 from tuner.schemas.recommendation import Recommendation

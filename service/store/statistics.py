@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, Select, case, func, literal, or_, select, union_all
 
+from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
-from service.domain.work import Problem
 from service.store.database.engine import insert_or_skip
 from service.store.database.mapping import moment
 from service.store.database.schema import is_failed, is_held, now_ms, stored_answers, work_items

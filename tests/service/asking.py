@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 
 from factories import tuning_request
+from service.domain.problems import Problem
 from service.domain.states import TERMINAL_STATES
-from service.domain.work import Problem
 
 UNKNOWN = "tun_" + "0" * 32
 PATIENCE_SECONDS = 120.0

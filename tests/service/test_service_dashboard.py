@@ -24,7 +24,7 @@ from service.bootstrap import System, app_of, build
 from service.dashboard.assets import Assets
 from service.dashboard.sign_in import local_path
 from service.domain.api_keys import Scope, make_key
-from service.domain.work import Problem
+from service.domain.problems import Problem
 from service.settings import Settings
 
 HOME = "http://127.0.0.1:8000"

@@ -22,7 +22,7 @@ from service.application.estimates import EstimateLimits, Estimates, ShouldStop
 from service.application.rules.policy import Policy
 from service.bootstrap import app_of
 from service.client import ApiError, Client
-from service.domain.work import Problem
+from service.domain.problems import Problem
 from service.errors import EstimatesBusyError, InvalidInputError, TargetNotAllowedError
 from tuner.errors import EstimateCancelledError, EstimateError
 from tuner.hardware.gpu_table import GPUS

@@ -14,7 +14,7 @@ from factories import mlp_spec, recommendation, tuning_request
 from scripted import ScriptedRunner
 from service.client import ApiError, ConflictError, NotFoundError
 from service.client.resources.api import AsyncCalls
-from service.domain.work import ExportRequest
+from service.domain.exports import ExportRequest
 from service.errors import problem_of
 from tuner.errors import ExportError, ExportRefusal
 from tuner.exports.base import ExportOptions

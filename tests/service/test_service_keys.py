@@ -29,8 +29,8 @@ from service.auth import api_keys as access_module
 from service.auth.api_keys import TRUST_SECONDS, Access
 from service.client import ApiError, Client, ClientError
 from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
+from service.domain.problems import Problem
 from service.domain.states import State
-from service.domain.work import Problem
 from service.entrypoints.serve import check_and_build
 from service.errors import ConfigurationError, NotAuthenticatedError, StoreUnavailableError
 from service.settings import Settings

@@ -18,8 +18,9 @@ from service.bootstrap import System, build
 from service.client import Client
 from service.client.errors import ConflictError, NotAllowedError, NotFoundError
 from service.domain.api_keys import KEYLESS, Scope, make_key
+from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
-from service.domain.work import Job, JobSubmission, Problem
+from service.domain.work import Job, JobSubmission
 from service.errors import NotFoundError as NothingError
 from service.errors import NotResumableError, QuotaExceededError, TargetNotAllowedError
 from service.settings import Settings

@@ -7,8 +7,8 @@ from sqlalchemy import select, text
 from stores import NewId, claimed, engine_at, set_work
 
 from scripted import SERVED, new_work
+from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
-from service.domain.work import Problem
 from service.store import statistics
 from service.store.database.engine import reading, writing
 from service.store.database.migrate import upgrade

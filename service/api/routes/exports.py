@@ -17,7 +17,7 @@ from service.api.problems import ALWAYS, declared
 from service.api.responses import Responses, links, on_success
 from service.api.strict_route import StrictRoute
 from service.domain.api_keys import Scope
-from service.domain.work import ExportFormatList, ExportRequest
+from service.domain.exports import ExportFormatList, ExportRequest
 from tuner.exports.base import PRINTED, Export, ExportOptions
 
 router = APIRouter(prefix="/v1", tags=["exports"], responses=ALWAYS, route_class=StrictRoute)

@@ -8,13 +8,13 @@ from typing import Any
 
 from service.client.core import PAGE_SIZE, Resource
 from service.client.protocol import Call, creating, parsed, path_of
+from service.domain.exports import ExportRequest
 from service.domain.states import State
 from service.domain.work import (
     Checkpoint,
     CheckpointList,
     ConfiguredJob,
     Event,
-    ExportRequest,
     Job,
     JobPage,
     JobSubmission,

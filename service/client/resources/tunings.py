@@ -9,10 +9,10 @@ from urllib.parse import quote
 from service.client.core import PAGE_SIZE, Resource
 from service.client.errors import TuningFailedError
 from service.client.protocol import Call, creating, parsed, path_of
+from service.domain.exports import ExportFormatList
 from service.domain.states import State
 from service.domain.work import (
     Event,
-    ExportFormatList,
     ProbeList,
     RecommendationPage,
     RecommendationSummary,

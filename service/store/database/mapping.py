@@ -8,8 +8,9 @@ from typing import Any
 
 from sqlalchemy import Row, RowMapping, Table
 
+from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
-from service.domain.work import Event, EventKind, Problem, RecommendationSummary, RecordedProbe
+from service.domain.work import Event, EventKind, RecommendationSummary, RecordedProbe
 from service.store.database.schema import recommendations, work_items
 from service.store.models import WorkItem, WorkRow
 from tuner.schemas.base import Document
