@@ -20,9 +20,8 @@ from service.errors import (
     NotAuthenticatedError,
     QuotaExceededError,
     ServiceError,
-    make_problem,
-    problem_of,
 )
+from service.problem_mapping import make_problem, problem_of
 from tuner.errors import BatchwrightError
 from tuner.schemas.field_errors import described, located, shown
 

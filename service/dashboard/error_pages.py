@@ -14,7 +14,7 @@ from service.api.problems import PROBLEM_MEDIA_TYPE
 from service.dashboard.pages import Pages
 from service.dashboard.responses import page, redirect
 from service.domain.problems import Problem
-from service.errors import make_problem
+from service.problem_mapping import make_problem
 
 SIGN_IN = "/sign-in"
 _GO_ON = """\

@@ -6,10 +6,11 @@ import logging
 from datetime import UTC, datetime
 
 from service.domain.states import State
-from service.errors import ConflictError, NotFoundError, StaleLeaseError, StoreUnavailableError, stored_problem
+from service.errors import ConflictError, NotFoundError, StaleLeaseError, StoreUnavailableError
 from service.observability.instruments import Instruments
 from service.observability.logging import logging_about
 from service.observability.tracing import Attribute, SpanKind
+from service.problem_mapping import stored_problem
 from service.store.interface import Claim, Ending, Lease, Store
 from service.worker.lease import Hold, Stop
 from service.worker.runner import Driver, Site, StoppedError

@@ -14,8 +14,9 @@ from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
 from service.domain.workers import ServedDevice
-from service.errors import ServiceError, stored_problem
+from service.errors import ServiceError
 from service.observability.instruments import Instruments
+from service.problem_mapping import stored_problem
 from service.store.interface import Claim, Ending, Store, WorkItem
 from service.worker.executors.base import Executor, TrainingRun
 from service.worker.host_health import Health

@@ -17,7 +17,7 @@ from factories import gpt_spec, mlp_spec, python_spec, recommendation, tuning_re
 from scripted import ScriptedRunner, until_stopped
 from service.client import ApiError, Client
 from service.domain.states import State
-from service.errors import problem_of
+from service.problem_mapping import problem_of
 from tuner.errors import EstimateError
 from tuner.schemas.requests import TrainingRequest
 

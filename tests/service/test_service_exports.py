@@ -15,7 +15,7 @@ from scripted import ScriptedRunner
 from service.client import ApiError, ConflictError, NotFoundError
 from service.client.resources.api import AsyncCalls
 from service.domain.exports import ExportRequest
-from service.errors import problem_of
+from service.problem_mapping import problem_of
 from tuner.errors import ExportError, ExportRefusal
 from tuner.exports.base import ExportOptions
 from tuner.exports.registry import TARGETS, export

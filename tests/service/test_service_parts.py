@@ -24,8 +24,8 @@ from service.errors import (
     DeviceTakenError,
     StaleLeaseError,
     StoreUnavailableError,
-    problem_of,
 )
+from service.problem_mapping import problem_of
 from service.settings import Settings
 from service.store.interface import Store
 from service.worker.device_lock import DeviceLock

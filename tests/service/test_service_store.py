@@ -15,14 +15,8 @@ from factories import probe_result, recommendation
 from scripted import SERVED, new_work, progress
 from service.domain.states import State, WorkKind, sources_of
 from service.domain.work import EventKind
-from service.errors import (
-    ConfigurationError,
-    ConflictError,
-    NotFoundError,
-    StaleLeaseError,
-    StoreUnavailableError,
-    make_problem,
-)
+from service.errors import ConfigurationError, ConflictError, NotFoundError, StaleLeaseError, StoreUnavailableError
+from service.problem_mapping import make_problem
 from service.store.interface import Claim, Ending, Lease, RecommendationFilter, Store
 from service.store.sql_store import open_store
 from tuner.schemas.training import RunOutcome, TrainingResult

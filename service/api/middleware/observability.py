@@ -12,10 +12,10 @@ from urllib.parse import quote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import PROBLEM_MEDIA_TYPE
-from service.errors import problem_of
 from service.observability.logging import log_about
 from service.observability.metrics import Metrics
 from service.observability.tracing import SpanKind, Spans, parse_trace_parent
+from service.problem_mapping import problem_of
 
 _log = logging.getLogger(__name__)
 
