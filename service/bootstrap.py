@@ -26,7 +26,8 @@ from service.observability.metrics import Metrics
 from service.settings import Settings
 from service.store.interface import Quota, Store
 from service.store.sql_store import open_store
-from service.worker.device_worker import Coordinator, WorkerSettings
+from service.worker.coordinator import Coordinator
+from service.worker.device_worker import WorkerSettings
 from service.worker.executors.base import Executor
 from service.worker.executors.local import LocalExecutor
 from service.worker.hosting.child_process import WorkerProcess

@@ -17,7 +17,8 @@ from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
 from service.errors import DeviceTakenError, StoreUnavailableError
 from service.store.interface import Store, WorkItem
-from service.worker.device_worker import Coordinator, WorkerSettings
+from service.worker.coordinator import Coordinator
+from service.worker.device_worker import WorkerSettings
 from service.worker.executors.base import OnProgress, StopWithin, TrainingRun
 from service.worker.executors.inline import InlineExecutor, TrainFunction
 from tuner.errors import ProbeError, SpecError

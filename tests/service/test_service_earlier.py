@@ -30,7 +30,8 @@ from service.store.database.engine import open_engine, writing
 from service.store.database.migrate import configuration, upgrade
 from service.store.interface import Ending, Store, WorkItem
 from service.store.sql_store import SqlStore, open_store
-from service.worker.device_worker import Coordinator, WorkerSettings
+from service.worker.coordinator import Coordinator
+from service.worker.device_worker import WorkerSettings
 from service.worker.executors.inline import InlineExecutor
 from tuner.hardware.inventory import find_device
 from tuner.planning.session import ProbeRunner, Tuning

@@ -27,7 +27,7 @@ from service.domain.work import JobRequest
 from service.observability.instruments import Instruments
 from service.store.interface import Store
 from service.store.models import PROVEN_SECONDS
-from service.worker.device_worker import Coordinator
+from service.worker.coordinator import Coordinator
 from service.worker.executors.base import Executor, OnProgress, StopWithin, TrainingRun
 from service.worker.executors.inline import InlineExecutor
 from service.worker.executors.local import LocalExecutor

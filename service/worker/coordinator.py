@@ -1,0 +1,67 @@
+"""The workers of one process, one per device: started, woken and stopped together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.store.interface import Store
+from service.worker.device_worker import DeviceWorker, WorkerSettings
+from service.worker.executors.base import Executor
+from service.worker.lease import Stop
+
+
+class Coordinator:
+    """The workers of this process."""
+
+    def __init__(
+        self, store: Store, executors: Sequence[Executor], versions: dict[str, str], settings: WorkerSettings
+    ) -> None:
+        owner = settings.new_owner() if executors else ""
+        self._workers = [DeviceWorker(store, executor, versions, settings, owner) for executor in executors]
+        self._started = False
+        self._stopped = False
+
+    def start(self) -> None:
+        """Start every worker, or none. Does nothing when they run.
+
+        Raises:
+            DeviceTakenError: when another live process serves one of the devices.
+        """
+        if self._started:
+            return
+        self._started = True
+        try:
+            for worker in self._workers:
+                worker.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def notify(self) -> None:
+        """Have every worker look for work and for cancellations now."""
+        for worker in self._workers:
+            worker.notify()
+
+    @property
+    def places(self) -> list[str]:
+        """Where it works: host and device of each."""
+        return [worker.served.place for worker in self._workers]
+
+    def request_stop(self) -> None:
+        """Begin to end gracefully. Returns at once."""
+        for worker in self._workers:
+            worker.request_stop()
+
+    def hurry(self) -> None:
+        """End what runs now: whatever it was given to end itself is over. Returns at once; ``stop`` ends soon then."""
+        for worker in self._workers:
+            worker.request_stop(Stop.HURRY)
+
+    def stop(self) -> None:
+        """End gracefully: what runs is handed back to the queue. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self.request_stop()
+        for worker in self._workers:
+            worker.join()
