@@ -46,8 +46,7 @@ test: $(VENV)/dev $(VENV)/browser  ## Install what the tests need, and run them
 lint: $(VENV)/dev  ## Style, types and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --exclude '^tests/service/' tuner service tests benchmarks examples tools
-	$(BIN)/mypy tests/service
+	$(BIN)/mypy tuner service tests benchmarks examples tools
 
 format: $(VENV)/dev  ## Format the code
 	$(BIN)/ruff format .
@@ -56,7 +55,7 @@ serve: install  ## Serve the HTTP API on http://127.0.0.1:8000
 	$(BIN)/batchwright serve
 
 gpu-test: $(VENV)/dev  ## Run the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu tests/gpu tests/test_memory.py
+	$(BIN)/python -m pytest -m gpu tests/gpu tests/hardware/test_memory_devices.py
 
 gpu-demo: install  ## The demo; takes the first CUDA device
 	$(BIN)/python examples/demo.py --output-dir runs/gpu-demo
@@ -149,7 +148,7 @@ $(TOOLS)/prometheus/ready: Makefile
 	@touch $@
 
 conformance: $(VENV)/dev $(TOOLS)/python/ready $(TOOLS)/node/ready $(TOOLS)/prometheus/ready  ## Have others' tools check the API
-	$(BIN)/python tests/service/check_conformance.py $(TOOLS)
+	$(BIN)/python tests/support/service/check_conformance.py $(TOOLS)
 
 openapi: $(VENV)/dev  ## Export openapi/openapi.json
 	$(BIN)/python -m service.entrypoints.export_openapi > openapi/openapi.json

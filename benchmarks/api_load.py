@@ -32,10 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "service"))
-
 from api_load_rows import Rows, in_turn
 
 from service.domain.api_keys import Scope, make_key

@@ -10,12 +10,12 @@ from typing import Any
 
 from sqlalchemy import insert
 
-from factories import CPU, tuning_request
-from scripted import ScriptedRunner
 from service.domain.identifiers import IdentifierSource
 from service.store.database.engine import open_engine, writing
 from service.store.database.mapping import recommendation_values
 from service.store.database.schema import recommendations, work_items
+from tests.support.factories import CPU, tuning_request
+from tests.support.service.scripted import ScriptedRunner
 from tuner.planning.session import Tuning
 from tuner.schemas.recommendation import Recommendation
 

@@ -7,7 +7,7 @@ API or its worker (in a third of the rounds once more while it recovers), also j
 process of a probe, the fork server, also while it starts, or the process of a training run; pauses what holds the
 lease until that has ended; makes the database unusable: the file of SQLite locked, the connections to PostgreSQL ended;
 fills the disk of the runs (as root, which can mount one); or takes the worker's descriptors. Half of the rounds are on
-one process and SQLite, half on an API and a worker apart and PostgreSQL (see tests/service/postgres.py).
+one process and SQLite, half on an API and a worker apart and PostgreSQL (see tests/support/service/postgres.py).
 
 A round is well when the recommendation (decision, plan, proof) or the SHA-256 of the final weights is that of an
 undisturbed run, the work was stored once, no probe whose result was recorded was run again, no process was left, and
@@ -31,13 +31,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "service"))
-
 from chaos_deployment import Deployment, PostgresqlDatabase, SqliteDatabase
 from chaos_faults import Choices, faults_of
 from chaos_rounds import Reference, Round, play, request, undisturbed
-from postgres import databases
 
+from tests.support.service.postgres import databases
 from tuner.hardware.inventory import cpu
 from tuner.planning.fingerprint import installed_versions
 

@@ -13,7 +13,6 @@ import os
 import platform
 import signal
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -25,18 +24,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "service"))
-
-from browser import chromium, watched
-from processes import HERE, LISTENS, WORKS, Api, Spoken, spoken, wait_until
-from running import running
 from sqlalchemy import text
-from test_service_pages_quality import store_many
 
-from factories import mlp_spec, tuning_request
-from scripted import ScriptedRunner, Trainer
 from service.store.database.engine import open_engine, writing
+from tests.service.dashboard.test_quality import store_many
+from tests.support.factories import mlp_spec, tuning_request
+from tests.support.paths import SUPPORT
+from tests.support.service.browser import chromium, watched
+from tests.support.service.processes import LISTENS, WORKS, Api, Spoken, spoken, wait_until
+from tests.support.service.running import running
+from tests.support.service.scripted import ScriptedRunner, Trainer
 from tuner.estimation.pool import WarmEstimates
 from tuner.hardware.inventory import cpu
 from tuner.planning.fingerprint import installed_versions
@@ -75,7 +72,8 @@ def several_processes(folder: Path) -> Iterator[tuple[Api, Callable[[str], Spoke
             settings["lease_seconds"] = LEASE_SECONDS
             options = {"settings": settings, "journal": str(folder / f"{node}.txt"), "seconds": 600.0, "jobs": "real"}
             (folder / f"{node}.txt").touch()
-            return stack.enter_context(spoken([str(HERE / "worker_process.py"), json.dumps(options)], WORKS))
+            command = [str(SUPPORT / "service" / "worker_process.py"), json.dumps(options)]
+            return stack.enter_context(spoken(command, WORKS))
 
         yield api, start, lambda node: (folder / f"{node}.txt").read_text().splitlines()
 

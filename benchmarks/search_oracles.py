@@ -12,15 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
-from oracles import (
+from tests.support.oracles import (
     Noise,
     Oracle,
     affine,

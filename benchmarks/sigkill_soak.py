@@ -2,7 +2,8 @@
 
 python benchmarks/sigkill_soak.py [--rounds 1] [--output benchmarks/results/sigkill_soak.json]
 
-A round is the twenty kills of tests/test_soak.py: in a window, in a save (a folder half-written, or whole and not yet
+A round is the twenty kills of tests/training/launching/test_soak.py: in a window, in a save (a folder half-written, or
+whole and not yet
 named by the pointer), at an epoch's edge, at any time; half of them with two processes that load data. Each kill has a
 run of its own. One that missed its moment is in the table too, and is made again. The undisturbed run they are compared
 with is made by fresh interpreters, the killed ones are forked from a server that has torch imported.
@@ -14,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before the server starts, whose forks are the runs
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from forked import forked_starts
-from soak import (
+from tests.support.forked import forked_starts
+from tests.support.soak import (
     UPDATES,
     Course,
     Final,

@@ -32,9 +32,7 @@ from typing import Any, Self
 
 import httpx
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
-from factories import tuning_request
+from tests.support.factories import tuning_request
 
 HERE = Path(__file__).resolve().parent
 DESCRIPTORS = 256

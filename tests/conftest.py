@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from forked import forked_starts
+from tests.support.forked import forked_starts
 
 settings.register_profile("batchwright", deadline=None)  # no example fails for a busy machine
 settings.load_profile("batchwright")

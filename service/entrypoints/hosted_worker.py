@@ -1,7 +1,7 @@
 """The process of a host's workers that ``batchwright serve`` starts: descriptors and memory of its own, no clients.
 
-The process that serves the API controls it over a channel (see ``service.worker.hosting.child_process``). It ends with that process,
-however that ends.
+The process that serves the API controls it over a channel (see ``service.worker.hosting.child_process``).
+It ends with that process, however that ends.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A ``traceparent`` that a request brings is kept with the work it creates, told to the log, and handed on to the
 processes of its probes and jobs as the environment variable TRACEPARENT. Spans are made only with the extra ``otel``
-and its ``OTEL_`` variables (see ``service.observability.opentelemetry``); without them nothing of OpenTelemetry is imported.
+and its ``OTEL_`` variables (see ``service.observability.opentelemetry``); without them nothing of
+OpenTelemetry is imported.
 """
 
 from __future__ import annotations

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import get_args
 
 import pytest
-from exports.plans import plan
 
+from tests.support.exports.plans import plan
+from tests.support.paths import ROOT
 from tuner.errors import ExportRefusal
 from tuner.exports.base import ExportOptions, Target
 from tuner.exports.registry import TARGETS, export
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "exports.md").read_text("utf-8")
+GUIDE = (ROOT / "docs" / "exports.md").read_text("utf-8")
 KINDS = {"Frameworks": "framework", "Launchers": "launcher"}
 
 

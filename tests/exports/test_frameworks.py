@@ -11,9 +11,9 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import yaml
-from exports.plans import plan
 
-from factories import CPU, CUDA, gpt_spec, mlp_spec, python_spec, transformers_spec
+from tests.support.exports.plans import plan
+from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, python_spec, transformers_spec
 from tuner.errors import ExportError
 from tuner.exports.base import Export, ExportOptions
 from tuner.exports.registry import export

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from exports import golden
 
+from tests.support.exports import golden
 from tuner.exports.registry import TARGETS
 
 
 @pytest.mark.parametrize(("name", "version", "shape"), golden.cases())
 def test_a_target_writes_what_was_read_by_eye(name: str, version: str, shape: str) -> None:
-    """Files, command, environment and warnings are those of the golden files: `python tests/exports/golden.py`."""
+    """Files, command, environment and warnings equal those of the golden files."""
     assert golden.written(name, version, shape) == golden.stored(name, version, shape)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from exports.plans import plan
-from exports.starting import document, start
 
-from factories import CPU
+from tests.support.exports.plans import plan
+from tests.support.exports.starting import document, start
+from tests.support.factories import CPU
 from tuner.errors import ExportError
 from tuner.exports.base import Export, ExportOptions
 from tuner.exports.registry import TARGETS, export

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 import yaml
-from exports.plans import plan
 
-from factories import gpt_spec
+from tests.support.exports.plans import plan
+from tests.support.factories import gpt_spec
 from tuner.exports.base import Export, ExportOptions, Order
 from tuner.exports.registry import TARGETS, export
 from tuner.schemas.recommendation import Recommendation

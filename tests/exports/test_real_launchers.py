@@ -21,12 +21,13 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from exports.plans import plan
-from exports.read_by_launchers import holds
-from exports.slurm_cluster import Slurm
-from exports.starting import document, write
 
-from factories import CPU
+from tests.support.exports.plans import plan
+from tests.support.exports.read_by_launchers import holds
+from tests.support.exports.slurm_cluster import Slurm
+from tests.support.exports.starting import document, write
+from tests.support.factories import CPU
+from tests.support.paths import SUPPORT
 from tuner.exports.base import Export, ExportOptions
 from tuner.exports.registry import export
 from tuner.schemas.results import DeviceInfo
@@ -179,7 +180,7 @@ def test_kubernetes_ray_and_skypilot_read_all_that_is_written(
     groups = (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
     readings += [("IoK8sApiCoreV1PodTemplateSpec", it["template"]) for it in groups]
 
-    program = Path(__file__).with_name("read_by_launchers.py")
+    program = SUPPORT / "exports" / "read_by_launchers.py"
     read = subprocess.run(
         [launchers / "python", program], input=json.dumps(readings), capture_output=True, text=True, check=False
     )

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import yaml
-from exports.plans import plan
 
-from factories import CPU, CUDA, gpt_spec, mlp_spec
+from tests.support.exports.plans import plan
+from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec
 from tuner.exports.base import Export, ExportOptions
 from tuner.exports.registry import export
 from tuner.hardware.allocator_env import allocator_environment

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from exports.plans import plan
 
-from factories import gpt_spec
+from tests.support.exports.plans import plan
+from tests.support.factories import gpt_spec
 from tuner.exports.registry import export
 from tuner.schemas.workload import WorkloadSpec
 

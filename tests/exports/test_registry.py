@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from exports.plans import infeasible, plan
 
-from factories import mlp_spec
+from tests.support.exports.plans import infeasible, plan
+from tests.support.factories import mlp_spec
 from tuner.errors import ExportError
 from tuner.exports.base import ExportOptions
 from tuner.exports.registry import TARGETS, export, find_target

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exports import reading
-from exports.plans import plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factories import CUDA, gpt_spec, transformers_spec
+from tests.support.exports import reading
+from tests.support.exports.plans import plan
+from tests.support.factories import CUDA, gpt_spec, transformers_spec
 from tuner.errors import ExportError
 from tuner.exports.base import Export, ExportOptions
 from tuner.exports.registry import TARGETS, export

@@ -11,9 +11,9 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import yaml
-from exports.plans import plan
 
-from factories import gpt_spec
+from tests.support.exports.plans import plan
+from tests.support.factories import gpt_spec
 from tuner.exports.base import Export
 from tuner.exports.registry import TARGETS, export
 from tuner.schemas.workload import WorkloadSpec

@@ -11,7 +11,7 @@ import pynvml
 import pytest
 import torch
 
-from factories import gpt_spec, mlp_spec, recommendation, resnet_spec
+from tests.support.factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tuner.errors import DeviceError, OutOfMemoryError
 from tuner.hardware.inventory import find_device
 from tuner.hardware.memory_devices.cuda import CudaDevice

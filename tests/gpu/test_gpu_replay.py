@@ -9,13 +9,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from factories import gpt_spec, resnet_spec
+from tests.support.factories import gpt_spec, resnet_spec
 from tuner.errors import OutOfMemoryError
 from tuner.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
 from tuner.estimation.allocator.replay import minimum_capacity, recorded_requests, replay
@@ -96,10 +95,8 @@ def history() -> list[dict[str, Any]]:
 
 def recording(name: str, allocator: str, limit_bytes: int = 0) -> dict[str, Any]:
     """``record`` in a process whose allocator is set so."""
-    root = Path(__file__).parents[2]
     environment = {key: value for key, value in os.environ.items() if key != "PYTORCH_CUDA_ALLOC_CONF"}
     environment["PYTORCH_ALLOC_CONF"] = ALLOCATORS[allocator][1]
-    environment["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "tests")])
     finished = subprocess.run(
         [sys.executable, __file__, name, str(limit_bytes)],
         env=environment,

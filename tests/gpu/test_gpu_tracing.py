@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from traced import most_bytes, traced_on_cuda
 
-from factories import gpt_spec, mlp_spec, resnet_spec
+from tests.support.factories import gpt_spec, mlp_spec, resnet_spec
+from tests.support.traced import most_bytes, traced_on_cuda
 from tuner.estimation.attention_kernels import Attention, choose
 from tuner.hardware.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from factories import gpt_spec, recommendation
+from tests.support.factories import gpt_spec, recommendation
 from tuner.errors import OutOfMemoryError
 from tuner.hardware.inventory import find_device
 from tuner.hardware.memory_devices.cuda import CudaDevice

@@ -8,15 +8,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from postgres import Databases, databases
-from running import Running, StartService, migrated, running
 
-from scripted import ScriptedRunner, Trainer
 from service.client import Client
 from service.domain.identifiers import IdentifierSource
 from service.store.database.engine import open_engine
 from service.store.interface import Store
 from service.store.sql_store import SqlStore
+from tests.support.service.postgres import Databases, databases
+from tests.support.service.running import Running, StartService, migrated, running
+from tests.support.service.scripted import ScriptedRunner, Trainer
 
 _BACKENDS = ["sqlite", "postgresql"]
 

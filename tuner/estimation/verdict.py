@@ -12,7 +12,8 @@ How far an estimate may be off (``_errors``) is put together from what is known:
   CPU keeps what drops out as numbers);
 * nothing was measured on ROCm, on a card of which only the memory is known, or of what a trace says it could not
   follow: there the interval is widened by assumptions;
-* outside of the allocator come the context (by card, ``tuner.hardware.gpu_table``) and, for several ranks, NCCL's buffers.
+* outside of the allocator come the context (by card, ``tuner.hardware.gpu_table``) and, for several ranks, NCCL's
+  buffers.
 """
 
 from __future__ import annotations

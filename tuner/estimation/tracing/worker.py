@@ -1,7 +1,8 @@
 """The process in which workloads are traced: it imports torch once, and answers each request in a fork of itself.
 
-Started as ``tuner.estimation.worker_start`` tells, to be asked by ``tuner.estimation.client``. It runs no operation of torch
-itself, and nothing of a user: what a request does ends with its fork. No card is there for what it imports.
+Started as ``tuner.estimation.worker_start`` tells, to be asked by ``tuner.estimation.client``. It runs no
+operation of torch itself, and nothing of a user: what a request does ends with its fork. No
+card is there for what it imports.
 """
 
 from __future__ import annotations

@@ -74,15 +74,16 @@ class GradientAccumulation:
         memory: the device the model is on, which tells an out-of-memory error; found from the model when left out.
         ranks: the ranks that share each window; this process alone when left out (under
             ``DistributedDataParallel`` those of the default process group).
-        gathering: how gradients are summed, see ``tuner.training.accumulation.gradient_sums``; by device when left out: apart on a card,
-            where it costs no time, and in place on the CPU, where fresh memory for every micro-batch does.
+        gathering: how gradients are summed, see ``tuner.training.accumulation.gradient_sums``; by device when
+            left out: apart on a card, where it costs no time, and in place on the CPU, where fresh memory for
+            every micro-batch does.
         recovers: whether a micro-batch that does not fit is divided, or its error comes out.
         floating: what floating-point inputs are cast to, where the parameters are of a lower precision.
         lock_step: the model's own collectives (FSDP) are in every forward and backward pass and reduce the gradient: a
             rank cannot go its own way, so an out-of-memory error passes.
         checks_coupling: whether the loss of the first window is compared with that of its parts, see
-            ``tuner.training.coupling.loss_check``: it is called three times more then, and again where the two differ. Not with
-            ``lock_step``.
+            ``tuner.training.coupling.loss_check``: it is called three times more then, and again
+            where the two differ. Not with ``lock_step``.
 
     Attributes:
         largest_micro_batch: micro-batches above this size are divided before they run; lowered by every split.

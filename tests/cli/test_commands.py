@@ -1,0 +1,447 @@
+"""The command line as a user meets it: answers on standard output, progress on standard error, exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.support.command import called
+from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, recommendation, resnet_spec, tuning_request
+from tuner.cli import running
+from tuner.cli.display import TrainingBar
+from tuner.errors import DeviceError, SpecError
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import MicroBatchSplit, RunOutcome, TrainingProgress, TrainingResult
+from tuner.schemas.workload import WorkloadSpec
+from tuner.training.launching.run_directory import ProgressLog, RunPaths
+
+pytestmark = pytest.mark.usefixtures("forked")
+
+UNKNOWN_MODEL = """
+model: {kind: transformers, task: causal-lm, config: {model_type: gpt9}}
+batch: {sequence_length: 8}
+"""
+
+
+def batchwright(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    command = [sys.executable, "-m", "tuner.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path) -> Path:
+    """A small spec on the disk."""
+    path = tmp_path / "spec.json"
+    path.write_text(gpt_spec().model_dump_json())
+    return path
+
+
+def test_help_names_every_command_and_exit_code() -> None:
+    """`--help` is worth reading."""
+    text = " ".join(batchwright("--help").stdout.split())
+    for word in ("tune", "plan", "train", "run", "serve", "devices", "Exit codes", "no micro-batch fits"):
+        assert word in text
+
+
+def test_the_version_is_the_packages() -> None:
+    """The version for a bug report is on standard output, without importing torch."""
+    asked = batchwright("--version")
+    assert (asked.returncode, asked.stdout) == (0, f"batchwright {metadata.version('batchwright')}\n")
+
+
+def test_plan_as_json_and_as_text() -> None:
+    """Without a device, in a moment."""
+    arguments = ("plan", "--effective-batch-size", "100", "--max-micro-batch-size", "37")
+    assert json.loads(called(*arguments, "--json").stdout)["micro_batch_sizes"] == [[34, 33, 33]]
+    assert "34 + 33 + 33 = 100" in called(*arguments).stdout
+
+
+def test_a_uniform_plan_says_what_it_changes() -> None:
+    """Two ranks cannot repeat a size to reach 101."""
+    arguments = (
+        "plan",
+        "--effective-batch-size",
+        "101",
+        "--max-micro-batch-size",
+        "37",
+        "--world-size",
+        "2",
+        "--uniform",
+    )
+    found = json.loads(called(*arguments, "--json").stdout)
+    assert found["effective_batch_size"] == {"requested": 101, "achieved": 100, "exact": False}
+    assert "100 instead of 101" in " ".join(called(*arguments).stdout.split())
+
+
+def test_tune_then_train_then_go_on(spec_file: Path, tmp_path: Path) -> None:
+    """The whole path: the answer alone on standard output, probes on standard error, a run, a resume."""
+    rec, run = tmp_path / "rec.json", tmp_path / "run"
+    limits = ("--effective-batch-size", "300", "--device", "cpu", "--memory-limit", "120MiB")
+    tuned = batchwright("tune", spec_file, *limits, "--json", "-o", rec)
+    assert tuned.returncode == 0, tuned.stderr
+    found = Recommendation.model_validate_json(tuned.stdout)
+    assert found == Recommendation.model_validate_json(rec.read_text())
+    assert sum(found.micro_batch_sizes[0]) == 300
+    assert tuned.stderr.count("probe ") == len(found.evidence.probes)
+    command = ("train", spec_file, "--recommendation", rec, "--output-dir", run, "--checkpoint-every", "2", "--json")
+    first = json.loads(batchwright(*command, "--updates", "2").stdout)
+    assert (first["outcome"], first["updates"], first["resumed_from"]) == ("SUCCEEDED", 2, None)
+    second = json.loads(called(*command, "--updates", "3").stdout)
+    assert (second["outcome"], second["updates"], second["resumed_from"]) == ("SUCCEEDED", 3, 2)
+
+
+def test_nothing_fits_ends_with_its_own_code(tmp_path: Path) -> None:
+    """Exit code 3, and the reason in the answer."""
+    architecture = {"name": "mlp", "hidden_features": 2048}
+    spec = mlp_spec(model={"kind": "reference", "architecture": architecture})
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    limits = ("--effective-batch-size", "8", "--device", "cpu", "--memory-limit", "32MiB")
+    tuned = called("tune", tmp_path / "spec.json", *limits, "--json")
+    assert tuned.returncode == 3, tuned.stdout
+    assert "does not fit" in json.loads(tuned.stdout)["infeasible_reason"]
+
+
+def test_run_tunes_and_trains(spec_file: Path, tmp_path: Path) -> None:
+    """Both in one command; the result is the training's."""
+    limits = ("--effective-batch-size", "6", "--device", "cpu", "--memory-limit", "1GiB")
+    done = called("run", spec_file, *limits, "--updates", "2", "--output-dir", tmp_path / "run", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["updates"] == 2
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("model: {kind: transformer}", "did you mean 'transformers'? (got 'transformer')"),
+        ("{model: [", "is not valid"),
+        (UNKNOWN_MODEL, "did you mean"),
+        ("model: {kind: python, target: 'nowhere:build'}", "no module `nowhere`"),
+    ],
+)
+def test_a_wrong_spec_ends_with_code_2_and_no_traceback(tmp_path: Path, content: str, words: str) -> None:
+    """Before any probe, naming the field."""
+    (tmp_path / "spec.yaml").write_text(content)
+    tuned = called("tune", tmp_path / "spec.yaml", "--effective-batch-size", "8", "--device", "cpu")
+    assert tuned.returncode == 2
+    assert words in tuned.stderr
+    assert "Traceback" not in tuned.stderr
+    assert "probe " not in tuned.stderr
+
+
+def test_errors_are_json_when_asked_for(tmp_path: Path) -> None:
+    """A script reads the field at fault from standard output."""
+    (tmp_path / "spec.yaml").write_text("model: {kind: reference, architecture: {name: gpt}}")
+    tuned = called("tune", tmp_path / "spec.yaml", "--effective-batch-size", "8", "--json")
+    document = json.loads(tuned.stdout)
+    assert document["error"] == "SpecError"
+    assert "batch.sequence_length" in document["problems"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--device", "cuda:7"), 5, "there is no device cuda:7"),
+        (("--device", "tpu:0"), 2, "device"),
+        (("--memory-limit", "lots"), 2, "8GiB"),
+        (("--memory-limit", "9" * 400), 2, "8GiB"),
+        (("--output", "."), 2, "--output: is a folder"),
+        (("--output", f"{__file__}/answer.json"), 2, f"--output: cannot be written: {__file__} is not a folder"),
+        (("--output", "/proc/nowhere/answer.json"), 2, "--output: cannot be written: no such file or directory: /proc"),
+        (("--output", "a" * 300 + ".json"), 2, "--output: cannot be written: file name too long"),
+        (("--memory-limit", "9000GiB", "--device", "cpu"), 2, "--memory-limit: is above the"),
+        (("--world-size", "16", "--device", "cpu"), 2, "without a sample"),
+        (("--effective-batch-size", "0"), 2, "effective-batch-size"),
+    ],
+)
+def test_wrong_arguments_have_their_codes(spec_file: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
+    """Each names the value and the remedy."""
+    tuned = called("tune", spec_file, "--effective-batch-size", "8", *arguments)
+    assert tuned.returncode == code, tuned.stderr
+    assert words in tuned.stderr
+    assert "Traceback" not in tuned.stderr
+
+
+def test_a_bug_in_the_workload_ends_with_code_4(tmp_path: Path) -> None:
+    """Never called out of memory; the message is the workload's own."""
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "class W:\n"
+        "    def build_model(self): return torch.nn.Linear(2, 1)\n"
+        "    def make_batch(self, size): return torch.randn(size, 3)\n"
+        "    def loss_terms(self, model, batch): return {'l': (model(batch).sum(), len(batch))}\n"
+        "def build(): return W()\n"
+    )
+    (tmp_path / "spec.yaml").write_text("model: {kind: python, target: 'mine:build'}")
+    tuned = called("tune", "spec.yaml", "--effective-batch-size", "8", "--device", "cpu", cwd=tmp_path)
+    assert tuned.returncode == 4
+    assert "mat1 and mat2 shapes cannot be multiplied" in tuned.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--output-dir", __file__), "is not a folder"),
+        (("--seed", str(2**63)), "--seed: must be below"),
+    ],
+)
+def test_wrong_arguments_of_a_run_are_found_before_it(spec_file: Path, arguments: tuple[str, ...], words: str) -> None:
+    """Exit code 2 before anything is tuned or written."""
+    done = called("run", spec_file, "--effective-batch-size", "8", "--device", "cpu", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "probe " not in done.stderr
+
+
+def test_training_into_a_file_is_refused(spec_file: Path, tmp_path: Path) -> None:
+    """Exit code 2, and the option is named."""
+    (tmp_path / "rec.json").write_text(recommendation(gpt_spec()).model_dump_json())
+    trained = called("train", spec_file, "--recommendation", tmp_path / "rec.json", "--output-dir", spec_file)
+    assert trained.returncode == 2
+    assert "is not a folder" in trained.stderr
+
+
+def test_training_another_model_than_was_tuned_is_refused(spec_file: Path, tmp_path: Path) -> None:
+    """What changes memory must be tuned again; the field is named."""
+    (tmp_path / "rec.json").write_text(recommendation(mlp_spec()).model_dump_json())
+    trained = called("train", spec_file, "--recommendation", tmp_path / "rec.json")
+    assert trained.returncode == 2
+    assert "model: differs from the spec that was tuned" in trained.stderr
+
+
+def train(spec: WorkloadSpec, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Two updates of ten samples in micro-batches of at most four."""
+    (directory / "spec.json").write_text(spec.model_dump_json())
+    (directory / "rec.json").write_text(recommendation(spec).model_dump_json())
+    files: tuple[str | Path, ...] = ("--recommendation", directory / "rec.json", "--output-dir", directory / "run")
+    return called("train", directory / "spec.json", *files, "--updates", "2", *options)
+
+
+def test_two_processes_share_the_effective_batch(tmp_path: Path) -> None:
+    """Each takes half of every window, with data loaded ahead, and TensorBoard's events are there."""
+    done = train(gpt_spec(), tmp_path, "--nproc-per-node", "2", "--workers", "1", "--tensorboard", "--json")
+    assert done.returncode == 0, done.stderr
+    assert TrainingResult.model_validate_json(done.stdout).samples_seen == 20
+    paths = RunPaths(tmp_path / "run")
+    made = ProgressLog(paths.progress).new_lines()
+    assert [(it.samples, sum(it.micro_batch_sizes)) for it in made] == [(10, 5), (10, 5)]
+    assert len(list(paths.tensorboard.iterdir())) == 1
+
+
+def test_a_loss_that_couples_samples_is_refused_unless_allowed(tmp_path: Path) -> None:
+    """BatchNorm: exit code 6 and the setting named; allowed, the run makes its updates and the result says so."""
+    spec = resnet_spec(data={"kind": "synthetic", "samples": 20})
+    refused = train(spec, tmp_path)
+    assert refused.returncode == 6
+    assert "allow_batch_coupling" in refused.stdout
+    allowed = train(spec, tmp_path, "--allow-batch-coupling")
+    assert allowed.returncode == 0, allowed.stderr
+    assert "SUCCEEDED: 2 updates made" in allowed.stdout
+    assert "Note: A batch of" in allowed.stdout
+
+
+def test_a_loss_that_couples_samples_fails_before_any_probe(tmp_path: Path) -> None:
+    """Two ranks share the batch: exit code 4 with a reason for scripts, of `tune` and of `run`; nothing is probed."""
+    (tmp_path / "spec.json").write_text(resnet_spec(parallelism={"world_size": 2}).model_dump_json())
+    options = ("--effective-batch-size", "8", "--device", "cpu", "--memory-limit", "512MiB", "--json")
+    tuned = called("tune", tmp_path / "spec.json", *options)
+    assert tuned.returncode == 4
+    assert json.loads(tuned.stdout)["reason"] == "coupled-loss"
+    assert "BatchNorm2d" in json.loads(tuned.stdout)["message"]
+    assert "FIT" not in tuned.stderr
+    run = called("run", tmp_path / "spec.json", *options, "--output-dir", tmp_path / "run")
+    assert (run.returncode, json.loads(run.stdout)["reason"]) == (4, "coupled-loss")
+
+
+def test_a_loss_that_couples_samples_is_tuned_where_that_is_allowed(tmp_path: Path) -> None:
+    """One permission is enough for tuning and training."""
+    spec = resnet_spec(data={"kind": "synthetic", "samples": 20})
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    limits = ("--device", "cpu", "--memory-limit", "512MiB", "--max-micro-batch-size", "4")
+    done = called(
+        "run",
+        tmp_path / "spec.json",
+        *("--effective-batch-size", "8", *limits, "--updates", "1", "--output-dir", tmp_path / "run"),
+        "--allow-batch-coupling",
+    )
+    assert done.returncode == 0, done.stderr
+    found = Recommendation.model_validate_json(RunPaths(tmp_path / "run").recommendation.read_bytes())
+    assert found.evidence.coupling is not None
+    assert found.evidence.coupling.verdict == "coupled"
+    assert "Note: A batch of 4 and its two parts differ" in " ".join(done.stdout.split())
+
+
+def test_more_processes_than_samples_are_refused(tmp_path: Path) -> None:
+    """Exit code 2 before anything is written."""
+    done = train(gpt_spec(), tmp_path, "--nproc-per-node", "16")
+    assert done.returncode == 2
+    assert "leaves 6 of 16 ranks without a sample" in " ".join(done.stderr.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_processes_than_cards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA each process has a card; the message says how many there are and what to do."""
+    monkeypatch.setattr(running, "find_device", lambda _: CUDA)
+    monkeypatch.setattr(running, "devices", lambda: (CUDA, CPU))
+    running.check_run(tuning_request(), TrainingRequest(processes_per_node=1), "cuda:0")
+    with pytest.raises(DeviceError, match=r"2 processes need 2 CUDA devices.* has cuda:0 .*--nproc-per-node 1"):
+        running.check_run(tuning_request(), TrainingRequest(processes_per_node=2), "cuda:0")
+    planned = tuning_request(mlp_spec(parallelism={"world_size": 3}))
+    with pytest.raises(DeviceError, match="3 processes"):
+        running.check_run(planned, TrainingRequest(), "cuda:0")
+
+
+def test_missing_tensorboard_is_found_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the training process, after a tuning of minutes."""
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    running.check_run(tuning_request(), TrainingRequest(), "cpu")
+    with pytest.raises(SpecError, match=r"batchwright\[tensorboard\]"):
+        running.check_run(tuning_request(), TrainingRequest(tensorboard=True), "cpu")
+
+
+def shown(*updates: TrainingProgress) -> list[str]:
+    """What the progress of a run looks like where there is no terminal."""
+    console = Console(file=io.StringIO(), width=120)
+    with TrainingBar(console, updates[0].updates) as bar:
+        for update in updates:
+            bar.show(update)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def progress(update: int = 1, **changes: Any) -> TrainingProgress:
+    """An update of ten samples in a tenth of a second."""
+    given: dict[str, Any] = {"loss": 2.5, "terms": {"loss": 2.5}, "weights": {"loss": 10.0}, "gradient_norm": 1.5}
+    fixed: dict[str, Any] = {"updates": 100, "learning_rate": 0.1, "samples_seen": 10, "epoch": 0, "peak_bytes": None}
+    sizes: dict[str, Any] = {"samples": 10, "micro_batch_sizes": (5, 5), "seconds": 0.1, "skipped": False}
+    return TrainingProgress(update=update, **{**given, **fixed, **sizes, **changes})
+
+
+def test_the_speed_is_in_tokens_where_the_loss_weighs_tokens() -> None:
+    """In samples otherwise; the loss and the gradient's norm are beside it."""
+    assert shown(progress()) == ["update 1/100  loss 2.5000  norm 1.5  100 samples/s  (5 + 5)"]
+    assert shown(progress(weights={"loss": 160.0})) == ["update 1/100  loss 2.5000  norm 1.5  1,600 tokens/s  (5 + 5)"]
+
+
+def test_a_micro_batch_that_did_not_fit_has_a_line() -> None:
+    """With the rank, and the sizes it goes on with."""
+    split = MicroBatchSplit(rank=1, size=32, parts=(16, 16), message="out of memory")
+    assert shown(progress(2, splits=(split,))) == [
+        "micro-batch of 32 did not fit on rank 1: 16 + 16 from here on",
+    ]
+
+
+def test_the_first_of_several_skipped_updates_has_a_line() -> None:
+    """With the reason: a gradient, or a window without targets."""
+    skipped = {"skipped": True, "gradient_norm": None}
+    infinite = [progress(update, **skipped) for update in (2, 3, 4)]
+    empty = progress(6, weights={"loss": 0.0}, **skipped)
+    assert shown(*infinite, progress(5), empty) == [
+        "update 2 skipped: a gradient was not finite",
+        "update 6 skipped: no sample of it has a target",
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_tuning_leaves_no_process(spec_file: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """Interrupted by Ctrl-C or a scheduler: exit code 130, no fork server and no probe behind."""
+    marker = f"BATCHWRIGHT_TEST_MARK={tmp_path.name}"
+    environment = {**os.environ, "BATCHWRIGHT_TEST_MARK": tmp_path.name}
+    command = [
+        sys.executable,
+        "-m",
+        "tuner.cli",
+        "tune",
+        str(spec_file),
+        "--effective-batch-size",
+        "100000",
+        "--device",
+        "cpu",
+        "--memory-limit",
+        "200MiB",
+    ]
+    with subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        process.send_signal(number)
+        process.communicate(timeout=120)
+    assert first.startswith("probe ")
+    assert process.returncode == 130
+    deadline = time.monotonic() + 120.0
+    while any(_has(it, marker) for it in Path("/proc").glob("[0-9]*/environ")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_sigterm_while_training_leaves_a_checkpoint(spec_file: Path, tmp_path: Path) -> None:
+    """A scheduler's SIGTERM, sent twice, ends as Ctrl-C does: STOPPED, exit code 130, the last update on the disk."""
+    (tmp_path / "rec.json").write_text(recommendation(gpt_spec(), 40, 2).model_dump_json())
+    run = RunPaths(tmp_path / "run")
+    command: list[str | Path] = [sys.executable, "-m", "tuner.cli", "train", spec_file]
+    command += ["--recommendation", tmp_path / "rec.json", "--output-dir", run.directory]
+    command += ["--updates", "100000", "--checkpoint-every", "100000", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    while not run.progress.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.terminate()
+    time.sleep(0.05)
+    process.terminate()
+    result = TrainingResult.model_validate_json(process.communicate(timeout=120)[0])
+    assert (process.returncode, result.outcome) == (130, RunOutcome.STOPPED)
+    assert result.updates == run.checkpointed_update()
+
+
+def _has(path: Path, text: str) -> bool:
+    try:
+        return text.encode() in path.read_bytes()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_answer_that_cannot_be_written_is_printed_all_the_same(
+    spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, as_json: bool
+) -> None:
+    """The folder became a file during the search: exit code 2, the answer alone on standard output."""
+    folder, found = tmp_path / "answers", recommendation(gpt_spec())
+    folder.mkdir()
+
+    def tune(*_: object) -> Recommendation:
+        folder.rmdir()
+        folder.write_text("in the way")
+        return found
+
+    monkeypatch.setattr(running, "tune", tune)
+    options: tuple[str | Path, ...] = ("--effective-batch-size", "8", "-o", folder / "answer.json")
+    tuned = called("tune", spec_file, *options, *(["--json"] if as_json else []))
+    assert tuned.returncode == 2
+    assert f"{folder / 'answer.json'} cannot be written" in tuned.stderr
+    if as_json:
+        assert Recommendation.model_validate_json(tuned.stdout) == found
+    else:
+        assert "effective batch" in tuned.stdout
+
+
+def test_trying_an_output_leaves_nothing(spec_file: Path, tmp_path: Path) -> None:
+    """Neither a file nor the folders above it, when the command then ends for another reason."""
+    output = tmp_path / "new" / "deep" / "answer.json"
+    tuned = called("tune", spec_file, "--effective-batch-size", "8", "--device", "cuda:7", "-o", output)
+    assert tuned.returncode == 5
+    assert not (tmp_path / "new").exists()

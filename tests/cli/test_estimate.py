@@ -1,0 +1,263 @@
+"""`batchwright estimate` and `batchwright gpus` as a user meets them: answers, words, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from tests.support.command import called
+from tests.support.factories import mlp_spec, python_spec
+from tuner.cli.arguments import estimate_request
+from tuner.cli.estimate_display import estimate_panel, estimate_table
+from tuner.cli.estimating import fits_nowhere
+from tuner.errors import SpecError
+from tuner.hardware.gpu_table import GPUS
+from tuner.planning.accumulation import balanced_plan
+from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
+from tuner.schemas.gpus import ByteInterval
+from tuner.schemas.workload import WorkloadSpec
+
+GIB = 1024**3
+LARGE = {"name": "mlp", "hidden_features": 12_000, "hidden_layers": 2}
+"""576 MB of weights between its hidden layers: 2.3 GB with gradients and the state of the optimizer."""
+
+
+def batchwright(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command's answer; what it traces finds this folder's workloads."""
+    return called(*arguments, columns=110)
+
+
+def written(folder: Path, spec: WorkloadSpec) -> Path:
+    """A spec on the disk."""
+    path = folder / "spec.json"
+    path.write_text(spec.model_dump_json())
+    return path
+
+
+# --- real estimates ---
+
+
+def test_one_gpu_in_detail(tmp_path: Path) -> None:
+    """The verdict, the interval, what holds the memory, and the plan; nothing on standard error but progress."""
+    done = batchwright(
+        "estimate", written(tmp_path, mlp_spec()), "--gpu", "NVIDIA A10G", "--effective-batch-size", "100"
+    )
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    for words in ("estimate: fits", "A10G: 21.40 GiB usable", "100 fits surely", "parameters", "not measured"):
+        assert words in text
+
+
+def test_what_fits_nowhere_ends_with_its_own_code(tmp_path: Path) -> None:
+    """Exit code 3, with the numbers as JSON; a GPU on which it fits makes it 0."""
+    spec = written(tmp_path, mlp_spec(model={"kind": "reference", "architecture": LARGE}))
+    done = batchwright("estimate", spec, "--gpu", "1GiB", "--gpu", "2GiB", "--json")
+    assert done.returncode == 3, done.stderr
+    found = Estimate.model_validate_json(done.stdout)
+    assert [gpu.feasible for gpu in found.gpus] == [Verdict.DOES_NOT_FIT] * 2
+    assert found.gpus[0].peak is not None
+    assert found.gpus[0].peak.breakdown.parameters_bytes > 576_000_000
+    done = batchwright("estimate", spec, "--gpu", "1GiB", "--gpu", "L4")
+    assert done.returncode == 0, done.stderr
+    assert "does not fit" in done.stdout
+
+
+def test_code_that_fails_is_told_in_its_own_words(tmp_path: Path) -> None:
+    """Exit code 4, the error as JSON on standard output; on a terminal the place in the code comes with it."""
+    spec = written(tmp_path, python_spec("tests.support.misbehaving:build", way="raises"))
+    done = batchwright("estimate", spec, "--gpu", "L4", "--json")
+    assert done.returncode == 4
+    message = json.loads(done.stdout)["message"]
+    assert "labels must be below 10" in message
+    assert "Traceback" not in message
+    done = batchwright("estimate", spec, "--gpu", "L4")
+    assert done.returncode == 4
+    assert "misbehaving.py" in done.stderr
+
+
+def test_a_schedulers_end_leaves_no_process_and_no_files(tmp_path: Path) -> None:
+    """SIGTERM ends it as Ctrl-C does: exit code 130, and what traced code has started ends with it."""
+    journal = tmp_path / "processes.txt"
+    spec = written(
+        tmp_path, python_spec("tests.support.misbehaving:build", way="leaves-a-child-and-hangs", argument=str(journal))
+    )
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    command = [sys.executable, "-m", "tuner.cli", "estimate", str(spec), "--gpu", "L4"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        while not (journal.exists() and journal.read_text().endswith("\n")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(120) == 130
+    assert not list((tmp_path / "tmp").glob("batchwright-*"))
+    for pid in journal.read_text().split():
+        assert not _is_alive(pid)
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "either --gpu"),
+        (("--gpu", "L4", "--all-gpus"), "either --gpu"),
+        (("--gpu", "H1000"), "H100"),
+        (("--gpu", "A100"), "A100-40GB, A100-80GB"),
+        (("--gpu", "9" * 400 + "GiB"), "from 256MiB to 4TiB"),
+        (("--gpu", "L4", "--micro-batch-size", "9", "--effective-batch-size", "8"), "`--micro-batch-size` is 9"),
+        (("--gpu", "L4", "--memory-margin", "0.9"), "0.5"),
+        (("--gpu", "L4", "--allocator", "best"), "expandable-segments"),
+    ],
+)
+def test_wrong_input_is_told_before_any_work(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    """Exit code 2 with the remedy."""
+    done = batchwright("estimate", written(tmp_path, mlp_spec()), *arguments)
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())
+
+
+def test_every_gpu_can_be_asked_for(tmp_path: Path) -> None:
+    """`--all-gpus` is the catalogue; the ranks of the option count."""
+    asked = estimate_request(spec=written(tmp_path, mlp_spec()), world_size=4, gpus=(), all_gpus=True)
+    assert asked.gpus == tuple(gpu.name for gpu in GPUS)
+    assert asked.spec.parallelism.world_size == 4
+    with pytest.raises(SpecError, match="--gpu"):
+        estimate_request(spec=written(tmp_path, mlp_spec()), world_size=None, gpus=(), all_gpus=False)
+
+
+def test_the_catalogue_is_listed() -> None:
+    """A line for each GPU; as JSON a document a line."""
+    done = batchwright("gpus")
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("H100-80GB ") and "9.0" in line]
+    documents = [json.loads(line) for line in batchwright("gpus", "--json").stdout.splitlines()]
+    assert [document["name"] for document in documents] == [gpu.name for gpu in GPUS]
+
+
+# --- words ---
+
+
+def shown(what: RenderableType) -> str:
+    """What a terminal of 110 columns would show, runs of blanks as one."""
+    console = Console(width=110, highlight=False)
+    with console.capture() as capture:
+        console.print(what)
+    return " ".join(capture.get().replace("│", " ").split())
+
+
+def request(*gpus: str, **changes: Any) -> EstimateRequest:
+    """A question."""
+    return EstimateRequest(spec=mlp_spec(), gpus=gpus, **changes)
+
+
+def peak(size: int, verdict: Verdict) -> PeakEstimate:
+    """Ten GiB, half of them activations."""
+    return PeakEstimate(
+        micro_batch_size=size,
+        accumulates=True,
+        verdict=verdict,
+        allocated_bytes=8 * GIB,
+        reserved_bytes=9 * GIB,
+        capacity_bytes=9 * GIB,
+        device_bytes=ByteInterval(low=9 * GIB, expected=10 * GIB, high=11 * GIB),
+        breakdown=PeakBreakdown(
+            parameters_bytes=GIB,
+            gradients_bytes=GIB,
+            optimizer_state_bytes=GIB,
+            activations_bytes=5 * GIB,
+            temporaries_bytes=0,
+            workspace_bytes=0,
+            outside_allocator_bytes=GIB,
+        ),
+    )
+
+
+def card(name: str, verdict: Verdict, largest: int = 0, **changes: Any) -> GpuEstimate:
+    """The answer for one GPU."""
+    values: dict[str, Any] = {
+        "gpu": name,
+        "usable_bytes": 20 * GIB,
+        "feasible": verdict,
+        "largest_micro_batch": largest,
+        "surely_fits": max(0, largest - 1),
+        "may_fit": 0 if verdict is Verdict.DOES_NOT_FIT else largest + 1,
+        "peak": peak(max(1, largest), verdict),
+    }
+    return GpuEstimate(**(values | changes))
+
+
+def estimate(*cards: GpuEstimate) -> Estimate:
+    """An answer for these GPUs."""
+    return Estimate(decisions="cuda", parameters=1000, gpus=cards, versions={"torch": "2.8"}, seconds=1.0)
+
+
+def test_a_panel_adds_up() -> None:
+    """The parts are of what the card needs, gaps between blocks included."""
+    text = shown(estimate_panel(estimate(card("L4", Verdict.FITS, 7)), request("L4")))
+    assert "activations 5.00 GiB 50%" in text
+    assert "gaps between blocks 1.00 GiB 10%" in text
+    assert "10.00 GiB needed on the card (9.00 GiB to 11.00 GiB)" in text
+    assert "micro-batch of 7 expected to fit; 6 fits surely, 8 perhaps" in text
+    assert "1,000 parameters, CUDA's kernels followed, torch 2.8" in text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "size", "title"),
+    [
+        (Verdict.FITS, None, "estimate: fits ─"),
+        (Verdict.UNCERTAIN, None, "estimate: may fit, only a probe can tell ─"),
+        (Verdict.DOES_NOT_FIT, None, "estimate: nothing fits ─"),
+        (Verdict.FITS, 1, "estimate: a micro-batch of 1 fits ─"),
+        (Verdict.DOES_NOT_FIT, 1, "estimate: a micro-batch of 1 does not fit ─"),
+    ],
+)
+def test_a_title_is_the_verdict(verdict: Verdict, size: int | None, title: str) -> None:
+    """Of the size that was asked for, else of any."""
+    found = estimate(card("L4", verdict, peak=peak(1, verdict)))
+    assert title in shown(estimate_panel(found, request("L4", micro_batch_size=size)))
+
+
+def test_a_table_says_which_cards_can_run_it_at_which_plan() -> None:
+    """A row for each, with the ranks' sizes; what only some cards say comes with their names."""
+    plan = balanced_plan(101, 2, 30)
+    cards = (
+        card("L4", Verdict.FITS, 30, plan=plan, notes=("All say so.",)),
+        card("T4", Verdict.DOES_NOT_FIT, notes=("All say so.", "It is old.")),
+    )
+    text = shown(estimate_table(estimate(*cards), request("L4", "T4", effective_batch_size=101)))
+    assert "L4 20.00 GiB 10.00 GiB fits 30 29-31 1 x (26 + 25); 1 x (25 + 25)" in text
+    assert "T4 20.00 GiB 10.00 GiB does not fit - -" in text
+    assert text.count("All say so.") == 1
+    assert "T4: It is old." in text
+
+
+def test_a_card_of_which_nothing_is_known_says_so() -> None:
+    """Neither a number of samples nor that none fit: the note has the reason."""
+    unknown = card("L4", Verdict.UNCERTAIN, may_fit=0, peak=None, notes=("Nothing is known: it failed.",))
+    text = shown(estimate_panel(estimate(unknown), request("L4")))
+    assert "largest not known" in text
+    assert "Nothing is known: it failed." in text
+    assert "L4 20.00 GiB may fit - -" in shown(estimate_table(estimate(unknown, unknown), request("L4", "T4")))
+
+
+def test_what_was_asked_decides_whether_it_fits() -> None:
+    """A size that does not fit is a no, even where smaller ones do; one GPU in doubt is not a no."""
+    smaller_fits = card("L4", Verdict.FITS, 7, peak=peak(50, Verdict.DOES_NOT_FIT))
+    assert not fits_nowhere(estimate(smaller_fits), request("L4"))
+    assert fits_nowhere(estimate(smaller_fits), request("L4", micro_batch_size=50))
+    doubtful = card("T4", Verdict.UNCERTAIN, peak=peak(50, Verdict.UNCERTAIN))
+    assert not fits_nowhere(estimate(smaller_fits, doubtful), request("L4", "T4", micro_batch_size=50))

@@ -1,0 +1,71 @@
+"""``batchwright tune --earlier``: an answer in a file leads a tuning, if it answers the same question."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import called
+from tests.support.factories import mlp_spec
+from tuner.schemas.recommendation import Recommendation
+
+pytestmark = pytest.mark.usefixtures("forked")
+
+
+def tune(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command's answer."""
+    return called("tune", *arguments, "--device", "cpu", "--json")
+
+
+@pytest.fixture(scope="module")
+def spec_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small spec on the disk."""
+    path = tmp_path_factory.mktemp("spec") / "spec.json"
+    path.write_text(mlp_spec().model_dump_json())
+    return path
+
+
+@pytest.fixture(scope="module")
+def earlier(spec_file: Path, forked: None) -> Path:
+    """An answer whose largest size is the bound that was asked for."""
+    del forked
+    path = spec_file.parent / "earlier.json"
+    done = tune(spec_file, "--effective-batch-size", "100", "--max-micro-batch-size", "8", "-o", path)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_one_probe_is_enough_where_a_fit_settles_it(spec_file: Path, earlier: Path) -> None:
+    """Under another limit the bound is run at once, and the evidence names the file's answer."""
+    known = Recommendation.model_validate_json(earlier.read_text())
+    limits = ("--memory-limit", "300MiB", "--max-micro-batch-size", "8")
+    done = tune(spec_file, "--effective-batch-size", "100", *limits, "--earlier", earlier)
+    assert done.returncode == 0, done.stderr
+    found = Recommendation.model_validate_json(done.stdout)
+    assert [it.micro_batch_size for it in found.evidence.probes] == [8]
+    assert found.evidence.earlier is not None
+    assert found.evidence.earlier.recommendation_id == known.id
+    assert found.micro_batch_sizes == known.micro_batch_sizes
+
+
+def test_an_answer_to_another_question_is_refused_before_any_probe(spec_file: Path, earlier: Path) -> None:
+    """Exit code 2, and the error names what differs and what it was."""
+    done = tune(spec_file, "--effective-batch-size", "90", "--max-micro-batch-size", "8", "--earlier", earlier)
+    assert done.returncode == 2
+    assert "probe " not in done.stderr
+    said = json.loads(done.stdout)["message"]
+    assert "request.effective_batch_size: is 100 there, another question (got 90)" in said
+
+
+@pytest.mark.parametrize("content", [None, "{}", "no document"])
+def test_a_file_that_is_no_answer_is_refused(spec_file: Path, tmp_path: Path, content: str | None) -> None:
+    """A missing file, or one with something else in it, is a wrong input."""
+    path = tmp_path / "earlier.json"
+    if content is not None:
+        path.write_text(content)
+    done = tune(spec_file, "--effective-batch-size", "100", "--earlier", path)
+    assert done.returncode == 2
+    assert "earlier" in json.loads(done.stdout)["message"]

@@ -1,0 +1,494 @@
+"""Updates traced on fake tensors: bytes by hand, every kind of model, sizes, the shim, the process around it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
+from tests.support.traced import held_bytes, most_bytes, traced_on_cuda
+from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
+from tuner.estimation.attention_kernels import Attention, Kernel, choose
+from tuner.estimation.client import estimate
+from tuner.estimation.cuda_shim import NoCompilerError, _identity, _torch_folder, compiled
+from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
+from tuner.estimation.tracing.runs import TracedRuns
+from tuner.estimation.tracing.session import trace
+from tuner.estimation.tracing.sized_workload import SizedWorkload, _scaled
+from tuner.schemas.estimates import EstimateRequest, Verdict
+from tuner.schemas.gpus import KernelProfile
+from tuner.schemas.workload import WorkloadSpec
+
+MIB = 1024**2
+FLOAT = 4
+INDEX = 8
+MLP_PARAMETERS = (32 * 32 + 32 + 32 * 32 + 32 + 32 * 4 + 4) * FLOAT
+"""Of ``mlp_spec``: two hidden layers of 32, four classes."""
+SIZES = (4, 6, 10)
+CHECKED_SIZE = 17
+TEXT = {"sequence_length": 16}
+TINY = {"layers": 1, "heads": 2, "width": 32}
+SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+DROPPING_OUT = transformers_spec(
+    "causal-lm",
+    {
+        "model_type": "gpt2",
+        "n_layer": 2,
+        "n_embd": 64,
+        "n_head": 4,
+        "vocab_size": 500,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    batch={"sequence_length": 512},
+    precision="bf16-mixed",
+)
+"""As GPT-2 is by default, with a tenth dropped out everywhere, attention included."""
+KINDS: dict[str, WorkloadSpec] = {
+    "mlp": mlp_spec(),
+    "gpt, fp16 with a scaler": gpt_spec(precision="fp16-mixed", gradient_clipping=1.0),
+    "gpt, bf16, two ranks": gpt_spec(precision="bf16", parallelism={"world_size": 2}),
+    "gpt, recomputed, averaged": gpt_spec(activation_checkpointing=True, ema_decay=0.99, precision="bf16-mixed"),
+    "gpt, fused": gpt_spec(optimizer={"name": "adamw", "implementation": "fused"}),
+    "gpt, every row of its vocabulary": gpt_spec(
+        model={"kind": "reference", "architecture": {"name": "gpt", **TINY, "vocabulary_size": 16_000}},
+        batch={"sequence_length": 1024},
+        precision="bf16-mixed",
+    ),
+    "resnet": resnet_spec(optimizer={"name": "sgd", "momentum": 0.9}),
+    "gpt2": transformers_spec("causal-lm", {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2}, batch=TEXT),
+    "bert": transformers_spec("masked-lm", {"model_type": "bert", **SMALL}, batch=TEXT, precision="bf16-mixed"),
+    "llama": transformers_spec("causal-lm", {"model_type": "llama", **SMALL}, batch=TEXT, precision="bf16"),
+    "vit": transformers_spec("image-classification", {"model_type": "vit", "image_size": 32, "patch_size": 8, **SMALL}),
+    "t5": transformers_spec(
+        "seq2seq-lm",
+        {"model_type": "t5", "num_layers": 1, "d_model": 32, "num_heads": 2, "d_kv": 16, "decoder_start_token_id": 0},
+        batch=TEXT,
+    ),
+    "hf-resnet": transformers_spec(
+        "image-classification",
+        {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16], "depths": [1]},
+        batch={"image_size": 32},
+    ),
+    "convnext": transformers_spec(
+        "image-classification",
+        {"model_type": "convnext", "hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2},
+        batch={"image_size": 32},
+    ),
+    "lstm": python_spec("tests.support.traced_models:tokens"),
+}
+
+
+@pytest.fixture(scope="module")
+def on_cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Trace]]:
+    """Every kind of model traced with CUDA's decisions, in one process; needs a C++ compiler."""
+    cases: list[dict[str, Any]] = [_case(name, spec, (*SIZES, CHECKED_SIZE)) for name, spec in KINDS.items()]
+    published = python_spec("tests.support.traced_models:plain").model_copy(update={"gradient_gathering": "in-place"})
+    cases += [
+        _case(precision, published.model_copy(update={"precision": precision}), [8], accumulates=False)
+        for precision in ("fp32", "bf16-mixed")
+    ]
+    cases.append(_case("gpt2, dropout", DROPPING_OUT, [4]))
+    cases.append(_case("gpt2, side by side", KINDS["gpt2"], SIZES) | {"forked": len(SIZES)})
+    cases.append(_case("lstm, forks die", python_spec("tests.support.traced_models:homesick"), SIZES) | {"forked": 0})
+    cases.append(
+        _case("lstm, with a thread", python_spec("tests.support.traced_models:threaded"), SIZES) | {"forked": 0}
+    )
+    return traced_on_cuda(cases, tmp_path_factory.mktemp("cache"))
+
+
+def _case(name: str, spec: WorkloadSpec, sizes: Any, *, accumulates: bool = True) -> dict[str, Any]:
+    return {
+        "name": name,
+        "spec": spec.model_dump(mode="json"),
+        "sizes": list(sizes),
+        "accumulates": accumulates,
+        "compute_capability": [8, 6],
+    }
+
+
+def _mlp(size: int, *, accumulates: bool = True, **changes: Any) -> Trace:
+    return trace(mlp_spec(**changes), size, accumulates=accumulates)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_updates_differ_in_nothing_but_sizes(name: str, on_cuda: dict[str, list[Trace]]) -> None:
+    """Traces at three sizes are one trace, and a fourth size follows from them."""
+    sized = SizedTrace.of(on_cuda[name][:-1])
+    assert sized.exact
+    assert sized.at(CHECKED_SIZE) == on_cuda[name][-1].model_copy(update={"bounds": {}})
+    assert on_cuda[name][0].decisions == "cuda"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_blocks_are_taken_once_and_given_back_once(name: str, on_cuda: dict[str, list[Trace]]) -> None:
+    """No block is given back before it is taken, or twice; what is held at the end is what was held before."""
+    taken = on_cuda[name][0]
+    held: set[int] = set()
+    for event in taken.events:
+        if event >= 0:
+            assert event not in held
+            held.add(event)
+        else:
+            held.remove(~event)
+    state = (Category.PARAMETERS, Category.OPTIMIZER_STATE)
+    for category in state:
+        assert held_bytes(taken, "end", category) == held_bytes(taken, "first-update", category) > 0
+
+
+def test_traces_taken_side_by_side_are_those_taken_one_by_one(on_cuda: dict[str, list[Trace]]) -> None:
+    """Forked processes tell just what one process would."""
+    assert on_cuda["gpt2, side by side"] == on_cuda["gpt2"][:-1]
+
+
+def test_what_dead_processes_owe_is_traced_again(on_cuda: dict[str, list[Trace]]) -> None:
+    """Where every forked process is killed, the traces are there all the same."""
+    assert on_cuda["lstm, forks die"] == on_cuda["lstm"][:-1]
+
+
+def test_a_workload_with_threads_is_not_forked(on_cuda: dict[str, list[Trace]]) -> None:
+    """A forked process would lack them: its sizes are traced one by one."""
+    assert on_cuda["lstm, with a thread"] == on_cuda["lstm"][:-1]
+
+
+def test_published_peak_in_fp32(on_cuda: dict[str, list[Trace]]) -> None:
+    """GPT-2 124M, batch 8, fp32, no accumulation: 10,799 MiB were traced before, without cuBLAS's 16 MiB."""
+    assert most_bytes(on_cuda["fp32"][0]) / MIB == pytest.approx(10_799 + 16, rel=0.005)
+
+
+def test_published_peak_in_bf16(on_cuda: dict[str, list[Trace]]) -> None:
+    """Likewise under bf16 autocast, by FlashAttention: 8,235 MiB."""
+    assert most_bytes(on_cuda["bf16-mixed"][0]) / MIB == pytest.approx(8_235 + 16, rel=0.005)
+
+
+def test_attention_with_dropout_takes_no_matrix_of_all_tokens(on_cuda: dict[str, list[Trace]]) -> None:
+    """Without the device that stands in for a card the CPU's kernel is that without dropout: as on cards, seeds apart.
+
+    What differs are the other dropouts: a card keeps a byte for each element, the CPU a number.
+    """
+    told = trace(DROPPING_OUT, 4, accumulates=True, profile=KernelProfile(compute_capability=(8, 6), kind="cuda"))
+    assert told.decisions == "cpu"
+    assert most_bytes(told) == pytest.approx(most_bytes(on_cuda["gpt2, dropout"][0]), rel=0.15)
+
+
+def test_embeddings_are_summed_by_segment(on_cuda: dict[str, list[Trace]]) -> None:
+    """A row of 32 sums in fp32 for each of the tokens, until the vocabulary of 16,000 has no more."""
+    for trace_found, rows in zip(on_cuda["gpt, every row of its vocabulary"], (4096, 6144, 10240, 16_000), strict=True):
+        assert rows * 32 * FLOAT in {trace_found.sizes[block] for block in trace_found.bounds}
+
+
+def test_cublas_is_counted_for_both_threads(on_cuda: dict[str, list[Trace]]) -> None:
+    """Forward and backward passes run in threads with a handle each: 8,519,680 bytes before Hopper."""
+    assert held_bytes(on_cuda["mlp"][0], "end", Category.WORKSPACE) == 2 * 8_519_680
+
+
+def test_scratch_gradients_are_held_beside_the_sums(on_cuda: dict[str, list[Trace]]) -> None:
+    """On a card the second micro-batch's gradients wait until its backward pass has ended."""
+    assert most_bytes(on_cuda["mlp"][0], Category.GRADIENTS) == 2 * MLP_PARAMETERS
+
+
+def test_in_place_gradients_by_hand() -> None:
+    """On the CPU gradients are added up where they are: never more than one set is held."""
+    assert most_bytes(_mlp(4), Category.GRADIENTS, "measured-update") == MLP_PARAMETERS
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state"),
+    [({"name": "sgd"}, 0), ({"name": "sgd", "momentum": 0.9}, MLP_PARAMETERS), ({}, 2 * MLP_PARAMETERS + 6 * FLOAT)],
+)
+def test_lasting_bytes_by_hand(optimizer: dict[str, Any], state: int) -> None:
+    """Between updates parameters, the optimizer's state (AdamW with step counts) and batches are held: no more."""
+    batches = 2 * 4 * (32 * FLOAT + INDEX)
+    taken = _mlp(4, optimizer=optimizer)
+    assert held_bytes(taken, "end", Category.OPTIMIZER_STATE) == state
+    assert held_bytes(taken, "end", Category.PARAMETERS) == MLP_PARAMETERS
+    assert held_bytes(taken, "end") == held_bytes(taken, "first-update") == MLP_PARAMETERS + state + batches
+
+
+def test_peak_is_affine_in_the_batch() -> None:
+    """Large enough micro-batches add the same bytes with every sample."""
+    peaks = [most_bytes(_mlp(size, optimizer={"name": "sgd"})) for size in (1000, 2000, 3000)]
+    assert peaks[2] - peaks[1] == peaks[1] - peaks[0] > 0
+
+
+def test_a_single_micro_batch_holds_one_set_of_gradients() -> None:
+    """Gathered in scratch too, an update of one micro-batch has nothing to wait beside."""
+    taken = _mlp(4, accumulates=False, gradient_gathering="scratch")
+    assert most_bytes(taken, Category.GRADIENTS, "measured-update") == MLP_PARAMETERS
+
+
+def test_values_of_the_batch_are_known() -> None:
+    """Weights that are counted on the device agree with those counted before: nothing is guessed."""
+    taken = trace(KINDS["bert"], 3, accumulates=True)
+    assert taken.notes == ()
+
+
+def test_shapes_that_depend_on_values_are_refused() -> None:
+    """A model whose tensors are as long as some values are positive is named as such."""
+    with pytest.raises(EstimateError, match="shape depends on values"):
+        trace(python_spec("tests.support.traced_models:branches"), 2, accumulates=True)
+
+
+def test_workloads_that_differ_between_sizes_are_scaled() -> None:
+    """Where no trace serves all sizes, the answer says so."""
+    workload = SizedWorkload(TracedRuns(python_spec("tests.support.traced_models:conditional")), None)
+    assert most_bytes(workload.trace_at(64, accumulates=True)) > most_bytes(workload.trace_at(32, accumulates=True))
+    assert not workload.exact_sizes
+    assert workload.notes
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(32, (10, 200, 200, 200, 100, 120)), (4, (10, 25, 100, 100, 100, 100)), (16, (10, 100, 100, 100, 100, 100))],
+)
+def test_scaling_shrinks_nothing_but_activations(size: int, expected: tuple[int, ...]) -> None:
+    """Parameters and lasting workspaces stay; what passes grows with the micro-batch, to a bound where one is known."""
+    kinds = ("PARAMETERS", "ACTIVATIONS", "TEMPORARIES", "WORKSPACE", "WORKSPACE", "TEMPORARIES")
+    once = Trace(
+        micro_batch_size=16,
+        accumulates=True,
+        sizes=(10, 100, 100, 100, 100, 100),
+        categories=tuple(Category[it] for it in kinds),
+        events=(0, 1, 2, 3, ~3, 4, 5, ~5, ~2, ~1),
+        marks=(),
+        decisions="cuda",
+        bounds={5: Bound(growing=100, most=120)},
+    )
+    assert _scaled(once, size).sizes == expected
+
+
+def test_compiling_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second process finds what the first has compiled, and starts no compiler."""
+    log = tmp_path / "log"
+    monkeypatch.setenv(
+        "CXX", str(_compiler(tmp_path, f'echo run >> {log}; while [ "$1" != -o ]; do shift; done; : > "$2"'))
+    )
+    assert compiled(tmp_path / "cache") == compiled(tmp_path / "cache")
+    assert log.read_text().splitlines() == ["run"]
+
+
+def test_broken_compilers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the compiler says is in the error, and nothing is left in the cache to be loaded."""
+    monkeypatch.setenv("CXX", str(_compiler(tmp_path, "echo no such header >&2; exit 1")))
+    with pytest.raises(NoCompilerError, match="no such header"):
+        compiled(tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+LOADING = """
+import sys
+from pathlib import Path
+from tuner.estimation.cuda_shim import load_shim
+shim = load_shim()
+print(shim.kept, shim.reason, shim.library._name)
+"""
+
+
+def _loading(folder: Path, **environment: str) -> str:
+    """What a process says that loads what a stand-in for a compiler makes: a library that is there, and a line."""
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    script = f'echo run >> {folder}/log; while [ "$1" != -o ]; do shift; done; cp {library} "$2"'
+    command = [sys.executable, "-c", LOADING]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "CXX": str(_compiler(folder, script)), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_library_that_does_not_load_is_made_again(tmp_path: Path) -> None:
+    """Once, in its place."""
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert _loading(tmp_path, **cache).startswith("True")
+    (kept,) = (tmp_path / "cache" / "batchwright").glob("*.so")
+    kept.write_bytes(b"half of a library")
+    assert str(kept) in _loading(tmp_path, **cache)
+    assert str(kept) in _loading(tmp_path, **cache)
+    assert (tmp_path / "log").read_text().splitlines() == ["run", "run"]
+
+
+@pytest.mark.parametrize("home", ["/dev/null/cache", ""])
+def test_where_nothing_can_be_kept_the_library_is_made_for_one_process(tmp_path: Path, home: str) -> None:
+    """A folder that cannot be written to, and a user without a home: the reason is told, and nothing is left."""
+    (tmp_path / "tmp").mkdir()
+    nobody = tmp_path / "sitecustomize.py"
+    nobody.write_text("import pathlib\ndef home(): raise RuntimeError('nobody')\npathlib.Path.home = home\n")
+    said = _loading(tmp_path, XDG_CACHE_HOME=home, TMPDIR=str(tmp_path / "tmp"), PYTHONPATH=str(tmp_path))
+    assert said.startswith("False")
+    assert "set XDG_CACHE_HOME" in said
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_torch_without_a_package_has_an_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built in place it has no metadata; its own version tells it apart."""
+
+    def unknown(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    named = _identity(_torch_folder())
+    monkeypatch.setattr(importlib.metadata, "version", unknown)
+    assert _identity(_torch_folder()).startswith("unpackaged-")
+    assert named.startswith(torch.__version__)
+
+
+def _compiler(folder: Path, script: str) -> Path:
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_estimates_work_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's decisions are followed then, and the answer says so."""
+    monkeypatch.setenv("CXX", str(_compiler(tmp_path, "exit 1")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    answered = estimate(_request(mlp_spec()))
+    assert answered.decisions == "cpu"
+    assert any("CUDA's decisions cannot be followed" in note for note in answered.notes)
+
+
+def _request(spec: WorkloadSpec, **changes: Any) -> EstimateRequest:
+    return EstimateRequest(spec=spec, gpus=("A10G",), **changes)
+
+
+@pytest.fixture
+def workloads_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiler takes the time of a test."""
+    monkeypatch.setenv("CXX", "/bin/false")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nonexistent")
+
+
+@pytest.mark.usefixtures("workloads_of_the_tests")
+def test_estimates_that_take_too_long_end() -> None:
+    """After its time the process is killed, and the error says which field gives more."""
+    with pytest.raises(EstimateTimedOutError, match=r"longer than 3 s.*timeout_seconds"):
+        estimate(_request(python_spec("tests.support.traced_models:slow"), timeout_seconds=3.0))
+
+
+@pytest.mark.usefixtures("workloads_of_the_tests")
+def test_estimates_can_be_stopped() -> None:
+    """Whoever asked may give it up."""
+    with pytest.raises(EstimateCancelledError, match="stopped"):
+        estimate(_request(python_spec("tests.support.traced_models:slow")), should_stop=lambda: True)
+
+
+@pytest.mark.usefixtures("workloads_of_the_tests")
+def test_estimates_stay_within_their_memory() -> None:
+    """A workload that really takes memory fails with a word about it, not the host."""
+    with pytest.raises(EstimateError, match="host memory"):
+        estimate(_request(python_spec("tests.support.traced_models:huge")), memory_bytes=4 * 1024**3)
+
+
+@pytest.mark.usefixtures("workloads_of_the_tests")
+def test_a_card_that_fails_leaves_the_others_their_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workload that fails with the kernels of one card, whichever is later, is estimated on the other."""
+    monkeypatch.setenv("BUILT", str(tmp_path / "built"))
+    request = EstimateRequest(spec=python_spec("tests.support.traced_models:unique"), gpus=("A10G", "H100-80GB"))
+    unknown, known = sorted(estimate(request).gpus, key=lambda it: it.peak is not None)
+    assert known.peak is not None
+    assert (unknown.feasible, unknown.peak) == (Verdict.UNCERTAIN, None)
+    assert any("RuntimeError: built a second time" in note for note in unknown.notes)
+
+
+@pytest.mark.usefixtures("workloads_of_the_tests")
+def test_estimates_write_no_endless_files() -> None:
+    """A workload that fills the disk fails instead."""
+    with pytest.raises(EstimateError, match="File too large"):
+        estimate(_request(python_spec("tests.support.traced_models:spilling")))
+
+
+@pytest.mark.parametrize("missing", ["executable", "folder"])
+def test_processes_that_cannot_be_started_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """Without an interpreter, or room for the request."""
+    if missing == "executable":
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    else:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(EstimateError, match="process that traces cannot be started"):
+        estimate(_request(mlp_spec()))
+
+
+def test_a_bound_of_the_host_stays() -> None:
+    """A tighter hard limit than ours is kept, and no error; a looser one is tightened."""
+    code = (
+        "import resource as r; from tuner.system.processes import tighten_limit as t\n"
+        "hard = r.getrlimit(r.RLIMIT_DATA)[1]; r.setrlimit(r.RLIMIT_DATA, (hard, hard))\n"
+        "print(t(r.RLIMIT_DATA, 2**33), *r.getrlimit(r.RLIMIT_DATA))\n"
+        "r.setrlimit(r.RLIMIT_DATA, (2**32, 2**32))\n"
+        "print(t(r.RLIMIT_DATA, 2**33), *r.getrlimit(r.RLIMIT_DATA))"
+    )
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{2**33} {2**33} {hard}", f"{2**32} {2**32} {2**32}"]
+
+
+@pytest.mark.usefixtures("workloads_of_the_tests")
+def test_wrong_fields_come_back_as_fields() -> None:
+    """What only building the model shows is a problem of a field, across the process."""
+    with pytest.raises(SpecError) as raised:
+        estimate(_request(transformers_spec("causal-lm", {"model_type": "gpt3"}, batch=TEXT)))
+    assert [it.field for it in raised.value.problems] == ["model.config.model_type"]
+
+
+def test_launching_needs_no_torch() -> None:
+    """The service asks for estimates, and never imports torch."""
+    code = "import sys, tuner.estimation.client; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ}).returncode == 0
+
+
+def _attention(**changes: Any) -> Attention:
+    shape = dict.fromkeys(("query_heads", "key_heads", "value_heads"), 8) | {"query_length": 64, "key_length": 64}
+    widths = dict.fromkeys(("query_width", "key_width", "value_width"), 64)
+    flags = {"masked": 0, "mask_trained": 0, "causal": 1, "grouped": 0, "state": 3}
+    return Attention(**{"dtype": 15, "batch": 2, **shape, **widths, **flags, **changes})
+
+
+def _wide(width: int, value_width: int | None = None) -> dict[str, Any]:
+    return {"query_width": width, "key_width": width, "value_width": value_width or width}
+
+
+@pytest.mark.parametrize(
+    ("changes", "capability", "kernel"),
+    [
+        ({}, (8, 0), Kernel.FLASH),
+        ({}, (9, 0), Kernel.CUDNN),
+        ({}, (12, 0), Kernel.FLASH),
+        ({}, (7, 5), Kernel.MATH),
+        ({"dtype": 5}, (7, 5), Kernel.EFFICIENT),
+        ({"dtype": 6}, (9, 0), Kernel.EFFICIENT),
+        ({"masked": 1}, (8, 0), Kernel.EFFICIENT),
+        ({"dropout": 0.1}, (9, 0), Kernel.FLASH),
+        ({"query_width": 200, "key_width": 200, "value_width": 200}, (8, 6), Kernel.EFFICIENT),
+        ({"dtype": 7}, (8, 0), Kernel.MATH),
+        (_wide(256), (9, 0), Kernel.CUDNN),
+        (_wide(264), (9, 0), Kernel.EFFICIENT),
+        (_wide(192), (10, 0), Kernel.FLASH),
+        (_wide(256), (10, 3), Kernel.FLASH),
+        (_wide(192, 128), (10, 0), Kernel.CUDNN),
+        (_wide(192, 128), (10, 3), Kernel.CUDNN),
+        (_wide(192, 128), (9, 0), Kernel.CUDNN),
+        (_wide(192, 128), (8, 0), Kernel.EFFICIENT),
+        (_wide(136), (10, 0), Kernel.FLASH),
+        (_wide(128), (10, 0), Kernel.CUDNN),
+    ],
+)
+def test_attention_is_chosen_as_torch_does(
+    changes: dict[str, Any], capability: tuple[int, int], kernel: Kernel
+) -> None:
+    """By type, mask, width and card."""
+    assert choose(_attention(**changes), KernelProfile(compute_capability=capability, kind="cuda")) is kernel

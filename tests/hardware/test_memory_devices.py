@@ -1,0 +1,80 @@
+"""Memory devices: one contract for all of them, and the inventory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import device_contract
+from tests.support.paths import SUPPORT
+from tuner.errors import DeviceError
+from tuner.hardware import inventory
+from tuner.units import format_bytes, parse_bytes
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str]:
+    """How each check of the contract ended on a device."""
+    command = [sys.executable, str(SUPPORT / "device_contract.py"), request.param]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", device_contract.CHECKS)
+def test_the_contract_of_a_memory_device(outcomes: dict[str, str], name: str) -> None:
+    """Every device passes every check."""
+    assert outcomes[name] == "ok"
+
+
+def test_the_inventory_ends_with_the_cpu() -> None:
+    """It never fails for want of a GPU, and the CPU has memory."""
+    found = inventory.devices()
+    assert found[-1].id == "cpu"
+    assert found[-1].total_bytes > 2**28
+    assert inventory.find_device(None) == found[0]
+
+
+def test_an_unknown_device_is_answered_with_those_there_are() -> None:
+    """The message lists what to choose from."""
+    with pytest.raises(DeviceError, match=r"no device cuda:63; this host has .*cpu"):
+        inventory.find_device("cuda:63")
+
+
+def test_a_containers_limit_counts_as_the_hosts_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smaller of host and container; `max` is no limit."""
+    (tmp_path / "unlimited").write_text("max\n")
+    (tmp_path / "limited").write_text(f"{2**27}\n")
+    monkeypatch.setattr(inventory, "cgroup_files", lambda *_: [tmp_path / "unlimited", tmp_path / "none"])
+    assert inventory.cpu().total_bytes > 2**28
+    monkeypatch.setattr(inventory, "cgroup_files", lambda *_: [tmp_path / "unlimited", tmp_path / "limited"])
+    assert inventory.cpu().total_bytes == 2**27
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1GiB", 2**30), ("1.5 gib", 3 * 2**29), ("800MB", 800_000_000), ("12345", 12345), ("2k", 2000), ("7B", 7)],
+)
+def test_sizes_are_read(text: str, number: int) -> None:
+    """Binary units with an i, decimal ones without."""
+    assert parse_bytes(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "lots", "-1GiB", "1 XiB", "GiB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    """With an example of what is."""
+    with pytest.raises(ValueError, match="8GiB"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (2**40, "1.00 TiB"), (10**400, "inf TiB")]
+)
+def test_sizes_are_written(number: int, text: str) -> None:
+    """Two digits after the point, and binary units."""
+    assert format_bytes(number) == text

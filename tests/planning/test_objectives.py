@@ -1,0 +1,679 @@
+"""Objectives: the sizes each is about, the plans that are timed, which one wins, and what a recommendation lists."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from tests.support.factories import CPU, mlp_spec, probe_result, python_spec, tuning_request
+from tests.support.paths import ROOT
+from tuner.cli.display import probe_row, recommendation_panel
+from tuner.errors import SearchError
+from tuner.hardware.inventory import cpu
+from tuner.planning.accumulation import balanced_plan, balanced_split
+from tuner.planning.fingerprint import installed_versions, question
+from tuner.planning.objectives import MOST_TIMING_PROBES, next_to_time, sizes_for_steps
+from tuner.planning.session import Tuning
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.base import Document
+from tuner.schemas.recommendation import Proof, Recommendation
+from tuner.schemas.requests import Objective, ProbeRequest, TuningRequest
+from tuner.schemas.results import ModelSummary, Outcome, ProbeResult, UpdateTiming
+
+MIB = 1024**2
+LIMIT = 1000 * MIB
+PARAMETERS = ModelSummary(parameters=25 * MIB, trainable_parameters=25 * MIB, parameter_bytes=100 * MIB)
+many = settings(max_examples=300, deadline=None, derandomize=True)
+
+Seconds = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device whose memory and time are known: gradients are held while an update accumulates.
+
+    Attributes:
+        per_sample: bytes that each sample of a micro-batch takes.
+        seconds: of a micro-batch, by its size.
+        step_seconds: of the optimizer's step.
+        gradients: bytes of the gradients, while more than one micro-batch makes an update.
+        deviation: standard deviation of a measured time, as a share of it.
+        thrashes_from: the size from which on the allocator has to try again.
+        fails_to_time: sizes that run out of memory when they are timed.
+    """
+
+    per_sample: float
+    seconds: Seconds = lambda size: 0.01 + 0.001 * size
+    step_seconds: float = 0.02
+    gradients: int = 0
+    deviation: float = 0.0
+    thrashes_from: float = math.inf
+    fails_to_time: frozenset[int] = frozenset()
+
+    def used(self, size: int, *, accumulates: bool) -> float:
+        """The peak of an update."""
+        return 100 * MIB + self.per_sample * size + (self.gradients if accumulates else 0)
+
+    def update_seconds(self, share: int, size: int) -> float:
+        """The true time of the plan with micro-batches of at most ``size``."""
+        sizes = balanced_split(share, -(-share // size))
+        return self.step_seconds + sum(self.seconds(it) for it in sizes)
+
+    def __call__(self, probe: ProbeRequest) -> ProbeResult:
+        """Run a probe."""
+        size, timed = probe.micro_batch_size, probe.measures_time
+        used = self.used(size, accumulates=probe.accumulates)
+        fits = used <= LIMIT and not (timed and size in self.fails_to_time)
+        return probe_result(
+            size,
+            Outcome.FIT if fits else Outcome.OOM,
+            round(used) if fits else None,
+            accumulates=probe.accumulates,
+            measures_time=timed,
+            timing=self._timing(probe) if fits else None,
+            allocator_retries=3 if size >= self.thrashes_from else 0,
+            resident_bytes=100 * MIB,
+            model=PARAMETERS.model_copy(
+                update={"parameter_bytes": self.gradients, "parameters": 1, "trainable_parameters": 1}
+            ),
+        )
+
+    def _timing(self, probe: ProbeRequest) -> UpdateTiming:
+        size, share = probe.micro_batch_size, probe.samples_per_window
+        sizes = [min(size, share - size), size] if probe.accumulates else [size]
+        if probe.measures_time:
+            plan = sorted(balanced_split(share, -(-share // size)))
+            sizes = plan if len(plan) <= 4 else [plan[it * (len(plan) - 1) // 3] for it in range(4)]
+        rng = Random(f"{size}/{probe.measures_time}")
+        factor = 1.0 + rng.gauss(0.0, self.deviation)
+        earlier = [factor * self.seconds(it) for it in sizes[:-1]]
+        return UpdateTiming(
+            updates=5 if probe.measures_time else 1,
+            micro_batch_sizes=tuple(sizes),
+            update_seconds=factor * (self.step_seconds + sum(self.seconds(it) for it in sizes)),
+            micro_batch_seconds=median(earlier) if earlier else None,
+            noise=self.deviation / 2 if probe.measures_time else 0.0,
+        )
+
+
+def tuning(objective: Objective, share: int, **changes: Any) -> Tuning:
+    """A tuning of one rank that has not begun, on a device of ``LIMIT`` bytes."""
+    request = tuning_request(
+        effective_batch_size=share, objective=objective, memory_limit_bytes=LIMIT, memory_margin=0.0, **changes
+    )
+    return Tuning(request, CPU, environment={}, versions={})
+
+
+def finish(course: Tuning, device: Callable[[ProbeRequest], ProbeResult]) -> Recommendation:
+    """Drive a tuning to its end."""
+    while (probe := course.next_probe()) is not None:
+        assert len(course.probes) < 100
+        course.record(device(probe))
+    return course.recommendation(identifier="rec_1", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+
+
+def answer(objective: Objective, share: int, device: Callable[[ProbeRequest], ProbeResult]) -> Recommendation:
+    """The whole tuning."""
+    return finish(tuning(objective, share), device)
+
+
+def holding(largest: int, **changes: Any) -> Device:
+    """A device that fits micro-batches up to ``largest``."""
+    return Device(per_sample=900 * MIB / (largest + 0.5), **changes)
+
+
+def timed(found: Recommendation) -> list[int]:
+    """The plans that were timed, in order."""
+    return [it.micro_batch_size for it in found.evidence.probes if it.measures_time]
+
+
+# --- the sizes that change the number of steps ---
+
+
+@many
+@given(share=st.integers(1, 400), bound=st.integers(1, 400), granularity=st.integers(1, 20))
+def test_the_sizes_are_the_smallest_for_each_number_of_steps(share: int, bound: int, granularity: int) -> None:
+    """Of all sizes on the grid, one for every number of accumulation steps that any of them gives."""
+    bound = min(bound, share)
+    grid = list(range(granularity, bound + 1, granularity)) or [bound]
+    smallest: dict[int, int] = {}
+    for size in reversed(grid):
+        smallest[-(-share // size)] = size
+    assert list(sizes_for_steps(share, bound, granularity)) == sorted(smallest.values())
+
+
+def test_few_sizes_change_the_number_of_steps() -> None:
+    """About twice the root of the share, up to the largest effective batch."""
+    assert sizes_for_steps(100, 100) == (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 15, 17, 20, 25, 34, 50, 100)
+    assert len(sizes_for_steps(2**22, 2**22)) == 2 * 2**11 - 1
+
+
+# --- fewest steps ---
+
+
+@many
+@given(
+    share=st.integers(1, 5000),
+    part=st.floats(0.0, 1.2),
+    max_size=st.one_of(st.none(), st.integers(1, 3000)),
+    granularity=st.sampled_from([1, 1, 8]),
+)
+def test_the_fewest_steps_are_those_of_the_largest_micro_batch(
+    share: int, part: float, max_size: int | None, granularity: int
+) -> None:
+    """Whatever fits: the same plan, proven by a fit at a size that is enough and a failure at the next that counts."""
+    device = holding(round(part * share))
+    changes = {"max_micro_batch_size": max_size, "granularity": granularity}
+    largest = finish(tuning("largest", share, **changes), device)
+    fewest = finish(tuning("fewest_steps", share, **changes), device)
+    assert fewest.micro_batch_sizes == largest.micro_batch_sizes
+    assert fewest.gradient_accumulation_steps == largest.gradient_accumulation_steps
+    assert len(fewest.evidence.probes) <= len(largest.evidence.probes) + 1
+    proof, outcomes = fewest.evidence.proof, {it.micro_batch_size: it.outcome for it in fewest.evidence.probes}
+    assert fewest.micro_batch_size == (proof.fits or None)
+    assert proof.fits == 0 or outcomes[proof.fits] is Outcome.FIT
+    if proof.next_size is not None:
+        assert outcomes[proof.next_size] is Outcome.OOM
+        assert proof.fits == 0 or -(-share // proof.next_size) < (fewest.gradient_accumulation_steps or 0)
+
+
+def test_fewest_steps_takes_fewer_probes() -> None:
+    """On 300 workloads a fifth fewer in sum, and hardly ever more in any."""
+    rng = Random(7)
+    pairs = []
+    for _ in range(300):
+        share = rng.randint(2, 4000)
+        device = holding(rng.randint(1, share))
+        pairs.append([len(answer(it, share, device).evidence.probes) for it in ("largest", "fewest_steps")])
+    largest, fewest = (sum(column) for column in zip(*pairs, strict=True))
+    assert fewest < 0.85 * largest
+    assert sum(fewest > largest for largest, fewest in pairs) <= 0.01 * len(pairs)
+
+
+@pytest.mark.parametrize("objective", ["largest", "fewest_steps", "fastest"])
+@pytest.mark.parametrize(("share", "steps"), [(85, 1), (90, 1), (95, 2), (70, 1), (140, 2), (141, 3)])
+def test_the_whole_share_may_fit_where_less_does_not(objective: Objective, share: int, steps: int) -> None:
+    """An update of one micro-batch holds no gradients: up to 90 samples fit as a whole, 70 when they accumulate."""
+    found = answer(objective, share, Device(per_sample=10 * MIB, gradients=200 * MIB))
+    assert found.gradient_accumulation_steps == steps
+    assert found.warnings == ()
+
+
+def test_one_fit_is_enough_to_expect_that_the_whole_share_fits() -> None:
+    """The line then begins at what is resident, with the gradients."""
+    device = Device(per_sample=10 * MIB, gradients=200 * MIB)
+    course = tuning("largest", 85)
+    for size in (70, 71):
+        course.record(device(course._request(size)))
+    probe = course.next_probe()
+    assert probe is not None
+    assert (probe.micro_batch_size, probe.measures_time) == (85, False)
+
+
+@pytest.mark.parametrize("sizes", [(60, 66, 68), (66, 68)])
+def test_peaks_that_the_limit_cuts_off_do_not_promise_the_whole_share(sizes: tuple[int, ...]) -> None:
+    """The line through two fits at the limit is flat: 100 samples at 10 MiB each are not probed for it."""
+    course, device = tuning("largest", 100), Device(per_sample=10 * MIB, gradients=200 * MIB)
+    for size in sizes:
+        cut = min(device.used(size, accumulates=True), (0.989 + size * 1e-5) * LIMIT)
+        result = device(course._request(size)).model_copy(
+            update={"process_peak_bytes": round(cut), "limit_bytes": LIMIT}
+        )
+        course.record(result)
+    course.record(probe_result(69, Outcome.OOM))
+    assert course.next_probe() is None
+
+
+def test_a_bound_between_two_sizes_is_named() -> None:
+    """At most 60 of 100 samples: 50 is tried, as 60 would take as many steps."""
+    found = finish(tuning("fewest_steps", 100, max_micro_batch_size=60), holding(80))
+    assert (found.micro_batch_size, found.gradient_accumulation_steps) == (50, 2)
+    assert "the bound is 50 (60 would take as many accumulation steps; the maximum of 60" in (
+        found.evidence.proof.statement
+    )
+
+
+# --- fastest ---
+
+
+def test_the_fewest_steps_are_the_fastest_where_time_is_affine() -> None:
+    """The fewest steps and their neighbour are timed, and nothing else: the line says that no other can win."""
+    found = answer("fastest", 520, holding(40, seconds=lambda size: 0.03 + 0.001 * size))
+    assert (found.micro_batch_size, found.gradient_accumulation_steps) == (40, 13)
+    assert timed(found) == [40, 38]
+    assert found.choice == "13 accumulation steps make 559 samples per second, the most of 2 plans that were timed."
+
+
+def test_of_equally_fast_plans_the_one_with_less_memory_wins() -> None:
+    """Where time does not depend on the micro-batch, a smaller one leaves more memory free."""
+    found = answer("fastest", 520, holding(40, seconds=lambda size: 0.001 * size + 0.003))
+    assert timed(found) == [40, 38]
+    assert found.micro_batch_size == 38
+    assert found.choice.endswith("within the noise as many as any of 2 plans that were timed, with less memory.")
+    assert found.headroom is not None
+    assert found.headroom.peak_bytes == next(it.peak_bytes for it in found.alternatives if it.chosen)
+
+
+def test_a_difference_within_the_noise_is_none() -> None:
+    """Updates that vary by a tenth cannot tell 37 from 40; those that do not vary can."""
+    slower = {"seconds": lambda size: 0.001 * size + 0.02}
+    assert answer("fastest", 512, holding(40, **slower)).micro_batch_size == 40
+    course = tuning("fastest", 512)
+    device = holding(40, **slower)
+
+    def noisy(probe: ProbeRequest) -> ProbeResult:
+        result = device(probe)
+        timing = result.timing.model_copy(update={"noise": 0.05}) if result.timing else None
+        return result.model_copy(update={"timing": timing})
+
+    assert finish(course, noisy).micro_batch_size == 37
+
+
+@pytest.mark.parametrize("thrashes_from", [34, 40])
+def test_a_thrashing_fit_loses(thrashes_from: int) -> None:
+    """It is not even timed where the search has seen it thrash."""
+    found = answer("fastest", 512, holding(40, thrashes_from=thrashes_from))
+    assert found.micro_batch_size is not None
+    assert found.micro_batch_size < thrashes_from
+    assert 40 not in timed(found)
+    assert [it.code for it in found.warnings] == []
+
+
+def test_a_plan_that_thrashes_when_it_is_timed_loses_though_it_is_the_fastest() -> None:
+    """A few updates may be lucky: what is at the edge of the memory is not chosen for its speed."""
+    device = holding(40, seconds=lambda size: 0.03 + 0.001 * size)
+
+    def thrashing(probe: ProbeRequest) -> ProbeResult:
+        retries = 2 if probe.measures_time and probe.micro_batch_size == 40 else 0
+        return device(probe).model_copy(update={"allocator_retries": retries})
+
+    found = answer("fastest", 520, thrashing)
+    assert timed(found) == [40, 38]
+    assert found.micro_batch_size == 38
+    assert [it.thrashing for it in found.alternatives[:2]] == [True, False]
+
+
+def test_where_every_timed_plan_thrashes_the_fastest_of_them_wins() -> None:
+    """With the warning of any thrashing fit."""
+    found = answer("fastest", 4, holding(40, thrashes_from=1))
+    assert sorted(timed(found)) == [1, 2, 4]
+    assert found.micro_batch_size == 4
+    assert [it.code for it in found.warnings] == ["thrashing-fit"]
+
+
+def test_what_the_search_has_seen_leads_to_a_faster_plan() -> None:
+    """Micro-batches beyond a cache take three times as long: the probes of the search saw how fast small ones are."""
+    cached = holding(500, seconds=lambda size: 0.0005 + 0.001 * size * (1 if size <= 70 else 3))
+    found = answer("fastest", 500, cached)
+    assert found.micro_batch_size is not None
+    assert found.micro_batch_size <= 70
+    assert timed(found)[:2] == [500, 250]
+
+
+@many
+@given(
+    share=st.integers(1, 3000),
+    part=st.floats(0.001, 1.2),
+    each=st.floats(0.0, 0.1),
+    sample=st.floats(1e-5, 0.01),
+    step=st.floats(0.0, 0.1),
+    deviation=st.sampled_from([0.0, 0.005, 0.03]),
+)
+def test_the_fastest_plan_is_near_the_best_where_time_is_affine(  # noqa: PLR0913, PLR0917 - a device's figures
+    share: int, part: float, each: float, sample: float, step: float, deviation: float
+) -> None:
+    """Within what the noise allows, in at most four timed plans, whatever the constants are."""
+    largest = max(1, round(part * share))
+    device = holding(largest, seconds=lambda size: each + sample * size, step_seconds=step, deviation=deviation)
+    found = answer("fastest", share, device)
+    assert found.micro_batch_size is not None
+    assert len(timed(found)) <= MOST_TIMING_PROBES
+    best = min(device.update_seconds(share, size) for size in sizes_for_steps(share, min(share, largest)))
+    rounding = 1 / found.micro_batch_size  # a plan is timed by two micro-batches: their mean is within half a sample
+    allowed = 1.02 + rounding + 8 * deviation
+    assert device.update_seconds(share, found.micro_batch_size) <= allowed * best * (1 + 1e-9)
+    assert (
+        found.gradient_accumulation_steps == balanced_plan(share, 1, found.micro_batch_size).gradient_accumulation_steps
+    )
+
+
+def test_a_plan_that_cannot_be_timed_is_not_chosen() -> None:
+    """The recommendation says so; the proof of the search stands."""
+    found = answer("fastest", 512, holding(40, fails_to_time=frozenset({40})))
+    assert found.micro_batch_size == 37
+    assert found.evidence.proof.fits == 40
+    (warning,) = found.warnings
+    assert warning.code == "plan-not-timed"
+    assert "micro-batches of 40" in warning.message
+    assert "OOM" in warning.message
+
+
+def test_without_any_time_the_largest_that_fits_is_the_answer() -> None:
+    """After four failures no more is tried."""
+    found = answer("fastest", 512, holding(40, fails_to_time=frozenset(range(600))))
+    assert len(timed(found)) == MOST_TIMING_PROBES
+    assert (found.micro_batch_size, found.choice[:23]) == (40, "No plan could be timed:")
+
+
+def test_nothing_is_timed_where_nothing_fits() -> None:
+    """An infeasible answer has no plans."""
+    found = answer("fastest", 512, holding(0))
+    assert (found.feasible, timed(found), found.alternatives, found.choice) == (False, [], (), "")
+
+
+@pytest.mark.parametrize("objective", ["largest", "fewest_steps", "fastest"])
+def test_a_tuning_goes_on_from_its_recorded_probes(objective: Objective) -> None:
+    """Rebuilt after any number of probes, as they are stored, it asks for the same next one."""
+    device = holding(333, deviation=0.01, gradients=50 * MIB)
+    recorded = answer(objective, 2000, device).evidence.probes
+    for count in range(len(recorded)):
+        rebuilt = tuning(objective, 2000)
+        for result in recorded[:count]:
+            rebuilt.record(ProbeResult.model_validate_json(result.model_dump_json()))
+        following = rebuilt.next_probe()
+        assert following is not None
+        assert device(following) == recorded[count]
+        assert finish(rebuilt, device).evidence.probes == recorded
+
+
+@pytest.mark.parametrize(("objective", "size"), [("largest", 50), ("fewest_steps", 50), ("fastest", 51)])
+def test_a_timed_plan_that_was_never_asked_for_is_refused(objective: Objective, size: int) -> None:
+    """Of another objective, or of a size that no plan has."""
+    with pytest.raises(SearchError, match=f"no plan with micro-batches of {size} is timed"):
+        tuning(objective, 100).record(probe_result(size, measures_time=True))
+
+
+def test_a_tie_with_the_expectation_ends_the_timing() -> None:
+    """A plan is worth a probe when it is expected to win by more than the noise."""
+    plain = holding(40, seconds=lambda size: 0.001 * size)
+    course = tuning("fastest", 512)
+    while (probe := course.next_probe()) is not None and not probe.measures_time:
+        course.record(plain(probe))
+    for size in (40, 37):
+        request = ProbeRequest(
+            spec=mlp_spec(), micro_batch_size=size, samples_per_window=512, device="cpu", measures_time=True
+        )
+        course.record(plain(request))
+    assert next_to_time(512, 40, course.probes) is None
+
+
+# --- time of an update ---
+
+
+def test_an_update_is_extrapolated_by_its_earlier_micro_batches() -> None:
+    """Measured where the whole update was timed, else each further micro-batch as long as those before the last."""
+    timing = UpdateTiming(updates=3, micro_batch_sizes=(9, 10, 10), update_seconds=7.0, micro_batch_seconds=1.9)
+    assert timing.seconds_for(3) == 7.0
+    assert timing.seconds_for(13) == pytest.approx(7.0 + 10 * 1.9)
+    assert UpdateTiming(updates=1, micro_batch_sizes=(8,), update_seconds=2.0).seconds_for(1) == 2.0
+
+
+def test_the_throughput_of_a_timed_plan_is_that_of_its_updates() -> None:
+    """Exact for an even plan, however many micro-batches it has; within a sample of each micro-batch for another."""
+    device = holding(40)
+    plans = {it.micro_batch_size: it for it in answer("fastest", 400, device).alternatives if it.timed_updates > 1}
+    assert list(plans) == [40, 37]
+    for size, tolerance in ((40, 1e-9), (37, 0.01)):
+        expected = 400 / device.update_seconds(400, size)
+        assert plans[size].samples_per_second == pytest.approx(expected, rel=tolerance)
+
+
+# --- alternatives ---
+
+
+def test_alternatives_go_from_the_fewest_steps_upward() -> None:
+    """Each with what was measured at its size, or what the lines between the measured sizes say."""
+    device = holding(37)
+    found = answer("largest", 100, device)
+    assert [it.gradient_accumulation_steps for it in found.alternatives] == [3, 4, 5, 6, 7]
+    assert [it.micro_batch_size for it in found.alternatives] == [34, 25, 20, 17, 15]
+    assert [it.chosen for it in found.alternatives] == [True, False, False, False, False]
+    assert found.choice == "37 is the largest micro-batch that fits."
+    probed = {it.micro_batch_size for it in found.evidence.probes}
+    for plan in found.alternatives:
+        assert plan.source == ("measured" if plan.micro_batch_size in probed else "modelled")
+        assert plan.peak_bytes == pytest.approx(device.used(plan.micro_batch_size, accumulates=True), rel=1e-6)
+        expected = 100 / device.update_seconds(100, plan.micro_batch_size)
+        assert plan.samples_per_second == pytest.approx(expected, rel=0.03)
+
+
+def test_alternatives_say_nothing_that_nothing_tells() -> None:
+    """One fit gives no line: the other plans have neither memory nor throughput."""
+    course = tuning("largest", 100)
+    device = holding(37)
+    for size in (37, 38):
+        course.record(device(course._request(size)))
+    found = finish(course, device)
+    assert [(it.peak_bytes, it.samples_per_second, it.source) for it in found.alternatives] == [
+        (None, None, "modelled")
+    ] * 5
+
+
+@pytest.mark.parametrize("largest", [1, 16])
+def test_alternatives_of_the_whole_share_hold_no_gradients(largest: int) -> None:
+    """An update of one micro-batch is no measure of one that accumulates, so it lends no line to the others."""
+    device = Device(per_sample=5 * MIB, gradients=200 * MIB)
+    course = tuning("largest", 100)
+    for size in {1, largest, 100}:
+        course.record(device(course._request(size)))
+    whole, *others = finish(course, device).alternatives
+    assert (whole.micro_batch_size, whole.peak_bytes) == (100, 600 * MIB)
+    known = [None if largest == 1 else round(device.used(it.micro_batch_size, accumulates=True)) for it in others]
+    assert [it.peak_bytes for it in others] == pytest.approx(known)
+
+
+def without(document: Document, *fields: str) -> dict[str, Any]:
+    """A document as an earlier version stored it."""
+    return {name: value for name, value in document.model_dump(mode="json").items() if name not in fields}
+
+
+def test_documents_of_earlier_versions_are_still_read() -> None:
+    """Requests without an objective, probes without times, recommendations without alternatives."""
+    found = answer("largest", 100, holding(37))
+    request = TuningRequest.model_validate(without(found.request, "objective"))
+    assert request == found.request
+    probe = ProbeResult.model_validate(without(found.evidence.probes[0], "timing", "measures_time"))
+    assert (probe.timing, probe.measures_time) == (None, False)
+    stored = without(found, "alternatives", "choice")
+    assert Recommendation.model_validate(stored).alternatives == ()
+    assert Recommendation.model_validate_json(found.model_dump_json()) == found
+
+
+def test_the_objective_is_part_of_the_question() -> None:
+    """An answer for one is never served for another; what was asked before there were several keeps its fingerprint."""
+    prints = [tuning(it, 100).fingerprint for it in ("largest", "fewest_steps", "fastest")]
+    assert len(set(prints)) == 3
+    assert "objective" not in question(tuning_request())
+
+
+# --- on a terminal ---
+
+
+def printed(found: Recommendation) -> str:
+    """The panel as text."""
+    console = Console(width=100, file=StringIO())
+    with console.capture() as captured:
+        console.print(recommendation_panel(found))
+    return captured.get()
+
+
+@pytest.mark.parametrize(
+    ("objective", "title"),
+    [
+        ("largest", "largest micro-batch that fits"),
+        ("fewest_steps", "fewest accumulation steps that fit"),
+        ("fastest", "fastest plan that fits"),
+    ],
+)
+def test_the_panel_says_what_was_looked_for(objective: Objective, title: str) -> None:
+    """And lists the plans, the chosen one marked."""
+    found = answer(objective, 400, holding(40))
+    lines = printed(found).splitlines()
+    assert title in lines[0]
+    (chosen,) = [line for line in lines if " > " in line]
+    assert ("timed" in chosen) is (objective == "fastest")
+    assert f" {found.gradient_accumulation_steps} " in chosen
+
+
+def test_the_table_marks_what_is_read_off_a_line_and_what_thrashes() -> None:
+    """With a tilde; a plan that was timed says so."""
+    found = answer("fastest", 512, holding(40, thrashes_from=40))
+    text = printed(found)
+    slow, *others = found.alternatives
+    assert (slow.thrashing, slow.chosen, sum(it.chosen for it in others)) == (True, False, 1)
+    assert {it.source for it in others} == {"measured", "modelled"}
+    assert [line.count("~") for line in text.splitlines() if "thrashes" in line] == [0]
+    modelled = [it for it in others if it.source == "modelled"]
+    assert text.count("~") == 2 * len(modelled)
+
+
+def test_a_timing_probe_says_so_in_its_row() -> None:
+    """With the number of updates."""
+    probes = answer("fastest", 512, holding(40)).evidence.probes
+    remarks = [str(probe_row(it)[-1]) for it in probes if it.outcome is Outcome.FIT]
+    assert remarks.count("timed, 5 updates") == 2
+    assert set(remarks) == {"", "timed, 5 updates"}
+
+
+# --- real tunings ---
+
+
+@pytest.fixture(scope="module")
+def supervisor(forked: None) -> Iterator[ProbeSupervisor]:
+    """Real probes on the CPU, which find this folder's workloads."""
+    del forked
+    before = Path.cwd()
+    os.chdir(ROOT)
+    with ProbeSupervisor(cpu()) as running:
+        running.warm_up()
+        os.chdir(before)
+        yield running
+
+
+SPEC = mlp_spec(
+    model={
+        "kind": "reference",
+        "architecture": {"name": "mlp", "input_features": 256, "hidden_features": 256, "classes": 10},
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "sizes"), [(4, 4, (4,)), (7, 13, (6, 7)), (2, 9, (1, 2, 2, 2)), (5, 50, (5, 5, 5, 5))]
+)
+def test_a_timing_probe_times_the_plans_own_micro_batches(
+    supervisor: ProbeSupervisor, size: int, share: int, sizes: tuple[int, ...]
+) -> None:
+    """Up to four of them, the larger last, in several updates."""
+    result = supervisor.run(
+        ProbeRequest(spec=SPEC, micro_batch_size=size, samples_per_window=share, device="cpu", measures_time=True)
+    )
+    assert (result.outcome, result.measures_time) == (Outcome.FIT, True)
+    timing = result.timing
+    assert timing is not None
+    assert timing.micro_batch_sizes == sizes
+    assert timing.updates >= 3
+    assert timing.update_seconds > 0
+    assert (timing.micro_batch_seconds is None) == (len(sizes) == 1)
+    if timing.micro_batch_seconds is not None:
+        assert 0 < timing.micro_batch_seconds < timing.update_seconds
+
+
+def test_a_probe_of_the_search_times_its_one_update(supervisor: ProbeSupervisor) -> None:
+    """What it sees anyway."""
+    request = ProbeRequest(spec=SPEC, micro_batch_size=8, samples_per_window=64, device="cpu")
+    result = supervisor.run(request)
+    assert result.timing is not None
+    assert (result.timing.updates, result.timing.micro_batch_sizes, result.measures_time) == (1, (8, 8), False)
+    assert result.timing.update_seconds <= result.seconds.measure
+
+
+def test_a_timing_probe_that_fails_is_still_known_as_one(supervisor: ProbeSupervisor) -> None:
+    """A process that is killed leaves no result: the supervisor says what the probe was for."""
+    request = ProbeRequest(
+        spec=python_spec("tests.support.misbehaving:build", way="kills-itself", argument=""),
+        micro_batch_size=8,
+        samples_per_window=64,
+        device="cpu",
+        measures_time=True,
+    )
+    result = supervisor.run(request)
+    assert (result.outcome, result.measures_time, result.timing) == (Outcome.LOST, True, None), result.message
+
+
+@pytest.mark.parametrize("objective", ["fewest_steps", "fastest"])
+def test_a_real_tuning(supervisor: ProbeSupervisor, objective: Objective) -> None:
+    """A plan that is exact, proven, and listed with what was measured."""
+    request = tuning_request(SPEC, 30_000, objective=objective, memory_limit_bytes=48 * MIB)
+    course = Tuning(request, cpu(), environment=supervisor.environment(), versions=installed_versions())
+    found = finish(course, supervisor.run)
+    assert found.feasible
+    assert sum(map(sum, found.micro_batch_sizes)) == 30_000
+    proof = found.evidence.proof
+    assert isinstance(proof, Proof)
+    assert proof.fits in sizes_for_steps(30_000, 30_000)
+    assert proof.stopped_by == "oom"
+    (chosen,) = [it for it in found.alternatives if it.chosen]
+    assert (chosen.source, chosen.micro_batch_size) == ("measured", found.micro_batch_size)
+    assert chosen.samples_per_second is not None
+    assert chosen.samples_per_second > 0
+    tried = [it for it in found.evidence.probes if it.measures_time]
+    assert len({it.micro_batch_size for it in tried}) == len(tried)
+    assert bool(tried) is (objective == "fastest")
+    untimed = [it for it in found.warnings if it.code == "plan-not-timed"]
+    assert len(untimed) == sum(it.outcome is not Outcome.FIT for it in tried)  # at the limit a timed plan may not fit
+    assert (chosen.timed_updates > 1) is (len(tried) > len(untimed))
+
+
+def test_plans_that_measurements_speak_against_are_not_offered() -> None:
+    """The whole share fits alone; plans of fewer samples that failed beside their gradients are not listed."""
+    device = holding(90, gradients=600 * MIB)
+    found = answer("fastest", 85, device)
+    assert found.evidence.proof.fits == 85
+    failed = {it.micro_batch_size for it in found.evidence.probes if it.outcome is Outcome.OOM}
+    assert failed
+    sizes = [it.micro_batch_size for it in found.alternatives]
+    assert sizes[0] == 85
+    assert all(it < min(failed) for it in sizes[1:])
+    assert set(timed(found)) <= set(sizes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "37 is the largest micro-batch that fits."),
+        ({"granularity": 8}, "32 is the largest micro-batch that fits of those searched."),
+        ({"max_micro_batch_size": 20}, "20 fits; larger micro-batches were not tried."),
+    ],
+)
+def test_a_choice_says_when_not_all_sizes_were_searched(changes: dict[str, int], words: str) -> None:
+    """The largest of a grid, or below a maximum, is not the largest that fits."""
+    assert finish(tuning("largest", 500, **changes), holding(37)).choice == words
+
+
+def test_a_bound_on_a_grid_is_told_by_its_grid() -> None:
+    """Of the multiples of 8 the largest that changes the steps is 56, as 64 takes as many steps."""
+    found = finish(tuning("fewest_steps", 110, granularity=8, max_micro_batch_size=100), holding(1000))
+    assert found.evidence.proof.stopped_by == "bound"
+    assert "of the multiples of 8" in found.evidence.proof.statement
+    assert "96 would take as many accumulation steps" in found.evidence.proof.statement
+
+
+def test_a_share_that_is_no_multiple_gets_no_probe_of_its_own() -> None:
+    """Sizes beside the grid are never probed, the whole share included."""
+    device = holding(90, gradients=600 * MIB)
+    found = finish(tuning("largest", 85, granularity=8), device)
+    assert all(it.micro_batch_size % 8 == 0 for it in found.evidence.probes)

@@ -1,0 +1,558 @@
+"""The search: exact on every monotone workload, few probes on ordinary ones, honest about the others."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from statistics import fmean, median
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.oracles import (
+    LIMIT_BYTES,
+    Memory,
+    Oracle,
+    affine,
+    biased,
+    device,
+    elastic,
+    failures,
+    floored,
+    independent,
+    per_sample,
+    probe_result,
+    run_search,
+)
+from tuner.errors import SearchError
+from tuner.planning.search import Failure, MicroBatchSearch, SearchSpace
+from tuner.schemas.recommendation import Proof
+from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
+
+LARGEST = (37, 200, 3000)
+SHARES = (0.0, 0.1, 0.3, 0.6, 0.9)
+MIB = 1024**2
+many = settings(max_examples=1000, deadline=None, derandomize=True)
+
+
+def space(  # noqa: PLR0913 - the fields of a space
+    bound: int = 4096,
+    *,
+    granularity: int = 1,
+    limit: int | None = LIMIT_BYTES,
+    expected: ExpectedPeaks | None = None,
+    sizes: tuple[int, ...] | None = None,
+    elastic: bool = False,
+) -> SearchSpace:
+    """A space, by default of 4096 sizes and with a known limit."""
+    return SearchSpace(bound, "the share of a rank", granularity, limit, expected, sizes, elastic)
+
+
+def curve(memory: Memory | None, *, factor: float = 1.0, offset: float = 0.0, tilt: float = 1.0) -> ExpectedPeaks:
+    """An estimate of ``memory``: all of it times ``factor``, its growing part times ``tilt``, and ``offset`` above it.
+
+    The offset is a share of the limit; three quarters of the constant part are resident, as in ``affine``.
+    """
+    assert memory is not None
+    constant, above = memory(0), offset * LIMIT_BYTES
+    used = {size: (constant + (memory(size) - constant) * tilt) * factor + above for size in (1, 2, 64, 4096)}
+    return ExpectedPeaks(
+        points=tuple(ExpectedPeak(micro_batch_size=size, used_bytes=max(1, round(it))) for size, it in used.items()),
+        resident_bytes=max(0, round(0.75 * constant * factor + above)),
+    )
+
+
+def search(oracle: Oracle, bound: int = 4096) -> tuple[int, int]:
+    """Probes and failures of a search, whose answer is checked."""
+    course = MicroBatchSearch(space(bound, limit=oracle.limit_bytes))
+    results = run_search(course, oracle)
+    assert isinstance(course.verdict, Proof)
+    assert course.verdict.fits == min(oracle.largest, bound)
+    return len(results), failures(results)
+
+
+def probe_limit(candidates: int) -> int:
+    """The most probes the search promises to take."""
+    return 2 * math.ceil(math.log2(candidates)) + 7
+
+
+@st.composite
+def spaces(draw: st.DrawFn) -> SearchSpace:
+    """Any space: small and huge bounds, any granularity, limit known or not, predictions anywhere."""
+    bound = draw(st.one_of(st.integers(1, 40), st.integers(1, 10**6)))
+    sizes = draw(st.one_of(st.none(), st.sets(st.integers(1, bound), min_size=1, max_size=60)))
+    return space(
+        bound,
+        granularity=1 if sizes else draw(st.one_of(st.just(1), st.integers(2, 64))),
+        limit=draw(st.sampled_from([LIMIT_BYTES, None])),
+        expected=draw(st.one_of(st.none(), estimates(bound))),
+        sizes=tuple(sorted(sizes)) if sizes else None,
+        elastic=draw(st.booleans()),
+    )
+
+
+@st.composite
+def estimates(draw: st.DrawFn, bound: int) -> ExpectedPeaks:
+    """Any memory curve: good, bad, falling, far above or below the limit."""
+    places = sorted(draw(st.sets(st.integers(1, 2 * bound), min_size=2, max_size=5)))
+    used = st.one_of(st.integers(1, 2 * LIMIT_BYTES), st.sampled_from([1, LIMIT_BYTES, 10**18]))
+    return ExpectedPeaks(points=tuple(ExpectedPeak(micro_batch_size=it, used_bytes=draw(used)) for it in places))
+
+
+@st.composite
+def oracles(draw: st.DrawFn, within: SearchSpace) -> Oracle:
+    """Any monotone workload, and any memory figures, sensible or not."""
+    largest = draw(st.one_of(st.integers(0, min(50, 2 * within.bound)), st.integers(0, 2 * within.bound)))
+    rising = affine(max(largest, 1), share=draw(st.sampled_from(SHARES))).memory
+    assert rising is not None
+    cliff, seed = draw(st.integers(1, within.bound)), draw(st.integers(0, 10**6))
+    memory = draw(
+        st.sampled_from(
+            [
+                None,
+                lambda _size: 0.0,
+                lambda _size: LIMIT_BYTES / 3,
+                lambda size: LIMIT_BYTES / 3 if size < cliff else LIMIT_BYTES * 0.9,
+                lambda size: rising(size // 16 * 16 + 16),
+                lambda size: rising(min(size, cliff)),
+                lambda size: max(rising(size), rising(cliff)),
+                lambda size: LIMIT_BYTES / size,
+                lambda size: 2 * rising(size),
+                lambda size: rising(size) / 2,
+                lambda size: rising(size) * Random(f"{seed}/{size}").uniform(0.98, 1.02),
+                lambda size: Random(f"{seed}/{size}").choice([0.0, 1.0, rising(size), 1e15]),
+                lambda size: Random(f"{seed}/{size}").choice([0.0, rising(size)]),
+                rising,
+            ]
+        )
+    )
+    return Oracle(
+        largest,
+        memory=memory,
+        resident_bytes=draw(st.sampled_from([None, 0, LIMIT_BYTES // 10, 2 * LIMIT_BYTES])),
+        failure=draw(st.sampled_from([Outcome.OOM, Outcome.INVALID_SIZE])),
+    )
+
+
+@many
+@given(st.data())
+def test_the_answer_is_exact_and_proven_for_every_monotone_workload(data: st.DataObject) -> None:
+    """Whatever the memory figures say, the largest candidate that fits is found, within the promised probes."""
+    within = data.draw(spaces())
+    oracle = data.draw(oracles(within))
+    course = MicroBatchSearch(within)
+    results = run_search(course, oracle)
+    fits = {it.micro_batch_size for it in results if it.outcome is Outcome.FIT}
+    failed = {it.micro_batch_size for it in results} - fits
+    steps = range(2 * within.granularity, within.bound + 1, within.granularity)
+    candidates = list(within.sizes or (within.size(1), *steps))
+    expected = max((size for size in candidates if size <= oracle.largest), default=0)
+    proof = course.verdict
+    assert isinstance(proof, Proof)
+    assert proof.fits == expected
+    assert expected == 0 or expected in fits
+    if proof.stopped_by == "bound":
+        assert (expected, proof.next_size) == (candidates[-1], None)
+    else:
+        assert proof.next_size == candidates[candidates.index(expected) + 1 if expected else 0]
+        assert proof.next_size in failed
+    assert len(fits) + len(failed) == len(results) <= probe_limit(len(candidates))
+    assert course.warnings == ()
+
+
+@settings(many, max_examples=300)
+@given(st.data())
+def test_a_search_rebuilt_from_its_results_goes_on_in_the_same_way(data: st.DataObject) -> None:
+    """After every prefix of the results a new search asks for the size that the first one asked for."""
+    within = data.draw(spaces())
+    oracle = data.draw(oracles(within))
+    course = MicroBatchSearch(within)
+    results: list[ProbeResult] = []
+    while (size := course.ask()) is not None:
+        rebuilt = MicroBatchSearch(within)
+        for result in results:
+            rebuilt.tell(ProbeResult.model_validate_json(result.model_dump_json()))
+        assert rebuilt.ask() == course.ask() == size
+        results.append(oracle(size))
+        course.tell(results[-1])
+
+
+@settings(many, max_examples=300)
+@given(spaces(), st.integers(0, 10**6))
+def test_a_search_ends_with_a_bracket_even_when_fitting_is_not_monotone(within: SearchSpace, seed: int) -> None:
+    """Random outcomes, some told beforehand: the answer is a fit below every failure, and the next size failed."""
+
+    def oracle(size: int) -> ProbeResult:
+        outcome = Random(f"{seed}/{size}").choice([Outcome.FIT, Outcome.FIT, Outcome.OOM, Outcome.INVALID_SIZE])
+        return probe_result(size, outcome, used_bytes=Random(f"{seed}/{size}").randrange(LIMIT_BYTES))
+
+    course = MicroBatchSearch(within)
+    told = [oracle(within.size(Random(f"{seed}/{told}").randint(1, within.count))) for told in range(seed % 4)]
+    for result in told:
+        course.tell(result)
+    results = told + run_search(course, oracle)
+    assert isinstance(course.verdict, Proof)
+    outcomes = {it.micro_batch_size: it.outcome for it in results}
+    failed = {size for size, outcome in outcomes.items() if outcome is not Outcome.FIT}
+    assert course.verdict.fits == max((size for size in outcomes if size < min(failed, default=size + 1)), default=0)
+    assert course.verdict.next_size == min(failed, default=None)
+
+
+@pytest.mark.parametrize("bound", [4096, 100_000])
+@pytest.mark.parametrize("knows_resident", [True, False])
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("largest", LARGEST)
+def test_affine_memory_takes_at_most_six_probes(largest: int, share: float, knows_resident: bool, bound: int) -> None:  # noqa: FBT001
+    """Exact affine memory: at most 6 probes and 2 OOMs, wherever between two sizes the limit is met."""
+    for fraction in (0.02, 0.25, 0.5, 0.75, 0.98):
+        probes, ooms = search(affine(largest, share=share, knows_resident=knows_resident, fraction=fraction), bound)
+        assert probes <= 6
+        assert ooms <= 2
+
+
+@pytest.mark.parametrize("bound", [4096, 100_000])
+@pytest.mark.parametrize("largest", LARGEST)
+def test_samples_of_varying_cost_take_hardly_more(largest: int, bound: int) -> None:
+    """Samples of 2 % more or less memory: at most 2 OOMs, and 97 in 100 searches within 6 probes, none above 8."""
+    courses = [
+        search(affine(largest, share=share, noise=per_sample(0.02, seed)), bound)
+        for share in SHARES
+        for seed in range(20)
+    ]
+    assert max(ooms for _, ooms in courses) <= 2
+    assert max(probes for probes, _ in courses) <= 8
+    assert sum(probes <= 6 for probes, _ in courses) >= 97
+
+
+@pytest.mark.parametrize(("largest", "probes", "ooms"), [(37, 4.6, 1.6), (200, 5.3, 1.4), (3000, 8.0, 2.3)])
+def test_noise_of_a_real_device_costs_the_probes_that_it_hides(largest: int, probes: float, ooms: float) -> None:
+    """Peaks off by 0.05 % hide up to 60 of 3000 sizes: the mean grows by the bits that are missing, no more."""
+    courses = [
+        search(affine(largest, share=share, noise=device(0.0005, seed))) for share in SHARES for seed in range(20)
+    ]
+    assert fmean(taken for taken, _ in courses) <= probes
+    assert fmean(failed for _, failed in courses) <= ooms
+
+
+@pytest.mark.parametrize(("largest", "probes"), [(37, 7), (200, 9), (3000, 15)])
+def test_independent_noise_of_two_percent_is_survived(largest: int, probes: float) -> None:
+    """Every peak off by up to 2 % by itself: still exact, in about as many probes as there are bits to find."""
+    courses = [
+        search(affine(largest, share=share, noise=independent(0.02, seed, total=True)))
+        for share in SHARES
+        for seed in range(20)
+    ]
+    assert fmean(taken for taken, _ in courses) <= probes
+
+
+@pytest.mark.parametrize("largest", LARGEST)
+@pytest.mark.parametrize("until", [0.05, 0.3, 0.7])
+def test_a_floor_of_memory_is_left_behind(largest: int, until: float) -> None:
+    """Where an optimizer step is the peak of small sizes, the line is taken from the sizes above it."""
+    assert search(floored(largest, share=0.3, until=until))[0] <= 15
+
+
+@pytest.mark.parametrize("bias", [0.02, 0.05, 0.15, -0.03])
+def test_a_limit_that_is_effectively_another_is_learned(bias: float) -> None:
+    """Fragmentation takes a part of the limit: the first surprise widens the search, and the answer stays exact."""
+    assert search(biased(37, share=0.3, bias=bias))[0] <= 8
+    assert search(biased(3000, share=0.3, bias=bias))[0] <= 19
+
+
+def test_a_gpt_on_a_large_card_is_found_in_few_probes() -> None:
+    """GPT-124M in bf16 (1,679 + 820 MiB a sample, with Adam) within 40 GiB: 47 samples."""
+    limit = 40 * 1024 * MIB
+    oracle = Oracle(47, lambda size: (1679 + 820 * size) * MIB, 1500 * MIB, limit)
+    course = MicroBatchSearch(space(512, limit=limit))
+    sizes = [it.micro_batch_size for it in run_search(course, oracle)]
+    assert sizes == [1, 38, 47, 48]
+
+
+def test_an_infeasible_workload_is_told_by_one_probe() -> None:
+    """When the smallest size runs out of memory, the answer is that none fits."""
+    course = MicroBatchSearch(space(granularity=8))
+    course.tell(probe_result(8, Outcome.OOM, message="CUDA out of memory"))
+    assert course.ask() is None
+    assert isinstance(course.verdict, Proof)
+    assert (course.verdict.fits, course.verdict.stopped_by, course.verdict.next_size) == (0, "oom", 8)
+    assert course.verdict.statement == (
+        "No micro-batch fits: the smallest size, 8, ran out of memory (CUDA out of memory)."
+    )
+
+
+@pytest.mark.parametrize(("bound", "granularity", "only"), [(1, 1, 1), (5, 8, 5), (8, 8, 8), (15, 8, 8)])
+def test_a_space_of_one_size_takes_one_probe(bound: int, granularity: int, only: int) -> None:
+    """Where the bound leaves one candidate, a fit there ends the search."""
+    course = MicroBatchSearch(space(bound, granularity=granularity))
+    assert [it.micro_batch_size for it in run_search(course, Oracle(100))] == [only]
+    assert isinstance(course.verdict, Proof)
+    assert (course.verdict.fits, course.verdict.stopped_by, course.verdict.next_size) == (only, "bound", None)
+
+
+def test_the_bound_is_probed_as_soon_as_it_surely_fits() -> None:
+    """Memory for 1000 samples, and a plan that can use 64: the smallest, then the largest size."""
+    course = MicroBatchSearch(space(64))
+    assert [it.micro_batch_size for it in run_search(course, affine(1000, share=0.0))] == [1, 64]
+    assert isinstance(course.verdict, Proof)
+    assert course.verdict.statement == (
+        "64 fits, and larger sizes were not tried: the bound is 64 (the share of a rank)."
+    )
+
+
+def led(oracle: Oracle, estimate: ExpectedPeaks) -> tuple[int, int]:
+    """Probes and failures of a search that an estimate leads, whose answer is checked."""
+    course = MicroBatchSearch(space(expected=estimate))
+    results = run_search(course, oracle)
+    assert isinstance(course.verdict, Proof)
+    assert course.verdict.fits == oracle.largest
+    return len(results), failures(results)
+
+
+@pytest.mark.parametrize("largest", [37, 200, 400])
+@pytest.mark.parametrize("off", [{}, {"factor": 1.03}, {"factor": 0.98}, {"tilt": 1.05}, {"offset": 0.05}], ids=str)
+def test_an_estimate_as_good_as_published_ones_takes_three_probes(largest: int, off: dict[str, float]) -> None:
+    """Near the expected size; what that measures bends the curve to the answer; the next size fails."""
+    courses = [led(oracle, curve(oracle.memory, **off)) for oracle in (affine(largest, share=it) for it in SHARES)]
+    assert median(probes for probes, _ in courses) <= 3
+    assert max(courses) <= (4, 1)
+
+
+@pytest.mark.parametrize("off", [{"tilt": 0.9}, {"tilt": 0.8}, {"factor": 0.95}], ids=str)
+def test_an_estimate_that_is_too_low_costs_one_failure_more(off: dict[str, float]) -> None:
+    """The first probe fails; the next one measures, and its curve leads to the answer."""
+    oracle = affine(200, share=0.3)
+    assert led(oracle, curve(oracle.memory, **off)) <= (5, 2)
+
+
+@pytest.mark.parametrize(
+    "off",
+    [{"factor": 0.3}, {"factor": 0.6}, {"factor": 10.0}, {"tilt": 0.2}, {"tilt": 5.0}, {"offset": 0.5}],
+    ids=str,
+)
+@pytest.mark.parametrize("largest", LARGEST)
+def test_a_wrong_estimate_costs_probes_only(largest: int, off: dict[str, float]) -> None:
+    """From any estimate the answer is the same, in at most a few probes more than without one."""
+    for oracle in (affine(largest, share=it) for it in SHARES):
+        probes, _ = led(oracle, curve(oracle.memory, **off))
+        assert probes <= 10
+
+
+def elastic_course(largest: int, give: float, off: float, seed: int) -> list[ProbeResult]:
+    """The probes of a search where peaks are cut off at the limit, led by an estimate of what cannot be given up."""
+    estimate = curve(affine(largest, share=0.15).memory, factor=1 + off)
+    course = MicroBatchSearch(space(1024, expected=estimate, elastic=True))
+    results = run_search(course, elastic(largest, share=0.15, give=give, seed=seed, fraction=Random(seed).random()))
+    assert isinstance(course.verdict, Proof)
+    assert course.verdict.fits == largest
+    return results
+
+
+@pytest.mark.parametrize("give", [0.0, 0.03, 0.06, 0.09])
+@pytest.mark.parametrize("largest", [20, 33, 45])
+def test_peaks_that_the_limit_cuts_off_do_not_make_the_search_creep(largest: int, give: float) -> None:
+    """A peak at the limit only tells that no less was asked for: the search leaps, and takes 4 probes, median."""
+    taken = [len(elastic_course(largest, give, off, seed)) for off in (-0.02, 0.0, 0.01, 0.03) for seed in range(10)]
+    assert median(taken) <= 4
+    assert fmean(taken) <= 3.9
+    assert max(taken) <= 7
+
+
+def test_a_fit_at_the_limit_is_followed_by_a_leap() -> None:
+    """Where memory may be given up, what a size at the limit took says little of the larger ones."""
+    size = 290
+    used = {at: round(0.97 * LIMIT_BYTES * at / size) for at in (1, 400)}
+    points = tuple(ExpectedPeak(micro_batch_size=at, used_bytes=peak) for at, peak in used.items())
+    asked = []
+    for elastic_memory in (False, True):
+        course = MicroBatchSearch(space(1024, expected=ExpectedPeaks(points=points), elastic=elastic_memory))
+        course.tell(probe_result(size, used_bytes=round(0.9935 * LIMIT_BYTES)))
+        asked.append((course.ask() or 0) - size)
+    assert asked[1] >= 2 * asked[0]
+
+
+def test_an_estimate_that_nothing_fits_begins_with_the_smallest_size() -> None:
+    """A model that is expected to take twice the limit takes one probe to be refused."""
+    course = MicroBatchSearch(space(expected=curve(lambda size: 2.0 * LIMIT_BYTES + size)))
+    assert [it.micro_batch_size for it in run_search(course, Oracle(0))] == [1]
+
+
+def test_only_the_given_sizes_are_probed() -> None:
+    """Sizes that a plan tells apart: the largest of them that fits, proven by the next of them."""
+    sizes = (1, 2, 3, 7, 13, 25, 50, 100)
+    course = MicroBatchSearch(space(100, sizes=sizes))
+    results = run_search(course, affine(37))
+    assert isinstance(course.verdict, Proof)
+    assert (course.verdict.fits, course.verdict.next_size) == (25, 50)
+    assert {it.micro_batch_size for it in results} <= set(sizes)
+
+
+@pytest.mark.parametrize("sizes", [(), (0, 5), (3, 3), (5, 4), (1, 101)])
+def test_sizes_that_are_no_candidates_are_refused(sizes: tuple[int, ...]) -> None:
+    """None, zero, repeated, falling, or above the bound."""
+    with pytest.raises(SearchError, match="sizes must rise"):
+        space(100, sizes=sizes)
+
+
+def test_figures_that_are_missing_in_some_results_do_no_harm() -> None:
+    """A device that tells its peak at the smallest size only: no size is asked twice, and the answer is exact."""
+    course = MicroBatchSearch(space())
+    results = run_search(course, Oracle(300, memory=lambda size: LIMIT_BYTES / 50 if size == 1 else 0.0))
+    assert len({it.micro_batch_size for it in results}) == len(results) <= probe_limit(4096)
+    assert isinstance(course.verdict, Proof)
+    assert course.verdict.fits == 300
+
+
+def test_a_kernel_limit_is_told_from_memory() -> None:
+    """A size that is illegal for a kernel bounds the search like an OOM, and the proof says so."""
+    course = MicroBatchSearch(space(1000))
+    run_search(course, Oracle(500, memory=lambda size: 1000.0 * size, failure=Outcome.INVALID_SIZE))
+    assert isinstance(course.verdict, Proof)
+    assert (course.verdict.fits, course.verdict.stopped_by, course.verdict.next_size) == (500, "invalid-size", 501)
+
+
+def test_a_fit_above_an_oom_is_reported_and_not_believed() -> None:
+    """The answer stays below the smallest failure, closed by a bracket, with a warning that names both sizes."""
+    course = MicroBatchSearch(space(100))
+    course.tell(probe_result(40, Outcome.OOM))
+    course.tell(probe_result(60))
+    assert [warning[:40] for warning in course.warnings] == ["Micro-batch 60 fits although 40 failed ("]
+    run_search(course, Oracle(39))
+    assert isinstance(course.verdict, Proof)
+    assert (course.verdict.fits, course.verdict.next_size) == (39, 40)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "remedy"),
+    [
+        (Outcome.ERROR, "workload-error", "mend the workload"),
+        (Outcome.TIMED_OUT, "probe-timed-out", "probe_timeout_seconds"),
+    ],
+)
+def test_a_failure_that_is_no_matter_of_size_ends_the_search(outcome: Outcome, reason: str, remedy: str) -> None:
+    """Where nothing is known to fit, the failure names the size, the evidence and the remedy."""
+    course = MicroBatchSearch(space())
+    course.tell(probe_result(16, outcome, message="KeyError: 'labels'"))
+    assert course.ask() is None
+    assert isinstance(course.verdict, Failure)
+    assert course.verdict.reason == reason
+    assert all(part in course.verdict.message for part in ("micro-batch 16", "KeyError: 'labels'", remedy))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "stopped_by", "remedy"),
+    [
+        (Outcome.TIMED_OUT, "timeout", "Raise probe_timeout_seconds"),
+        (Outcome.ERROR, "error", "Look at its error"),
+        (Outcome.LOST, "lost", "Look for what ends processes"),
+    ],
+)
+def test_what_fits_is_an_answer_where_a_larger_size_cannot_be_judged(
+    outcome: Outcome, stopped_by: str, remedy: str
+) -> None:
+    """143 fits, 152 could not be judged: the proof says both, and which sizes were not tried."""
+    course = MicroBatchSearch(space())
+    course.tell(probe_result(143, used_bytes=1000))
+    for _ in range(2 if outcome is Outcome.LOST else 1):
+        course.tell(probe_result(152, outcome, message="it was in phase measure"))
+    assert course.ask() is None
+    proof = course.verdict
+    assert isinstance(proof, Proof)
+    assert (proof.fits, proof.stopped_by, proof.next_size) == (143, stopped_by, 152)
+    assert (proof.is_conclusive, proof.shows_larger_fail) == (False, False)
+    parts = ("143 fits.", "152", "it was in phase measure", "between 143 and 152 were not tried", remedy)
+    assert all(part in proof.statement for part in parts), proof.statement
+
+
+def test_the_next_size_that_times_out_leaves_none_untried() -> None:
+    """Where the two sizes are neighbours there is nothing between them to tell of."""
+    course = MicroBatchSearch(space())
+    course.tell(probe_result(9))
+    course.tell(probe_result(10, Outcome.TIMED_OUT))
+    assert isinstance(course.verdict, Proof)
+    assert "were not tried" not in course.verdict.statement
+
+
+def test_far_above_the_last_fit_a_time_out_has_the_search_go_on_below() -> None:
+    """1 fits and 512 times out: sizes between are tried, until one that fits is near, or three have timed out."""
+    slow = MicroBatchSearch(space())
+    slow.tell(probe_result(1))
+    tried = []
+    while (size := slow.ask()) is not None:
+        tried.append(size)
+        slow.tell(probe_result(size, Outcome.FIT if size <= 100 else Outcome.TIMED_OUT))
+    assert isinstance(slow.verdict, Proof)
+    assert slow.verdict.stopped_by == "timeout"
+    assert 1 < slow.verdict.fits <= 100
+    assert sum(size > 100 for size in tried) <= 3
+
+
+def test_below_a_size_that_timed_out_an_out_of_memory_still_proves_the_answer() -> None:
+    """The smallest failure decides what stopped the search."""
+    course = MicroBatchSearch(space())
+    course.tell(probe_result(10))
+    course.tell(probe_result(100, Outcome.TIMED_OUT))
+    run_search(course, Oracle(37, memory=lambda size: LIMIT_BYTES / 40 * size))
+    assert isinstance(course.verdict, Proof)
+    assert (course.verdict.fits, course.verdict.stopped_by, course.verdict.next_size) == (37, "oom", 38)
+
+
+@pytest.mark.parametrize("phase", [Phase.START, Phase.BUILD])
+def test_an_error_before_the_first_update_is_no_matter_of_size(phase: Phase) -> None:
+    """A card that is gone, or code that cannot be imported any more: no answer stands on such a device."""
+    course = MicroBatchSearch(space())
+    course.tell(probe_result(143))
+    course.tell(probe_result(152, Outcome.ERROR).model_copy(update={"phase": phase}))
+    assert isinstance(course.verdict, Failure)
+
+
+def test_an_error_at_one_is_forgiven_when_larger_sizes_run() -> None:
+    """BatchNorm over a single value raises: the search goes on above it, and says so."""
+    course = MicroBatchSearch(space())
+    oracle = affine(37)
+    course.tell(probe_result(1, Outcome.ERROR, message="ValueError: Expected more than 1 value per channel"))
+    results = run_search(course, oracle)
+    assert isinstance(course.verdict, Proof)
+    assert (course.verdict.fits, len(results) <= 6) == (37, True)
+    assert "A micro-batch of 1 fails, though larger ones fit: ValueError" in course.warnings[0]
+
+
+@pytest.mark.parametrize("second", [Outcome.ERROR, Outcome.OOM])
+def test_an_error_at_one_ends_the_search_when_nothing_larger_runs(second: Outcome) -> None:
+    """A bug is told by two probes; so is a workload of which only one sample would fit, and fails."""
+    course = MicroBatchSearch(space())
+    course.tell(probe_result(1, Outcome.ERROR, message="KeyError: 'labels'"))
+    assert course.ask() == 2
+    course.tell(probe_result(2, second, message="KeyError: 'labels'"))
+    assert isinstance(course.verdict, Failure)
+    assert course.verdict.reason == "workload-error"
+    assert ("Nothing larger can stand in for it: 2 does not fit." in course.verdict.message) == (second is Outcome.OOM)
+
+
+def test_a_lost_probe_is_repeated_once() -> None:
+    """A probe ended from outside says nothing about its size: it is asked again, and a second loss ends the search."""
+    course = MicroBatchSearch(space())
+    size = course.ask()
+    assert size is not None
+    course.tell(probe_result(size, Outcome.LOST))
+    assert (course.ask(), course.verdict) == (size, None)
+    course.tell(probe_result(size, Outcome.LOST, message="killed by signal 9"))
+    assert course.ask() is None
+    assert isinstance(course.verdict, Failure)
+    assert course.verdict.reason == "probe-lost"
+    assert f"micro-batch {size}" in course.verdict.message
+    assert "killed by signal 9" in course.verdict.message
+
+
+@pytest.mark.parametrize("size", [1, 7, 12, 104])
+def test_a_size_outside_the_space_is_refused(size: int) -> None:
+    """A result for a size that is no candidate names it and the candidates."""
+    with pytest.raises(SearchError, match=rf"micro-batch {size} .* multiples of 8 from 8 to 96"):
+        MicroBatchSearch(space(100, granularity=8)).tell(probe_result(size))
+
+
+@pytest.mark.parametrize(("bound", "granularity"), [(0, 1), (1, 0)])
+def test_a_space_without_sizes_is_refused(bound: int, granularity: int) -> None:
+    """A bound or granularity below one is an error that shows both."""
+    with pytest.raises(SearchError, match=f"got {bound} and {granularity}"):
+        space(bound, granularity=granularity)

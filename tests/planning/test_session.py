@@ -1,0 +1,358 @@
+"""A whole tuning on oracles: the request's bounds, the recommendation, its evidence and its fingerprint."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, probe_result, resnet_spec, tuning_request
+from tuner.errors import DeviceError, PlanError, SearchError, SpecError, TuningFailedError
+from tuner.hardware.allocator_env import allocator_environment, job_environment
+from tuner.planning.session import Tuning
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.requests import ProbeRequest, TuningRequest
+from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, ModelSummary, Outcome, Phase, ProbeResult
+
+GIB = 1024**3
+VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "batchwright": "0.1.0"}
+
+
+def tuning(request: TuningRequest, device: DeviceInfo = CPU, **changes: Any) -> Tuning:
+    """A tuning that has not begun."""
+    return Tuning(request, device, **{"environment": {"A": "1"}, "versions": VERSIONS, **changes})
+
+
+def answer(probe: ProbeRequest, largest: int, **changes: Any) -> ProbeResult:
+    """What a device would say that holds ``largest`` samples, with memory affine in the size."""
+    fits = probe.micro_batch_size <= largest
+    used = 1000 + 100 * probe.micro_batch_size
+    return probe_result(probe.micro_batch_size, Outcome.FIT if fits else Outcome.OOM, used if fits else None, **changes)
+
+
+def finish(course: Tuning, largest: int, **changes: Any) -> Recommendation:
+    """Drive a tuning to its end."""
+    while (probe := course.next_probe()) is not None:
+        course.record(answer(probe, largest, **changes))
+    return course.recommendation(identifier="rec_1", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=12.5)
+
+
+def test_a_recommendation_holds_the_decision_the_plan_and_the_evidence() -> None:
+    """100 samples at most 37 at a time: 34 + 33 + 33, proven by a fit at 37 and an OOM at 38."""
+    found = finish(tuning(tuning_request(effective_batch_size=100)), largest=37)
+    assert found.feasible
+    assert found.micro_batch_size == 37
+    assert found.gradient_accumulation_steps == 3
+    assert found.micro_batch_sizes == ((34, 33, 33),)
+    assert found.effective_batch_size.model_dump() == {"requested": 100, "achieved": 100, "exact": True}
+    assert (found.evidence.proof.fits, found.evidence.proof.next_size) == (37, 38)
+    assert found.evidence.proof.stopped_by == "oom"
+    outcomes = {it.micro_batch_size: it.outcome for it in found.evidence.probes}
+    assert (outcomes[37], outcomes[38]) == (Outcome.FIT, Outcome.OOM)
+    assert found.timings.probes == len(found.evidence.probes)
+    assert found.environment == {"A": "1"}
+    assert Recommendation.model_validate_json(found.model_dump_json()) == found
+
+
+def test_several_ranks_share_the_batch() -> None:
+    """A rank's share bounds the search: 100 over 3 ranks is 34 + 33 + 33, and nothing above 34 is probed."""
+    spec = mlp_spec(parallelism={"world_size": 3})
+    found = finish(tuning(tuning_request(spec, 100)), largest=1000)
+    assert found.micro_batch_sizes == ((34,), (33,), (33,))
+    assert max(it.micro_batch_size for it in found.evidence.probes) == 34
+    assert found.evidence.proof.stopped_by == "bound"
+    assert "communication-buffers-not-probed" in {it.code for it in found.warnings}
+
+
+def test_nothing_fits_is_an_answer() -> None:
+    """With the numbers and what to change, not a failure."""
+    summary = ModelSummary(parameters=1000, trainable_parameters=1000, parameter_bytes=4000)
+    request = tuning_request(gpt_spec(), memory_limit_bytes=2 * GIB)
+    found = finish(tuning(request), largest=0, model=summary)
+    assert not found.feasible
+    assert found.micro_batch_size is None
+    assert found.micro_batch_sizes == ()
+    assert found.effective_batch_size.achieved == 0
+    reason = found.infeasible_reason or ""
+    for part in ("micro-batch of 1", "2.00 GiB", "1.94 GiB", "1,000 parameters", "activation_checkpointing"):
+        assert part in reason
+
+
+def test_a_micro_batch_as_large_as_the_share_does_not_accumulate() -> None:
+    """A probe of the whole share runs updates of one micro-batch; smaller ones keep gradients while the next runs."""
+    course = tuning(tuning_request(effective_batch_size=20))
+    asked: dict[int, bool] = {}
+    while (probe := course.next_probe()) is not None:
+        asked[probe.micro_batch_size] = probe.accumulates
+        course.record(answer(probe, 20))
+    assert asked.pop(20) is False
+    assert asked
+    assert all(asked.values())
+
+
+GRADIENTS = ModelSummary(parameters=500, trainable_parameters=500, parameter_bytes=2000)
+
+
+def with_gradients(probe: ProbeRequest) -> ProbeResult:
+    """A device of 10,000 bytes: 100 a sample, 1000 always, and 2000 of gradients while an update accumulates."""
+    used = 1000 + 100 * probe.micro_batch_size + (2000 if probe.accumulates else 0)
+    fits = used <= 10_000
+    return probe_result(
+        probe.micro_batch_size,
+        Outcome.FIT if fits else Outcome.OOM,
+        used if fits else None,
+        model=GRADIENTS,
+        accumulates=probe.accumulates,
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "largest", "steps"), [(85, 85, 1), (90, 90, 1), (95, 70, 2), (70, 70, 1), (140, 70, 2)]
+)
+def test_the_whole_share_may_fit_where_less_does_not(share: int, largest: int, steps: int) -> None:
+    """An update of one micro-batch holds no gradients: up to 90 samples fit as a whole, 70 when they accumulate."""
+    course = tuning(tuning_request(effective_batch_size=share, memory_limit_bytes=2 * GIB))
+    course.probe_limit_bytes = 10_000
+    while (probe := course.next_probe()) is not None:
+        course.record(with_gradients(probe))
+    found = course.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=1.0)
+    assert (found.micro_batch_size, found.gradient_accumulation_steps) == (largest, steps)
+    assert found.warnings == ()
+    rebuilt = tuning(tuning_request(effective_batch_size=share, memory_limit_bytes=2 * GIB))
+    rebuilt.probe_limit_bytes = 10_000
+    for result in course.probes:
+        rebuilt.record(result)
+    assert rebuilt.next_probe() is None
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "limit"),
+    [
+        (CPU, {}, int(8 * GIB * 0.97)),
+        (CPU, {"memory_limit_bytes": 4 * GIB, "memory_margin": 0.0}, 4 * GIB),
+        (CUDA, {"device": "cuda:0"}, int(16 * GIB * 0.97)),
+        (CUDA, {"device": "cuda:0", "memory_limit_bytes": 8 * GIB, "memory_margin": 0.1}, int(8 * GIB * 0.9)),
+    ],
+)
+def test_probes_run_under_the_limit_less_the_margin(device: DeviceInfo, changes: dict[str, Any], limit: int) -> None:
+    """By default the whole card, or half of the host."""
+    probe = tuning(tuning_request(**changes), device).next_probe()
+    assert probe is not None
+    assert probe.limit_bytes == limit
+
+
+def test_a_limit_above_the_device_is_refused() -> None:
+    """The message names both numbers and the remedy."""
+    with pytest.raises(SpecError, match=r"memory_limit_bytes: is above the 16\.00 GiB \(17179869184 bytes\) of cpu"):
+        tuning(tuning_request(memory_limit_bytes=17 * GIB))
+
+
+def test_compiling_under_a_cpu_budget_is_refused() -> None:
+    """The budget would count the compiler: the field is named before any probe."""
+    with pytest.raises(SpecError, match="compile: is not supported on the CPU"):
+        tuning(tuning_request(mlp_spec(compile=True)))
+
+
+def test_a_device_that_cannot_be_used_is_a_device_error() -> None:
+    """Not a fault of the workload."""
+    course = tuning(tuning_request())
+    lost = {"error_type": "tuner.errors.DeviceError", "phase": Phase.START, "message": "torch sees no cuda:0"}
+    course.record(probe_result(1, Outcome.ERROR, None, **lost))
+    with pytest.raises(DeviceError, match="sees no cuda:0"):
+        course.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=1.0)
+
+
+def test_a_fit_of_the_whole_share_needs_no_second_reason() -> None:
+    """Where everything fits the proof says just that."""
+    proof = finish(tuning(tuning_request(effective_batch_size=16)), largest=100).evidence.proof
+    assert (
+        proof.statement
+        == "16 fits, and larger sizes were not tried: the bound is 16 (the 16 samples of a rank in one update)."
+    )
+
+
+def test_headroom_counts_what_is_there() -> None:
+    """On a card: the context is taken, and what other processes hold is not free."""
+    peaks = {"peak_reserved_bytes": 4 * GIB, "context_bytes": GIB, "other_processes_bytes": 6 * GIB}
+    room = finish(tuning(tuning_request(device="cuda:0"), CUDA), largest=20, **peaks).headroom
+    assert room is not None
+    assert (room.limit_bytes, room.peak_bytes, room.free_bytes) == (16 * GIB, 5 * GIB, 5 * GIB)
+
+
+def test_a_rank_without_a_sample_is_refused() -> None:
+    """Before any probe."""
+    with pytest.raises(PlanError, match="without a sample"):
+        tuning(tuning_request(mlp_spec(parallelism={"world_size": 4}), 3))
+
+
+def test_a_request_whose_every_plan_is_too_long_is_refused_at_once() -> None:
+    """Four million micro-batches of one: before any probe, with what would do."""
+    with pytest.raises(PlanError, match="takes 4194303 of them, above the 262144"):
+        tuning(tuning_request(effective_batch_size=2**22 - 1, max_micro_batch_size=1))
+
+
+def test_a_search_that_ends_at_a_size_too_small_to_plan_with_says_so() -> None:
+    """Where only three samples fit of a batch of four million, the error names them and what would do."""
+    with pytest.raises(PlanError, match=r"micro-batches of at most 3 takes 1398101 of them.* at least 16"):
+        finish(tuning(tuning_request(effective_batch_size=2**22 - 1)), largest=3)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [(Outcome.ERROR, "workload-error"), (Outcome.TIMED_OUT, "probe-timed-out"), (Outcome.LOST, "probe-lost")],
+)
+def test_a_failure_that_is_no_matter_of_size_ends_the_tuning(outcome: Outcome, reason: str) -> None:
+    """With a stable word and the probe's message."""
+    course = tuning(tuning_request())
+    while (probe := course.next_probe()) is not None:
+        course.record(probe_result(probe.micro_batch_size, outcome, None, message="labels must be below 10"))
+    with pytest.raises(TuningFailedError, match="labels must be below 10") as caught:
+        course.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=1.0)
+    assert caught.value.reason == reason
+
+
+def test_an_unfinished_tuning_has_no_recommendation() -> None:
+    """Asking too early is an error, not a guess."""
+    with pytest.raises(TuningFailedError, match="not over"):
+        tuning(tuning_request()).recommendation(identifier="x", created_at=datetime.now(UTC), total_seconds=0.0)
+
+
+def test_a_result_that_was_never_asked_for_is_refused() -> None:
+    """A size above the share cannot belong to this tuning."""
+    with pytest.raises(SearchError):
+        tuning(tuning_request(effective_batch_size=10)).record(probe_result(11))
+
+
+def test_a_tuning_goes_on_from_its_recorded_probes() -> None:
+    """Rebuilt after any number of probes it asks for the same next one and ends with the same answer."""
+    request = tuning_request(effective_batch_size=5000)
+    whole = finish(tuning(request), largest=700)
+    recorded = whole.evidence.probes
+    for count in range(len(recorded)):
+        rebuilt = tuning(request)
+        for result in recorded[:count]:
+            rebuilt.record(result)
+        following = rebuilt.next_probe()
+        assert following is not None
+        assert following.micro_batch_size == recorded[count].micro_batch_size
+        assert finish(rebuilt, largest=700).micro_batch_size == 700
+
+
+WITH_BATCH_NORM = ModelSummary(
+    parameters=1, trainable_parameters=1, parameter_bytes=4, batch_coupled_modules=("bn (BatchNorm2d)",)
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"model": WITH_BATCH_NORM}, "batch-coupled-modules"),
+        ({"other_processes_bytes": 3 * GIB}, "shared-device"),
+        ({"allocator_retries": 2}, "thrashing-fit"),
+    ],
+)
+def test_what_a_probe_saw_becomes_a_warning(changes: dict[str, Any], code: str) -> None:
+    """BatchNorm, a shared card, a thrashing fit."""
+    found = finish(tuning(tuning_request(resnet_spec())), largest=20, **changes)
+    assert [it.code for it in found.warnings] == [code]
+
+
+def test_a_uniform_plan_comes_when_asked_for() -> None:
+    """101 samples cannot be repeated evenly but one at a time: said, with what is close by."""
+    found = finish(tuning(tuning_request(effective_batch_size=101, uniform=True)), largest=37)
+    assert found.uniform is not None
+    assert found.uniform.micro_batch_size == 1
+    assert [it.effective_batch_size for it in found.uniform.nearest] == [100, 102]
+
+
+BASE = tuning_request(gpt_spec())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        BASE.model_copy(update={"effective_batch_size": 101}),
+        BASE.model_copy(update={"granularity": 8}),
+        BASE.model_copy(update={"memory_margin": 0.1}),
+        BASE.model_copy(update={"memory_limit_bytes": GIB}),
+        tuning_request(gpt_spec(precision="bf16-mixed")),
+        tuning_request(gpt_spec(gradient_clipping=1.0)),
+        tuning_request(gpt_spec(batch={"sequence_length": 15})),
+        tuning_request(gpt_spec(optimizer={"name": "sgd"})),
+        tuning_request(gpt_spec(optimizer={"weight_decay": 0.1})),
+    ],
+)
+def test_what_changes_memory_changes_the_fingerprint(other: TuningRequest) -> None:
+    """A stored answer is never served for another question."""
+    assert tuning(other).fingerprint != tuning(BASE).fingerprint
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        tuning_request(gpt_spec(data={"kind": "synthetic", "samples": 7})),
+        tuning_request(gpt_spec(optimizer={"learning_rate": 0.5})),
+        tuning_request(gpt_spec(schedule={"name": "cosine"})),
+        BASE.model_copy(update={"probe_timeout_seconds": 5.0}),
+    ],
+)
+def test_what_does_not_change_memory_keeps_the_fingerprint(other: TuningRequest) -> None:
+    """Data, rates and time-outs are no reason to probe again."""
+    assert tuning(other).fingerprint == tuning(BASE).fingerprint
+
+
+def test_versions_and_environment_are_part_of_the_fingerprint() -> None:
+    """Another torch, or another allocator setting, is another question; an unused transformers is not."""
+    ours = tuning(BASE).fingerprint
+    assert tuning(BASE, versions={**VERSIONS, "torch": "2.12.0"}).fingerprint != ours
+    assert tuning(BASE, environment={}).fingerprint != ours
+    assert tuning(BASE, versions={**VERSIONS, "transformers": "4.0"}).fingerprint == ours
+
+
+def test_on_the_cpu_mkl_gives_its_buffers_back() -> None:
+    """MKL's buffers depend on the make of the CPU; the setting is part of the fingerprint and of the job."""
+    environment = allocator_environment("cpu", {})
+    assert environment["MKL_DISABLE_FAST_MM"] == "1"
+    without = {name: value for name, value in environment.items() if name != "MKL_DISABLE_FAST_MM"}
+    assert tuning(BASE, environment=environment).fingerprint != tuning(BASE, environment=without).fingerprint
+    assert job_environment(environment, {"MKL_DISABLE_FAST_MM": "0"})["MKL_DISABLE_FAST_MM"] == "1"
+
+
+def test_a_jobs_environment_is_that_of_the_probes() -> None:
+    """Allocator settings that the probes ran without are taken out, the rest of the environment stays."""
+    ours = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "HOME": "/home/me"}
+    assert job_environment({"MALLOC_ARENA_MAX": "1"}, ours) == {"HOME": "/home/me", "MALLOC_ARENA_MAX": "1"}
+    assert job_environment(dict(ours), ours) == ours
+
+
+def test_an_estimate_leads_the_search_and_changes_no_answer() -> None:
+    """With the true memory curve at most four probes do; what was expected is kept beside what was measured."""
+    course = tuning(tuning_request())
+    question = course.to_expect()
+    assert question is not None
+    assert (question.samples_per_window, question.limit_bytes) == (100, course.probe_limit_bytes)
+    slope = course.probe_limit_bytes // 38
+    points = tuple(ExpectedPeak(micro_batch_size=it, used_bytes=it * slope) for it in (1, 100))
+    course.expect(ExpectedPeaks(points=points))
+    while (probe := course.next_probe()) is not None:
+        fits = probe.micro_batch_size <= 37
+        used = probe.micro_batch_size * slope if fits else None
+        course.record(probe_result(probe.micro_batch_size, Outcome.FIT if fits else Outcome.OOM, used))
+    found = finish(course, largest=37)
+    assert found.micro_batch_size == 37
+    assert len(found.evidence.probes) <= 4
+    assert found.evidence.expected == ExpectedPeaks(points=points)
+
+
+def test_an_estimate_comes_before_the_first_probe() -> None:
+    """Later it would change what follows from the recorded probes."""
+    course = tuning(tuning_request())
+    course.record(probe_result(1))
+    with pytest.raises(SearchError, match="1 probes were recorded before"):
+        course.expect(None)
+
+
+def test_a_space_of_one_size_asks_for_no_estimate() -> None:
+    """There is nothing to lead."""
+    assert tuning(tuning_request(max_micro_batch_size=1)).to_expect() is None

@@ -1,0 +1,506 @@
+"""Probes in real processes: what is measured, and that every way of failing is told apart."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec, tuning_request
+from tests.support.forked import real_starts
+from tests.support.paths import ROOT
+from tuner.errors import CheckLostError, EstimateError, ProbeCancelledError, ProbeError, SpecError
+from tuner.estimation.client import expect
+from tuner.hardware.inventory import cpu
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
+from tuner.schemas.results import Outcome, Phase
+from tuner.schemas.workload import WorkloadSpec
+from tuner.system.subprocesses import Partner, Start, started
+
+pytestmark = pytest.mark.usefixtures("forked")
+
+MIB = 1024**2
+
+
+@pytest.fixture(scope="module")
+def supervisor(forked: None) -> Iterator[ProbeSupervisor]:
+    """A supervisor whose probes find this folder's workloads."""
+    del forked
+    before = Path.cwd()
+    os.chdir(ROOT)
+    with ProbeSupervisor(cpu()) as running:
+        running.warm_up()
+        os.chdir(before)
+        yield running
+
+
+def probe(
+    spec: WorkloadSpec, size: int = 4, window: int = 16, limit: int | None = 300 * MIB, timeout: float = 60.0
+) -> ProbeRequest:
+    """A probe on the CPU."""
+    return ProbeRequest(
+        spec=spec,
+        micro_batch_size=size,
+        samples_per_window=window,
+        device="cpu",
+        limit_bytes=limit,
+        timeout_seconds=timeout,
+    )
+
+
+def misbehaving(way: str, argument: str = "") -> WorkloadSpec:
+    """A workload that misbehaves in this way."""
+    return python_spec("tests.support.misbehaving:build", way=way, argument=argument)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def noted(note: Path) -> bool:
+    """Whether a probe has noted its id and its child's."""
+    return note.exists() and note.read_text().endswith("\n")
+
+
+def gone(pids: list[int], seconds: float = 30.0) -> bool:
+    """Whether all these processes end within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(alive(pid) for pid in pids)
+
+
+def test_a_fit_reports_what_it_measured(supervisor: ProbeSupervisor) -> None:
+    """Peaks, resident bytes, the time of each phase and a summary of the model."""
+    result = supervisor.run(probe(gpt_spec()))
+    assert result.outcome is Outcome.FIT
+    assert result.phase is Phase.DONE
+    assert result.accumulates
+    assert result.process_peak_bytes is not None
+    assert result.resident_bytes is not None
+    assert 0 < result.resident_bytes <= result.process_peak_bytes < 300 * MIB
+    assert result.limit_bytes == 300 * MIB
+    assert result.model is not None
+    assert result.model.parameters == 34_176
+    phases = result.seconds
+    assert min(phases.start, phases.build, phases.warmup, phases.measure) > 0
+    assert phases.total >= phases.start + phases.build + phases.warmup + phases.measure
+
+
+def test_an_allocation_beyond_the_budget_is_an_oom(supervisor: ProbeSupervisor) -> None:
+    """A real allocation really fails: the message says how much, the details hold the allocator's own words."""
+    result = supervisor.run(probe(mlp_spec(), size=2_000_000, window=2_000_000))
+    assert result.outcome is Outcome.OOM
+    assert re.fullmatch(r"asked for [\d.]+ MiB more in the warm-up", result.message)
+    assert "can't allocate memory" in (result.details or "")
+    assert result.traceback is None
+
+
+def test_a_model_larger_than_the_budget_is_an_oom_while_building(supervisor: ProbeSupervisor) -> None:
+    """The budget holds the model, as a card would."""
+    architecture = {"name": "mlp", "hidden_features": 4096, "hidden_layers": 4}
+    spec = mlp_spec(model={"kind": "reference", "architecture": architecture})
+    result = supervisor.run(probe(spec, size=1, limit=64 * MIB))
+    assert result.outcome is Outcome.OOM
+    assert result.phase is Phase.BUILD
+
+
+def test_accumulation_raises_the_peak(supervisor: ProbeSupervisor) -> None:
+    """With a second micro-batch to come the gradients of the first stay: about the parameters' bytes more."""
+    architecture = {"name": "mlp", "input_features": 16, "hidden_features": 2048, "hidden_layers": 3}
+    optimizer = {"name": "sgd", "learning_rate": 0.1, "implementation": "for-loop"}
+    spec = mlp_spec(model={"kind": "reference", "architecture": architecture}, optimizer=optimizer)
+    alone = supervisor.run(probe(spec, size=2048, window=2048, limit=None))
+    accumulating = supervisor.run(probe(spec, size=2048, window=4096, limit=None))
+    assert alone.model is not None
+    assert alone.process_peak_bytes is not None
+    assert accumulating.process_peak_bytes is not None
+    more = accumulating.process_peak_bytes - alone.process_peak_bytes
+    assert more > 0.4 * alone.model.parameter_bytes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bf16-mixed"},
+        {"precision": "fp16-mixed"},
+        {"precision": "bf16"},
+        {"gradient_clipping": 1.0},
+        {"activation_checkpointing": True},
+        {"optimizer": {"name": "adam", "implementation": "for-loop"}},
+        {"optimizer": {"name": "adamw", "implementation": "fused"}},
+        {"parallelism": {"world_size": 2}},
+        {"parallelism": {"world_size": 2, "strategy": "fsdp"}},
+    ],
+    ids=str,
+)
+def test_every_option_of_a_spec_runs(supervisor: ProbeSupervisor, changes: dict[str, object]) -> None:
+    """Precisions, clipping, checkpointing, optimizers and DDP's buckets are part of the measured update."""
+    result = supervisor.run(probe(gpt_spec(**changes)))
+    assert result.outcome is Outcome.FIT, result.message
+
+
+def test_fp16_measures_updates_that_step(supervisor: ProbeSupervisor) -> None:
+    """While the scaler looks for its scale updates are skipped: the optimizer's state must be there all the same."""
+    architecture = {"name": "mlp", "input_features": 64, "hidden_features": 1024, "hidden_layers": 3}
+    spec = mlp_spec(model={"kind": "reference", "architecture": architecture}, precision="fp16-mixed")
+    result = supervisor.run(probe(spec, size=4, window=8, limit=None))
+    assert result.outcome is Outcome.FIT, result.message
+    assert result.model is not None
+    assert result.resident_bytes is not None
+    assert result.resident_bytes > 2.5 * result.model.parameter_bytes  # the parameters and two moments of each
+
+
+def test_batches_that_weigh_nothing_are_an_error(supervisor: ProbeSupervisor) -> None:
+    """A probe that never ran a forward pass proves nothing."""
+    result = supervisor.run(probe(misbehaving("weighs-nothing")))
+    assert result.outcome is Outcome.ERROR
+    assert "weigh nothing" in result.message
+
+
+@pytest.mark.parametrize("spec", [mlp_spec(precision="bf16"), resnet_spec(precision="bf16")], ids=["mlp", "resnet"])
+def test_bf16_models_take_float_inputs(supervisor: ProbeSupervisor, spec: WorkloadSpec) -> None:
+    """Inputs are cast to the parameters' type."""
+    result = supervisor.run(probe(spec))
+    assert result.outcome is Outcome.FIT, result.message
+
+
+def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork server lives on and says what is missing, instead of being lost."""
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text("raise ImportError('broken on purpose')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    spec = transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8})
+    with ProbeSupervisor(cpu()) as fresh:
+        with pytest.raises(ProbeError, match="broken on purpose"):
+            fresh.check(tuning_request(spec))
+        assert fresh.run(probe(mlp_spec())).outcome is Outcome.FIT
+
+
+def test_batch_norm_is_seen(supervisor: ProbeSupervisor) -> None:
+    """The result names batch-coupled modules, for the warning."""
+    result = supervisor.run(probe(resnet_spec()))
+    assert result.model is not None
+    assert result.model.batch_coupled_modules
+
+
+@pytest.mark.parametrize(
+    ("way", "outcome", "error_type", "words"),
+    [
+        ("raises", Outcome.ERROR, "builtins.ValueError", "labels must be below 10"),
+        ("segfaults", Outcome.ERROR, "SIGSEGV", "crashed with SIGSEGV"),
+        ("exits", Outcome.ERROR, "builtins.SystemExit", "sys.exit(3)"),
+        ("exits-hard", Outcome.ERROR, "exit status 5", "ended itself with exit status 5"),
+        ("kills-itself", Outcome.LOST, "SIGKILL", "ended from outside by SIGKILL"),
+        ("chatters", Outcome.FIT, None, "two optimizer updates ran"),
+    ],
+)
+def test_ways_of_failing_are_told_apart(
+    supervisor: ProbeSupervisor, way: str, outcome: Outcome, error_type: str | None, words: str
+) -> None:
+    """A bug, a crash, an exit, a kill and mere chatter: none of them is called out of memory."""
+    result = supervisor.run(probe(misbehaving(way)))
+    assert result.outcome is outcome
+    assert result.error_type == error_type
+    assert words in result.message
+
+
+def test_no_measured_micro_batch_is_a_lone_sample(supervisor: ProbeSupervisor) -> None:
+    """BatchNorm refuses one sample, and no balanced plan has a micro-batch of one beside larger ones."""
+    result = supervisor.run(probe(mlp_spec(), size=7, window=8))
+    assert result.timing is not None
+    assert result.timing.micro_batch_sizes == (2, 7)
+
+
+def test_a_bug_comes_with_its_traceback(supervisor: ProbeSupervisor) -> None:
+    """The evidence points at the user's line."""
+    result = supervisor.run(probe(misbehaving("raises")))
+    assert result.traceback is not None
+    assert "misbehaving.py" in result.traceback
+    assert "in _raise" in result.traceback
+
+
+def test_an_illegal_size_is_no_oom(supervisor: ProbeSupervisor) -> None:
+    """A kernel's own limit bounds the size in another way than memory."""
+    spec = misbehaving("invalid-when-large")
+    assert supervisor.run(probe(spec, size=8)).outcome is Outcome.FIT
+    assert supervisor.run(probe(spec, size=9)).outcome is Outcome.INVALID_SIZE
+
+
+def test_a_hang_is_given_up_and_says_where(supervisor: ProbeSupervisor) -> None:
+    """It ends, and the evidence holds the stack of the hanging line."""
+    result = supervisor.run(probe(misbehaving("hangs"), timeout=5.0))
+    assert result.outcome is Outcome.TIMED_OUT
+    assert result.traceback is not None
+    assert "_hang_where_it_can_be_seen" in result.traceback
+
+
+def test_a_crash_that_only_a_limit_causes_is_an_oom(supervisor: ProbeSupervisor) -> None:
+    """Twice crashed under the limit, and run under a roomier one: that is evidence of memory."""
+    result = supervisor.run(probe(misbehaving("segfaults-under-a-limit"), size=16))
+    assert result.outcome is Outcome.OOM
+    assert "SIGSEGV twice under 300.00 MiB, and fits under 1.17 GiB" in result.message
+
+
+def test_nothing_a_probe_started_outlives_it(supervisor: ProbeSupervisor, tmp_path: Path) -> None:
+    """Processes that user code leaves behind are ended with the probe."""
+    note = tmp_path / "pids"
+    assert supervisor.run(probe(misbehaving("leaves-a-child", str(note)))).outcome is Outcome.FIT
+    assert gone([int(pid) for pid in note.read_text().split()])
+
+
+def test_a_cancelled_probe_is_gone(supervisor: ProbeSupervisor, tmp_path: Path) -> None:
+    """Cancellation reaches a hanging probe, leaves no process behind, and the supervisor goes on."""
+    note = tmp_path / "pids"
+    with pytest.raises(ProbeCancelledError):
+        supervisor.run(probe(misbehaving("leaves-a-child-and-hangs", str(note))), lambda: noted(note))
+    assert gone([int(pid) for pid in note.read_text().split()])
+    assert [it for it in supervisor._scratch.iterdir() if it.is_dir()] == []
+    assert supervisor.run(probe(mlp_spec())).outcome is Outcome.FIT
+
+
+def test_a_lost_fork_server_costs_one_probe(supervisor: ProbeSupervisor, tmp_path: Path) -> None:
+    """When the server is killed its probe is LOST, what that started is ended, and the next probe has a new server."""
+    server = supervisor._server
+    assert server is not None
+    note = tmp_path / "pids"
+
+    def kill_the_server() -> bool:
+        """Once the probe hangs; it is not asked to stop."""
+        if noted(note):
+            os.kill(server.process.pid, signal.SIGKILL)
+        return False
+
+    result = supervisor.run(probe(misbehaving("leaves-a-child-and-hangs", str(note))), kill_the_server)
+    assert result.outcome is Outcome.LOST
+    assert gone([int(pid) for pid in note.read_text().split()])
+    assert supervisor.run(probe(mlp_spec())).outcome is Outcome.FIT
+
+
+class KilledStarts:
+    """Starts fork servers, the first so many of which are killed at once."""
+
+    def __init__(self, kills: int) -> None:
+        self.left = kills
+        self.started = 0
+
+    def __call__(self, start: Start) -> Partner:
+        """Start one, and kill it if it is one of the first."""
+        partner = started(start)
+        self.started += 1
+        if self.left > 0:
+            self.left -= 1
+            os.kill(partner.process.pid, signal.SIGKILL)
+        return partner
+
+
+@pytest.fixture
+def killed_starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], KilledStarts]:
+    """Have the first so many fork servers killed while they start."""
+
+    def kill(kills: int) -> KilledStarts:
+        starts = KilledStarts(kills)
+        monkeypatch.setattr("tuner.probing.supervisor.started", starts)
+        return starts
+
+    return kill
+
+
+def test_a_server_killed_while_it_starts_is_a_lost_probe(killed_starts: Callable[[int], KilledStarts]) -> None:
+    """Each start that is killed costs one probe, which a search repeats; it is no failure of the machinery."""
+    killed_starts(2)
+    with ProbeSupervisor(cpu()) as running:
+        for _ in range(2):
+            lost = running.run(probe(mlp_spec()))
+            assert lost.outcome is Outcome.LOST
+            assert lost.phase is Phase.START
+        assert running.run(probe(mlp_spec())).outcome is Outcome.FIT
+
+
+def test_a_server_killed_between_two_probes_costs_none(killed_starts: Callable[[int], KilledStarts]) -> None:
+    """Another is started before the next probe."""
+    starts = killed_starts(0)
+    with ProbeSupervisor(cpu()) as running:
+        running.warm_up()
+        assert running._server is not None
+        os.kill(running._server.process.pid, signal.SIGKILL)
+        running._server.process.wait()
+        assert running.run(probe(mlp_spec())).outcome is Outcome.FIT
+    assert starts.started == 2
+
+
+def test_a_check_and_an_estimate_survive_a_killed_server(killed_starts: Callable[[int], KilledStarts]) -> None:
+    """They are made again by another server, like a probe; a server that is killed each time is no wrong spec."""
+    request = tuning_request(mlp_spec())
+    killed_starts(1)
+    with ProbeSupervisor(cpu()) as running:
+        running.check(request)
+    killed_starts(1)
+    asked = ExpectationRequest(spec=request.spec, samples_per_window=64, largest_micro_batch=64, limit_bytes=300 * MIB)
+    with ProbeSupervisor(cpu()) as running:
+        assert running.expect(asked) is not None
+    killed_starts(2)
+    with ProbeSupervisor(cpu()) as running, pytest.raises(CheckLostError, match="lost 2 times"):
+        running.check(request)
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_killed_process_that_traces_is_replaced_once(
+    monkeypatch: pytest.MonkeyPatch, killed_starts: Callable[[int], KilledStarts], kills: int
+) -> None:
+    """An estimate is made again by another process; one that is killed each time is reported."""
+    monkeypatch.setattr("tuner.estimation.client.started", killed_starts(kills))
+    request = ExpectationRequest(
+        spec=mlp_spec(), samples_per_window=64, largest_micro_batch=64, limit_bytes=300 * MIB, compute_capability=(8, 0)
+    )
+    if kills == 1:
+        assert expect(request).points
+        return
+    with pytest.raises(EstimateError, match="ended with status -9"):
+        expect(request)
+
+
+def test_probes_die_with_a_killed_supervisor(tmp_path: Path) -> None:
+    """Kill -9 of the process that supervises leaves neither the fork server, nor a probe, nor what that started.
+
+    The server is stopped meanwhile: however late it gets to run, it has to be there to end those.
+    """
+    note = tmp_path / "pids"
+    script = (
+        "import sys\n"
+        "from tests.probing.test_supervisor import *\n"
+        "supervisor = ProbeSupervisor(cpu()); supervisor.warm_up()\n"
+        "open(sys.argv[1], 'w').write(f'{supervisor._server.process.pid}\\n')\n"
+        "supervisor.run(probe(misbehaving('leaves-a-child-and-hangs', sys.argv[1])))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(note)], cwd=ROOT) as process:
+        while not note.exists() or len(note.read_text().split()) < 3:
+            assert process.poll() is None
+            time.sleep(0.02)
+        server, *started = [int(pid) for pid in note.read_text().split()]
+        os.kill(server, signal.SIGSTOP)
+        process.kill()
+        process.wait()
+    os.kill(server, signal.SIGCONT)
+    assert gone([server, *started])
+
+
+def test_a_wrong_config_is_found_before_any_probe(supervisor: ProbeSupervisor) -> None:
+    """The check builds the workload without memory and names the field."""
+    with pytest.raises(SpecError, match=r"model\.target"):
+        supervisor.check(tuning_request(python_spec("tests.support.misbehaving:nothing")))
+    supervisor.check(tuning_request(gpt_spec()))
+
+
+def test_a_crash_while_checking_is_reported(tmp_path: Path) -> None:
+    """User code that ends the process while it is imported cannot take the supervisor with it."""
+    (tmp_path / "ends_the_process.py").write_text("import os\nos._exit(7)\n")
+    with ProbeSupervisor(cpu()) as fresh:
+        before = Path.cwd()
+        os.chdir(tmp_path)
+        try:
+            with pytest.raises(SpecError, match="exit status 7"):
+                fresh.check(tuning_request(python_spec("ends_the_process:build")))
+        finally:
+            os.chdir(before)
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "raise MemoryError"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_check_that_is_lost_says_nothing_of_the_spec(tmp_path: Path, ending: str, times: int) -> None:
+    """Killed from outside, or without memory: it is made again, and lost each time it has an error of its own."""
+    (tmp_path / "lost_checks.py").write_text(
+        "import os, pathlib, torch\n"
+        f"path = pathlib.Path({str(tmp_path / 'count')!r})\n"
+        "count = len(path.read_text()) if path.exists() else 0\n"
+        "path.write_text('x' * (count + 1))\n"
+        f"if count < {times}: {ending}\n"
+        "from misbehaving import Misbehaving\n"
+        "def build(): return Misbehaving('exits', '')\n"
+    )
+    with ProbeSupervisor(cpu()) as fresh:
+        before = Path.cwd()
+        os.chdir(tmp_path)
+        try:
+            if times < 2:
+                fresh.check(tuning_request(python_spec("lost_checks:build")))
+            else:
+                with pytest.raises(CheckLostError, match="lost 2 times"):
+                    fresh.check(tuning_request(python_spec("lost_checks:build")))
+        finally:
+            os.chdir(before)
+    assert len((tmp_path / "count").read_text()) == 2
+
+
+def coupling(spec: WorkloadSpec, timeout: float = 60.0) -> CouplingRequest:
+    """A check on the CPU."""
+    return CouplingRequest(spec=spec, device="cpu", limit_bytes=1024 * MIB, timeout_seconds=timeout)
+
+
+def test_a_loss_is_compared_with_its_parts_in_a_process_of_its_own(supervisor: ProbeSupervisor) -> None:
+    """A sum over samples, and BatchNorm, which is named."""
+    separate = supervisor.check_coupling(coupling(mlp_spec()))
+    assert (separate.verdict, separate.precision, separate.samples) == ("separate", "fp64", 4)
+    coupled = supervisor.check_coupling(coupling(resnet_spec()))
+    assert coupled.verdict == "coupled"
+    assert "BatchNorm2d" in coupled.message
+    assert (coupled.gradient_error or 0.0) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("raises", "ended with ValueError: labels must be below 10"),
+        ("segfaults", "ended with SIGSEGV"),
+        ("exits", "ended with SystemExit"),
+        ("kills-itself", "ended with SIGKILL"),
+        ("hangs", "did not end within 2 s"),
+    ],
+)
+def test_a_check_that_cannot_be_made_concludes_nothing(supervisor: ProbeSupervisor, way: str, words: str) -> None:
+    """The workload's failure is a probe's to report; the next task runs as ever."""
+    found = supervisor.check_coupling(coupling(misbehaving(way), timeout=2.0 if way == "hangs" else 60.0))
+    assert found.verdict == "not-compared"
+    assert words in found.message
+    assert supervisor.run(probe(mlp_spec())).outcome is Outcome.FIT
+
+
+def test_a_check_without_memory_concludes_nothing(supervisor: ProbeSupervisor) -> None:
+    """Two samples in fp32 do not fit either."""
+    architecture = {"name": "mlp", "hidden_features": 4096, "hidden_layers": 4}
+    spec = mlp_spec(model={"kind": "reference", "architecture": architecture})
+    found = supervisor.check_coupling(coupling(spec).model_copy(update={"limit_bytes": 64 * MIB}))
+    assert found.verdict == "not-compared"
+    assert "memory" in found.message
+
+
+def test_a_running_comparison_is_ended_on_request(supervisor: ProbeSupervisor) -> None:
+    """Its process is gone, and the next task runs."""
+    with pytest.raises(ProbeCancelledError):
+        supervisor.check_coupling(coupling(misbehaving("hangs")), lambda: True)
+    assert supervisor.run(probe(mlp_spec())).outcome is Outcome.FIT
+
+
+def test_close_is_idempotent_and_leaves_nothing() -> None:
+    """Closing twice is fine, and the scratch files are gone."""
+    running = ProbeSupervisor(cpu())
+    with real_starts():
+        running.warm_up()
+    server = running._server
+    assert server is not None
+    running.close()
+    running.close()
+    assert server.process.poll() is not None
+    assert not running._scratch.exists()

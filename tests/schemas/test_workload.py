@@ -1,0 +1,162 @@
+"""Specs: what is accepted, and how a wrong one is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.factories import gpt_spec, mlp_spec
+from tuner.errors import SpecError
+from tuner.schemas.workload import TransformersModel, WorkloadSpec, load_spec, parse_spec
+from tuner.schemas.yaml_loader import Loader
+
+GPT: dict[str, Any] = {"kind": "reference", "architecture": {"name": "gpt"}}
+GPT2: dict[str, Any] = {
+    "kind": "transformers",
+    "task": "causal-lm",
+    "config": {"model_type": "gpt2", "n_positions": 64},
+}
+
+
+@pytest.mark.parametrize(
+    ("document", "field", "words"),
+    [
+        ({}, "model", "required"),
+        ({"model": {"kind": "transformer"}}, "model.kind", "'transformers', 'reference', 'python'"),
+        ({"model": {"kind": "transformers", "task": "causal-lm", "config": {}}}, "model.config", "model_type"),
+        (
+            {"model": GPT2 | {"config": {"model_type": "a" * 301}}},
+            "model.config",
+            "301 characters, 'aaaa",
+        ),
+        ({"model": GPT2 | {"config": {"model_type": "gpt2\x00"}}}, "model.config", "300 of ASCII that are printed"),
+        ({"model": {"kind": "python", "target": "a:" + "b" * 299}}, "model.target", "at most 300 characters"),
+        ({"model": {"kind": "transformers", "task": "chat", "config": {}}}, "model.task", "'causal-lm'"),
+        (
+            {"model": {"kind": "reference", "architecture": {"name": "mlp", "classes": 1}}},
+            "model.architecture.classes",
+            "2",
+        ),
+        ({"model": {"kind": "reference", "architecture": {"name": "gpt", "heads": 3}}}, "model.architecture", "256"),
+        ({"model": {"kind": "python", "target": "no colon"}}, "model.target", "package.module:factory"),
+        ({"model": {"kind": "python", "target": "a:b", "arguments": {"c": ["\ud800"]}}}, "model", "`arguments` holds"),
+        ({"model": GPT}, "(document)", "batch.sequence_length"),
+        ({"model": {"kind": "reference", "architecture": {"name": "resnet"}}}, "(document)", "batch.image_size"),
+        ({"model": GPT2, "batch": {"sequence_length": 65}}, "(document)", "65"),
+        ({"model": GPT, "batch": {"sequence_length": 8}, "precison": "fp32"}, "precison", "did you mean `precision`?"),
+        ({"model": GPT, "batch": {"sequence_length": 0}}, "batch.sequence_length", "at least 1"),
+        ({"model": GPT, "optimizer": {"learning_rate": "fast"}}, "optimizer.learning_rate", "number"),
+        ({"model": GPT, "gradient_clipping": -1.0}, "gradient_clipping", "above 0"),
+        ({"model": GPT, "data": {"kind": "files"}}, "data.kind", "'records', 'images', 'arrays'"),
+        ({"model": GPT, "data": {"kind": "text", "paths": ["a"], "tokenizer": "gpt2"}}, "data.tokenizer", "`bytes`"),
+        ({"model": GPT, "data": {"kind": "arrays", "path": "a.npy"}}, "data.path", "`.safetensors`"),
+        ({"model": GPT, "parallelism": {"world_size": 65_537}}, "parallelism.world_size", "at most 65536"),
+        ([], "(document)", "mapping"),
+    ],
+)
+def test_a_wrong_spec_names_the_field_and_what_is_allowed(document: object, field: str, words: str) -> None:
+    """The report has the dotted path as the user wrote it, without pydantic's union tags."""
+    with pytest.raises(SpecError) as caught:
+        parse_spec(document)
+    problem = caught.value.problems[0]
+    assert problem.field == field
+    assert words in problem.message
+
+
+def test_a_wrong_value_is_quoted() -> None:
+    """The report says what was found as well as what is allowed."""
+    with pytest.raises(SpecError, match=r"got -1\.0"):
+        parse_spec({"model": GPT, "batch": {"sequence_length": 8}, "gradient_clipping": -1.0})
+
+
+def test_every_problem_is_reported_at_once() -> None:
+    """A user mends a spec in one go."""
+    with pytest.raises(SpecError) as caught:
+        parse_spec({"model": GPT, "precision": "fp8", "optimizer": {"name": "lion"}})
+    assert {problem.field for problem in caught.value.problems} == {"precision", "optimizer.name"}
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".json"])
+def test_a_spec_survives_a_file(tmp_path: Path, suffix: str) -> None:
+    """What is written as JSON is read back equal, JSON being YAML too."""
+    path = tmp_path / f"spec{suffix}"
+    path.write_text(gpt_spec().model_dump_json())
+    assert load_spec(path) == gpt_spec()
+
+
+@pytest.mark.parametrize("rate", ["1e-5", "1E-5", "+1.e-5", ".01e-3", "1.0e-5", "0.00001"])
+def test_numbers_in_yaml_are_numbers(tmp_path: Path, rate: str) -> None:
+    """Also without a point, which YAML 1.1 takes for a word: a model's configuration would be given one."""
+    path = tmp_path / "spec.yaml"
+    model = f"{{kind: transformers, task: causal-lm, config: {{model_type: gpt2, layer_norm_epsilon: {rate}}}}}"
+    path.write_text(f"model: {model}\nbatch: {{sequence_length: 8}}\n")
+    read = load_spec(path)
+    assert isinstance(read.model, TransformersModel)
+    assert read.model.config["layer_norm_epsilon"] == 1e-5
+
+
+@pytest.mark.parametrize("text", ["1e", "e5", "1e5x", "'1e-5'", "1_0e3"])
+def test_words_in_yaml_stay_words(text: str) -> None:
+    """Whatever looks much like a number."""
+    assert yaml.load(text, Loader) == text.strip("'")  # noqa: S506 - a safe one
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, "cannot be read"), ("model: [", "not valid"), ("{", "not valid")]
+)
+def test_an_unreadable_file_is_a_spec_error(tmp_path: Path, content: str | None, words: str) -> None:
+    """A missing or broken file is reported like any other wrong input."""
+    path = tmp_path / ("spec.json" if content == "{" else "spec.yaml")
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SpecError, match=words):
+        load_spec(path)
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".json"])
+def test_a_bottomless_file_is_a_spec_error(tmp_path: Path, suffix: str) -> None:
+    """Nesting deeper than the parser can follow is reported like any other wrong input."""
+    path = tmp_path / f"spec{suffix}"
+    path.write_text("[" * 100_000)
+    with pytest.raises(SpecError, match="nested too deeply"):
+        load_spec(path)
+
+
+def test_specs_are_frozen() -> None:
+    """A spec that crossed a boundary cannot change under whoever holds it."""
+    with pytest.raises(ValueError, match="frozen"):
+        mlp_spec().compile = True  # type: ignore[misc]
+
+
+def test_every_field_is_described() -> None:
+    """The schema that users and forms read has a description on every field."""
+    schema = WorkloadSpec.model_json_schema()
+    models = [schema, *schema["$defs"].values()]
+    missing = [
+        f"{model['title']}.{name}"
+        for model in models
+        for name, field in model.get("properties", {}).items()
+        if "description" not in field
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.yaml", "model:\n  kind: [", "a.yaml: is not valid YAML: line 2, column 10: while parsing a flow node"),
+        ("a.yaml", "a: b: c", "a.yaml: is not valid YAML: line 1, column 5: mapping values are not allowed here"),
+        ("a.json", '{"a": 1,}', "a.json: is not valid JSON: line 1, column 9: "),
+    ],
+)
+def test_a_broken_file_is_named_with_line_and_column(tmp_path: Path, name: str, content: str, words: str) -> None:
+    """An editor opens it there."""
+    (tmp_path / name).write_text(content)
+    with pytest.raises(SpecError) as caught:
+        load_spec(tmp_path / name)
+    message = str(caught.value)
+    assert words in message
+    assert "<unicode string>" not in message

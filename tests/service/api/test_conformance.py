@@ -1,0 +1,56 @@
+"""What tools of others say of the API: fewer cases, and fewer tools, than ``make conformance`` takes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.service.conformance import (
+    DOCUMENT,
+    complete_a_tuning,
+    fuzz,
+    generate_by_openapi_python_client,
+    scripted_service,
+    started,
+)
+
+FEW = ("--seed", "1", "--max-examples", "2", "--phases", "examples,fuzzing,stateful")
+ONE_OF_EACH = ("--seed", "1", "--max-examples", "1", "--phases", "fuzzing")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [True, False], ids=["with a key", "without keys"])
+def test_schemathesis_finds_nothing(tmp_path: Path, keys: bool) -> None:  # noqa: FBT001 - pytest passes it by name
+    """Made-up requests, and those that links lead to, are answered as the document says."""
+    with started(scripted_service(tmp_path), tmp_path, keys=keys) as service:
+        found = fuzz(service, tmp_path, key=service.key, arguments=FEW)
+    assert found.failures == 0, found.output
+    assert found.phases["stateful"] == "success"
+    assert found.cases > 50
+
+
+@pytest.mark.slow
+def test_strangers_get_nothing_but_what_the_document_says(tmp_path: Path) -> None:
+    """Without its key, a service with keys answers every request with 401 or a problem that is declared."""
+    with started(scripted_service(tmp_path), tmp_path, keys=True) as service:
+        found = fuzz(service, tmp_path, key=None, arguments=ONE_OF_EACH)
+    assert found.failures == 0, found.output
+
+
+def test_a_generated_client_completes_a_tuning(tmp_path: Path) -> None:
+    """The client that openapi-python-client makes submits, waits, and reads a plan that adds up."""
+    generate_by_openapi_python_client(tmp_path)
+    with started(scripted_service(tmp_path), tmp_path, keys=True) as service:
+        found = complete_a_tuning(sys.executable, "openapi-python-client", tmp_path, service)
+    assert found["micro_batch_size"] == 37
+
+
+def test_every_reference_of_the_document_leads_somewhere() -> None:
+    """Tools skip what they cannot resolve, and then say nothing of it."""
+    document = json.loads(DOCUMENT.read_text())
+    text = DOCUMENT.read_text()
+    named = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert named <= set(document["components"]["schemas"])

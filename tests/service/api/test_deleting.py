@@ -1,0 +1,128 @@
+"""Deleting what has ended, and who may."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.domain.api_keys import Scope, make_key
+from service.domain.work import JobSubmission
+from service.errors import StoreUnavailableError
+from tests.support.factories import recommendation
+from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, body, ended, problem_in
+from tests.support.service.running import Running, StartService
+from tests.support.service.scripted import ScriptedRunner, until_stopped
+from tuner.schemas.requests import TrainingRequest
+
+
+def bearer(service: Running, *scopes: Scope) -> dict[str, str]:
+    """The header of a new API key."""
+    new, text = make_key("test", scopes)
+    service.system.store.keys.add(new)
+    return {"Authorization": f"Bearer {text}"}
+
+
+def job_body() -> dict[str, Any]:
+    """The JSON of a short job."""
+    submission = JobSubmission(recommendation=recommendation(), training=TrainingRequest(updates=1))
+    return submission.model_dump(mode="json")
+
+
+def test_a_tuning_that_has_ended_is_deleted_once(service: Running) -> None:
+    """204, then 404 for it and all that was recorded; its recommendation stays."""
+    location = service.http.post("/v1/tunings", json=body()).headers["location"]
+    answer = ended(service.http, location)["recommendation_id"]
+    response = service.http.delete(location)
+    assert (response.status_code, response.content) == (204, b"")
+    for path in (location, f"{location}/probes", f"{location}/events"):
+        problem_in(service.http.get(path), 404, "not-found")
+    problem_in(service.http.delete(location), 404, "not-found")
+    assert service.http.get(f"/v1/recommendations/{answer}").status_code == 200
+    assert service.http.post("/v1/tunings", json=body()).status_code == 202
+
+
+def test_what_has_not_ended_is_not_deleted(start_service: StartService) -> None:
+    """409, and it goes on."""
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)))
+    location = service.http.post("/v1/tunings", json=body()).headers["location"]
+    assert started.wait(PATIENCE_SECONDS)
+    problem_in(service.http.delete(location), 409, "not-ended")
+    service.http.post(f"{location}/cancel")
+    ended(service.http, location)
+    assert service.http.delete(location).status_code == 204
+
+
+def test_only_its_owner_or_an_admin_deletes_it(start_service: StartService) -> None:
+    """Another key with the same scope may not."""
+    service = start_service()
+    mine, other = (bearer(service, Scope.TUNINGS_WRITE, Scope.TUNINGS_READ) for _ in range(2))
+    admin = bearer(service, Scope.ADMIN)
+    made = [service.http.post("/v1/tunings", json=body(fresh=True), headers=mine) for _ in range(2)]
+    for response in made:
+        assert service.http.get(response.headers["location"], params={"wait": 20}, headers=mine).json()["ended_at"]
+    first, second = (response.headers["location"] for response in made)
+    assert "delete" in problem_in(service.http.delete(first, headers=other), 403, "not-owner").detail
+    assert service.http.delete(first, headers=mine).status_code == 204
+    assert service.http.delete(second, headers=admin).status_code == 204
+
+
+def test_a_job_takes_its_folder_along(service: Running, tmp_path: Path) -> None:
+    """The folder goes with it, and nothing that a link in it leads to."""
+    location = service.http.post("/v1/jobs", json=job_body()).headers["location"]
+    directory = Path(ended(service.http, location)["directory"])
+    directory.mkdir(parents=True, exist_ok=True)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    (directory / "link").symlink_to(precious)
+    assert service.http.delete(location).status_code == 204
+    assert not directory.exists()
+    assert (precious / "file").exists()
+    problem_in(service.http.delete(location), 404, "not-found")
+
+
+def test_a_job_is_deleted_after_its_folder(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the database fails in between, the job is still there to be deleted again; when the folder stays, too."""
+    location = service.http.post("/v1/jobs", json=job_body()).headers["location"]
+    directory = Path(ended(service.http, location)["directory"])
+
+    def lost(_id: str) -> None:
+        raise StoreUnavailableError("the connection broke")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(service.system.store, "delete", lost)
+        problem_in(service.http.delete(location), 503, "store-unavailable")
+    assert not directory.exists()
+    assert service.http.get(location).status_code == 200
+    directory.mkdir()
+    with monkeypatch.context() as stuck:
+        stuck.setattr(shutil, "rmtree", lambda *_args, **_options: None)
+        assert str(directory) in problem_in(service.http.delete(location), 409, "conflict").detail
+    assert service.http.delete(location).status_code == 204
+    assert not directory.exists()
+
+
+def test_a_link_in_the_place_of_a_folder_is_left_alone(service: Running, tmp_path: Path) -> None:
+    """What it leads to was not made by the job."""
+    location = service.http.post("/v1/jobs", json=job_body()).headers["location"]
+    directory = Path(ended(service.http, location)["directory"])
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    directory.symlink_to(precious)
+    assert service.http.delete(location).status_code == 204
+    assert precious.exists()
+
+
+def test_a_tuning_is_no_job(service: Running) -> None:
+    """Each is deleted where it is."""
+    location = service.http.post("/v1/tunings", json=body()).headers["location"]
+    ended(service.http, location)
+    problem_in(service.http.delete(location.replace("tunings", "jobs")), 404, "not-found")
+    problem_in(service.http.delete(f"/v1/jobs/{UNKNOWN}"), 404, "not-found")

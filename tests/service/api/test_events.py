@@ -1,0 +1,147 @@
+"""Event streams: what they tell, how they resume, and that idle followers cost next to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from service.api.etags import Tagged, tagged
+from service.api.events import streaming
+from service.api.events.change_feed import ChangeFeed
+from service.api.events.streaming import Watch
+from service.api.reads.coalescing import GatheredByKey
+from service.client import Client
+from service.domain.api_keys import KEYLESS, Caller
+from service.domain.states import State
+from service.domain.work import Event, Tuning
+from service.errors import NotFoundError, StoreUnavailableError
+from tests.support.factories import recommendation, tuning_request
+from tests.support.service.asking import PATIENCE_SECONDS
+from tests.support.service.running import Running, StartService
+from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
+from tuner.schemas.requests import TrainingRequest
+
+
+def test_events_tell_a_tuning_from_start_to_end(client: Client) -> None:
+    """The stream holds every state and probe, ends by itself, and resumes after any event."""
+    tuning = client.tunings.submit(tuning_request())
+    events = list(client.tunings.events(tuning.id))
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+    states = [event.state for event in events if event.state is not None]
+    assert states == [State.QUEUED, State.RUNNING, State.SUCCEEDED]
+    told = [event.probe for event in events if event.probe is not None]
+    assert told == list(client.tunings.probes(tuning.id))
+    assert list(client.tunings.events(tuning.id, after=3)) == events[3:]
+    assert list(client.tunings.events(tuning.id, after=len(events))) == []
+
+
+def test_the_stream_is_what_browsers_take(service: Running, client: Client) -> None:
+    """The media type, ids, kinds and data of server-sent events; 204 when nothing will come."""
+    tuning = client.tunings.wait(client.tunings.submit(tuning_request()).id)
+    url = f"/v1/tunings/{tuning.id}/events"
+    response = service.http.get(url, headers={"Last-Event-ID": str(tuning.events - 1)})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = response.text.splitlines()
+    assert lines[:3] == [": following", "retry: 1000", ""]
+    assert lines[3:5] == [f"id: {tuning.events}", "event: state"]
+    assert json.loads(lines[5].removeprefix("data: "))["state"] == "SUCCEEDED"
+    assert service.http.get(url, headers={"Last-Event-ID": str(tuning.events)}).status_code == HTTPStatus.NO_CONTENT
+
+
+def test_a_job_streams_its_updates(start_service: StartService) -> None:
+    """A follower sees updates while the job runs, and its cancellation."""
+    service = start_service(trainer=Trainer(hold_at=3))
+    with service.client as client:
+        job = client.jobs.submit(recommendation(), TrainingRequest(updates=5))
+        seen = []
+        for event in client.jobs.events(job.id):
+            if event.progress is not None:
+                seen.append(event.progress.update)
+            if event.progress is not None and event.progress.update == 2:
+                client.jobs.cancel(job.id)
+            last = event.state
+        assert (seen, last) == ([1, 2], State.CANCELLED)
+
+
+def test_many_idle_followers_hold_no_threads(start_service: StartService) -> None:
+    """Two hundred streams stay open at once while reads are answered, on no more threads than the pool has."""
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)))
+    with service.client as client:
+        tuning = client.tunings.submit(tuning_request())
+        assert started.wait(PATIENCE_SECONDS)
+        threads = asyncio.run(_follow_at_once(service, tuning.id, 200))
+        assert threads < 80
+        client.tunings.cancel(tuning.id)
+
+
+async def _follow_at_once(service: Running, tuning_id: str, followers: int) -> int:
+    """How many threads there are once all follow, and a read was answered."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=service.url, limits=limits, timeout=PATIENCE_SECONDS) as http:
+        streams = [http.stream("GET", f"/v1/tunings/{tuning_id}/events") for _ in range(followers)]
+        responses = [await stream.__aenter__() for stream in streams]
+        assert {response.status_code for response in responses} == {HTTPStatus.OK}
+        assert (await http.get(f"/v1/tunings/{tuning_id}")).status_code == HTTPStatus.OK
+        threads = threading.active_count()
+        for stream in streams:
+            await stream.__aexit__(None, None, None)
+        return threads
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """What the service runs on."""
+    return "asyncio"
+
+
+async def _stands() -> Caller:
+    """A key that stays good."""
+    return KEYLESS
+
+
+def _watch(read_events: Callable[[tuple[str, int]], list[Event]]) -> Watch:
+    """What followers look at, where no work is known to the feed."""
+    reads: Any = SimpleNamespace(events=GatheredByKey(read_events))
+    return Watch(ChangeFeed(lambda _: {}, tick_seconds=0.01), reads, _stands)
+
+
+@pytest.mark.anyio
+async def test_a_stream_of_what_was_deleted_ends() -> None:
+    """There is no event and never will be one: the follower is not kept."""
+    lines = [line async for line in streaming._lines("tun_1", _watch(lambda _: []), 3)]
+    assert lines == [": following\nretry: 1000\n\n"]
+
+
+@pytest.mark.anyio
+async def test_a_stream_ends_quietly_while_the_database_is_away() -> None:
+    """The follower comes again after what it has seen."""
+
+    def away(_: tuple[str, int]) -> list[Event]:
+        raise StoreUnavailableError("the database is away")
+
+    assert len([line async for line in streaming._lines("tun_1", _watch(away), 0)]) == 1
+
+
+@pytest.mark.anyio
+async def test_a_wait_for_what_is_deleted_ends(client: Client) -> None:
+    """It looks again, and says that there is none."""
+    tuning = client.tunings.wait(client.tunings.submit(tuning_request()).id)
+    queued = tuning.model_copy(update={"state": State.QUEUED})
+    looks = [(queued, tagged(b"{}"))]
+
+    async def read() -> tuple[Tuning, Tagged]:
+        if looks:
+            return looks.pop()
+        raise NotFoundError("it was deleted")
+
+    with pytest.raises(NotFoundError):
+        await streaming.polled(read, _watch(lambda _: []), streaming.Poll(60.0, None))

@@ -1,0 +1,164 @@
+"""`Idempotency-Key`: a request that is sent twice acts once, and is answered twice."""
+
+from __future__ import annotations
+
+import threading
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+import pytest
+
+from service.domain.api_keys import Scope, make_key
+from service.domain.work import JobSubmission
+from service.store.interface import FirstAnswer
+from tests.support.factories import python_spec, recommendation
+from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
+from tests.support.service.running import Running, StartService
+from tuner.schemas.requests import TrainingRequest
+
+KEY = {"Idempotency-Key": "a-key"}
+
+
+def tunings_in(service: Running) -> int:
+    """How many tunings are stored."""
+    return len(service.http.get("/v1/tunings").json()["items"])
+
+
+def job_body(**changes: Any) -> dict[str, Any]:
+    """The JSON of a short job."""
+    submission = JobSubmission(recommendation=recommendation(), training=TrainingRequest(updates=2))
+    return submission.model_dump(mode="json") | changes
+
+
+def assert_replayed(first: httpx.Response, again: httpx.Response) -> None:
+    """The second answer must be the first one, and say so."""
+    assert (again.status_code, again.content) == (first.status_code, first.content)
+    assert again.headers["location"] == first.headers["location"]
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+
+
+def test_the_same_request_is_given_the_first_answer(service: Running) -> None:
+    """Status, body and Location of the first, also after the tuning has ended; nothing is created."""
+    first = service.http.post("/v1/tunings", json=body(fresh=True), headers=KEY)
+    assert (first.status_code, first.headers["retry-after"]) == (HTTPStatus.ACCEPTED, "1")
+    ended(service.http, first.headers["location"])
+    assert_replayed(first, service.http.post("/v1/tunings", json=body(fresh=True), headers=KEY))
+    assert tunings_in(service) == 1
+
+
+def test_a_stored_answer_is_given_again(service: Running) -> None:
+    """A 200 is remembered too: `fresh` work that ends meanwhile does not change it."""
+    ended(service.http, service.http.post("/v1/tunings", json=body()).headers["location"])
+    first = service.http.post("/v1/tunings", json=body(), headers=KEY)
+    assert first.status_code == HTTPStatus.OK
+    ended(service.http, service.http.post("/v1/tunings", json=body(fresh=True)).headers["location"])
+    assert_replayed(first, service.http.post("/v1/tunings", json=body(), headers=KEY))
+
+
+def test_an_answer_of_its_own_is_given_again(service: Running) -> None:
+    """An answer that was stored anew, for other data, is remembered with it."""
+    spec = body()["spec"]
+    ended(service.http, service.http.post("/v1/tunings", json=body()).headers["location"])
+    other = body(spec=spec | {"data": {"kind": "synthetic", "samples": 70}})
+    first = service.http.post("/v1/tunings", json=other, headers=KEY)
+    assert first.status_code == HTTPStatus.OK
+    assert_replayed(first, service.http.post("/v1/tunings", json=other, headers=KEY))
+    assert tunings_in(service) == 2
+
+
+def test_another_request_under_the_key_is_refused(service: Running) -> None:
+    """Another body, or another route, is 422, whatever became of the first."""
+    service.http.post("/v1/tunings", json=body(), headers=KEY)
+    other = service.http.post("/v1/tunings", json=body(effective_batch_size=7), headers=KEY)
+    assert "a-key" in problem_in(other, 422, "idempotency-key-reused").detail
+    problem_in(service.http.post("/v1/jobs", json=job_body(), headers=KEY), 422, "idempotency-key-reused")
+    assert tunings_in(service) == 1
+
+
+def test_a_request_in_flight_is_not_made_twice(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first is being answered the second is 409 with when to come back; then it is given the answer."""
+    entered, go_on = threading.Event(), threading.Event()
+    devices = service.system.store.devices
+
+    def slowly() -> Any:
+        entered.set()
+        assert go_on.wait(PATIENCE_SECONDS)
+        return devices()
+
+    answers: list[httpx.Response] = []
+    monkeypatch.setattr(service.system.store, "devices", slowly)
+    first = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{service.url}/v1/tunings", json=body(), headers=KEY))
+    )
+    first.start()
+    assert entered.wait(PATIENCE_SECONDS)
+    second = service.http.post("/v1/tunings", json=body(), headers=KEY)
+    go_on.set()
+    first.join()
+    assert "a-key" in problem_in(second, 409, "idempotency-key-in-flight").detail
+    assert second.headers["retry-after"] == "1"
+    assert_replayed(answers[0], service.http.post("/v1/tunings", json=body(), headers=KEY))
+
+
+def test_the_database_decides_between_processes(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looked before the other had stored its answer, and stores second, is given the first answer."""
+    first = service.http.post("/v1/tunings", json=body(), headers=KEY)
+    monkeypatch.setattr(service.system.store, "first_answer", lambda *_: None)
+    assert_replayed(first, service.http.post("/v1/tunings", json=body(), headers=KEY))
+    other = service.http.post("/v1/tunings", json=body(effective_batch_size=7), headers=KEY)
+    problem_in(other, 422, "idempotency-key-reused")
+    assert tunings_in(service) == 1
+
+
+def test_a_refusal_is_not_remembered(service: Running) -> None:
+    """After a refusal the key is as good as new."""
+    code = body(spec=python_spec("os:system").model_dump(mode="json"))
+    for _ in range(2):
+        problem_in(service.http.post("/v1/tunings", json=code, headers=KEY), 403, "python-target-not-allowed")
+    assert service.http.post("/v1/tunings", json=body(), headers=KEY).status_code == HTTPStatus.ACCEPTED
+
+
+def test_a_job_is_run_once(service: Running) -> None:
+    """Jobs take keys as tunings do."""
+    first = service.http.post("/v1/jobs", json=job_body(), headers=KEY)
+    assert_replayed(first, service.http.post("/v1/jobs", json=job_body(), headers=KEY))
+    assert len(service.http.get("/v1/jobs").json()["items"]) == 1
+
+
+def test_a_dry_run_ignores_the_key(service: Running) -> None:
+    """It creates nothing, so that the key is still free for the run."""
+    dry = service.http.post("/v1/jobs", json=job_body(dry_run=True), headers=KEY)
+    assert dry.status_code == HTTPStatus.OK
+    run = service.http.post("/v1/jobs", json=job_body(), headers=KEY)
+    assert run.status_code == HTTPStatus.ACCEPTED
+
+
+def test_keys_of_different_callers_do_not_meet(start_service: StartService) -> None:
+    """The same text from two API keys names two requests."""
+    service = start_service()
+    answers = []
+    for name in ("one", "other"):
+        new, text = make_key(name, (Scope.TUNINGS_WRITE, Scope.TUNINGS_READ))
+        service.system.store.keys.add(new)
+        headers = KEY | {"Authorization": f"Bearer {text}"}
+        answers.append(service.http.post("/v1/tunings", json=body(fresh=True), headers=headers))
+    assert {answer.status_code for answer in answers} == {HTTPStatus.ACCEPTED}
+    assert answers[0].json()["id"] != answers[1].json()["id"]
+
+
+@pytest.mark.parametrize("key", ["", "two words", "x" * 256, "\u00e9".encode("latin-1")])
+def test_odd_keys_are_refused(shared_service: Running, key: str | bytes) -> None:
+    """A key is 1 to 255 visible ASCII characters."""
+    headers: Any = {"Idempotency-Key": key}
+    problem = problem_in(shared_service.http.post("/v1/tunings", json=body(), headers=headers), 422, "invalid-request")
+    assert [fault.field for fault in problem.errors] == ["Idempotency-Key"]
+
+
+def test_an_answer_outlives_the_service(service: Running) -> None:
+    """It is stored with what it created, where another process finds it."""
+    first = service.http.post("/v1/tunings", json=body(), headers=KEY)
+    kept = service.system.store.first_answer("", "a-key")
+    assert isinstance(kept, FirstAnswer)
+    assert (kept.status, kept.body, kept.work_id) == (202, first.text, first.json()["id"])

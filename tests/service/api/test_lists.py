@@ -1,0 +1,153 @@
+"""Lists: filters, cursors, and that they are what their documents say."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from service.application.views import decode_cursor, encode_cursor
+from service.domain.work import JobPage, JobSubmission, RecommendationPage, TuningPage
+from tests.support.factories import gpt_spec, mlp_spec, recommendation
+from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
+from tests.support.service.running import Running, StartService
+from tests.support.service.scripted import ScriptedRunner, until_stopped
+from tuner.schemas.requests import TrainingRequest
+
+
+def ids(service: Running, path: str, **params: Any) -> list[str]:
+    """The identifiers in a list."""
+    response = service.http.get(path, params=params)
+    assert response.status_code == 200
+    return [item["id"] for item in response.json()["items"]]
+
+
+def submitted(service: Running, **changes: Any) -> dict[str, Any]:
+    """A tuning once it has ended."""
+    return ended(service.http, service.http.post("/v1/tunings", json=body(**changes)).headers["location"])
+
+
+def job(service: Running) -> dict[str, Any]:
+    """A job once it has ended."""
+    submission = JobSubmission(recommendation=recommendation(), training=TrainingRequest(updates=1))
+    response = service.http.post("/v1/jobs", json=submission.model_dump(mode="json"))
+    return ended(service.http, response.headers["location"])
+
+
+def test_tunings_are_found_by_what_they_are(service: Running) -> None:
+    """Each filter narrows the list, and all of them hold at once."""
+    mlp = submitted(service, spec=mlp_spec().model_dump(mode="json"))
+    gpt = submitted(service, spec=gpt_spec().model_dump(mode="json"))
+    assert ids(service, "/v1/tunings", model="mlp") == [mlp["id"]]
+    assert ids(service, "/v1/tunings", fingerprint=gpt["fingerprint"]) == [gpt["id"]]
+    assert ids(service, "/v1/tunings", device="cpu", state="SUCCEEDED") == [gpt["id"], mlp["id"]]
+    assert ids(service, "/v1/tunings", model="mlp", fingerprint=gpt["fingerprint"]) == []
+    assert ids(service, "/v1/tunings", device="cuda:0") == []
+    assert ids(service, "/v1/tunings", state="FAILED") == []
+
+
+def test_jobs_are_found_by_what_they_are(service: Running) -> None:
+    """By state, device and model."""
+    made = job(service)
+    assert ids(service, "/v1/jobs", state="SUCCEEDED", device="cpu", model="mlp") == [made["id"]]
+    assert ids(service, "/v1/jobs", state="QUEUED") == []
+    assert ids(service, "/v1/jobs", model="gpt") == []
+
+
+def test_recommendations_are_found_by_precision_and_objective(service: Running) -> None:
+    """Both narrow the list, over HTTP and in the SDK; a row tells them, and what does not exist is refused."""
+    spec = mlp_spec(precision="bf16-mixed").model_dump(mode="json")
+    mixed = submitted(service, spec=spec)["recommendation_id"]
+    fewest = submitted(service, spec=spec, objective="fewest_steps")["recommendation_id"]
+    plain = submitted(service)["recommendation_id"]
+    with service.client as client:
+        listed = client.recommendations.list
+        assert [it.id for it in listed(precision="bf16-mixed", page_size=1)] == [fewest, mixed]
+        (found,) = listed(objective="fewest_steps", precision="bf16-mixed", model="mlp", device="cpu")
+        assert (found.id, found.precision, found.objective) == (fewest, "bf16-mixed", "fewest_steps")
+    assert ids(service, "/v1/recommendations", precision="fp32", objective="largest") == [plain]
+    for name in ("precision", "objective"):
+        problem = problem_in(service.http.get("/v1/recommendations", params={name: "fp8"}), 422, "invalid-request")
+        assert problem.errors[0].field == name
+
+
+def test_filtered_pages_follow_one_another(service: Running) -> None:
+    """A cursor goes on within the filter."""
+    made = [submitted(service, effective_batch_size=size)["id"] for size in (5, 6, 7)]
+    page = service.http.get("/v1/tunings", params={"limit": 2, "state": "SUCCEEDED"}).json()
+    rest = {"limit": 2, "state": "SUCCEEDED", "cursor": page["next_cursor"]}
+    assert [item["id"] for item in page["items"]] + ids(service, "/v1/tunings", **rest) == made[::-1]
+
+
+def test_a_state_that_does_not_exist_is_refused(shared_service: Running) -> None:
+    """422, naming those there are."""
+    problem = problem_in(shared_service.http.get("/v1/tunings?state=DONE"), 422, "invalid-request")
+    assert "'SUCCEEDED'" in problem.errors[0].message
+
+
+def test_a_cursor_belongs_to_its_list(shared_service: Running) -> None:
+    """One of another list is 400, as is anything that was never one."""
+    number = "0" * 32
+    lists = {"/v1/tunings": f"t{number}", "/v1/jobs": f"j{number}", "/v1/recommendations": f"r{number}"}
+    for path in lists:
+        for owner, cursor in lists.items():
+            response = shared_service.http.get(path, params={"cursor": cursor})
+            if owner == path:
+                assert response.json()["items"] == []
+            else:
+                problem_in(response, 400, "invalid-cursor")
+        problem_in(shared_service.http.get(path, params={"cursor": f"tun_{number}"}), 400, "invalid-cursor")
+
+
+def test_cursors_name_identifiers() -> None:
+    """What was encoded comes back."""
+    identifier = "rec_" + "0a" * 16
+    assert decode_cursor(encode_cursor(identifier), "rec") == identifier
+
+
+def test_pages_are_written_as_their_documents(service: Running) -> None:
+    """The lists are written from rows at once; what comes out is what the documents would write."""
+    submitted(service)
+    job(service)
+    kinds: list[tuple[str, type[TuningPage | JobPage | RecommendationPage]]] = [
+        ("/v1/tunings", TuningPage),
+        ("/v1/jobs", JobPage),
+        ("/v1/recommendations", RecommendationPage),
+    ]
+    for path, kind in kinds:
+        text = service.http.get(path).text
+        page = kind.model_validate_json(text)
+        assert page.items
+        assert page.model_dump_json() == text
+
+
+def test_a_listed_tuning_is_as_it_is_now(start_service: StartService) -> None:
+    """What is kept of a row is not told any more once anything about it has changed."""
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)))
+    location = service.http.post("/v1/tunings", json=body()).headers["location"]
+    assert started.wait(PATIENCE_SECONDS)
+    for state in ("RUNNING", "CANCELLED"):
+        for _ in range(2):
+            (listed,) = service.http.get("/v1/tunings").json()["items"]
+            tuning = service.http.get(location).json()
+            assert listed == {name: tuning[name] for name in listed}
+            assert listed["state"] == state
+        service.http.post(f"{location}/cancel")
+        ended(service.http, location)
+
+
+def test_a_recommendation_is_sent_as_it_is_stored(service: Running) -> None:
+    """Reading and writing it again would give the same bytes."""
+    tuning = submitted(service)
+    text = service.http.get(f"/v1/recommendations/{tuning['recommendation_id']}").text
+    stored = service.system.store.recommendation(tuning["recommendation_id"])
+    assert stored.model_dump_json() == text
+
+
+@pytest.mark.parametrize("path", ["/v1/tunings", "/v1/jobs", "/v1/recommendations", "/v1/queue"])
+@pytest.mark.parametrize("limit", ["0", "201", "x"])
+def test_limits_are_bounded(shared_service: Running, path: str, limit: str) -> None:
+    """From 1 to 200."""
+    problem_in(shared_service.http.get(path, params={"limit": limit}), 422, "invalid-request")

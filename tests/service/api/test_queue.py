@@ -1,0 +1,287 @@
+"""The queue: priorities, positions, and how long a wait may be expected to last."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.application.queue_positions import QueuePlaces
+from service.application.rules.wait_time import Running as AtWork
+from service.application.rules.wait_time import expected_waits
+from service.domain.api_keys import Scope, make_key
+from service.domain.states import State, WorkKind
+from service.domain.work import JobSubmission, QueuePlace
+from service.domain.workers import Queue, QueueEntry
+from service.store.interface import SeenDevice, Waiting, WorkItem, WorkRow
+from tests.support.factories import recommendation
+from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
+from tests.support.service.running import Running, StartService
+from tests.support.service.scripted import ScriptedRunner, new_work, until_stopped
+from tuner.schemas.requests import TrainingRequest
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def busy(start_service: StartService) -> Running:
+    """A service whose only device is held until what holds it is cancelled."""
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)))
+    service.http.post("/v1/tunings", json=body(effective_batch_size=3))
+    assert started.wait(PATIENCE_SECONDS)
+    return service
+
+
+def submitted(service: Running, **changes: Any) -> str:
+    """The id of a new tuning."""
+    response = service.http.post("/v1/tunings", json=body(**changes))
+    assert response.status_code == 202
+    return str(response.json()["id"])
+
+
+def test_the_queue_tells_who_is_next(busy: Running) -> None:
+    """A higher priority goes first, older work before newer; nothing is promised of how long that takes."""
+    low = submitted(busy, effective_batch_size=5, priority=-5)
+    plain = submitted(busy, effective_batch_size=6)
+    high = submitted(busy, effective_batch_size=7, priority=5)
+    items = busy.http.get("/v1/queue").json()["items"]
+    assert [(item["id"], item["position"]) for item in items] == [(high, 1), (plain, 2), (low, 3)]
+    assert [item["priority"] for item in items] == [5, 0, -5]
+    assert {(item["kind"], item["device"], item["model"]) for item in items} == {("tuning", "cpu", "mlp")}
+    assert all(item["age_seconds"] >= 0 and item["expected_wait_seconds"] is None for item in items)
+    assert len(busy.http.get("/v1/queue", params={"limit": 2}).json()["items"]) == 2
+
+
+def test_a_device_that_takes_no_work_promises_no_start(start_service: StartService, tmp_path: Path) -> None:
+    """Nobody knows when the trouble of its host is over."""
+    (in_the_way := tmp_path / "disk").write_text("")
+    service = start_service(runs_dir=in_the_way / "runs")
+    waiting_id = submitted(service, effective_batch_size=5)
+    items = service.http.get("/v1/queue").json()["items"]
+    assert [(it["id"], it["expected_wait_seconds"]) for it in items] == [(waiting_id, None)]
+    place = service.http.get(f"/v1/tunings/{waiting_id}").json()["queue"]
+    assert place == {"position": 1, "expected_wait_seconds": None}
+
+
+def test_the_priority_is_told_and_leaves_the_answer_alone(busy: Running) -> None:
+    """It is in the tuning and in lists, and not in what the answer depends on."""
+    first = busy.http.post("/v1/tunings", json=body(priority=9)).json()
+    second = busy.http.post("/v1/tunings", json=body(priority=-9)).json()
+    assert (first["priority"], second["priority"]) == (9, -9)
+    assert first["fingerprint"] == second["fingerprint"]
+    assert "priority" not in first["request"]
+    assert busy.http.get("/v1/tunings").json()["items"][0]["priority"] == -9
+
+
+def test_going_first_needs_the_scope_admin(start_service: StartService) -> None:
+    """A key without it may ask for 0 and below."""
+    service = start_service()
+    new, text = make_key("test", (Scope.TUNINGS_WRITE,))
+    service.system.store.keys.add(new)
+    headers = {"Authorization": f"Bearer {text}"}
+    refused = service.http.post("/v1/tunings", json=body(priority=1), headers=headers)
+    assert "priority 1" in problem_in(refused, 403, "scope-missing").detail
+    assert service.http.post("/v1/tunings", json=body(priority=-1), headers=headers).status_code == 202
+
+
+def test_a_wait_is_for_the_hardware_it_needs(service: Running) -> None:
+    """A free device of another kind shortens no wait, and a kind that nobody serves promises none."""
+    store = service.system.store
+    for _ in range(3):
+        assert ended(service.http, service.http.post("/v1/tunings", json=body(fresh=True)).headers["location"])
+    (here,) = (seen.served for seen in store.devices())
+    other = here.device.model_copy(update={"total_bytes": here.device.total_bytes + 1})
+    idle = here.model_copy(update={"place": "other/cpu", "owner": "other", "device": other})
+    store.announce(idle)
+    for number, hardware in enumerate((idle.hardware, "none|1")):
+        store.add(new_work(f"tun_{number:032x}", hardware=hardware))
+    waits = {it["id"][-1]: it["expected_wait_seconds"] for it in service.http.get("/v1/queue").json()["items"]}
+    assert waits == {"0": 0.0, "1": None}
+
+
+def test_work_that_is_deleted_meanwhile_leaves_the_queue_readable(
+    busy: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a device held when it was looked at may be gone when its start is looked up."""
+    waits, store = submitted(busy, effective_batch_size=5), busy.system.store
+    devices = store.devices
+
+    def deleted_after() -> list[SeenDevice]:
+        seen = devices()
+        for it in seen:
+            if it.held_by is not None and it.held_by != waits:
+                busy.http.post(f"/v1/tunings/{it.held_by}/cancel")
+                ended(busy.http, f"/v1/tunings/{it.held_by}")
+                store.delete(it.held_by)
+        return seen
+
+    monkeypatch.setattr(store, "devices", deleted_after)
+    assert busy.http.get("/v1/queue").status_code == 200
+
+
+@pytest.mark.parametrize("priority", [-101, 101, 0.5])
+def test_priorities_are_bounded(shared_service: Running, priority: float) -> None:
+    """From -100 to 100."""
+    problem_in(shared_service.http.post("/v1/tunings", json=body(priority=priority)), 422, "invalid-request")
+
+
+def waiting(name: str, kind: WorkKind = WorkKind.TUNING) -> Waiting:
+    """Something in the queue."""
+    return Waiting(name, kind, "cpu", "mlp", 0, 1, 0.0)
+
+
+def took(seconds: float, kind: WorkKind = WorkKind.TUNING, attempts: int = 1) -> WorkRow:
+    """Something that ended after that long."""
+    values: dict[str, Any] = dict.fromkeys(WorkRow.__dataclass_fields__)
+    values |= {"kind": kind, "state": State.SUCCEEDED, "attempts": attempts}
+    return WorkRow(**values | {"started_at": NOW, "ended_at": NOW + timedelta(seconds=seconds)})
+
+
+RECENT = [took(10.0), took(20.0), took(60.0)]
+
+
+def test_waits_follow_from_what_ended_lately() -> None:
+    """What runs is expected to take the median; then each after the one ahead."""
+    at_work = AtWork(WorkKind.TUNING, NOW)
+    told = expected_waits([waiting("a"), waiting("b")], [at_work], RECENT, NOW + timedelta(seconds=5))
+    assert told == {"a": 15.0, "b": 35.0}
+
+
+def test_several_workers_share_the_queue() -> None:
+    """A free worker takes the first at once; the next waits for whoever is free first."""
+    at_work = AtWork(WorkKind.TUNING, NOW)
+    told = expected_waits([waiting("a"), waiting("b"), waiting("c")], [at_work, None], RECENT, NOW)
+    assert told == {"a": 0.0, "b": 20.0, "c": 20.0}
+
+
+def test_what_takes_longer_than_usual_may_end_any_moment() -> None:
+    """No negative waits."""
+    told = expected_waits([waiting("a")], [AtWork(WorkKind.TUNING, NOW)], RECENT, NOW + timedelta(hours=1))
+    assert told == {"a": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("workers", "recent"),
+    [
+        ([], RECENT),
+        ([AtWork(WorkKind.TUNING, NOW)], RECENT[:2]),
+        ([AtWork(WorkKind.JOB, NOW)], RECENT),
+        ([AtWork(WorkKind.TUNING, NOW)], [took(0.0, attempts=0)] * 5),
+    ],
+)
+def test_nothing_is_promised_without_grounds(workers: list[AtWork | None], recent: list[WorkRow]) -> None:
+    """Without a worker, or fewer than three durations of what runs; stored answers took no device."""
+    assert expected_waits([waiting("a")], workers, recent, NOW) == {"a": None}
+
+
+def test_behind_the_unknown_everything_is_unknown() -> None:
+    """Work of a kind without durations is taken when told, and hides when the next is."""
+    told = expected_waits([waiting("a", WorkKind.JOB), waiting("b")], [None], RECENT, NOW)
+    assert told == {"a": 0.0, "b": None}
+
+
+# --- the place of one ---
+
+
+def test_a_polled_tuning_tells_its_place(busy: Running) -> None:
+    """While it waits; not once it has ended, nor while it runs."""
+    first, second = (submitted(busy, effective_batch_size=size) for size in (5, 6))
+    asked = [busy.http.get(f"/v1/tunings/{it}").json()["queue"] for it in (first, second)]
+    assert asked == [
+        {"position": 1, "expected_wait_seconds": None},
+        {"position": 2, "expected_wait_seconds": None},
+    ]
+    running = next(it["id"] for it in busy.http.get("/v1/tunings").json()["items"] if it["state"] == "RUNNING")
+    assert busy.http.get(f"/v1/tunings/{running}").json()["queue"] is None
+    assert busy.http.post(f"/v1/tunings/{first}/cancel").json()["queue"] is None
+    with busy.client as client:
+        queue = client.tunings.get(second).queue
+        assert queue is not None
+        assert queue.position in {1, 2}  # as it was at most a second ago
+
+
+def test_a_polled_job_tells_its_place(busy: Running) -> None:
+    """Behind the tuning that waits before it."""
+    submitted(busy, effective_batch_size=5)
+    submission = JobSubmission(recommendation=recommendation(), training=TrainingRequest(updates=1))
+    made = busy.http.post("/v1/jobs", json=submission.model_dump(mode="json")).headers["location"]
+    assert busy.http.get(made).json()["queue"]["position"] == 2
+
+
+def test_a_wait_does_not_end_for_a_new_place(busy: Running) -> None:
+    """A long poll is for states and probes: only the answer at its end has the new place, under another tag."""
+    low = submitted(busy, effective_batch_size=5, priority=-5)
+    known = busy.http.get(f"/v1/tunings/{low}").headers["etag"]
+    submitted(busy, effective_batch_size=6)
+    headers = {"If-None-Match": known}
+    answer = busy.http.get(f"/v1/tunings/{low}", params={"wait": 1.5}, headers=headers)
+    assert answer.elapsed.total_seconds() >= 1.0
+    assert (answer.status_code, answer.json()["queue"]["position"]) == (200, 2)
+    assert answer.headers["etag"] != known
+    busy.http.post(f"/v1/tunings/{low}/cancel")
+    ended_now = busy.http.get(f"/v1/tunings/{low}", params={"wait": 30}, headers=headers)
+    assert ended_now.json()["state"] == "CANCELLED"
+
+
+def test_a_long_queue_is_not_read_for_each_new_entry() -> None:
+    """A look that takes 0.1 s is not repeated for 0.4 s: until then what was queued since has no place yet."""
+    looks: list[float] = []
+    now = [0.0]
+
+    def look(_: int) -> Queue:
+        looks.append(now[0])
+        now[0] += 0.1
+        return Queue(items=tuple(entry(name, place) for place, name in enumerate("ab"[: len(looks)], start=1)))
+
+    places = QueuePlaces(look, lambda: now[0])
+    assert places.of(item("a")) is not None
+    now[0] += 0.3
+    assert places.of(item("b")) is None
+    assert len(looks) == 1
+    now[0] += 0.2
+    assert places.of(item("b")) is not None
+    assert len(looks) == 2
+
+
+def test_the_queue_is_read_once_for_many_who_poll() -> None:
+    """Work queued since the last look is looked up at once; work too far behind has no place."""
+    looks: list[int] = []
+    now = [0.0]
+
+    def look(limit: int) -> Queue:
+        looks.append(limit)
+        names = ["a", "b", "c"][: len(looks) + 1]
+        return Queue(items=tuple(entry(it, place) for place, it in enumerate(names, start=1)))
+
+    places = QueuePlaces(look, lambda: now[0])
+    assert [places.of(item("a")), places.of(item("b"))] == [
+        QueuePlace(position=1, expected_wait_seconds=3.0),
+        QueuePlace(position=2, expected_wait_seconds=3.0),
+    ]
+    assert len(looks) == 1
+    third = places.of(item("c"))
+    assert third is not None
+    assert third.position == 3
+    assert len(looks) == 2
+    now[0] += 2.0
+    assert places.of(item("a")) is not None
+    assert len(looks) == 3
+    assert places.of(replace(item("a"), state=State.RUNNING)) is None
+    assert len(looks) == 3
+
+
+def entry(name: str, position: int) -> QueueEntry:
+    """An entry of the queue."""
+    fields: dict[str, Any] = {"kind": WorkKind.TUNING, "device": "cpu", "model": "mlp", "priority": 0}
+    return QueueEntry(id=name, position=position, age_seconds=1.0, expected_wait_seconds=3.2, **fields)
+
+
+def item(name: str) -> WorkItem:
+    """Something that waits."""
+    values: dict[str, Any] = dict.fromkeys(WorkItem.__dataclass_fields__)
+    return WorkItem(**values | {"id": name, "kind": WorkKind.TUNING, "state": State.QUEUED})

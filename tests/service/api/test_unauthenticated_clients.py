@@ -1,0 +1,223 @@
+"""Requests made to hurt: forged names, and bodies that take long to read."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from service.api.middleware.host_names import host_name
+from service.api.middleware.json_bounds import DEEPEST, MOST_VALUES, check_structure
+from service.domain.api_keys import Scope, make_key
+from service.errors import BodyTooLargeError, MalformedJsonError
+from tests.support.factories import recommendation, tuning_request
+from tests.support.service.asking import problem_in
+from tests.support.service.running import Running, StartService
+
+JSON = {"Content-Type": "application/json"}
+ROUTES = ("/v1/tunings", "/v1/jobs", "/v1/estimates", "/v1/keys")
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        "evil.com@127.0.0.1",
+        "evil.com:80@localhost",
+        "@localhost",
+        "localhost:80:80",
+        "localhost:+80",
+        "localhost:99999",
+        "localhost:\uff180",
+        "local%68ost",
+        "localhost/",
+        "localhost?x",
+        "localhost#x",
+        "localhost\\",
+        " localhost",
+        "local host",
+        "localhost,evil.com",
+        "[::1",
+        "::1",
+        "[::1]x",
+        "[::1%25lo]",
+        "[127.0.0.1]",
+        "[::1]@localhost",
+        "",
+        ":80",
+        ".",
+    ],
+)
+def test_a_host_that_is_no_name_and_port_is_none(forged: str) -> None:
+    """Userinfo, escapes, paths, wrong ports and half addresses: nothing of it is taken for a name of ours."""
+    assert host_name(forged) not in {"localhost", "127.0.0.1", "::1"}
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("localhost", "localhost"),
+        ("LOCALHOST:8000", "localhost"),
+        ("127.0.0.1:1", "127.0.0.1"),
+        ("localhost:", "localhost"),
+        ("[::1]:8000", "::1"),
+        ("[0:0:0:0:0:0:0:1]", "::1"),
+        ("ops-1.example_internal", "ops-1.example_internal"),
+    ],
+)
+def test_a_host_is_read_as_the_standard_writes_it(header: str, name: str) -> None:
+    """Names without regard to case, addresses in their shortest form, a port that may be empty."""
+    assert host_name(header) == name
+
+
+def test_a_forged_host_is_refused_on_every_path(shared_service: Running) -> None:
+    """With a name of ours as the host of a URL, or with two Hosts; health routes refuse what is no Host, too."""
+    for path in ("/v1/tunings", "/metrics", "/", "/livez", "/readyz", "/openapi.json"):
+        answer = shared_service.http.get(path, headers={"Host": "evil.com@127.0.0.1"})
+        problem_in(answer, 403, "host-not-allowed")
+
+
+def test_health_is_told_under_any_name(shared_service: Running) -> None:
+    """A kubelet and a load balancer ask for the pod's address; other routes are for our names alone."""
+    for path in ("/livez", "/readyz"):
+        for host in ("10.42.0.17:8000", "[fd00::17]:8000", "batchwright.svc"):
+            assert shared_service.http.get(path, headers={"Host": host}).status_code == HTTPStatus.OK
+    for path in ("/v1/tunings", "/metrics", "/openapi.json", "/docs", "/sign-in"):
+        problem_in(shared_service.http.get(path, headers={"Host": "10.42.0.17:8000"}), 403, "host-not-allowed")
+
+
+def test_metrics_are_read_with_a_key_under_any_name(start_service: StartService) -> None:
+    """Prometheus finds pods by their addresses. A wrong key is refused, and no page of another site has a good one."""
+    service = start_service()
+    stored, text = make_key("prometheus", (Scope.TUNINGS_READ,))
+    service.system.store.keys.add(stored)
+    pod = {"Host": "10.42.0.17:8000"}
+    assert service.http.get("/metrics", headers=pod | bearer(text)).status_code == HTTPStatus.OK
+    problem_in(service.http.get("/metrics", headers=pod | bearer("bw_0_0")), 401, "not-authenticated")
+    problem_in(service.http.get("/v1/tunings", headers=pod | bearer(text)), 403, "host-not-allowed")
+    problem_in(service.http.get("/metrics", headers={"Host": "a@b"} | bearer(text)), 403, "host-not-allowed")
+
+
+def bearer(key: str) -> dict[str, str]:
+    """The header that shows a key."""
+    return {"Authorization": f"Bearer {key}"}
+
+
+def tuning(unknown: int) -> bytes:
+    """A submission with unknown keys in it."""
+    document: dict[str, Any] = tuning_request().model_dump(mode="json")
+    return json.dumps(document | {f"unknown{number}": 0 for number in range(unknown)}).encode()
+
+
+def test_many_faults_are_counted_and_the_first_twenty_listed(shared_service: Running) -> None:
+    """The answer stays small, and says how many faults there are."""
+    answer = shared_service.http.post("/v1/tunings", content=tuning(9_000), headers=JSON)
+    problem = problem_in(answer, 422, "invalid-request")
+    assert len(problem.errors) == 20
+    assert problem.error_count == 9_000
+    assert problem.detail.startswith("9000 faults, of which the first 20: unknown0: ")
+    assert len(answer.content) < 50_000
+
+
+def test_few_faults_are_all_listed(shared_service: Running) -> None:
+    """Up to twenty, without a count of their own."""
+    problem = problem_in(
+        shared_service.http.post("/v1/tunings", content=tuning(20), headers=JSON), 422, "invalid-request"
+    )
+    assert [fault.field for fault in problem.errors] == [f"unknown{number}" for number in range(20)]
+    assert problem.error_count is None
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{" + b",".join(b'"%x":0' % number for number in range(80_000)) + b"}",
+        b"[" + b"0," * 100_000 + b"0]",
+        b"[{}" + b",{}" * 100_000 + b"]",
+        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a":' * 65 + b"0" + b"}" * 65,
+    ],
+    ids=["keys", "elements", "objects", "deep", "just-too-deep"],
+)
+def test_a_body_of_many_values_or_levels_is_refused_unparsed(
+    shared_service: Running, route: str, content: bytes
+) -> None:
+    """On every route that takes JSON."""
+    answer = shared_service.http.post(route, content=content, headers=JSON)
+    assert "the body" in problem_in(answer, 413, "body-too-large").detail
+
+
+@pytest.mark.parametrize("content", [b'"' + b'\\"' * 500_000, b'"\\' * 300_000, b"," * 1_000_000, b"{" * 1_000_000])
+def test_the_structure_of_any_text_is_read_in_linear_time(content: bytes) -> None:
+    """Strings without an end included, for which a search that begins anew at each quote takes hours."""
+    began = time.monotonic()
+    with suppress(BodyTooLargeError):
+        check_structure(content)
+    assert time.monotonic() - began < 10.0  # 0.01 s where nothing else runs
+
+
+def test_what_is_in_strings_is_no_structure() -> None:
+    """Commas and brackets in text do not count, nor does an escaped quote end it."""
+    check_structure(json.dumps({"text": '[{,"\\' * 30_000}).encode())
+    check_structure(b'"' + b"[" * 100_000)
+    check_structure(b'"\\')
+    check_structure(json.dumps([[0]] * (MOST_VALUES // 2 - 1)).encode())
+    with pytest.raises(BodyTooLargeError):
+        check_structure(json.dumps([0] * (MOST_VALUES + 2)).encode())
+    check_structure(b"[" * DEEPEST + b"]" * DEEPEST)
+    with pytest.raises(BodyTooLargeError):
+        check_structure(b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_json_is_utf_8(encoding: str) -> None:
+    """Another encoding would hide structure from the count."""
+    with pytest.raises(MalformedJsonError):
+        check_structure('{"a": 0}'.encode(encoding))
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b'{"device": "\xff"}', ": byte 12 is not UTF-8"),
+        (b'{"effective_batch_size": ' + b"9" * 5000 + b"}", ": Exceeds the limit (4300 digits)"),
+        (b'{"device": "\\ud800"}', ": unexpected end of hex escape"),
+        (b'{"device": }', ": Expecting value"),
+    ],
+)
+def test_malformed_json_is_told_with_its_reason(shared_service: Running, sent: bytes, reason: str) -> None:
+    """One code for all of it, and words that help."""
+    headers = {"content-type": "application/json"}
+    answer = shared_service.http.post("/v1/tunings", content=sent, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (400, "malformed-json")
+    assert reason in answer.json()["detail"]
+
+
+def test_the_largest_documents_of_use_are_taken() -> None:
+    """A recommendation with its evidence, and a configuration with the names of a thousand classes."""
+    document = {"recommendation": recommendation().model_dump(mode="json"), "training": {"updates": 1}}
+    check_structure(json.dumps(document).encode())
+    classes = {
+        "id2label": {str(it): f"class {it}" for it in range(1000)},
+        "label2id": {f"c{it}": it for it in range(1000)},
+    }
+    check_structure(json.dumps(classes).encode())
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("path", ["/sign-in", "/livez", "/docs"])
+def test_unauthenticated_clients_send_some_kibibytes_at_most(
+    shared_service: Running, path: str, *, chunked: bool
+) -> None:
+    """Bodies of public routes are refused above 8192 bytes, though callers with a key may send 1 MiB."""
+    large = b"key=" + b"x" * 9000
+    content = iter([large[:4500], large[4500:]]) if chunked else large
+    answer = shared_service.http.post(
+        path, content=content, headers={"Content-Type": "application/x-www-form-urlencoded"}
+    )
+    assert answer.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    assert "8192" in answer.text

@@ -1,0 +1,351 @@
+"""Estimates over HTTP: real ones of small models, and what bounds them, with real processes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from service.application.estimates import EstimateLimits, Estimates, ShouldStop
+from service.application.rules.policy import Policy
+from service.bootstrap import app_of
+from service.client import ApiError, Client
+from service.domain.problems import Problem
+from service.errors import EstimatesBusyError, InvalidInputError, TargetNotAllowedError
+from tests.support.factories import mlp_spec, python_spec
+from tests.support.service.running import Running, StartService, listening
+from tuner.errors import EstimateCancelledError, EstimateError
+from tuner.hardware.gpu_table import GPUS
+from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
+from tuner.schemas.workload import WorkloadSpec
+
+PATIENCE_SECONDS = 120.0
+TARGET = "tests.support.misbehaving:build"
+
+
+def estimate_request(spec: WorkloadSpec | None = None, *gpus: str, **changes: Any) -> EstimateRequest:
+    """A question about a small MLP."""
+    return EstimateRequest(spec=spec or mlp_spec(), gpus=gpus or ("H100-80GB",), **changes)
+
+
+def until(happens: Callable[[], bool]) -> None:
+    """Wait for something that other processes do."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not happens():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+class Hanging:
+    """A workload that hangs while it is traced, and notes its process and one that it started."""
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+        self.spec = python_spec(TARGET, way="leaves-a-child-and-hangs", argument=str(journal))
+
+    def processes(self) -> list[int]:
+        """The processes, once they run."""
+        until(lambda: self._journal.exists() and self._journal.read_text().endswith("\n"))
+        return [int(word) for word in self._journal.read_text().split()]
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Hanging:
+    """A workload that hangs."""
+    return Hanging(tmp_path / "processes.txt")
+
+
+@contextmanager
+def in_background(work: Callable[[], Any]) -> Iterator[Future[Any]]:
+    """Work that goes on beside the test."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(work)
+
+
+# --- answers ---
+
+
+@pytest.fixture(scope="module")
+def client(shared_service: Running) -> Iterator[Client]:
+    """A client of the shared service."""
+    with shared_service.client as opened:
+        yield opened
+
+
+def test_an_estimate_says_what_fits_and_that_it_is_one(client: Client) -> None:
+    """In the order asked, under the catalogue's names, with the plan, and marked as not measured."""
+    found = client.estimates.create(
+        estimate_request(None, "NVIDIA A10G", "16GiB", micro_batch_size=8, effective_batch_size=100)
+    )
+    assert (found.measured, [gpu.gpu for gpu in found.gpus]) == (False, ["A10G", "16GiB"])
+    for gpu in found.gpus:
+        assert gpu.plan is not None
+        assert gpu.peak is not None
+        assert sum(gpu.plan.micro_batch_sizes[0]) == 100
+        assert (gpu.peak.micro_batch_size, gpu.peak.verdict) == (8, Verdict.FITS)
+
+
+def test_a_question_asked_again_is_answered_from_memory(client: Client) -> None:
+    """Also with other data, rates and time limit: not even the time it took differs. Another GPU asks another."""
+    first = client.estimates.create(estimate_request(None, "RTX 3090"))
+    other = mlp_spec(data={"kind": "synthetic", "samples": 7}, optimizer={"name": "adamw", "learning_rate": 0.5})
+    assert client.estimates.create(estimate_request(other, "NVIDIA GeForce RTX 3090", timeout_seconds=60.0)) == first
+    assert client.estimates.create(estimate_request(None, "L4")) != first
+
+
+def test_the_catalogue_is_listed(client: Client) -> None:
+    """Every GPU that can be named, with its sources."""
+    assert client.gpus.list() == GPUS
+
+
+# --- refusals ---
+
+
+def refused(client: Client, request: EstimateRequest) -> Problem:
+    """The problem with which an estimate is refused."""
+    with pytest.raises(ApiError) as caught:
+        client.estimates.create(request)
+    return caught.value.problem
+
+
+def test_every_unknown_gpu_is_named(client: Client) -> None:
+    """By its place in the request, with what there is."""
+    problem = refused(client, estimate_request(None, "H200", "H1000", "A100"))
+    assert (problem.status, problem.code) == (422, "invalid-request")
+    assert [fault.field for fault in problem.errors] == ["gpus.1", "gpus.2"]
+    assert "A100-40GB, A100-80GB" in problem.errors[1].message
+
+
+def test_a_share_that_is_too_small_is_named(shared_service: Running) -> None:
+    """The checks of the document are problems like any other."""
+    body = json.loads(estimate_request().model_dump_json()) | {"micro_batch_size": 9, "effective_batch_size": 8}
+    answer = shared_service.http.post("/v1/estimates", json=body)
+    assert answer.status_code == 422
+    assert "`micro_batch_size` is 9" in answer.json()["detail"]
+
+
+def test_code_is_traced_only_by_allow_list(client: Client) -> None:
+    """A `python` target that is not listed does not run."""
+    problem = refused(client, estimate_request(python_spec("os:system")))
+    assert (problem.status, problem.code) == (403, "python-target-not-allowed")
+
+
+def test_what_cannot_be_traced_is_told_in_the_workloads_words(start_service: StartService, hanging: Hanging) -> None:
+    """422 with the error of the caller's own code."""
+    del hanging
+    with start_service(python_targets=TARGET).client as client:
+        problem = refused(client, estimate_request(python_spec(TARGET, way="raises")))
+    assert (problem.status, problem.code) == (422, "cannot-estimate")
+    assert "labels must be below 10" in problem.detail
+
+
+def test_an_estimate_that_takes_too_long_is_given_up(client: Client) -> None:
+    """504 with the time: torch alone takes longer to import."""
+    problem = refused(client, estimate_request(None, "B200", timeout_seconds=0.1))
+    assert (problem.status, problem.code) == (504, "estimate-timed-out")
+    assert "0.1 s" in problem.detail
+
+
+# --- bounds ---
+
+
+def posted(url: str, request: EstimateRequest) -> socket.socket:
+    """The connection over which a request was sent, its answer not read."""
+    address = urlsplit(url)
+    body = request.model_dump_json().encode()
+    connection = socket.create_connection((str(address.hostname), int(address.port or 0)))
+    head = f"POST /v1/estimates HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return connection
+
+
+def test_slots_are_bounded_and_freed_by_a_client_that_goes_away(
+    start_service: StartService, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the slot is taken others are 503 with when to come back; a closed connection ends the processes."""
+    service = start_service(python_targets=TARGET)
+    monkeypatch.setattr(service.system.estimates, "_limits", EstimateLimits(wait_seconds=0.2))
+    with posted(service.url, estimate_request(hanging.spec)):
+        processes = hanging.processes()
+        busy = service.http.post("/v1/estimates", json=json.loads(estimate_request().model_dump_json()))
+        assert (busy.status_code, busy.json()["code"]) == (503, "estimates-busy")
+        assert busy.headers["retry-after"]
+        assert service.http.get("/v1/gpus").status_code == 200
+        assert not any(is_gone(pid) for pid in processes)
+    until(lambda: all(is_gone(pid) for pid in processes))
+    with service.client as client:
+        assert client.estimates.create(estimate_request()).gpus[0].feasible is Verdict.FITS
+
+
+def test_estimates_leave_the_api_its_threads(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While more estimates are made than the API has threads for everything else, everything else is answered."""
+    service = start_service(estimate_slots=45)
+    estimator = Scripted()
+    estimator.go_on.clear()
+    monkeypatch.setattr(service.system.estimates, "_estimator", estimator)
+    with ExitStack() as stack:
+        for size in range(1, 46):
+            stack.enter_context(posted(service.url, estimate_request(micro_batch_size=size)))
+        for _ in range(45):
+            assert estimator.begun.acquire(timeout=PATIENCE_SECONDS)
+        assert service.http.get("/v1/tunings", timeout=PATIENCE_SECONDS).status_code == 200
+        estimator.go_on.set()
+
+
+def test_a_service_that_ends_ends_its_estimates(start_service: StartService, hanging: Hanging) -> None:
+    """Whoever waits is told, and nothing is left running."""
+    service = start_service(python_targets=TARGET)
+    app = app_of(service.system, service.settings)
+    body = json.loads(estimate_request(hanging.spec).model_dump_json())
+    with (
+        listening(app) as url,
+        in_background(lambda: httpx.post(f"{url}/v1/estimates", json=body, timeout=PATIENCE_SECONDS)) as asked,
+    ):
+        processes = hanging.processes()
+        app.state.feed.close()
+        answer = asked.result(PATIENCE_SECONDS)
+    assert (answer.status_code, answer.json()["code"]) == (503, "estimate-cancelled")
+    assert all(is_gone(pid) for pid in processes)
+
+
+def test_the_number_of_slots_is_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`BATCHWRIGHT_ESTIMATE_SLOTS`, one when left out."""
+    from service.settings import Settings  # noqa: PLC0415 - after the environment is set
+
+    assert Settings(data_dir=tmp_path).estimate_slots == 1
+    monkeypatch.setenv("BATCHWRIGHT_ESTIMATE_SLOTS", "3")
+    assert Settings(data_dir=tmp_path).estimate_slots == 3
+
+
+class Scripted:
+    """An estimator that answers at once, or holds until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.begun = threading.Semaphore(0)
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def __call__(self, request: EstimateRequest, should_stop: ShouldStop) -> Estimate:
+        """Answer with the number of the call as the number of parameters."""
+        self.asked += 1
+        self.begun.release()
+        while not self.go_on.wait(0.01):
+            if should_stop():
+                raise EstimateCancelledError("told to stop")
+        gpus = tuple(
+            GpuEstimate(
+                gpu=name, usable_bytes=1, feasible=Verdict.FITS, largest_micro_batch=1, surely_fits=1, may_fit=1
+            )
+            for name in request.gpus
+        )
+        return Estimate(decisions="cpu", parameters=self.asked, gpus=gpus, versions={}, seconds=0.0)
+
+
+def bounded(estimator: Scripted, *targets: str, **limits: Any) -> Estimates:
+    """Estimates around a scripted estimator."""
+    return Estimates(estimator, Policy(targets, ()), {"torch": "2.8"}, EstimateLimits(**limits))
+
+
+def test_the_answer_asked_for_the_longest_ago_is_forgotten() -> None:
+    """Two are remembered; asking again keeps one."""
+    estimator = Scripted()
+    estimates = bounded(estimator, remembered=2)
+    numbers = [estimates.estimate(estimate_request(micro_batch_size=size)).parameters for size in (1, 2, 1, 3, 1, 2)]
+    assert numbers == [1, 2, 1, 3, 1, 4]
+
+
+def test_answers_are_forgotten_when_they_take_too_much_memory() -> None:
+    """Room for one and a half answers keeps one; an answer above all of it is not kept."""
+    nbytes = len(Scripted()(estimate_request(), lambda: False).model_dump_json())
+    question = len(bounded(Scripted())._question(estimate_request()))
+    one = bounded(Scripted(), remembered_bytes=(nbytes + question) * 3 // 2)
+    numbers = [one.estimate(estimate_request(micro_batch_size=size)).parameters for size in (1, 1, 2, 2, 1)]
+    assert numbers == [1, 1, 2, 2, 3]
+    none = bounded(Scripted(), remembered_bytes=nbytes)
+    assert [none.estimate(estimate_request()).parameters for _ in range(2)] == [1, 2]
+
+
+def test_code_that_may_change_is_traced_each_time() -> None:
+    """Answers for `python` models are not remembered."""
+    estimates = bounded(Scripted(), TARGET)
+    request = estimate_request(python_spec(TARGET))
+    assert [estimates.estimate(request).parameters for _ in range(2)] == [1, 2]
+    with pytest.raises(TargetNotAllowedError):
+        bounded(Scripted()).estimate(request)
+
+
+def test_who_waits_for_the_same_answer_gets_it_without_another_trace() -> None:
+    """The second finds the first's answer once its turn has come."""
+    estimator = Scripted()
+    estimator.go_on.clear()
+    estimates = bounded(estimator)
+    with (
+        in_background(lambda: estimates.estimate(estimate_request())) as first,
+        in_background(lambda: estimates.estimate(estimate_request())) as second,
+    ):
+        assert estimator.begun.acquire(timeout=PATIENCE_SECONDS)
+        estimator.go_on.set()
+        assert first.result(PATIENCE_SECONDS) == second.result(PATIENCE_SECONDS)
+    assert estimator.asked == 1
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    """Beyond the slots and those who may wait, nobody holds a thread; a failed estimate gives its slot back."""
+    estimator = Scripted()
+    estimator.go_on.clear()
+    estimates = bounded(estimator, slots=2, queue=0)
+    stop = threading.Event()
+
+    def work() -> Estimate:
+        return estimates.estimate(estimate_request(), stop.is_set)
+
+    with in_background(work) as first, in_background(work) as second:
+        for _ in range(2):
+            assert estimator.begun.acquire(timeout=PATIENCE_SECONDS)
+        with pytest.raises(EstimatesBusyError, match="2 made at once"):
+            estimates.estimate(estimate_request())
+        stop.set()
+        for asked in (first, second):
+            with pytest.raises(EstimateCancelledError):
+                asked.result(PATIENCE_SECONDS)
+    estimator.go_on.set()
+    assert estimates.estimate(estimate_request()).parameters == 3
+
+
+def test_a_caller_who_leaves_the_queue_is_not_served() -> None:
+    """While waiting for a slot, as while it is made."""
+    estimator = Scripted()
+    estimator.go_on.clear()
+    estimates = bounded(estimator)
+    with in_background(lambda: estimates.estimate(estimate_request())) as first:
+        assert estimator.begun.acquire(timeout=PATIENCE_SECONDS)
+        with pytest.raises(EstimateCancelledError):
+            estimates.estimate(estimate_request(), lambda: True)
+        estimator.go_on.set()
+        assert first.result(PATIENCE_SECONDS).parameters == 1
+
+
+@pytest.mark.parametrize("name", ["9" * 400 + "GiB", "\0", "", "🦙", "0GiB"])
+def test_odd_names_of_gpus_are_refused(name: str) -> None:
+    """Whatever the text, it is the caller's mistake."""
+    with pytest.raises((InvalidInputError, EstimateError)):
+        bounded(Scripted()).estimate(estimate_request(None, name))

@@ -1,0 +1,464 @@
+"""Stored answers to the same question: they lead new tunings, and are served for their own fingerprint only."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic import command
+from sqlalchemy import text
+
+from service.application import UseCases
+from service.application.rules.policy import Policy
+from service.application.rules.warm_start import recall_earlier
+from service.client import Client
+from service.domain.api_keys import KEYLESS
+from service.domain.identifiers import IdentifierSource
+from service.domain.states import State, WorkKind
+from service.domain.work import Tuning as TuningView
+from service.domain.work import TuningPage, TuningSubmission
+from service.domain.workers import ServedDevice
+from service.store.database.engine import open_engine, writing
+from service.store.database.migrate import configuration, upgrade
+from service.store.interface import Ending, Store, WorkItem
+from service.store.sql_store import SqlStore, open_store
+from service.worker.coordinator import Coordinator
+from service.worker.device_worker import WorkerSettings
+from service.worker.executors.inline import InlineExecutor
+from tests.support.factories import CPU, gpt_spec, mlp_spec, tuning_request
+from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work
+from tuner.hardware.inventory import find_device
+from tuner.planning.session import ProbeRunner, Tuning
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.requests import ProbeRequest, TuningRequest
+from tuner.schemas.results import Outcome, ProbeResult
+
+MIB, GIB = 1024**2, 1024**3
+REQUEST = tuning_request(memory_limit_bytes=4 * GIB)
+UPGRADED = {"torch": "2.9"}
+PATIENCE_SECONDS = 120.0
+
+NewId = Callable[[str], str]
+
+
+class MovedRunner(ScriptedRunner):
+    """A runner on which the same sizes take another share of the limit."""
+
+    def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
+        """Answer from the formula, with a peak that is 5 % lower."""
+        found = super().run(request, should_stop)
+        return found.model_copy(update={"process_peak_bytes": int((found.process_peak_bytes or 0) * 0.95)})
+
+
+def serving(store: Store, versions: dict[str, str] | None = None, **device: Any) -> ServedDevice:
+    """Announce the worker of the one place, and that it is this one now."""
+    changes = {"versions": versions or {"torch": "2.8"}, "device": CPU.model_copy(update=device)}
+    served = SERVED.model_copy(update=changes)
+    store.announce(served)
+    return served
+
+
+def cases(store: Store) -> UseCases:
+    """The use cases, around a store."""
+    return UseCases(store, Policy([], []), Path("unused"), 60.0, lambda: None)
+
+
+def submit(store: Store, request: TuningRequest = REQUEST, **changes: Any) -> tuple[TuningView, bool]:
+    """Submit a tuning; whether it was queued."""
+    asked = cases(store)
+    answer = asked.tunings.submit(TuningSubmission(**dict(request), **changes), KEYLESS)
+    asked.tally.flush()  # not later from a thread, when the store is closed
+    return TuningView.model_validate_json(answer.body), answer.queued
+
+
+def course(item: WorkItem, served: ServedDevice) -> Tuning:
+    """The tuning of a queued item, as its worker begins it."""
+    request = TuningRequest.model_validate_json(item.payload)
+    return Tuning(request, served.device, environment=served.environment, versions=served.versions)
+
+
+def work_off(store: Store, served: ServedDevice, runner: ProbeRunner | None = None) -> Recommendation:
+    """Claim what is queued, run it, and store its answer; what is asked of an estimate is asked."""
+    claim = store.claim(served, 3600.0)  # real probes take long on a busy machine, and nobody renews the lease
+    assert claim is not None
+    tuning = course(claim.item, served)
+    recall_earlier(store, claim.item, tuning)
+    runner = runner or ScriptedRunner(37)
+    if (question := tuning.to_expect()) is not None:
+        tuning.expect(runner.expect(question))
+    found = finish(tuning, runner, IdentifierSource().new("rec"))
+    store.finish(claim.lease, Ending(State.SUCCEEDED, recommendation=found))
+    return found
+
+
+def finish(tuning: Tuning, runner: ProbeRunner, identifier: str) -> Recommendation:
+    """Drive a tuning to its end."""
+    while (probe := tuning.next_probe()) is not None:
+        tuning.record(runner.run(probe))
+    return tuning.recommendation(identifier=identifier, created_at=datetime.now(UTC), total_seconds=1.0)
+
+
+@pytest.fixture
+def answered(store: Store) -> Recommendation:
+    """An answer under the versions before the upgrade; the worker serves the upgraded ones from now on."""
+    served = serving(store)
+    submit(store)
+    found = work_off(store, served)
+    serving(store, UPGRADED)
+    return found
+
+
+# --- what is queued ---
+
+
+def test_an_upgrade_queues_a_tuning_that_refers_to_the_earlier_answer(store: Store, answered: Recommendation) -> None:
+    """The answer is not served under other versions; the new tuning's row names it."""
+    tuning, queued = submit(store)
+    assert queued
+    assert (tuning.state, tuning.recommendation) == (State.QUEUED, None)
+    assert tuning.earlier_recommendation_id == answered.id
+    listed = TuningPage.model_validate_json(cases(store).tunings.page(1))
+    assert listed.items[0].earlier_recommendation_id == answered.id
+
+
+def test_a_fresh_tuning_refers_to_nothing(store: Store, answered: Recommendation) -> None:
+    """Fresh means from nothing."""
+    assert answered.feasible
+    assert submit(store, fresh=True)[0].earlier_recommendation_id is None
+
+
+def test_another_question_refers_to_nothing(store: Store, answered: Recommendation) -> None:
+    """Another batch is another question."""
+    assert answered.feasible
+    assert submit(store, tuning_request(effective_batch_size=101))[0].earlier_recommendation_id is None
+
+
+def test_an_infeasible_answer_is_not_referred_to(store: Store) -> None:
+    """It measured nothing that could lead."""
+    served = serving(store)
+    submit(store)
+    assert not work_off(store, served, ScriptedRunner(0)).feasible
+    serving(store, UPGRADED)
+    assert submit(store)[0].earlier_recommendation_id is None
+
+
+def test_chains_are_cut(store: Store, answered: Recommendation) -> None:
+    """A third tuning refers to the answer with the full proof, not to the one that was only confirmed."""
+    submit(store)
+    confirmed = work_off(store, serving(store, UPGRADED))
+    assert confirmed.evidence.proof.stopped_by == "earlier-answer"
+    serving(store, {"torch": "2.10"})
+    assert submit(store)[0].earlier_recommendation_id == answered.id
+
+
+def test_an_answer_that_a_probe_may_confirm_comes_before_a_newer_one(store: Store, answered: Recommendation) -> None:
+    """The newest was found under a lower limit: the one under the same limit is worth more."""
+    served = serving(store)
+    submit(store, tuning_request(memory_limit_bytes=2 * GIB))
+    work_off(store, served)
+    serving(store, UPGRADED)
+    assert submit(store)[0].earlier_recommendation_id == answered.id
+
+
+# --- what is served without a probe ---
+
+
+def drawn(source: random.Random) -> tuple[TuningRequest, ServedDevice]:
+    """A request and a worker, from few of each kind, so that pairs agree in much and differ in some."""
+    request = tuning_request(
+        source.choice([mlp_spec(), mlp_spec(precision="bf16-mixed"), gpt_spec()]),
+        source.choice([100, 100, 90]),
+        memory_limit_bytes=source.choice([None, 4 * GIB, 3 * GIB]),
+        memory_margin=source.choice([0.03, 0.03, 0.1]),
+        objective=source.choice(["largest", "fewest_steps"]),
+        probe_timeout_seconds=source.choice([10.0, 20.0]),
+    )
+    total, name = source.choice([16 * GIB, 32 * GIB]), source.choice(["one", "one", "another"])
+    changes = {
+        "device": CPU.model_copy(update={"total_bytes": total, "name": name}),
+        "versions": {"torch": source.choice(["2.8", "2.9"]), "python": source.choice(["3.11", "3.12"])},
+        "environment": source.choice([{}, {}, {"MALLOC_ARENA_MAX": "1"}]),
+    }
+    return request, SERVED.model_copy(update=changes)
+
+
+def steps_needed(request: TuningRequest, size: int) -> int:
+    """The accumulation steps of one rank with micro-batches of a size."""
+    return -(-request.effective_batch_size // size)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_answer_is_served_for_its_own_fingerprint_only(store: Store, seed: int) -> None:
+    """Over random requests, devices, versions and limits: without a probe exactly when the fingerprint was answered."""
+    source, answers = random.Random(seed), dict[str, Recommendation]()
+    proven: set[str] = set()
+    for _ in range(60):
+        request, served = drawn(source)
+        store.announce(served)
+        asked = Tuning(request, served.device, environment=served.environment, versions=served.versions)
+        tuning, queued = submit(store, request)
+        assert queued == (asked.fingerprint not in answers)
+        if not queued:
+            assert tuning.recommendation is not None
+            assert tuning.recommendation.fingerprint == asked.fingerprint
+            continue
+        assert (tuning.earlier_recommendation_id is not None) == (asked.question in proven)
+        if tuning.earlier_recommendation_id is not None:
+            earlier = store.recommendation(tuning.earlier_recommendation_id)
+            assert earlier.fingerprint != asked.fingerprint
+            assert earlier.evidence.proof.stopped_by != "earlier-answer"
+        found = work_off(store, served)
+        assert found.fingerprint == asked.fingerprint
+        assert found.evidence.probes
+        assert steps_needed(request, found.evidence.proof.fits) == 3
+        assert found.evidence.proof.fits == 37 or request.objective == "fewest_steps"
+        answers[asked.fingerprint] = found
+        proven.add(asked.question)
+    assert len(answers) > len(proven) > 1
+
+
+# --- what a worker makes of it ---
+
+
+@pytest.fixture
+def start(store: Store, tmp_path: Path) -> Iterator[Callable[..., Coordinator]]:
+    """Starts a worker around a runner, with the upgraded versions unless told otherwise."""
+    started: list[Coordinator] = []
+
+    def new(runner: ScriptedRunner, versions: dict[str, str] = UPGRADED) -> Coordinator:
+        terms = WorkerSettings(
+            node_name="host",
+            runs_dir=tmp_path / "runs",
+            locks_dir=tmp_path / "locks",
+            lease_seconds=60.0,
+            poll_seconds=0.02,
+            shutdown_grace_seconds=1.0,
+        )
+        started.append(Coordinator(store, [InlineExecutor(CPU, runner, Trainer())], versions, terms))
+        store.withdraw(SERVED)  # announced by the tests for another owner
+        started[-1].start()
+        return started[-1]
+
+    yield new
+    for coordinator in started:
+        coordinator.stop()
+
+
+def answer_to(store: Store, tuning_id: str) -> Recommendation:
+    """The recommendation of a tuning once it has ended."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_SECONDS / 0.01)):
+        if (item := store.get(tuning_id)).state.terminal:
+            assert item.state is State.SUCCEEDED, item
+            return store.recommendation(str(item.recommendation_id))
+        pause.wait(0.01)
+    raise AssertionError(f"still {store.get(tuning_id)}")
+
+
+def test_one_probe_confirms_the_answer(
+    store: Store, answered: Recommendation, start: Callable[..., Coordinator]
+) -> None:
+    """The worker runs the earlier size and no other; the answer rests on the earlier one and says so."""
+    tuning, _ = submit(store)
+    runner = ScriptedRunner(37)
+    start(runner)
+    found = answer_to(store, tuning.id)
+    assert (runner.checked, runner.sizes) == (1, [37])
+    assert found.micro_batch_sizes == answered.micro_batch_sizes
+    assert found.evidence.earlier is not None
+    assert found.evidence.earlier.recommendation_id == answered.id
+    assert found.fingerprint == tuning.fingerprint != answered.fingerprint
+    assert submit(store)[0].recommendation == found  # its own fingerprint is answered now
+
+
+def test_a_peak_that_moved_is_searched(
+    store: Store, answered: Recommendation, start: Callable[..., Coordinator]
+) -> None:
+    """The first probe is the earlier size, the rest proves the answer anew."""
+    tuning, _ = submit(store)
+    runner = MovedRunner(40)
+    start(runner)
+    found = answer_to(store, tuning.id)
+    assert runner.sizes[0] == answered.micro_batch_size
+    assert (found.micro_batch_size, found.evidence.proof.stopped_by) == (40, "oom")
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_after_a_crash_the_tuning_goes_on_as_if_nothing_had_happened(
+    store: Store, answered: Recommendation, start: Callable[..., Coordinator], kept: int
+) -> None:
+    """A worker dies after some probes; the next runs exactly those that an undisturbed tuning would still run."""
+    undisturbed = MovedRunner(40)
+    whole = Tuning(REQUEST, CPU, environment={}, versions=UPGRADED)
+    whole.recall(answered)
+    whole.record_coupling(undisturbed.coupling)
+    expected = finish(whole, undisturbed, "rec_expected")
+    tuning, _ = submit(store)
+    claim = store.claim(SERVED, 60.0)
+    assert claim is not None
+    for ordinal, result in enumerate(expected.evidence.probes[:kept], start=1):
+        store.record_probe(claim.lease, ordinal, result)
+    store.release_place(SERVED.place, "host:")
+    runner = MovedRunner(40)
+    start(runner)
+    found = answer_to(store, tuning.id)
+    assert runner.sizes == undisturbed.sizes[kept:]
+    assert found.evidence == expected.evidence
+
+
+class SlowRunner(ScriptedRunner):
+    """Nothing above ``largest`` ends in time."""
+
+    def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
+        """A probe that fits, or one that is given up."""
+        result = super().run(request, should_stop)
+        return result.model_copy(update={} if result.outcome is Outcome.FIT else {"outcome": Outcome.TIMED_OUT})
+
+
+def test_an_answer_below_a_time_out_succeeds_and_is_not_served_again(store: Store) -> None:
+    """The size that fits is recommended; a second submission, perhaps with more time, tries larger sizes again."""
+    served = serving(store)
+    submit(store)
+    found = work_off(store, served, SlowRunner(37))
+    assert (found.feasible, found.evidence.proof.stopped_by) == (True, "timeout")
+    assert 0 < (found.micro_batch_size or 0) <= 37
+    assert "larger-sizes-not-known" in {advice.code for advice in found.warnings}
+    again, queued = submit(store, REQUEST.model_copy(update={"probe_timeout_seconds": 3000.0}))
+    assert (queued, again.recommendation, again.earlier_recommendation_id) == (True, None, found.id)
+
+
+def test_after_a_crash_behind_the_confirming_probe_nothing_is_run(
+    store: Store, answered: Recommendation, start: Callable[..., Coordinator]
+) -> None:
+    """What it found is recorded, and decides."""
+    tuning, _ = submit(store)
+    claim = store.claim(SERVED, 60.0)
+    assert claim is not None
+    fit = [it for it in answered.evidence.probes if it.outcome is Outcome.FIT and it.micro_batch_size == 37]
+    store.record_probe(claim.lease, 1, fit[-1])
+    store.release_place(SERVED.place, "host:")
+    runner = ScriptedRunner(37)
+    start(runner)
+    assert answer_to(store, tuning.id).evidence.proof.stopped_by == "earlier-answer"
+    assert runner.sizes == []
+
+
+@pytest.mark.parametrize("reference", ["rec_none", "another question"])
+def test_a_reference_that_leads_nowhere_is_no_failure(
+    store: Store, answered: Recommendation, start: Callable[..., Coordinator], reference: str
+) -> None:
+    """The earlier answer is gone, or answers another question by now: the tuning searches as ever."""
+    request = REQUEST if reference == "rec_none" else tuning_request(effective_batch_size=50)
+    asked = Tuning(request, CPU, environment={}, versions=UPGRADED)
+    work = new_work(
+        IdentifierSource().new("tun"),
+        fingerprint=asked.fingerprint,
+        payload=request.model_dump_json(),
+        earlier_recommendation_id=reference if reference == "rec_none" else answered.id,
+    )
+    store.add(work)
+    start(ScriptedRunner(37))
+    found = answer_to(store, work.id)
+    assert (found.micro_batch_size, found.evidence.proof.stopped_by, found.evidence.earlier) == (37, "oom", None)
+
+
+# --- the store's contract ---
+
+
+def test_the_store_finds_answers_by_their_question(store: Store, new_id: NewId) -> None:
+    """Feasible ones of tunings with that question, newest first, at most as many as asked for."""
+    served = serving(store)
+    made: list[str] = []
+    for limit, largest in ((2 * GIB, 37), (3 * GIB, 37), (4 * GIB, 0), (5 * GIB, 37)):
+        submit(store, tuning_request(memory_limit_bytes=limit), fresh=True)
+        made.append(work_off(store, served, ScriptedRunner(largest)).id)
+    question = Tuning(REQUEST, served.device, environment={}, versions={}).question
+    store.add(new_work(new_id("tun"), question=question))
+    assert [it.id for it in store.answers_to(question, 9)] == [made[3], made[1], made[0]]
+    assert [it.id for it in store.answers_to(question, 2)] == [made[3], made[1]]
+    assert store.answers_to("0" * 64, 9) == []
+
+
+def test_the_store_keeps_what_leads_a_tuning(store: Store, new_id: NewId) -> None:
+    """The reference is read back, in the item and in the list; without one there is none."""
+    led = store.add(new_work(new_id("tun"), earlier_recommendation_id="rec_1"))
+    plain = store.add(new_work(new_id("tun")))
+    assert led.earlier_recommendation_id == "rec_1"
+    listed = {row.id: row.earlier_recommendation_id for row in store.newest(WorkKind.TUNING, 2)}
+    assert listed == {led.id: "rec_1", plain.id: None}
+
+
+def test_a_database_from_before_goes_on(database_url: str, new_id: NewId) -> None:
+    """Tunings that are there already keep no question: they are read as ever, are served, and lead nothing."""
+    engine = open_engine(database_url)
+    upgrade(engine)
+    store = SqlStore(engine)
+    served = serving(store)
+    submit(store)
+    found = work_off(store, served)
+    with writing(engine) as connection:
+        command.downgrade(configuration(connection), "0002_keys")
+        columns = connection.execute(text("SELECT * FROM work_items")).keys()
+        assert not {"question", "earlier_recommendation_id"} & set(columns)
+    engine.dispose()
+    again = open_store(database_url)
+    assert again.newest(WorkKind.TUNING, 1)[0].earlier_recommendation_id is None
+    assert submit(again)[0].recommendation == found
+    serving(again, UPGRADED)
+    tuning, queued = submit(again)
+    assert (queued, tuning.earlier_recommendation_id) == (True, None)
+    again.add(replace(new_work(new_id("tun")), question="0" * 64))
+    again.close()
+
+
+# --- over HTTP ---
+
+
+def test_the_api_shows_what_leads_a_tuning(client: Client) -> None:
+    """Null for the first; the first's answer for the same question under another limit, found anew and exactly."""
+    first = client.tunings.wait(client.tunings.submit(REQUEST).id)
+    assert first.earlier_recommendation_id is None
+    lower = client.tunings.submit(tuning_request(memory_limit_bytes=2 * GIB))
+    assert lower.earlier_recommendation_id == first.recommendation_id
+    answer = client.tunings.wait(lower.id).recommendation
+    assert answer is not None
+    assert (answer.micro_batch_size, answer.evidence.proof.stopped_by) == (37, "oom")
+    assert answer.evidence.earlier is not None
+    assert answer.evidence.expected is not None
+
+
+# --- with real probes ---
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # scripted probes are recorded by both above
+def test_a_real_answer_is_confirmed_by_one_real_probe(store: Store) -> None:
+    """An MLP on the CPU: tuned, then asked again under another version; one probe, and the same answer.
+
+    A step of 256 samples takes 8 MiB, and the limit lies between two steps, so that noise of a MiB decides nothing.
+    """
+    architecture = {"name": "mlp", "input_features": 64, "hidden_features": 128, "hidden_layers": 64, "classes": 4}
+    spec = mlp_spec(model={"kind": "reference", "architecture": architecture})
+    request = tuning_request(spec, 8192, memory_limit_bytes=163 * MIB, memory_margin=0.0, granularity=256)
+    with ProbeSupervisor(find_device("cpu")) as runner:
+        served = SERVED.model_copy(update={"device": runner.device, "environment": runner.environment()})
+        store.announce(served)
+        submit(store, request)
+        first = work_off(store, served, runner)
+        upgraded = served.model_copy(update={"versions": UPGRADED})
+        store.announce(upgraded)
+        tuning, queued = submit(store, request)
+        second = work_off(store, upgraded, runner)
+    assert first.evidence.proof.stopped_by == "oom"
+    assert (queued, tuning.earlier_recommendation_id) == (True, first.id)
+    assert [it.micro_batch_size for it in second.evidence.probes] == [first.micro_batch_size]
+    assert second.evidence.proof.stopped_by == "earlier-answer"
+    assert second.micro_batch_sizes == first.micro_batch_sizes
+    assert submit(store, request)[0].recommendation == second

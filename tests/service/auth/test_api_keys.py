@@ -1,0 +1,559 @@
+"""API keys: what every route asks for, who is refused, what a key may take, and where its text never is."""
+
+from __future__ import annotations
+
+import hmac
+import importlib
+import json
+import logging
+import pkgutil
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+
+import service.api
+from service.api.authentication import PUBLIC_PATHS
+from service.api.docs_page import DOCS_FILES
+from service.api.events import streaming
+from service.auth import api_keys as access_module
+from service.auth.api_keys import TRUST_SECONDS, Access
+from service.client import ApiError, Client, ClientError
+from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
+from service.domain.problems import Problem
+from service.domain.states import State
+from service.entrypoints.serve import check_and_build
+from service.errors import ConfigurationError, NotAuthenticatedError, StoreUnavailableError
+from service.settings import Settings
+from service.store.interface import KeyStore, Store
+from tests.support.factories import tuning_request
+from tests.support.paths import OPENAPI
+from tests.support.service.running import Running, StartService, running
+from tests.support.service.scripted import ScriptedRunner, Trainer, new_work, until_stopped
+
+PATIENCE_SECONDS = 120.0
+DOCUMENT = json.loads(OPENAPI.read_text(encoding="utf-8"))
+"""What the service says of itself; another test compares it with the service."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One route, as the document tells it."""
+
+    method: str
+    path: str
+    scope: str | None
+
+    @property
+    def url(self) -> str:
+        """An address that the route answers to; there is nothing there."""
+        return re.sub(r"{\w+}", "tun_" + "0" * 32, self.path)
+
+
+def _operations() -> list[Operation]:
+    return [
+        Operation(method.upper(), path, next((it["apiKey"][0] for it in told.get("security", ())), None))
+        for path, methods in DOCUMENT["paths"].items()
+        for method, told in methods.items()
+    ]
+
+
+GUARDED = [operation for operation in _operations() if operation.path not in PUBLIC_PATHS]
+UNSAFE = [operation for operation in GUARDED if operation.method != "GET"]
+
+
+def names(operations: list[Operation]) -> list[str]:
+    """What the tests' output calls them."""
+    return [f"{operation.method} {operation.path}" for operation in operations]
+
+
+every_route = pytest.mark.parametrize("operation", GUARDED, ids=names(GUARDED))
+
+
+def new_key(keys: KeyStore, *scopes: Scope, expires: float | None = None) -> str:
+    """Store a key; its text."""
+    new, text = make_key("test", scopes, expires)
+    keys.add(new)
+    return text
+
+
+def id_of(key: str) -> str:
+    """The public part of a key."""
+    return key.split("_")[1]
+
+
+def bearer(key: str) -> dict[str, str]:
+    """The header that carries a key."""
+    return {"Authorization": f"Bearer {key}"}
+
+
+def problem_in(response: httpx.Response, status: int, code: str) -> Problem:
+    """The problem in a response, which must be one, with this status and code."""
+    problem = Problem.model_validate_json(response.content)
+    assert (response.status_code, problem.status, problem.code) == (status, status, code)
+    return problem
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service that has keys."""
+    with running(tmp_path_factory.mktemp("guarded"), ScriptedRunner(37), Trainer()) as started:
+        new_key(started.system.store.keys, Scope.ADMIN)
+        yield started
+
+
+@pytest.fixture
+def short_trust(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are looked up again at once, and idle streams look around often."""
+    monkeypatch.setattr(access_module, "TRUST_SECONDS", 0.02)
+    monkeypatch.setattr(streaming, "_KEEP_ALIVE_SECONDS", 0.1)
+
+
+# --- every route ---
+
+
+@every_route
+def test_every_route_names_its_scope(operation: Operation) -> None:
+    """The document says which one scope each operation needs, and what happens without it."""
+    assert operation.scope in set(Scope)
+    responses = DOCUMENT["paths"][operation.path][operation.method.lower()]["responses"]
+    assert {"401", "403"} <= set(responses)
+    assert "WWW-Authenticate" in responses["401"]["headers"]
+
+
+def test_no_route_is_left_out_of_the_document() -> None:
+    """Every route of every router is in the document, so that the tests here see it."""
+    modules = [importlib.import_module(f"service.api.{it.name}") for it in pkgutil.iter_modules(service.api.__path__)]
+    routes = [it for module in modules if hasattr(module, "router") for it in module.router.routes]
+    there = {(method, it.path) for it in routes if isinstance(it, APIRoute) for method in it.methods or ()}
+    assert len(routes) == len(there)
+    assert there == {(operation.method, operation.path) for operation in _operations()}
+
+
+def test_only_health_and_the_document_are_public(guarded: Running) -> None:
+    """They are answered without a key; an address that is nowhere is not."""
+    page = {"/docs", *(f"/docs/{name}" for name in DOCS_FILES)}
+    assert {"/livez", "/readyz", "/openapi.json", *page} == PUBLIC_PATHS
+    for path in PUBLIC_PATHS:
+        assert guarded.http.get(path).status_code == 200
+    for path in ("/nowhere", "/livez/", "//livez", "/LIVEZ", "/docs/", "/docs/x", "/"):
+        problem_in(guarded.http.get(path), 401, "not-authenticated")
+
+
+@every_route
+def test_without_a_key_every_route_refuses(guarded: Running, operation: Operation) -> None:
+    """401, and how to authenticate."""
+    response = guarded.http.request(operation.method, operation.url)
+    problem_in(response, 401, "not-authenticated")
+    assert response.headers["www-authenticate"] == 'Bearer realm="batchwright"'
+
+
+@every_route
+def test_with_a_key_that_is_not_good_every_route_refuses(guarded: Running, operation: Operation) -> None:
+    """Unknown, misshapen, with another's secret, expired, revoked, sent in another way: 401, saying so."""
+    keys = guarded.system.store.keys
+    good, expired, revoked = (new_key(keys, Scope.ADMIN, expires=left) for left in (None, -1.0, None))
+    keys.revoke(id_of(revoked))
+    _, unknown = make_key("never stored", (Scope.ADMIN,))
+    mixed = f"bw_{id_of(good)}_{unknown.split('_')[2]}"
+    wrong = [unknown, mixed, good[:-1], good.upper(), good + "0", "x", "", good + " x"]
+    answers = [(f"Bearer {key}".strip(), "one") for key in wrong]
+    answers += [("Bearer " + expired, "expired"), ("Bearer " + revoked, "revoked"), ("Basic " + good, "Bearer")]
+    for header, word in answers:
+        response = guarded.http.request(operation.method, operation.url, headers={"Authorization": header})
+        assert word in problem_in(response, 401, "not-authenticated").detail
+        assert 'error="invalid_token"' in response.headers["www-authenticate"]
+        assert good.split("_")[2][:-1] not in response.text
+
+
+@every_route
+def test_without_its_scope_every_route_refuses(guarded: Running, operation: Operation) -> None:
+    """403 for a key that has every other scope, naming the one that is missing."""
+    others = [scope for scope in Scope if scope not in {operation.scope, Scope.ADMIN}]
+    headers = bearer(new_key(guarded.system.store.keys, *others))
+    problem = problem_in(guarded.http.request(operation.method, operation.url, headers=headers), 403, "scope-missing")
+    assert str(operation.scope) in problem.detail
+
+
+@every_route
+@pytest.mark.parametrize("admin", [False, True])
+def test_with_its_scope_every_route_answers(guarded: Running, operation: Operation, *, admin: bool) -> None:
+    """That scope alone is enough, and so is `admin`."""
+    assert operation.scope is not None
+    key = new_key(guarded.system.store.keys, Scope.ADMIN if admin else Scope(operation.scope))
+    response = guarded.http.request(operation.method, operation.url, headers=bearer(key))
+    assert response.status_code in {200, 404, 422}
+
+
+@pytest.mark.parametrize("operation", UNSAFE, ids=names(UNSAFE))
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "chrome-extension://{host}", "http://{host}.evil"])
+def test_no_page_of_another_site_can_act(guarded: Running, operation: Operation, origin: str) -> None:
+    """Every verb that changes something refuses a foreign Origin, with a good key too."""
+    headers = bearer(new_key(guarded.system.store.keys, Scope.ADMIN))
+    headers["Origin"] = origin.format(host=guarded.url.removeprefix("http://"))
+    response = guarded.http.request(operation.method, operation.url, headers=headers)
+    problem_in(response, 403, "foreign-origin")
+
+
+def test_two_origins_are_both_looked_at(guarded: Running) -> None:
+    """A foreign one does not hide behind our own."""
+    sent = [("Origin", guarded.url), ("Origin", "http://evil.example")]
+    problem_in(guarded.http.post("/v1/jobs", headers=sent), 403, "foreign-origin")
+
+
+def test_two_keys_are_refused(guarded: Running) -> None:
+    """Two Authorization headers are ambiguous, a good one among them or not."""
+    good = new_key(guarded.system.store.keys, Scope.ADMIN)
+    sent = [("Authorization", f"Bearer {good}"), ("Authorization", f"Bearer {good}")]
+    problem_in(guarded.http.get("/v1/tunings", headers=sent), 401, "not-authenticated")
+
+
+def test_an_unauthenticated_body_is_not_read(guarded: Running) -> None:
+    """Without a key the answer is 401 whatever the body: neither its length nor its JSON is looked at."""
+    headers = {"Content-Type": "text/plain"}
+    response = guarded.http.post("/v1/tunings", content=b"{" * 3_000_000, headers=headers)
+    problem_in(response, 401, "not-authenticated")
+
+
+# --- without keys ---
+
+
+def test_without_keys_this_machine_is_served_until_there_is_one(start_service: StartService, short_trust: None) -> None:
+    """The first key closes the door; revoking it does not open it again."""
+    del short_trust
+    service = start_service()
+    assert service.http.get("/v1/tunings").status_code == 200
+    key = new_key(service.system.store.keys, Scope.ADMIN)
+    deadline = threading.Event()
+    deadline.wait(0.05)
+    problem_in(service.http.get("/v1/tunings"), 401, "not-authenticated")
+    service.system.store.keys.revoke(id_of(key))
+    deadline.wait(0.05)
+    problem_in(service.http.get("/v1/tunings"), 401, "not-authenticated")
+
+
+def test_what_a_proxy_hands_on_is_not_local(service: Running) -> None:
+    """A request that came from elsewhere through a proxy on this machine needs a key."""
+    response = service.http.get("/v1/tunings", headers={"X-Forwarded-For": "203.0.113.7"})
+    problem_in(response, 401, "not-authenticated")
+
+
+def test_a_wrong_key_is_refused_where_none_is_needed(service: Running) -> None:
+    """Who sends a key means it: it is never passed over."""
+    _, unknown = make_key("never stored", (Scope.ADMIN,))
+    problem_in(service.http.get("/v1/tunings", headers=bearer(unknown)), 401, "not-authenticated")
+
+
+def test_the_service_listens_elsewhere_once_there_is_a_key(tmp_path: Path) -> None:
+    """Refused at first, saying how to make one; served then, and closed to callers without one on every address."""
+    settings = Settings(data_dir=tmp_path, host="0.0.0.0", devices="cpu")  # noqa: S104 - not listened on
+    with pytest.raises(ConfigurationError, match=r"0\.0\.0\.0.*no API key.*batchwright keys create"):
+        check_and_build(settings)
+    local = check_and_build(Settings(data_dir=tmp_path, devices="cpu"))
+    assert local.access.admit(None, local=True) == KEYLESS
+    new_key(local.store.keys, Scope.ADMIN)
+    local.stop()
+    system = check_and_build(settings)
+    with pytest.raises(NotAuthenticatedError):
+        system.access.admit(None, local=True)
+    system.stop()
+
+
+# --- verifying ---
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        """What time it is."""
+        return self.now
+
+
+class CountedKeys:
+    """A key store that counts what is asked of it."""
+
+    def __init__(self, keys: KeyStore) -> None:
+        self._keys = keys
+        self.calls: list[str] = []
+        self.broken = False
+
+    def __getattr__(self, name: str) -> Any:
+        """The store's own method, noted."""
+        self.calls.append(name)
+        if self.broken:
+            raise StoreUnavailableError("gone")
+        return getattr(self._keys, name)
+
+
+@pytest.fixture
+def counted(store: Store) -> CountedKeys:
+    """The keys of each backend, counted."""
+    return CountedKeys(store.keys)
+
+
+def access_to(counted: CountedKeys, clock: Clock) -> Access:
+    """What is tested, over counted keys."""
+    return Access(counted, keyless_here=True, clock=clock)  # type: ignore[arg-type]
+
+
+def test_a_key_is_trusted_for_a_moment_only(store: Store, counted: CountedKeys) -> None:
+    """Verified once in three seconds, whatever comes; a revocation counts at the next look."""
+    key = new_key(store.keys, Scope.JOBS_READ)
+    clock = Clock()
+    access = access_to(counted, clock)
+    caller = Caller(id_of(key), frozenset({Scope.JOBS_READ}))
+    assert access.admit(key, local=False) == caller
+    asked = len(counted.calls)
+    store.keys.revoke(id_of(key))
+    clock.now += TRUST_SECONDS - 0.01
+    assert access.admit(key, local=False) == access.remembered(key, local=False) == caller
+    assert len(counted.calls) == asked
+    clock.now += 0.02
+    assert access.remembered(key, local=False) is None
+    with pytest.raises(NotAuthenticatedError, match="revoked"):
+        access.admit(key, local=False)
+    assert TRUST_SECONDS < 5
+
+
+def test_a_key_is_not_trusted_beyond_its_end(store: Store, counted: CountedKeys) -> None:
+    """What expires within the moment is looked up again when it has."""
+    key = new_key(store.keys, Scope.JOBS_READ, expires=1.0)
+    clock = Clock()
+    access = access_to(counted, clock)
+    access.admit(key, local=False)
+    clock.now += 1.0
+    assert access.remembered(key, local=False) is None
+
+
+def test_that_there_are_no_keys_is_trusted_for_a_moment_only(store: Store, counted: CountedKeys) -> None:
+    """One look in three seconds; once there is a key, none."""
+    clock = Clock()
+    access = access_to(counted, clock)
+    assert access.admit(None, local=True) == access.admit(None, local=True) == KEYLESS
+    assert counted.calls == ["exist"]
+    new_key(store.keys, Scope.ADMIN)
+    clock.now += TRUST_SECONDS
+    assert access.remembered(None, local=True) is None
+    for _ in range(2):
+        with pytest.raises(NotAuthenticatedError):
+            access.admit(None, local=True)
+    assert counted.calls == ["exist", "exist"]
+
+
+def test_no_more_keys_are_remembered_than_a_bound(
+    store: Store, counted: CountedKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one verified the longest ago is verified again."""
+    monkeypatch.setattr(access_module, "_REMEMBERED", 2)
+    access = access_to(counted, Clock())
+    keys = [new_key(store.keys, Scope.ADMIN) for _ in range(3)]
+    for key in keys:
+        access.admit(key, local=False)
+    assert [access.remembered(key, local=False) is None for key in keys] == [True, False, False]
+
+
+def test_the_use_of_a_key_is_noted(store: Store, counted: CountedKeys) -> None:
+    """When it was last used is in the list; a store that cannot write it down refuses nobody."""
+    key = new_key(store.keys, Scope.ADMIN)
+    access_to(counted, Clock()).admit(key, local=False)
+    assert store.keys.list()[0].last_used_at is not None
+
+
+def test_a_note_that_cannot_be_written_refuses_nobody(
+    store: Store, counted: CountedKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key is good, whether or not its use is noted."""
+
+    def fail(*_: object) -> None:
+        raise StoreUnavailableError("read-only")
+
+    key = new_key(store.keys, Scope.ADMIN)
+    monkeypatch.setattr(type(store.keys), "touch", fail)
+    assert access_to(counted, Clock()).admit(key, local=False).key_id == id_of(key)
+
+
+def test_a_store_that_is_gone_admits_nobody(store: Store, counted: CountedKeys) -> None:
+    """Neither a key nor its absence is believed unseen."""
+    key = new_key(store.keys, Scope.ADMIN)
+    counted.broken = True
+    for given in (key, None):
+        with pytest.raises(StoreUnavailableError):
+            access_to(counted, Clock()).admit(given, local=True)
+
+
+def test_digests_are_compared_in_constant_time(
+    store: Store, counted: CountedKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known or unknown, one comparison that takes the same time wherever the texts differ."""
+    compared = []
+
+    def compare(one: str, other: str) -> bool:
+        compared.append((len(one), len(other)))
+        return hmac.compare_digest(one, other)
+
+    monkeypatch.setattr("service.auth.api_keys.hmac", type("Hmac", (), {"compare_digest": staticmethod(compare)}))
+    access = access_to(counted, Clock())
+    access.admit(new_key(store.keys, Scope.ADMIN), local=False)
+    for wrong in (make_key("never stored", ())[1], "nonsense"):
+        with pytest.raises(NotAuthenticatedError):
+            access.admit(wrong, local=False)
+    assert compared == [(64, 64)] * 3
+
+
+def test_keys_hold_256_random_bits() -> None:
+    """Prefix, id, and 64 hexadecimal digits that do not repeat; only a digest of them is stored."""
+    made = [make_key("ci", (Scope.ADMIN,)) for _ in range(100)]
+    assert all(re.fullmatch(r"bw_[0-9a-f]{16}_[0-9a-f]{64}", text) for _, text in made)
+    assert len({text.split("_")[2] for _, text in made}) == len({new.id for new, _ in made}) == 100
+    assert not [new for new, text in made if text.split("_")[2] in repr(new)]
+
+
+# --- revoked while it waits ---
+
+
+def test_a_stream_ends_when_its_key_does(start_service: StartService, short_trust: None) -> None:
+    """A follower hears nothing more, and is refused when it comes again."""
+    del short_trust
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)))
+    key = new_key(service.system.store.keys, Scope.TUNINGS_READ, Scope.TUNINGS_WRITE)
+    with Client(service.url, api_key=key) as client:
+        tuning = client.tunings.submit(tuning_request())
+        assert started.wait(PATIENCE_SECONDS)
+        events = client.tunings.events(tuning.id)
+        assert next(events).state is State.QUEUED
+        service.system.store.keys.revoke(id_of(key))
+        with pytest.raises(ApiError) as caught:
+            list(events)
+        assert (caught.value.status, caught.value.code) == (401, "not-authenticated")
+
+
+def test_a_long_poll_ends_when_its_key_does(start_service: StartService, short_trust: None) -> None:
+    """What is found at the end of the wait is not told to a key that was revoked meanwhile."""
+    del short_trust
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)))
+    keys = service.system.store.keys
+    key = new_key(keys, Scope.TUNINGS_READ, Scope.TUNINGS_WRITE)
+    with Client(service.url, api_key=key) as client:
+        tuning = client.tunings.submit(tuning_request())
+        assert started.wait(PATIENCE_SECONDS)
+        threading.Timer(0.2, keys.revoke, [id_of(key)]).start()
+        response = httpx.get(f"{service.url}/v1/tunings/{tuning.id}", params={"wait": 1}, headers=bearer(key))
+        problem_in(response, 401, "not-authenticated")
+
+
+# --- owners and quotas ---
+
+
+def test_only_its_owner_or_an_admin_cancels(start_service: StartService) -> None:
+    """Work names its key; another key of the same scopes may read it, not end it; what had no key is the admin's."""
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)))
+    keys = service.system.store.keys
+    ownerless = service.system.store.add(new_work("tun_" + "1" * 32)).id
+    both = (Scope.TUNINGS_READ, Scope.TUNINGS_WRITE)
+    owner, other, admin = new_key(keys, *both), new_key(keys, *both), new_key(keys, Scope.ADMIN)
+    with Client(service.url, api_key=owner) as mine, Client(service.url, api_key=other) as theirs:
+        tuning = mine.tunings.submit(tuning_request())
+        assert theirs.tunings.get(tuning.id).key_id == id_of(owner)
+        for client, tuning_id in ((theirs, tuning.id), (mine, ownerless)):
+            with pytest.raises(ApiError) as caught:
+                client.tunings.cancel(tuning_id)
+            assert (caught.value.status, caught.value.code) == (403, "not-owner")
+        assert mine.tunings.cancel(tuning.id).state in {State.CANCELLED, State.CANCELLING}
+    with Client(service.url, api_key=admin) as client:
+        assert client.tunings.cancel(ownerless).state in {State.CANCELLED, State.CANCELLING}
+
+
+def test_a_key_queues_no_more_than_its_quota(start_service: StartService) -> None:
+    """One more is 429 with when to come back; a stored answer needs no place in the queue; another key has its own."""
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)), max_queued_per_key=1)
+    keys = service.system.store.keys
+    one, other = (new_key(keys, Scope.TUNINGS_WRITE) for _ in range(2))
+    body = [tuning_request(effective_batch_size=size).model_dump(mode="json") for size in (5, 6, 7)]
+    assert service.http.post("/v1/tunings", json=body[0], headers=bearer(one)).status_code == 202
+    assert started.wait(PATIENCE_SECONDS)
+    assert service.http.post("/v1/tunings", json=body[1], headers=bearer(one)).status_code == 202
+    refused = service.http.post("/v1/tunings", json=body[2], headers=bearer(one))
+    assert "1 tunings and jobs queued, of 1" in problem_in(refused, 429, "quota-exceeded").detail
+    assert int(refused.headers["retry-after"]) >= 1
+    assert service.http.post("/v1/tunings", json=body[2], headers=bearer(other)).status_code == 202
+
+
+def test_a_key_that_used_its_device_seconds_is_refused(start_service: StartService) -> None:
+    """What one tuning took is counted when the next is asked for; jobs are refused likewise."""
+
+    def take_time(_size: int, _should_stop: Callable[[], bool]) -> None:
+        threading.Event().wait(0.01)
+
+    service = start_service(ScriptedRunner(37, take_time), max_device_seconds_per_key=0.02)
+    key = new_key(service.system.store.keys, Scope.ADMIN)
+    with Client(service.url, api_key=key) as client:
+        done = client.tunings.wait(client.tunings.submit(tuning_request()).id)
+        assert done.recommendation is not None
+        with pytest.raises(ApiError) as caught:
+            client.tunings.submit(tuning_request(effective_batch_size=7))
+        assert (caught.value.status, caught.value.code) == (429, "quota-exceeded")
+        with pytest.raises(ApiError) as caught:
+            client.jobs.submit(done.recommendation)
+        assert caught.value.code == "quota-exceeded"
+        assert client.tunings.submit(tuning_request()).id == done.id
+
+
+# --- the SDK, and where the text of a key never is ---
+
+
+def test_the_sdk_takes_its_key_from_the_environment(guarded: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The argument first, then the variable; a line's end around it is no part of it."""
+    key = new_key(guarded.system.store.keys, Scope.TUNINGS_READ)
+    with Client(guarded.url) as client, pytest.raises(ApiError, match="not-authenticated"):
+        client.devices.list()
+    monkeypatch.setenv("BATCHWRIGHT_API_KEY", f"{key}\n")
+    with Client(guarded.url) as client, httpx.Client(base_url=guarded.url) as http:
+        assert client.gpus.list() == Client(http=http).gpus.list()
+        assert list(client.tunings.list()) == []
+    with Client(guarded.url, api_key="another") as client, pytest.raises(ApiError, match="not-authenticated"):
+        client.devices.list()
+
+
+@pytest.mark.parametrize("spoilt", ["bw_1 s3cr3t", "s3cr3t\nX: y", "s3cr3t\x00", "s3cr3té"])
+def test_the_sdk_shows_no_key_that_no_header_can_carry(spoilt: str) -> None:
+    """It is refused at once, and the error does not hold it."""
+    with pytest.raises(ClientError, match="BATCHWRIGHT_API_KEY") as caught:
+        Client(api_key=spoilt)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_the_text_of_a_key_is_nowhere(
+    start_service: StartService, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Not in the logs at their most talkative, not in the data folder, not in what the service or the SDK shows."""
+    caplog.set_level(logging.DEBUG)
+    service = start_service()
+    keys = service.system.store.keys
+    good, revoked = new_key(keys, Scope.ADMIN), new_key(keys, Scope.ADMIN)
+    keys.revoke(id_of(revoked))
+    shown = [repr(keys.list())]
+    with Client(service.url, api_key=good) as client:
+        tuning = client.tunings.wait(client.tunings.submit(tuning_request()).id)
+        shown += [repr(client), repr(vars(client)["_http"]), tuning.model_dump_json()]
+    for key in (good, revoked, good[:-1] + "z"):
+        shown.append(service.http.get("/v1/jobs", headers=bearer(key)).text)
+    shown.append(caplog.text)
+    stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    for key in (good, revoked):
+        secret = key.split("_")[2][:-1]
+        assert id_of(key).encode() in stored
+        assert secret.encode() not in stored
+        assert not [text for text in shown if secret in text]

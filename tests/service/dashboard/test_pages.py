@@ -1,0 +1,451 @@
+"""The pages in a real browser: tunings of every outcome, watched live; comparing, exporting, signing in, recovering."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from service.domain.api_keys import Scope, make_key
+from tests.support.factories import mlp_spec, recommendation, tuning_request
+from tests.support.service.browser import Watched, chromium, watched
+from tests.support.service.processes import slow_service
+from tests.support.service.running import Running, StartService
+from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
+from tuner.errors import WorkloadError
+from tuner.schemas.requests import ProbeRequest
+from tuner.schemas.results import Outcome, ProbeResult
+
+Open = Callable[..., Watched]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One for the module: Playwright keeps its thread's event loop, which other modules' tests need."""
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Open]:
+    """Opens pages of a service; each is checked at the end."""
+    with ExitStack() as stack:
+        yield lambda service, **options: stack.enter_context(watched(browser, service.url, **options))
+
+
+def tune(service: Running, **changes: Any) -> dict[str, Any]:
+    """A tuning that has ended."""
+    body = tuning_request(**changes).model_dump(mode="json") | {"fresh": True}
+    made = service.http.post("/v1/tunings", json=body).json()
+    found: dict[str, Any] = service.http.get(f"/v1/tunings/{made['id']}", params={"wait": 20}).json()
+    return found
+
+
+def submit(page: Page, effective_batch_size: int = 100) -> str:
+    """Make a tuning with the form; gives its id once its page is there."""
+    page.get_by_role("button", name="a small GPT").click()
+    page.get_by_label("Effective batch size").fill(str(effective_batch_size))
+    page.get_by_role("button", name="Submit the tuning").click()
+    page.wait_for_url(re.compile(r"/tunings/tun_"))
+    return page.url.rpartition("/")[2]
+
+
+def state(page: Page) -> Any:
+    """The badge that shows the state."""
+    return page.locator("#state .badge")
+
+
+# --- a tuning of every outcome ---
+
+
+def test_a_tuning_that_fits(service: Running, visit: Open) -> None:
+    """From the form to the answer: plan, chart, probes, and the call that asks the same again."""
+    page = visit(service).open("/tunings/new")
+    identifier = submit(page)
+    expect(state(page)).to_have_text("✓Succeeded")
+    expect(page.locator("#answer .figure-value").first).to_have_text("37")
+    expect(page.locator(".plan-piece")).to_have_text(["34", "33", "33"])
+    expect(page.locator("#chart .main-svg").first).to_be_attached()
+    recorded = service.http.get(f"/v1/tunings/{identifier}/probes").json()["items"]
+    expect(page.locator("#probes tbody tr")).to_have_count(len(recorded))
+    block = page.locator("figure.code", has_text="Over HTTP")
+    block.get_by_role("button", name="Copy").click()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    body = json.loads(copied.partition(" -d '")[2].removesuffix("'"))
+    assert body == service.http.get(f"/v1/tunings/{identifier}").json()["request"]
+
+
+def test_a_tuning_in_which_nothing_fits(start_service: StartService, visit: Open) -> None:
+    """It is an answer, with its reason; there is nothing to export."""
+    service = start_service(ScriptedRunner(0))
+    page = visit(service).open("/tunings/new")
+    submit(page)
+    expect(state(page)).to_have_text("✓Succeeded")
+    expect(page.locator("#answer")).to_contain_text("A micro-batch of 1 does not fit")
+    page.get_by_role("link", name="Recommendation and exports").click()
+    expect(page.locator("#answer")).to_contain_text("No micro-batch fits")
+    expect(page.locator("#exports")).to_be_hidden()
+
+
+CPU_WORDS = (
+    "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 2097152 "
+    "bytes. Error code 12 (Cannot allocate memory)"
+)
+CUDA_WORDS = (
+    "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.10 GiB. "
+    "See documentation for Memory Management  "
+    "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+)
+
+
+class Allocator(ScriptedRunner):
+    """A device whose failures have the allocator's words: in the message, as older probes did, or ``apart``."""
+
+    apart = False
+
+    def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
+        """Answer from the formula."""
+        result = super().run(request, should_stop)
+        if result.outcome is Outcome.FIT:
+            return result
+        short = {"message": "asked for 2.00 MiB more in the warm-up", "details": CPU_WORDS}
+        return result.model_copy(
+            update=short if self.apart else {"message": f"out of memory in phase warmup: {CPU_WORDS}"}
+        )
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_allocators_own_text_is_behind_details(start_service: StartService, visit: Open, *, apart: bool) -> None:
+    """Headlines, the proof and the table have short words; the raw text is there for who opens it."""
+    runner = Allocator(37)
+    runner.apart = apart
+    page = visit(start_service(runner)).open("/tunings/new")
+    submit(page)
+    expect(page.locator("#answer")).to_contain_text("asked for 2.00 MiB more in the warm-up")
+    failed = page.locator("#probes tbody tr", has_text="OOM").first
+    expect(failed).to_contain_text("asked for 2.00 MiB more in the warm-up")
+    raw = failed.get_by_text(CPU_WORDS)
+    expect(raw).to_be_hidden()
+    failed.get_by_text("The device's own words").click()
+    expect(raw).to_be_visible()
+    shown = page.evaluate("document.body.innerText")
+    assert shown.count("enforce fail") == 1
+    page.get_by_role("link", name="Recommendation and exports").click()
+    expect(page.locator("#answer")).to_contain_text("asked for 2.00 MiB more in the warm-up")
+    assert "enforce fail" not in page.locator("#answer").inner_text()
+
+
+def test_every_text_of_an_allocator_is_shortened(service: Running, visit: Open) -> None:
+    """Those of both devices, within a sentence; other messages stay, and raw text that was sent apart is kept."""
+    page = visit(service).open("/tunings")
+    module = page.locator("script[type=module]").first.get_attribute("src")
+    assert module is not None
+    path = module.rpartition("/")[0] + "/device_words.js"
+    texts = [
+        f"44 ran out of memory (out of memory in phase measure: {CPU_WORDS}).",
+        f"{CUDA_WORDS}",
+        f"38 failed (out of memory in phase build: {CUDA_WORDS}).",
+        f"{CPU_WORDS}; then {CPU_WORDS}",
+        "the loss is no sum [of terms]",
+    ]
+    shortened = page.evaluate("async ([path, texts]) => texts.map((await import(path)).shortened)", [path, texts])
+    assert shortened == [
+        "44 ran out of memory (asked for 2.00 MiB more in the measured update).",
+        "asked for 1.50 GiB more",
+        "38 failed (asked for 1.50 GiB more while the model was built).",
+        "asked for 2.00 MiB more; then asked for 2.00 MiB more",
+        "the loss is no sum [of terms]",
+    ]
+    shown = page.evaluate(
+        "async (path) => (await import(path)).withDetails('short', 'the raw text').map((it) => it.textContent ?? it)",
+        path,
+    )
+    assert shown == ["short", "The device's own wordsthe raw text"]
+
+
+def test_a_bound_is_not_called_the_largest_that_fits(start_service: StartService, visit: Open) -> None:
+    """Where no larger size was tried, the figure says so."""
+    runner = ScriptedRunner(500)
+    service = start_service(runner)
+    made = tune(service)
+    page = visit(service).open(f"/tunings/{made['id']}")
+    expect(page.locator("#answer")).to_contain_text("micro-batch that fits; larger ones were not tried")
+    found = visit(service).open(f"/recommendations/{made['recommendation_id']}")
+    expect(found.locator("#answer")).to_contain_text("micro-batch that fits; larger ones were not tried")
+    runner.largest = 37
+    page.goto(f"{service.url}/tunings/{tune(service)['id']}")
+    expect(page.locator("#answer")).to_contain_text("largest micro-batch that fits (samples)")
+
+
+def test_a_tuning_that_fails(start_service: StartService, visit: Open) -> None:
+    """The problem's words are there, and it can be repeated."""
+    runner = ScriptedRunner(37)
+    runner.spec_error = WorkloadError("the loss is no sum")
+    service = start_service(runner)
+    page = visit(service).open("/tunings/new")
+    submit(page)
+    expect(state(page)).to_have_text("✕Failed")
+    expect(page.get_by_role("alert")).to_contain_text("the loss is no sum")
+    runner.spec_error = None
+    before = page.url
+    page.get_by_role("button", name="Repeat").click()
+    page.wait_for_url(lambda url: url != before)
+    expect(state(page)).to_have_text("✓Succeeded")
+
+
+def test_a_device_that_takes_no_work_says_why(start_service: StartService, visit: Open, tmp_path: Path) -> None:
+    """The overview names the cause beside the device, calls it neither free nor ready, and shows when it is over."""
+    (in_the_way := tmp_path / "disk").write_text("")
+    page = visit(start_service(runs_dir=in_the_way / "runs")).open("/")
+    device = page.locator("#devices tbody tr")
+    expect(device).to_contain_text("Takes no work")
+    expect(device).to_contain_text(str(in_the_way / "runs"))
+    expect(device).not_to_contain_text("Free")
+    expect(page.locator("#running")).not_to_contain_text("free")
+    in_the_way.unlink()
+    expect(device).to_contain_text("Alive")
+    expect(device).to_contain_text("Free")
+    expect(device).not_to_contain_text(str(in_the_way))
+
+
+@pytest.mark.parametrize("kind", ["tunings", "jobs"])
+def test_what_waits_shows_its_place_in_the_queue(start_service: StartService, visit: Open, kind: str) -> None:
+    """The page follows as the queue moves on, and stops when the work does not wait any more."""
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)))
+    ahead = [f"/v1/tunings/{queued(service, 'tunings', size)}" for size in (3, 5)]
+    assert started.wait(240)
+    last = queued(service, kind, 6)
+    page = visit(service).open(f"/{kind}/{last}")
+    expect(page.locator("#progress")).to_contain_text("Place 2 in the queue of its device")
+    service.http.post(f"{ahead[1]}/cancel")
+    expect(page.locator("#progress")).to_contain_text("Place 1 in the queue of its device")
+    service.http.post(f"/v1/{kind}/{last}/cancel")
+    expect(state(page)).to_have_text("⊘Cancelled")
+    expect(page.locator("#progress")).not_to_contain_text("queue")
+
+
+def queued(service: Running, kind: str, size: int) -> str:
+    """The id of a tuning, or of a job of some recommendation, that waits or runs."""
+    documents = {
+        "tunings": tuning_request(effective_batch_size=size).model_dump(mode="json"),
+        "jobs": {
+            "recommendation": recommendation().model_dump(mode="json"),
+            "training": {"updates": size},
+        },
+    }
+    made = service.http.post(f"/v1/{kind}", json=documents[kind])
+    assert made.status_code == 202, made.text
+    return str(made.json()["id"])
+
+
+def test_a_tuning_that_is_cancelled(start_service: StartService, visit: Open) -> None:
+    """The button ends the probe that runs; the page shows it without being loaded again."""
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)))
+    page = visit(service).open("/tunings/new")
+    submit(page)
+    assert started.wait(240)
+    expect(state(page)).to_have_text("▶Running")
+    page.evaluate("window.same = true")
+    page.get_by_role("button", name="Cancel").click()
+    expect(state(page)).to_have_text("⊘Cancelled")
+    assert page.evaluate("window.same")
+
+
+def test_probes_show_up_as_they_end(start_service: StartService, visit: Open) -> None:
+    """Each probe by itself, to the end, in a page that was opened once."""
+    steps = threading.Semaphore(0)
+
+    def take_a_step(_size: int, _stop: Callable[[], bool]) -> None:
+        assert steps.acquire(timeout=240)
+
+    service = start_service(ScriptedRunner(37, take_a_step))
+    page = visit(service).open("/tunings/new")
+    submit(page)
+    expect(page.locator("#probes")).to_contain_text("No probe has ended yet")
+    for number in (1, 2):
+        steps.release()
+        expect(page.locator("#probes tbody tr")).to_have_count(number)
+    for _ in range(30):
+        steps.release()
+    expect(state(page)).to_have_text("✓Succeeded")
+    expect(page.locator("#answer .figure-value").first).to_have_text("37")
+
+
+def test_wrong_fields_are_marked(service: Running, visit: Open) -> None:
+    """What the service refuses stands beside its field; what cannot be read never leaves the browser."""
+    opened = visit(service)
+    opened.excused = ("422",)
+    page = opened.open("/tunings/new")
+    page.get_by_role("button", name="a small GPT").click()
+    page.get_by_label("Effective batch size").fill("0")
+    page.get_by_role("button", name="Submit the tuning").click()
+    expect(page.locator("[data-path='effective_batch_size'] .field-error")).to_contain_text("must be at least 1")
+    page.get_by_label("Effective batch size").fill("8")
+    page.get_by_label("Memory limit").fill("much")
+    page.get_by_role("button", name="Submit the tuning").click()
+    expect(page.locator("[data-path='memory_limit_bytes'] .field-error")).to_contain_text("is no size")
+    page.get_by_label("Memory limit").fill("2 GiB")
+    page.get_by_role("button", name="Submit the tuning").click()
+    page.wait_for_url(re.compile(r"/tunings/tun_"))
+    expect(page.locator("#facts")).to_contain_text("2.00 GiB")
+
+
+def test_yaml_fills_the_form(service: Running, visit: Open) -> None:
+    """A pasted spec is what is sent."""
+    page = visit(service).open("/tunings/new")
+    page.get_by_text("Paste a spec as YAML or JSON").click()
+    text = (
+        "model: {kind: reference, architecture: {name: resnet, width: 8}}\nbatch: {image_size: 16}\nprecision: bf16\n"
+    )
+    page.get_by_label("A spec, or a whole request").fill(text)
+    page.get_by_role("button", name="Fill the form").click()
+    expect(page.locator("#preview")).to_contain_text('"resnet"')
+    sent = json.loads(page.locator("#preview code").inner_text())["spec"]
+    assert sent["model"]["architecture"] == {"name": "resnet", "width": 8}
+    assert (sent["batch"], sent["precision"]) == ({"image_size": 16}, "bf16")
+
+
+# --- recommendations ---
+
+
+def test_recommendations_are_compared(service: Running, visit: Open) -> None:
+    """Two are ticked in the list; what differs is marked."""
+    one, other = tune(service, effective_batch_size=100), tune(service, effective_batch_size=37)
+    page = visit(service).open("/recommendations")
+    for found in (one, other):
+        page.get_by_label(f"Compare {found['recommendation_id']}").check()
+    page.get_by_role("link", name="Compare 2 recommendations").click()
+    batch = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="Effective batch"))
+    expect(batch.get_by_role("cell")).to_have_text(["100", "37"])
+    expect(batch).to_contain_text("differs")
+    expect(page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="Precision"))).not_to_contain_text(
+        "differs"
+    )
+
+
+def test_an_export_is_copied(service: Running, visit: Open) -> None:
+    """The file on the clipboard is the one that the API gives, options included."""
+    found = tune(service, effective_batch_size=100)["recommendation"]
+    page = visit(service).open(f"/recommendations/{found['id']}")
+    page.get_by_label("Target").select_option("slurm")
+    page.get_by_label("Queue").fill("gpu-long")
+    page.get_by_label("Queue").blur()
+    expect(page.locator("#exported")).to_contain_text("gpu-long")
+    page.locator("#exported figure.code").first.get_by_role("button", name="Copy").click()
+    path = f"/v1/recommendations/{found['id']}/exports/slurm"
+    made = service.http.get(path, params={"queue": "gpu-long"}).json()
+    assert page.evaluate("navigator.clipboard.readText()") == made["files"][0]["content"]
+
+
+def test_an_inexact_export_says_so(service: Running, visit: Open) -> None:
+    """It is refused in words, until it is allowed; then both numbers are there."""
+    found = tune(service, spec=mlp_spec(parallelism={"world_size": 2}), effective_batch_size=101)["recommendation"]
+    opened = visit(service)
+    opened.excused = ("409",)
+    page = opened.open(f"/recommendations/{found['id']}")
+    page.get_by_label("Target").select_option("deepspeed")
+    expect(page.locator("#exported")).to_contain_text("allow_inexact")
+    page.get_by_label("Allow another effective batch").check()
+    expect(page.locator("#exported")).to_contain_text("100 instead of 101")
+
+
+# --- a job ---
+
+
+def test_a_job_is_followed_and_cancelled(start_service: StartService, visit: Open) -> None:
+    """Its updates move the page; the button ends it."""
+    trainer = Trainer(hold_at=7)
+    service = start_service(None, trainer)
+    body = {"recommendation": recommendation().model_dump(mode="json"), "training": {"updates": 10}}
+    made = service.http.post("/v1/jobs", json=body).json()
+    opened = visit(service)
+    opened.excused = ("409",)  # the scripted trainer leaves no folder to read a log from
+    page = opened.open(f"/jobs/{made['id']}")
+    expect(page.locator("#progress")).to_contain_text("6 of 10 updates")
+    expect(page.locator("#loss .main-svg").first).to_be_attached()
+    page.get_by_role("button", name="Cancel").click()
+    expect(state(page)).to_have_text("⊘Cancelled")
+
+
+# --- who may ---
+
+
+def test_signing_in_and_out(service: Running, visit: Open) -> None:
+    """A wrong key is told; a good one leads to where one wanted to go; after signing out nothing is shown."""
+    key = service_key(service, *Scope)
+    opened = visit(service)
+    opened.excused = ("401",)
+    page = opened.open("/tunings?state=FAILED")
+    page.get_by_label("API key").fill("bw_nothing")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.locator("main")).to_contain_text("not one of this service's")
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page).to_have_url(re.compile(r"/tunings\?state=FAILED$"))
+    submit_page = opened.open("/tunings/new")
+    submit(submit_page)
+    expect(state(page)).to_have_text("✓Succeeded")
+    page.get_by_role("button", name="Sign out").click()
+    opened.open("/tunings")
+    expect(page).to_have_url(re.compile(r"/sign-in"))
+
+
+def test_a_key_without_the_scope(service: Running, visit: Open) -> None:
+    """Who may only read is offered nothing else, and the API refuses it all the same."""
+    key = service_key(service, Scope.TUNINGS_READ)
+    opened = visit(service)
+    opened.excused = ("401", "403")
+    page = opened.open("/")
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page).to_have_url(opened.url + "/")
+    page = opened.open("/tunings/new")
+    expect(page.locator("main")).to_contain_text("may not make tunings")
+    expect(page.get_by_role("button", name="Submit the tuning")).to_be_disabled()
+    token = page.locator("meta[name='csrf-token']").get_attribute("content")
+    status = page.evaluate(
+        "async ([token, body]) => (await fetch('/v1/tunings', {method: 'POST', body, "
+        "headers: {'Content-Type': 'application/json', 'X-CSRF-Token': token}})).status",
+        [token, tuning_request().model_dump_json()],
+    )
+    assert status == 403
+    expect(page.get_by_role("link", name="API keys")).to_have_count(0)
+
+
+def service_key(service: Running, *scopes: Scope) -> str:
+    """A key of the service."""
+    new, text = make_key("someone", scopes)
+    service.system.store.keys.add(new)
+    return text
+
+
+# --- the service dies ---
+
+
+def test_a_page_recovers_when_the_service_comes_back(browser: Browser, tmp_path: Path) -> None:
+    """Killed while a probe runs, started again: the open page says so, goes on by itself, and sees the end."""
+    start = partial(slow_service, tmp_path / "data", tmp_path / "journal", 4.0)
+    with ExitStack() as stack:
+        first = stack.enter_context(start())
+        opened = stack.enter_context(watched(browser, first.url))
+        opened.excused = ("ERR_CONNECTION", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE", "ERR_SOCKET")
+        page = opened.open("/tunings/new")
+        submit(page)
+        expect(state(page)).to_have_text("▶Running")
+        page.evaluate("window.same = true")
+        first.end(signal.SIGKILL)
+        expect(page.locator("#connection")).to_contain_text("Reconnecting")
+        stack.enter_context(start(int(first.url.rpartition(":")[2])))
+        expect(state(page)).to_have_text("✓Succeeded", timeout=120_000)
+        assert page.evaluate("window.same")

@@ -1,0 +1,245 @@
+"""Every page in both themes: accessible, from one origin, light, quick with many rows, and deaf to hostile text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from service.domain.api_keys import Scope, make_key
+from service.store.database.engine import open_engine, writing
+from service.store.database.schema import work_items
+from tests.support.factories import mlp_spec, recommendation, tuning_request
+from tests.support.service.browser import Watched, chromium, watched
+from tests.support.service.running import Running, running
+from tests.support.service.scripted import ScriptedRunner, Trainer
+from tuner.errors import WorkloadError
+
+AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+HOSTILE = "\"><img src=x onerror=alert(1)><script>alert(2)</script>'</title>{{7*7}}"
+VIOLATIONS = """async (tags) => (await axe.run({runOnly: tags})).violations.map(
+    (it) => [it.id, it.nodes.map((node) => node.html)])"""
+WITHOUT_CHARTS = (
+    "/",
+    "/tunings",
+    "/tunings/new",
+    "/recommendations",
+    "/jobs",
+    "/keys",
+    "{recommendation}",
+    "{compare}",
+)
+MANY = 10_000
+
+
+@dataclass(frozen=True)
+class Furnished:
+    """A service with something on every page, and where its pages are."""
+
+    service: Running
+    paths: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One for the module."""
+    with chromium() as opened:
+        yield opened
+
+
+def ended(service: Running, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """A tuning or job that has ended."""
+    made = service.http.post(path, json=body).json()
+    found: dict[str, Any] = service.http.get(f"{path}/{made['id']}", params={"wait": 20}).json()
+    assert found["state"] in {"SUCCEEDED", "FAILED"}, found
+    return found
+
+
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Furnished]:
+    """Tunings that fit and that fail, recommendations, a job; hostile text in every field that a caller controls."""
+    runner = ScriptedRunner(37)
+    with running(tmp_path_factory.mktemp("pages"), runner, Trainer()) as service:
+        hostile = {"kind": "transformers", "task": "causal-lm", "config": {"model_type": HOSTILE[:90]}}
+        spec = mlp_spec(model=hostile, batch={"sequence_length": 8})
+        fits = ended(service, "/v1/tunings", tuning_request(spec).model_dump(mode="json"))
+        other = ended(service, "/v1/tunings", tuning_request(effective_batch_size=7).model_dump(mode="json"))
+        runner.spec_error = WorkloadError(HOSTILE)
+        failed = ended(service, "/v1/tunings", tuning_request(effective_batch_size=8).model_dump(mode="json"))
+        runner.spec_error = None
+        body = {"recommendation": recommendation().model_dump(mode="json"), "training": {"updates": 5}}
+        job = ended(service, "/v1/jobs", body)
+        one, two = fits["recommendation_id"], other["recommendation_id"]
+        yield Furnished(
+            service,
+            {
+                "{tuning}": f"/tunings/{fits['id']}",
+                "{failed}": f"/tunings/{failed['id']}",
+                "{recommendation}": f"/recommendations/{one}",
+                "{compare}": f"/recommendations/compare?id={one}&id={two}",
+                "{job}": f"/jobs/{job['id']}",
+            },
+        )
+
+
+def settled(opened: Watched, path: str) -> Page:
+    """A page that has drawn what it shows."""
+    page = opened.open(path)
+    if path.startswith(("/tunings/tun", "/jobs/job")):
+        expect(page.locator("#facts dt").first).to_be_visible()
+    else:
+        page.wait_for_load_state("networkidle")
+    expect(page.locator("main")).not_to_contain_text("Loading")
+    return page
+
+
+def excused(opened: Watched) -> Watched:
+    """The scripted trainer leaves no folder, so that a job's log and checkpoints are not there."""
+    opened.excused = ("409",)
+    return opened
+
+
+# --- accessible -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_no_page_violates_wcag(browser: Browser, furnished: Furnished, theme: Literal["light", "dark"]) -> None:
+    """Axe finds nothing of WCAG 2.2 AA; pages are not wider than the smallest screen; only this origin is asked."""
+    pages = [*(it for it in WITHOUT_CHARTS if it.startswith("/")), *furnished.paths.values()]
+    found = {}
+    with watched(browser, furnished.service.url, color_scheme=theme) as opened:
+        excused(opened)
+        for path in pages:
+            page = settled(opened, path)
+            page.evaluate(AXE)
+            found[path] = page.evaluate(VIOLATIONS, WCAG)
+            page.set_viewport_size({"width": 320, "height": 640})
+            assert page.evaluate("document.documentElement.scrollWidth") <= 320, path
+            page.set_viewport_size({"width": 1280, "height": 900})
+    assert {path: faults for path, faults in found.items() if faults} == {}
+
+
+def test_the_sign_in_page_is_accessible(browser: Browser, tmp_path: Path) -> None:
+    """With a key in the store, everything leads there."""
+    with running(tmp_path, ScriptedRunner(37), Trainer()) as service:
+        service.system.store.keys.add(make_key(HOSTILE, tuple(Scope))[0])
+        with watched(browser, service.url) as opened:
+            page = opened.open("/jobs")
+            expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+            page.evaluate(AXE)
+            faults = page.evaluate(
+                "async (tags) => (await axe.run({runOnly: tags})).violations.map((it) => it.id)", WCAG
+            )
+    assert faults == []
+
+
+def test_the_keyboard_is_enough(browser: Browser, furnished: Furnished) -> None:
+    """The first stop leads past the navigation, every stop shows itself, and a dialog gives the focus back."""
+    with watched(browser, furnished.service.url) as opened:
+        page = settled(opened, furnished.paths["{tuning}"])
+        page.keyboard.press("Tab")
+        expect(page.locator(":focus")).to_have_text("Skip to the content")
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "content"
+        button = page.get_by_role("button", name="Delete")
+        button.focus()
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("dialog")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        assert page.evaluate("document.activeElement.textContent") == "Delete"
+
+
+# --- hostile text ---------------------------------------------------------------------------------------------------
+
+
+def test_hostile_text_is_text(browser: Browser, furnished: Furnished) -> None:
+    """Names, messages and addresses of callers run nothing and show as they are (a dialog or an error would fail)."""
+    with watched(browser, furnished.service.url) as opened:
+        excused(opened)
+        for path in ("/", "/tunings", "/recommendations", *furnished.paths.values()):
+            page = settled(opened, path)
+            assert page.locator("img, main script, main iframe").count() == 0, path
+        page = settled(opened, furnished.paths["{failed}"])
+        expect(page.get_by_role("alert")).to_contain_text(HOSTILE)
+        page = settled(opened, "/tunings")
+        expect(page.locator("table")).to_contain_text(HOSTILE[:90])
+        page = settled(opened, f"/tunings?model={HOSTILE}&state=javascript:alert(1)")
+        assert page.locator("img").count() == 0
+
+
+def test_a_hostile_next_page_stays_here(browser: Browser, tmp_path: Path) -> None:
+    """Whatever `next` says, who signs in stays on this service."""
+    with running(tmp_path, ScriptedRunner(37), Trainer()) as service:
+        new, text = make_key(HOSTILE, tuple(Scope))
+        service.system.store.keys.add(new)
+        with watched(browser, service.url) as opened:
+            page = opened.open("/sign-in?next=//example.org/")
+            page.get_by_label("API key").fill(text)
+            page.get_by_role("button", name="Sign in").click()
+            expect(page).to_have_url(service.url + "/")
+            page = settled(opened, "/keys")
+            expect(page.locator("main")).to_contain_text(HOSTILE)
+            assert page.locator("img").count() == 0
+
+
+# --- light and quick ------------------------------------------------------------------------------------------------
+
+
+def transferred(page: Page, path: str) -> int:
+    """Bytes that a page costs over the wire with nothing cached, its API calls included."""
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
+    session.send("Network.setCacheDisabled", {"cacheDisabled": True})
+    received: list[float] = []
+    session.on("Network.loadingFinished", lambda told: received.append(told["encodedDataLength"]))
+    page.goto(path, wait_until="networkidle")
+    session.detach()
+    return int(sum(received))
+
+
+def test_pages_without_a_chart_are_light(browser: Browser, furnished: Furnished) -> None:
+    """Under 100 KB each, everything counted but the API's document that the form is made from."""
+    weights = {}
+    for name in WITHOUT_CHARTS:
+        path = furnished.paths.get(name, name)
+        with watched(browser, furnished.service.url) as opened:
+            weights[name] = transferred(opened.page, opened.url + path)
+    assert {name: weight for name, weight in weights.items() if weight >= 100_000} == {}
+
+
+def test_many_rows_are_not_all_held(browser: Browser, tmp_path: Path) -> None:
+    """With 10,000 tunings stored a long list holds some of its rows; `benchmarks/reaction_times.py` measures paints."""
+    with running(tmp_path, ScriptedRunner(37), Trainer()) as service:
+        store_many(service)
+        with watched(browser, service.url) as opened:
+            page = settled(opened, "/tunings")
+            more = page.get_by_role("button", name="Load more")
+            for _ in range(12):  # beyond what the list holds at a time
+                last = page.locator("tbody tr").last.inner_text()
+                more.click()
+                expect(page.locator("tbody tr").last).not_to_have_text(last)
+            assert page.locator("tbody tr").count() <= 500
+
+
+def store_many(service: Running) -> None:
+    """Tunings that have been cancelled, written in bulk as the store writes them."""
+    queued = service.http.post("/v1/tunings", json=tuning_request().model_dump(mode="json")).json()
+    found = service.http.get(f"/v1/tunings/{queued['id']}", params={"wait": 20}).json()
+    assert found["state"] == "SUCCEEDED"
+    engine = open_engine(service.settings.url)
+    with writing(engine) as connection:
+        row = dict(connection.execute(work_items.select().where(work_items.c.id == queued["id"])).mappings().one())
+        rows = [
+            row | {"id": f"tun_{number:032x}", "fingerprint": f"{number:064x}", "recommendation_id": None}
+            for number in range(MANY)
+        ]
+        connection.execute(work_items.insert(), rows)
+    engine.dispose()

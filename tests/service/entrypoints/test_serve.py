@@ -1,0 +1,355 @@
+"""The served process as a whole: killed, stopped, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.client import Client
+from service.domain.states import State
+from service.domain.work import Event
+from service.entrypoints.serve import serve
+from service.errors import ConfigurationError, DeviceTakenError
+from service.settings import Settings
+from tests.support.factories import CPU, recommendation, tuning_request
+from tests.support.service.processes import Spoken, are_gone, children_of, slow_service, wait_until
+from tests.support.service.scripted import ScriptedRunner
+from tuner.planning.session import Tuning
+from tuner.schemas.requests import TrainingRequest
+
+PROBE_SECONDS = 0.25
+START_SECONDS = 120.0
+_BELOW_AN_ACKNOWLEDGEMENT = 0.03
+
+
+StartServed = Callable[..., Spoken]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """Where every probe that is started is noted, whatever becomes of its process."""
+    path = tmp_path / "probes.txt"
+    path.touch()
+    return path
+
+
+@pytest.fixture(params=["apart", "inside"])
+def start_served(request: pytest.FixtureRequest, tmp_path: Path, journal: Path) -> Iterator[StartServed]:
+    """Starts served processes on one data folder, with workers inside and apart; kills what a test leaves."""
+    with ExitStack() as stack:
+        yield lambda port=0: stack.enter_context(_served(tmp_path / "data", journal, port, request.param))
+
+
+@pytest.fixture
+def start_apart(tmp_path: Path, journal: Path) -> Iterator[StartServed]:
+    """Starts served processes whose workers run in a process of their own."""
+    with ExitStack() as stack:
+        yield lambda port=0: stack.enter_context(_served(tmp_path / "data", journal, port, "apart"))
+
+
+def _served(data_dir: Path, journal: Path, port: int, where: str) -> AbstractContextManager[Spoken]:
+    return slow_service(data_dir, journal, PROBE_SECONDS, port, where)
+
+
+def sizes_in(journal: Path) -> list[int]:
+    """The probes that were started, in order, over all processes."""
+    return [int(line) for line in journal.read_text().split()]
+
+
+def undisturbed() -> list[int]:
+    """The sizes a tuning probes that nothing interrupts."""
+    tuning = Tuning(tuning_request(), CPU, environment={}, versions={"torch": "2.8"})
+    runner = ScriptedRunner(37)
+    while (probe := tuning.next_probe()) is not None:
+        tuning.record(runner.run(probe))
+    return runner.sizes
+
+
+def wait_for_probes(client: Client, tuning_id: str, count: int) -> Event:
+    """Follow a tuning until this many probes are recorded."""
+    for event in client.tunings.events(tuning_id):
+        if event.probe is not None and event.probe.ordinal == count:
+            return event
+    raise AssertionError
+
+
+def test_a_killed_service_goes_on_from_its_recorded_probes(start_served: StartServed, journal: Path) -> None:
+    """After kill -9 in the third probe the tuning ends as undisturbed: only the probe that was killed is run again."""
+    expected = undisturbed()
+    first = start_served()
+    with Client(first.url) as client:
+        tuning_id = client.tunings.submit(tuning_request()).id
+        wait_for_probes(client, tuning_id, 2)
+    deadline = time.monotonic() + START_SECONDS
+    while len(sizes_in(journal)) < 3 and time.monotonic() < deadline:
+        threading.Event().wait(0.005)
+    assert first.end(signal.SIGKILL) == -signal.SIGKILL
+    second = start_served()
+    with Client(second.url) as client:
+        tuning = client.tunings.wait(tuning_id, START_SECONDS)
+        recorded = [probe.result.micro_batch_size for probe in client.tunings.probes(tuning_id)]
+        states = [event.state for event in client.tunings.events(tuning_id) if event.state is not None]
+    assert (tuning.state, tuning.attempts) == (State.SUCCEEDED, 2)
+    assert recorded == expected
+    assert sizes_in(journal) == expected[:3] + expected[2:]
+    assert states == [State.QUEUED, State.RUNNING, State.RUNNING, State.SUCCEEDED]
+
+
+def test_a_killed_worker_process_is_started_again(start_apart: StartServed, journal: Path) -> None:
+    """After kill -9 of it in the third probe the same service, which answers all the time, ends the tuning as usual."""
+    expected = undisturbed()
+    served = start_apart()
+    with Client(served.url) as client:
+        tuning_id = client.tunings.submit(tuning_request()).id
+        wait_for_probes(client, tuning_id, 2)
+        wait_until(lambda: len(sizes_in(journal)) == 3)
+        (worker,) = children_of(served.process.pid)
+        os.kill(worker, signal.SIGKILL)
+        tuning = client.tunings.wait(tuning_id, START_SECONDS)
+        recorded = [probe.result.micro_batch_size for probe in client.tunings.probes(tuning_id)]
+    assert (tuning.state, tuning.attempts) == (State.SUCCEEDED, 2)
+    assert recorded == expected
+    assert sizes_in(journal) == expected[:3] + expected[2:]
+    assert served.end(signal.SIGTERM) == 0
+    assert any("killed by signal 9; it is started again" in line for line in served.lines)
+
+
+def test_a_worker_process_that_is_told_to_end_hands_back_and_is_started_again(
+    start_apart: StartServed, journal: Path
+) -> None:
+    """SIGTERM to it alone ends its probe, and the next goes on with the tuning."""
+    served = start_apart()
+    with Client(served.url) as client:
+        tuning_id = client.tunings.submit(tuning_request()).id
+        wait_for_probes(client, tuning_id, 1)
+        (worker,) = children_of(served.process.pid)
+        os.kill(worker, signal.SIGTERM)
+        assert client.tunings.wait(tuning_id, START_SECONDS).state is State.SUCCEEDED
+    assert sorted(set(sizes_in(journal))) == sorted(undisturbed())
+
+
+def test_a_group_that_is_terminated_gets_one_signal(start_apart: StartServed, journal: Path) -> None:
+    """A supervisor may signal every process of the service: a job still gets its grace, until the second signal."""
+    served = start_apart()
+    with Client(served.url) as client:
+        client.jobs.submit(recommendation(), TrainingRequest(updates=10))
+        wait_until(lambda: client.devices.list()[0].held_by is not None)
+    (worker,) = children_of(served.process.pid)
+    for process in (served.process.pid, worker):
+        os.kill(process, signal.SIGTERM)
+    wait_until(lambda: sizes_in(journal) == [0])
+    assert served.process.poll() is None
+    assert served.end(signal.SIGTERM) == 0
+    assert are_gone({worker})
+
+
+def test_a_killed_service_takes_its_worker_process_along(start_apart: StartServed) -> None:
+    """Kill -9 of the one that serves the API leaves nothing behind."""
+    served = start_apart()
+    below = children_of(served.process.pid)
+    assert len(below) == 1
+    served.end(signal.SIGKILL)
+    wait_until(lambda: are_gone(below))
+
+
+def test_the_metrics_of_a_worker_process_are_with_those_of_the_api(start_apart: StartServed) -> None:
+    """One scrape has both, each family once; without a process they are the API's alone."""
+    served = start_apart()
+    with Client(served.url) as client, httpx.Client(base_url=served.url) as http:
+        client.tunings.wait(client.tunings.submit(tuning_request()).id, START_SECONDS)
+        text = http.get("/metrics").raise_for_status().text
+    families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(families) == len(set(families))
+    assert 'batchwright_tuning_seconds_count{state="SUCCEEDED"} 1.0' in text
+    assert 'batchwright_probes_total{device="cpu",outcome="FIT"}' in text
+    assert 'batchwright_device_busy{device="cpu"} 0.0' in text
+    assert "batchwright_http_request_seconds_count" in text
+
+
+def test_a_worker_process_is_told_of_new_work(tmp_path: Path, journal: Path) -> None:
+    """It begins at once, though it would look for work by itself only once a minute."""
+    rarely = {"BATCHWRIGHT_POLL_SECONDS": "60"}
+    with slow_service(tmp_path / "data", journal, 0.0, environment=rarely) as served, Client(served.url) as client:
+        client.devices.list()
+        begun = time.monotonic()
+        client.tunings.wait(client.tunings.submit(tuning_request()).id, START_SECONDS)
+        assert time.monotonic() - begun < 30
+
+
+def test_a_terminated_service_hands_back_and_exits_cleanly(start_served: StartServed, journal: Path) -> None:
+    """SIGTERM ends followers and the running probe; the next service runs the rest."""
+    first = start_served()
+    with Client(first.url) as client:
+        tuning_id = client.tunings.submit(tuning_request()).id
+        wait_for_probes(client, tuning_id, 1)
+    assert first.end(signal.SIGTERM) == 0
+    assert not [line for line in first.lines if "Traceback" in line]
+    second = start_served()
+    with Client(second.url) as client:
+        tuning = client.tunings.wait(tuning_id, START_SECONDS)
+    assert tuning.state is State.SUCCEEDED
+    assert sorted(set(sizes_in(journal))) == sorted(undisturbed())
+    assert second.end(signal.SIGINT) == 0
+
+
+def test_a_second_signal_ends_a_service_faster(start_served: StartServed, journal: Path) -> None:
+    """A job may take ten minutes to end itself after the first SIGTERM, and nothing more after the second."""
+    served = start_served()
+    with Client(served.url) as client:
+        client.jobs.submit(recommendation(), TrainingRequest(updates=10))
+        wait_until(lambda: client.devices.list()[0].held_by is not None)
+    served.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: sizes_in(journal) == [0])
+    assert served.end(signal.SIGTERM) == 0  # within the patience, a fifth of the job's ten minutes
+
+
+def test_a_follower_outlives_a_restart(start_served: StartServed) -> None:
+    """The SDK's stream resumes after the last event it saw, without gap or repetition, on a service come back."""
+    first = start_served()
+    port = int(first.url.rpartition(":")[2])
+    seen: list[Event] = []
+    with Client(first.url) as client:
+        tuning_id = client.tunings.submit(tuning_request()).id
+        events = client.tunings.events(tuning_id)
+        seen.extend(next(events) for _ in range(3))
+        first.end(signal.SIGKILL)
+        start_served(port)
+        seen.extend(events)
+    assert [event.id for event in seen] == list(range(1, len(seen) + 1))
+    assert seen[-1].state is State.SUCCEEDED
+
+
+def test_a_running_probe_is_cancelled(start_served: StartServed) -> None:
+    """And the tuning with it; how soon is measured by `benchmarks/reaction_times.py`."""
+    with Client(start_served().url) as client:
+        tuning_id = client.tunings.submit(tuning_request()).id
+        wait_for_probes(client, tuning_id, 1)
+        client.tunings.cancel(tuning_id)
+        assert client.tunings.wait(tuning_id, START_SECONDS).state is State.CANCELLED
+
+
+def test_answers_on_a_kept_connection_do_not_wait(start_apart: StartServed) -> None:
+    """One after the other: were they to wait for the 40 ms after which a kernel acknowledges, none would be faster."""
+    with httpx.Client(base_url=start_apart().url) as client:
+        client.get("/livez")
+        assert any(_seconds(lambda: client.get("/livez")) < _BELOW_AN_ACKNOWLEDGEMENT for _ in range(1000))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def test_the_service_is_not_opened_to_other_machines(tmp_path: Path) -> None:
+    """Listening elsewhere than on loopback is refused while there is no API key."""
+    with pytest.raises(ConfigurationError, match=r"0\.0\.0\.0.*no API key yet"):
+        serve(Settings(data_dir=tmp_path, host="0.0.0.0"))  # noqa: S104 - refused
+
+
+def test_a_second_service_on_the_same_devices_is_refused(start_apart: StartServed, tmp_path: Path) -> None:
+    """It says which device is served already, and by whom."""
+    start_apart()
+    with pytest.raises(DeviceTakenError, match="cpu is served by host:"):
+        serve(Settings(data_dir=tmp_path / "data", node_name="host", port=0, devices="cpu"))
+
+
+def test_a_taken_port_is_named(start_apart: StartServed, tmp_path: Path) -> None:
+    """Listening where someone listens already is refused in our words."""
+    port = int(start_apart().url.rpartition(":")[2])
+    with pytest.raises(ConfigurationError, match=str(port)):
+        serve(Settings(data_dir=tmp_path / "other", port=port, devices="cpu"))
+
+
+_STARTING = """
+import os, signal, socket, sys
+from dataclasses import replace
+from pathlib import Path
+from service.bootstrap import build
+from service.errors import ServiceError
+from service.entrypoints.serve import serve_system
+from service.settings import Settings
+
+other = socket.socket()
+other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+other.bind(("127.0.0.1", 0))
+
+class Workers:
+    places = []
+
+    def start(self):
+        if sys.argv[2] == "listen":
+            other.listen()
+        else:
+            os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+
+    def request_stop(self): pass
+    hurry = request_stop
+
+    def stop(self):
+        print("handed back")
+
+settings = Settings(data_dir=Path(sys.argv[1]), worker=False, port=other.getsockname()[1], log_level="error")
+try:
+    serve_system(settings, replace(build(settings), coordinator=Workers()))
+except ServiceError as error:
+    print(type(error).__name__, error)
+"""
+"""A service whose workers are slow to start; meanwhile another process listens on its port, or it is told to end."""
+
+
+def starting(tmp_path: Path, what: str) -> subprocess.CompletedProcess[str]:
+    """Start a service to which something happens meanwhile, and return how it ended."""
+    command = [sys.executable, "-c", _STARTING, str(tmp_path), what]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=START_SECONDS)
+
+
+def test_a_port_that_is_taken_during_the_start_is_named(tmp_path: Path) -> None:
+    """Two services that are started at once on one port: the second is refused in our words, and ends its workers."""
+    done = starting(tmp_path, "listen")
+    assert "ConfigurationError cannot listen on 127.0.0.1 port" in done.stdout
+    assert "handed back" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+def test_a_service_that_is_told_to_end_during_its_start_hands_back(tmp_path: Path, number: str) -> None:
+    """Its workers may run something by then, which must not look as if they had vanished."""
+    done = starting(tmp_path, number)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "handed back\n", "")
+
+
+_ORPHANING = """
+import ctypes, json, os, subprocess, sys, time
+from tuner.system.processes import reap, zombies
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come to this process, as to process 1
+reading, writing = os.pipe()  # the orphan lives until it is closed here: its parent, which is gone, cannot wait for it
+orphaning = "import subprocess, sys; subprocess.Popen(['cat'], stdin=int(sys.argv[1]))"
+subprocess.run([sys.executable, "-c", orphaning, str(reading)], pass_fds=[reading], check=True)
+os.close(reading)
+os.close(writing)
+while not (seen := zombies()):
+    time.sleep(0.01)
+own = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+reap(seen)
+before = zombies()
+own.communicate()
+print(json.dumps([len(seen), len(before), own.returncode]))
+"""
+
+
+def test_orphans_do_not_stay_as_zombies() -> None:
+    """Process 1 of a container inherits what a killed worker had started: it is waited for, and no other child is."""
+    done = subprocess.run([sys.executable, "-c", _ORPHANING], capture_output=True, text=True, check=True, timeout=120)
+    assert json.loads(done.stdout) == [1, 0, 0]

@@ -1,0 +1,365 @@
+"""What is logged, and how a line, a request and a trace are found from one another."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from service.errors import ConfigurationError
+from service.observability.instruments import open_spans
+from service.observability.logging import RepeatLimit, configure_logging, logging_about, say, sparse_logger
+from service.observability.tracing import Spans, current_trace_parent, parse_trace_parent, within_trace
+from service.worker.executors.base import TrainingRun
+from service.worker.executors.local import LocalExecutor
+from tests.support.factories import CPU, recommendation, tuning_request
+from tests.support.forked import forked_starts
+from tests.support.service.processes import Api, slow_service, wait_until
+from tests.support.service.running import Running, StartService
+from tests.support.service.scripted import ScriptedRunner
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.requests import ProbeRequest, TrainingRequest
+from tuner.schemas.results import Outcome
+from tuner.system.processes import handed_on
+from tuner.training.launching.launcher import TrainingProcess
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
+REQUEST_ID = "scheduler-42.a"
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """Where everything is logged, as JSON, during a test."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    root.handlers = []
+    configure_logging("debug", "json", stream)
+    yield stream
+    root.handlers = before
+    root.setLevel(level)
+
+
+def lines_of(stream: io.StringIO) -> list[dict[str, Any]]:
+    """The objects that were logged."""
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def submit(service: Running, **headers: str) -> str:
+    """Submit a tuning and wait for its end; its id."""
+    answer = service.http.post("/v1/tunings", json=tuning_request().model_dump(mode="json"), headers=headers)
+    assert answer.status_code == 202, answer.text
+    tuning_id: str = answer.json()["id"]
+    assert service.http.get(f"/v1/tunings/{tuning_id}?wait=30").json()["state"] == "SUCCEEDED"
+    return tuning_id
+
+
+# --- lines ---
+
+
+def test_a_line_is_an_object_with_its_context(stream: io.StringIO) -> None:
+    """Time, level, logger, message, what it is about, its trace, and a traceback in one field."""
+    log = logging.getLogger("test")
+    with logging_about(request_id="r1", device=None), within_trace(PARENT):
+        log.info("half %d", 1, extra={"fields": {"status": 200}})
+        log.error("two\nlines", exc_info=ValueError("broken"))
+    log.info("outside")
+    first, second, third = lines_of(stream)
+    assert first["time"].endswith("+00:00")
+    assert {name: first[name] for name in first if name != "time"} == {
+        "level": "info",
+        "logger": "test",
+        "message": "half 1",
+        "request_id": "r1",
+        "trace_id": TRACE_ID,
+        "status": 200,
+    }
+    assert second["exception"].endswith("ValueError: broken")
+    assert set(third) == {"time", "level", "logger", "message"}
+
+
+def test_text_lines_end_with_what_they_are_about() -> None:
+    """For people: the message first."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    root.handlers = []
+    stream = io.StringIO()
+    try:
+        configure_logging("info", "text", stream)
+        with logging_about(tuning_id="tun_1"):
+            logging.getLogger("test").info("done")
+    finally:
+        root.handlers = before
+        root.setLevel(level)
+    assert stream.getvalue().endswith("INFO test: done [tuning_id=tun_1]\n")
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_no_stranger_writes_lines_of_their_own(
+    start_service: StartService, monkeypatch: pytest.MonkeyPatch, style: Literal["text", "json"]
+) -> None:
+    """What is quoted from a request has no line breaks and no escape codes, in either style."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    stream = io.StringIO()
+    configure_logging("info", style, stream)
+    start_service().http.post("/v1/zzz%0aERROR%20forged%1b[31m", json={})
+    logging.getLogger("test").info("quoted %s", "a\nERROR forged \x1b[31m\x9b")
+    written = stream.getvalue()
+    assert written.count("forged") >= 2
+    assert "\nERROR" not in written
+    assert "\x1b" not in written
+    assert "\x9b" not in written
+
+
+def test_a_request_and_its_tuning_are_found_in_the_log(start_service: StartService, stream: io.StringIO) -> None:
+    """The submission by the request's id; the worker's lines by the tuning's, its device and the request's trace."""
+    service = start_service()
+    tuning_id = submit(service, **{"X-Request-ID": REQUEST_ID, "traceparent": PARENT})
+    wait_until(lambda: "SUCCEEDED" in stream.getvalue())
+    found = lines_of(stream)
+    request = next(line for line in found if line.get("request_id") == REQUEST_ID and "route" in line)
+    assert (request["method"], request["route"], request["status"]) == ("POST", "/v1/tunings", 202)
+    assert (request["level"], request["trace_id"]) == ("info", TRACE_ID)
+    work = [line for line in found if line.get("tuning_id") == tuning_id]
+    assert len(work) >= 2
+    assert {(line["device"], line["trace_id"]) for line in work} == {("cpu", TRACE_ID)}
+
+
+@pytest.mark.parametrize(("style", "said"), [("text", "ready\n"), ("json", "")])
+def test_what_is_said_at_the_start_is_an_object_too(
+    stream: io.StringIO, capsys: pytest.CaptureFixture[str], style: Literal["text", "json"], said: str
+) -> None:
+    """A collector of objects meets no bare line."""
+    say("ready", style)
+    assert capsys.readouterr().err == said
+    assert [line["message"] for line in lines_of(stream)] == ([] if said else ["ready"])
+
+
+class Clock:
+    """Seconds that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Now."""
+        return self.now
+
+
+def test_repeated_messages_are_limited_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """The next period's first says how many were held back; errors always pass."""
+    logger, clock = logging.getLogger("tests.repeated"), Clock()
+    logger.addFilter(RepeatLimit(times=2, seconds=60.0, clock=clock))
+    for number in range(10):
+        logger.warning("again %d", number)
+    logger.error("broken")
+    assert caplog.messages == ["again 0", "again 1", "broken"]
+    clock.now += 60.0
+    logger.warning("again %d", 10)
+    assert caplog.messages[3:] == ["again 10 (and 8 more times)"]
+
+
+def test_messages_that_differ_behind_their_first_line_are_one(caplog: pytest.LogCaptureFixture) -> None:
+    """An error of the event loop lists the socket and the connection that it met: peers make any number of them."""
+    logger = logging.getLogger("tests.loop")
+    logger.addFilter(RepeatLimit(highest=logging.ERROR))
+    for number in range(20):
+        logger.error(f"Fatal error on transport\ntransport: <fd={number}>")  # noqa: G004 - as asyncio does
+    assert len(caplog.messages) == 5
+
+
+def test_a_sparse_logger_writes_each_text_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Two devices have a line each, with the name of the logger above; however many texts there are, few are kept."""
+    clock = Clock()
+    sparse = sparse_logger(logging.getLogger("tests.above"), clock)
+    for _ in range(3):
+        for device in ("cpu", "cuda:0"):
+            sparse.warning("%s is full", device)
+    clock.now += 60.0
+    sparse.warning("%s is full", "cpu")
+    assert caplog.messages == ["cpu is full", "cuda:0 is full", "cpu is full (and 2 more times)"]
+    assert {record.name for record in caplog.records} == {"tests.above"}
+
+
+# --- requests ---
+
+
+def test_every_response_names_its_request(service: Running) -> None:
+    """By the caller's identifier where that is well formed, else by one of ours; refusals too."""
+    given = service.http.get("/livez", headers={"X-Request-ID": REQUEST_ID})
+    assert given.headers["X-Request-ID"] == REQUEST_ID
+    for wrong in ("", "two words", "x" * 65, "line\tbreak"):
+        made = service.http.get("/livez", headers={"X-Request-ID": wrong}).headers["X-Request-ID"]
+        assert made not in {"", wrong}
+    refused = service.http.get("/v1/tunings", headers={"Host": "elsewhere"})
+    assert (refused.status_code, bool(refused.headers["X-Request-ID"])) == (403, True)
+
+
+def test_an_unforeseen_error_leads_to_its_line(
+    service: Running, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller is told the request's id and nothing of the insides; under that id the log has the traceback."""
+
+    def fail(*_: object) -> None:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(service.system.store, "devices", fail)
+    answer = service.http.get("/v1/devices", headers={"X-Request-ID": REQUEST_ID})
+    assert answer.status_code == 500
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["X-Request-ID"] == REQUEST_ID
+    problem = answer.json()
+    assert problem["code"] == "internal-error"
+    assert f"(request {REQUEST_ID})" in problem["detail"]
+    assert "secret" not in answer.text
+    line = next(line for line in lines_of(stream) if "exception" in line)
+    assert (line["request_id"], line["level"]) == (REQUEST_ID, "error")
+    assert "KeyError: 'secret'" in line["exception"]
+
+
+# --- traces ---
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, "", PARENT.upper(), PARENT[:-1], f"ff{PARENT[2:]}", f"00-{'0' * 32}-b7ad6b7169203331-01", f"{PARENT}-more"],
+)
+def test_what_is_no_trace_parent_is_left_out(wrong: str | None) -> None:
+    """As the standard asks: a broken header is none."""
+    assert parse_trace_parent(wrong) is None
+    assert parse_trace_parent(PARENT) == PARENT
+
+
+def test_the_trace_reaches_the_probes(start_service: StartService) -> None:
+    """What a probe's process would find in its environment while the tuning runs; nothing for work without one."""
+    seen: list[dict[str, str]] = []
+    service = start_service(ScriptedRunner(37, lambda _size, _stop: seen.append(handed_on())))
+    submit(service, traceparent=PARENT)
+    assert seen
+    assert all(it == {"TRACEPARENT": PARENT} for it in seen)
+    seen.clear()
+    service.http.post("/v1/tunings", json=tuning_request().model_dump(mode="json") | {"fresh": True})
+    wait_until(lambda: bool(seen))
+    assert seen[0] == {}
+
+
+def test_a_probes_process_has_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its environment, where a workload's instrumentation looks; the next probe of the same server has its own."""
+    code = (
+        "import os, pathlib\n\ndef build(path):\n    pathlib.Path(path).write_text(os.environ.get('TRACEPARENT', ''))\n"
+    )
+    (tmp_path / "telling.py").write_text(f"{code}    raise ValueError('told')\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    told = tmp_path / "told.txt"
+    spec = {"model": {"kind": "python", "target": "telling:build", "arguments": {"path": str(told)}}}
+    request = ProbeRequest.model_validate(
+        {"spec": spec, "micro_batch_size": 1, "samples_per_window": 1, "device": "cpu"}
+    )
+    with forked_starts(), ProbeSupervisor(CPU) as supervisor:
+        for parent in (PARENT, None):
+            with within_trace(parent):
+                assert supervisor.run(request).outcome is Outcome.ERROR
+            assert told.read_text() == (parent or "")
+
+
+def test_a_jobs_process_has_the_trace(tmp_path: Path) -> None:
+    """As its environment shows."""
+    seen: list[bytes] = []
+    made: list[TrainingProcess] = []
+
+    def new_process(directory: Path) -> TrainingProcess:
+        made.append(TrainingProcess(directory))
+        return made[-1]
+
+    def stop_within() -> float | None:
+        if made and made[0].pids:
+            seen.append(Path(f"/proc/{made[0].pids[0]}/environ").read_bytes())
+        return 0.0 if seen and b"PYTHON" in seen[-1] + b"PYTHON" else None
+
+    executor = LocalExecutor(CPU, ScriptedRunner(8), new_process)
+    with within_trace(PARENT):
+        executor.train(TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=1)), lambda _: None, stop_within)
+    assert f"TRACEPARENT={PARENT}".encode() in seen[-1].split(b"\0")
+
+
+# --- spans ---
+
+
+def test_nothing_of_opentelemetry_is_imported_unless_asked_for() -> None:
+    """A service is built without it."""
+    code = (
+        "import sys, service.entrypoints.serve, service.entrypoints.work; "
+        "from service.observability.instruments import open_spans; open_spans('1', {});"
+        "print([it for it in sys.modules if it.startswith('opentelemetry.sdk')], "
+        "'service.observability.opentelemetry' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] False"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"OTEL_SERVICE_NAME": "x"},
+        {"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318", "OTEL_SDK_DISABLED": "true"},
+    ],
+)
+def test_spans_are_made_only_where_they_go_somewhere(variables: dict[str, str]) -> None:
+    """Neither for want of a destination nor against the operator's word."""
+    assert type(open_spans("1", variables)) is Spans
+
+
+def test_spans_without_the_extra_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for by the environment, and not installed: the message names the package and the extra."""
+    for name in [
+        it for it in sys.modules if it.startswith("opentelemetry") or it == "service.observability.opentelemetry"
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(ConfigurationError, match=r"batchwright\[otel\]"):
+        open_spans("1", {"OTEL_TRACES_EXPORTER": "console"})
+
+
+def test_a_plain_span_keeps_the_trace_it_was_given() -> None:
+    """The request's, or that of the block around it."""
+    spans = Spans()
+    with spans.span("work", parent=PARENT):
+        assert current_trace_parent() == PARENT
+        with spans.span("probe", micro_batch_size=4):
+            assert current_trace_parent() == PARENT
+    assert current_trace_parent() is None
+
+
+def test_spans_follow_a_request_to_its_probes(tmp_path: Path) -> None:
+    """With the extra and its variables: request, tuning and probes are spans of the trace that the caller began."""
+    pytest.importorskip("opentelemetry.sdk")
+    out = tmp_path / "spans.txt"
+    otel = {"OTEL_TRACES_EXPORTER": "console", "OTEL_BSP_SCHEDULE_DELAY": "50"}
+    with slow_service(tmp_path / "data", tmp_path / "journal", 0.0, environment=otel, output=out) as served:
+        api = Api(served.url)
+        api.http.headers["traceparent"] = PARENT
+        assert api.ended(api.submit("/v1/tunings", tuning_request().model_dump(mode="json")))["state"] == "SUCCEEDED"
+        wait_until(lambda: '"name": "tuning"' in out.read_text())
+        api.http.close()
+    spans = [json.loads(text) for text in out.read_text().replace("}\n{", "}\n\0{").split("\0")]
+    by_name = {span["name"]: span for span in spans}
+    request, tuning, probe = by_name["POST /v1/tunings"], by_name["tuning"], by_name["probe"]
+    assert {span["context"]["trace_id"] for span in (request, tuning, probe)} == {f"0x{TRACE_ID}"}
+    assert request["parent_id"] == "0xb7ad6b7169203331"
+    assert tuning["parent_id"] == request["context"]["span_id"]
+    assert probe["parent_id"] == tuning["context"]["span_id"]
+    assert tuning["attributes"]["batchwright.outcome"] == "SUCCEEDED"
+    assert probe["attributes"]["batchwright.outcome"] in {"FIT", "OOM"}

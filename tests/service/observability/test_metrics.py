@@ -1,0 +1,303 @@
+"""Metrics: what they are called, what they count, who may read them; and whether the service is ready."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.application.estimates import EstimateLimits, Estimates
+from service.application.readiness import Readiness
+from service.application.rules.policy import Policy
+from service.domain.api_keys import Scope, make_key
+from service.domain.identifiers import IdentifierSource
+from service.errors import ConfigurationError, EstimatesBusyError, NotReadyError, StoreUnavailableError
+from service.observability.metrics import Metrics
+from service.store.interface import QueueDepth, Store
+from tests.support.factories import tuning_request
+from tests.support.service.running import Running, StartService
+from tests.support.service.scripted import SERVED, new_work
+from tuner.errors import EstimateError
+from tuner.schemas.estimates import Estimate, EstimateRequest
+
+UNITS = ("_seconds", "_bytes", "_total", "_info")
+COUNTS = {
+    "batchwright_queue_items",
+    "batchwright_device_busy",
+    "batchwright_device_unready",
+    "process_open_fds",
+    "process_max_fds",
+}
+"""Numbers of things, which have no unit."""
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def samples_of(text: str) -> Samples:
+    """Every sample, by name and labels."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    """One sample; 0 where there is none."""
+    return samples.get((name, frozenset(labels.items())), 0.0)
+
+
+def used() -> Metrics:
+    """Metrics with something in every family."""
+    metrics = Metrics("1.0")
+    metrics.watch_queue(lambda: [QueueDepth("cpu", 2, 3.5)])
+    with metrics.device_busy("cpu"):
+        metrics.probed("cpu", "FIT")
+    metrics.answered(hit=True)
+    metrics.estimated("made")
+    metrics.requested("GET", "/v1/tunings/{tuning_id}", 200, 0.003)
+    return metrics
+
+
+# --- names ---
+
+
+def test_names_have_base_units_and_help() -> None:
+    """What Prometheus' own checker passes over too: milliseconds, mebibytes, a missing text."""
+    families = list(text_string_to_metric_families(used().exposition().decode()))
+    assert len(families) > 10
+    for family in families:
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        assert name.startswith(("batchwright_", "process_"))
+        assert name.endswith(UNITS) or name in COUNTS, name
+        assert not re.search(r"_(ms|milliseconds|minutes|mib|gib|kb|percent)(_|$)", name), name
+        assert len(family.documentation) > 10, name
+
+
+def test_no_identifier_is_a_label(start_service: StartService) -> None:
+    """After requests for a tuning by its id, its route is there as a template, and its id nowhere."""
+    service = start_service()
+    tuning = service.http.post("/v1/tunings", json=tuning_request().model_dump(mode="json")).json()
+    service.http.get(f"/v1/tunings/{tuning['id']}?wait=30")
+    service.http.get("/nobody/asked/for/this")
+    text = service.http.get("/metrics").text
+    assert tuning["id"] not in text
+    assert "nobody" not in text
+    labels = {label for _, found in samples_of(text) for label, _ in found}
+    assert labels <= {"device", "outcome", "state", "result", "method", "route", "status", "le", "version"}
+
+
+# --- what is counted ---
+
+
+def test_a_tuning_is_counted(start_service: StartService) -> None:
+    """Its probes by outcome, its seconds, the busy device, the queue, and what the store could answer."""
+    service = start_service()
+    for _ in range(2):
+        answer = service.http.post("/v1/tunings", json=tuning_request().model_dump(mode="json")).json()
+        ended = service.http.get(f"/v1/tunings/{answer['id']}?wait=30").json()
+    samples = samples_of(service.http.get("/metrics").text)
+    probes = [it["outcome"] for it in ended["recommendation"]["evidence"]["probes"]]
+    for outcome in ("FIT", "OOM"):
+        assert value(samples, "batchwright_probes_total", device="cpu", outcome=outcome) == probes.count(outcome)
+    assert value(samples, "batchwright_tuning_seconds_count", state="SUCCEEDED") == 1
+    assert value(samples, "batchwright_device_busy_seconds_total", device="cpu") > 0
+    assert samples["batchwright_device_busy", frozenset({("device", "cpu")})] == 0
+    assert value(samples, "batchwright_stored_answers_total", result="miss") == 1
+    assert value(samples, "batchwright_stored_answers_total", result="hit") == 1
+
+
+def test_requests_are_timed_by_route(start_service: StartService) -> None:
+    """By template, method and status; those that wait apart, and those that no route takes as such."""
+    service = start_service()
+    service.http.get("/v1/devices")
+    service.http.get("/v1/tunings/tun_0192f3a1b2c3700089abcdef01234567")
+    service.http.get("/v1/tunings/tun_0192f3a1b2c3700089abcdef01234567?wait=1")
+    service.http.get("/nothing")
+    service.http.request("BREW", "/v1/devices")
+    samples = samples_of(service.http.get("/metrics").text)
+    for method, route, status in (
+        ("GET", "/v1/devices", "200"),
+        ("GET", "/v1/tunings/{tuning_id}", "404"),
+        ("GET", "/v1/tunings/{tuning_id}?wait", "404"),
+        ("GET", "unmatched", "404"),
+    ):
+        counted = value(samples, "batchwright_http_request_seconds_count", method=method, route=route, status=status)
+        assert counted == 1, route
+    assert [
+        dict(labels)["status"] for name, labels in samples if ("method", "other") in labels and name.endswith("_count")
+    ]
+
+
+def test_what_waits_is_told_by_device(store: Store) -> None:
+    """How many, and for how long the oldest has; nothing of it when the database is away."""
+    for _ in range(2):
+        store.add(new_work(IdentifierSource().new("tun")))
+    metrics = Metrics()
+    metrics.watch_queue(store.queue_depths)
+    samples = samples_of(metrics.exposition().decode())
+    assert value(samples, "batchwright_queue_items", device="cpu") == 2
+    assert 0 <= value(samples, "batchwright_queue_oldest_age_seconds", device="cpu") < 60
+
+
+def test_metrics_go_on_without_the_database() -> None:
+    """The queue is left out; everything else is told."""
+
+    def away() -> list[QueueDepth]:
+        raise StoreUnavailableError("away")
+
+    metrics = Metrics()
+    metrics.watch_queue(away)
+    metrics.answered(hit=True)
+    samples = samples_of(metrics.exposition().decode())
+    assert value(samples, "batchwright_stored_answers_total", result="hit") == 1
+    assert not [name for name, _ in samples if "queue" in name]
+
+
+def test_a_busy_device_is_seen_while_it_is_busy() -> None:
+    """The gauge is 1, and the seconds rise before the work has ended."""
+    metrics = Metrics()
+    metrics.device_served("cpu")
+    assert value(samples_of(metrics.exposition().decode()), "batchwright_device_busy_seconds_total", device="cpu") == 0
+    with metrics.device_busy("cpu"):
+        samples = samples_of(metrics.exposition().decode())
+        assert value(samples, "batchwright_device_busy", device="cpu") == 1
+        assert value(samples, "batchwright_device_busy_seconds_total", device="cpu") > 0
+
+
+def test_estimates_are_counted_by_how_they_end() -> None:
+    """Made, remembered, refused for want of a slot, failed."""
+    metrics = Metrics()
+    asked = EstimateRequest.model_validate({"spec": tuning_request().spec.model_dump(mode="json"), "gpus": ["T4"]})
+    made = Estimate(decisions="cpu", parameters=1, gpus=(), versions={}, seconds=0.0)
+    estimates = Estimates(lambda _request, _stop: made, Policy([], []), {}, EstimateLimits(), metrics)
+    estimates.estimate(asked)
+    estimates.estimate(asked)
+
+    def fail(_request: EstimateRequest, _stop: Callable[[], bool]) -> Estimate:
+        raise EstimateError("cannot")
+
+    with pytest.raises(EstimateError):
+        Estimates(fail, Policy([], []), {}, EstimateLimits(), metrics).estimate(asked)
+    with pytest.raises(EstimatesBusyError):
+        Estimates(fail, Policy([], []), {}, EstimateLimits(slots=0, queue=0), metrics).estimate(asked)
+    samples = samples_of(metrics.exposition().decode())
+    for result in ("made", "remembered", "failed", "refused"):
+        assert value(samples, "batchwright_estimates_total", result=result) == 1, result
+
+
+# --- who reads them ---
+
+
+def test_metrics_need_a_key_that_reads_tunings_once_there_are_keys(start_service: StartService) -> None:
+    """As every route that tells of work; a key for jobs alone does not do."""
+    service = start_service()
+    assert service.http.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+    keys = {}
+    for scope in (Scope.TUNINGS_READ, Scope.JOBS_RUN):
+        new, keys[scope] = make_key("test", (scope,), None)
+        service.system.store.keys.add(new)
+    statuses = [
+        service.http.get("/metrics", headers={"Authorization": f"Bearer {key}"}).status_code for key in keys.values()
+    ]
+    assert statuses == [200, 403]
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def test_a_port_of_their_own_serves_metrics(start_service: StartService) -> None:
+    """Without a key, for processes that have no API; it closes with the service."""
+    port = free_port()
+    with started(start_service, metrics_port=port):
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    assert value(samples_of(text), "batchwright_device_busy", device="cpu") == 0
+    assert 'batchwright_build_info{version="' in text
+
+
+@contextmanager
+def started(start_service: StartService, metrics_port: int) -> Iterator[Running]:
+    """A service with a metrics port."""
+    yield start_service(metrics_port=metrics_port)
+
+
+def test_a_taken_metrics_port_is_named() -> None:
+    """In our words."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(ConfigurationError, match=r"metrics on 127\.0\.0\.1 port"),
+    ):
+        Metrics().serve("127.0.0.1", listener.getsockname()[1])
+
+
+# --- readiness ---
+
+
+def look(store: Store, stuck_seconds: float = 60.0, pause: Callable[[float], object] = lambda _: None) -> Readiness:
+    """Readiness over a store, that does not wait."""
+    return Readiness(store, 15.0, stuck_seconds, pause)
+
+
+def test_ready_with_one_live_worker_of_several(store: Store) -> None:
+    """A host that is gone does not take the service with it; it is named."""
+    with pytest.raises(NotReadyError, match="no worker was heard of within 15 s"):
+        look(store).check()
+    store.announce(SERVED)
+    store.announce(SERVED.model_copy(update={"place": "gone/cpu", "owner": "gone"}))
+    assert look(store).check().checks["workers"] == "2 of 2 heard of"
+    with pytest.raises(NotReadyError, match="not heard of: gone/cpu, host/cpu"):
+        Readiness(store, -1.0, 60.0).check()
+
+
+def test_work_that_nothing_takes_is_no_readiness(store: Store) -> None:
+    """Healthy while everything is pending: not this one. The reason names the device, the age and the setting."""
+    store.announce(SERVED)
+    store.add(new_work(IdentifierSource().new("tun")))
+    assert look(store).check().status == "ok"
+    with pytest.raises(NotReadyError, match=r"1 wait for cpu, .* idle or unserved .*BATCHWRIGHT_READY_QUEUE_SECONDS"):
+        look(store, stuck_seconds=-1.0).check()
+
+
+def test_many_who_ask_get_the_answer_of_one_look(store: Store) -> None:
+    """Anyone may ask, without a key: what one saw serves all who ask within the second, refusals too."""
+    looks = look(store)
+    with pytest.raises(NotReadyError):
+        looks.check()
+    store.announce(SERVED)
+    with pytest.raises(NotReadyError, match="no worker was heard of"):
+        looks.check()
+    assert look(store).check().status == "ok"
+
+
+def test_work_for_a_device_that_nobody_serves_is_no_readiness(store: Store) -> None:
+    """Another device's worker does not count."""
+    store.announce(SERVED)
+    store.add(new_work(IdentifierSource().new("tun"), device="cuda:7"))
+    with pytest.raises(NotReadyError, match="cuda:7"):
+        look(store, stuck_seconds=-1.0).check()
+
+
+def test_work_that_waits_behind_other_work_is_no_fault(store: Store) -> None:
+    """However long: its device is busy."""
+    store.announce(SERVED)
+    for _ in range(2):
+        store.add(new_work(IdentifierSource().new("tun")))
+    assert store.claim(SERVED, 60.0) is not None
+    assert look(store, stuck_seconds=-1.0).check().status == "ok"
+
+
+def test_a_worker_between_two_pieces_of_work_is_looked_at_twice(store: Store) -> None:
+    """It looks idle for a moment; by the second look it has taken the next."""
+    store.announce(SERVED)
+    for _ in range(2):
+        store.add(new_work(IdentifierSource().new("tun")))
+    assert look(store, -1.0, lambda _: store.claim(SERVED, 60.0)).check().status == "ok"

@@ -1,0 +1,270 @@
+"""What goes wrong with the database: what is told of it, what of it, and that the next call is well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, event, text
+
+from service.domain.api_keys import Scope, make_key
+from service.domain.states import State, WorkKind
+from service.errors import ConfigurationError, StaleLeaseError, StoreUnavailableError
+from service.store.database.engine import open_engine, reading, writing
+from service.store.interface import (
+    PROVEN_SECONDS,
+    Claim,
+    Ending,
+    FirstAnswer,
+    Idempotency,
+    Lease,
+    RecommendationFilter,
+    Store,
+)
+from service.store.sql_store import SqlStore, open_store
+from tests.support.factories import probe_result, recommendation
+from tests.support.service.postgres import Databases
+from tests.support.service.scripted import SERVED, new_work, progress
+from tests.support.service.stores import LEASE_SECONDS, NewId, claimed
+
+SECRET = "s3cr3t"  # noqa: S105 - what the errors are searched for
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"mysql://user:{SECRET}@host/database",
+        f"postgresql+asyncpg://user:{SECRET}@host/database",
+        f"postgresql://user:{SECRET}@host:port/database",
+        f"postgresql://user:{SECRET}@{SECRET}@host/database",
+        f"postgresql://user:x@{SECRET}:{SECRET}/y@host/database",
+        f"user:{SECRET}@host/database",
+        f"//user:{SECRET}@host",
+    ],
+)
+def test_no_error_shows_the_password_of_a_url(url: str) -> None:
+    """Whatever is wrong with it; nor does any error that led to it."""
+    with pytest.raises(ConfigurationError, match="database_url") as caught:
+        open_engine(url)
+    assert SECRET not in f"{caught.value} {caught.getrepr(chain=True, showlocals=False).reprcrash}"
+    assert caught.value.__cause__ is None
+
+
+def test_no_error_of_a_connection_shows_the_password(tmp_path: Path) -> None:
+    """When nobody listens there, the place is named and the password is not."""
+    with pytest.raises(StoreUnavailableError) as caught:
+        open_store(f"postgresql://user:{SECRET}@/database?host={tmp_path}")
+    assert str(tmp_path) in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.fixture
+def postgresql_store(postgresql: Databases) -> Iterator[SqlStore]:
+    """A store on PostgreSQL."""
+    opened = SqlStore(open_engine(postgresql.migrated()))
+    yield opened
+    opened.close()
+
+
+@contextmanager
+def losing_its_connection(engine: Engine) -> Iterator[list[int]]:
+    """The server ends the connection of the first transaction within, just before its first statement."""
+    admin = create_engine(engine.url, isolation_level="AUTOCOMMIT")
+    ended: list[int] = []
+
+    def end(connection: Connection, *_given: object) -> None:
+        if not ended:
+            driver: Any = connection.connection.driver_connection
+            pid = driver.info.backend_pid
+            ended.append(pid)
+            with admin.connect() as other:
+                assert other.execute(text(f"SELECT pg_terminate_backend({pid}, 5000)")).scalar_one()
+
+    event.listen(engine, "before_cursor_execute", end)
+    yield ended
+    event.remove(engine, "before_cursor_execute", end)
+    admin.dispose()
+
+
+ANSWER = FirstAnswer("d" * 64, "tun", 202, "{}")
+READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
+    "add": lambda store, _: store.add(new_work("tun_new")),
+    "add_answered": lambda store, _: store.add_answered(new_work("tun_new"), recommendation(id="rec_new")),
+    "remember": lambda store, _: store.remember(Idempotency("", "k", "d"), ANSWER),
+    "first_answer": lambda store, _: store.first_answer("", "k"),
+    "delete": lambda store, _: store.delete("tun_done"),
+    "prune": lambda store, _: store.prune(0.0),
+    "prunable": lambda store, _: store.prunable(0.0),
+    "queue": lambda store, _: store.queue(5),
+    "queue_depths": lambda store, _: store.queue_depths(),
+    "get": lambda store, lease: store.get(lease.work_id),
+    "newest": lambda store, _: store.newest(WorkKind.TUNING, 5),
+    "cancel": lambda store, lease: store.cancel(lease.work_id),
+    "resume": lambda store, _: store.resume("job_over"),
+    "probes": lambda store, lease: store.probes(lease.work_id),
+    "events": lambda store, lease: store.events(lease.work_id),
+    "event_counts": lambda store, lease: store.event_counts([lease.work_id]),
+    "recommendation": lambda store, _: store.recommendation("rec_done"),
+    "recommendation_texts": lambda store, _: store.recommendation_texts(["rec_done"]),
+    "tuning_with_answer": lambda store, _: store.tuning_with_answer("f"),
+    "answers_to": lambda store, _: store.answers_to("q", 5),
+    "recommendations": lambda store, _: store.recommendations(RecommendationFilter(), 5),
+    "totals": lambda store, _: store.totals(3600.0),
+    "count_answers": lambda store, _: store.count_answers(1, 2),
+    "claim": lambda store, _: store.claim(SERVED.model_copy(update={"place": "other"}), LEASE_SECONDS),
+    "renew": lambda store, lease: store.renew(lease, LEASE_SECONDS),
+    "record_probe": lambda store, lease: store.record_probe(lease, 1, probe_result(4)),
+    "record_progress": lambda store, lease: store.record_progress(lease, [progress(1)]),
+    "finish": lambda store, lease: store.finish(lease, Ending(State.FAILED)),
+    "hand_back": lambda store, lease: store.hand_back(lease),
+    "release_place": lambda store, _: store.release_place("other", "host:"),
+    "announce": lambda store, _: store.announce(SERVED),
+    "withdraw": lambda store, _: store.withdraw(SERVED),
+    "devices": lambda store, _: store.devices(),
+    "check": lambda store, _: store.check(),
+    "keys.add": lambda store, _: store.keys.add(make_key("ci", (Scope.ADMIN,))[0]),
+    "keys.find": lambda store, _: store.keys.find("0" * 16),
+    "keys.list": lambda store, _: store.keys.list(),
+    "keys.revoke": lambda store, _: store.keys.revoke(store.keys.list()[0].id),
+    "keys.touch": lambda store, _: store.keys.touch("0" * 16, 1.0),
+    "keys.exist": lambda store, _: store.keys.exist(),
+    "sessions.open": lambda store, _: store.sessions.open("e" * 64, store.keys.list()[0].id, 60.0),
+    "sessions.find": lambda store, _: store.sessions.find("e" * 64),
+    "sessions.close": lambda store, _: store.sessions.close("e" * 64),
+}
+"""Every method that uses the database."""
+
+
+def test_no_method_is_left_out() -> None:
+    """A method of the interface that is not in the table above fails here."""
+    of_store = {name for name in Store.__abstractmethods__ if name not in {"keys", "sessions", "close"}}
+    assert of_store == {name for name in READS_AND_WRITES if "." not in name}
+
+
+@pytest.mark.parametrize("name", READS_AND_WRITES)
+def test_a_connection_lost_within_a_call_is_said_and_mended(postgresql_store: SqlStore, name: str) -> None:
+    """The call fails as a whole, with our error; the same call, made again, is done."""
+    store, call = postgresql_store, READS_AND_WRITES[name]
+    store.keys.add(make_key("first", (Scope.ADMIN,))[0])
+    store.add_answered(new_work("tun_done"), recommendation(id="rec_done"))
+    store.add(new_work("job_over", WorkKind.JOB))
+    store.cancel("job_over")
+    store.add(new_work("tun_1"))
+    lease = claimed(store).lease
+    store.add(new_work("tun_2"))
+    with losing_its_connection(store._engine) as ended:
+        with pytest.raises(StoreUnavailableError, match="database"):
+            call(store, lease)
+        assert ended
+        call(store, lease)
+
+
+def test_a_server_that_became_a_standby_is_left(postgresql: Databases) -> None:
+    """A write that it refuses is no fault of ours; the next call connects anew, and finds a server that writes."""
+    store = SqlStore(open_engine(postgresql.migrated()))
+    with store._engine.connect() as pooled, pooled.begin():
+        pooled.execute(text("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"))
+    with pytest.raises(StoreUnavailableError, match="read-only"):
+        store.add(new_work("tun_1"))
+    assert store.add(new_work("tun_1")).state is State.QUEUED
+    store.close()
+
+
+def test_a_broken_file_is_a_database_that_cannot_be_used(tmp_path: Path) -> None:
+    """SQLite's own kind of error for it is translated too."""
+    (tmp_path / "store.db").write_bytes(b"no database at all, but long enough" * 100)
+    with pytest.raises(StoreUnavailableError, match="not a database"):
+        open_store(f"sqlite:///{tmp_path / 'store.db'}")
+
+
+def test_a_commit_whose_answer_was_lost_can_be_tried_again(store: Store, new_id: NewId) -> None:
+    """The same result under the same ordinal is taken for what it is; the lease decides first."""
+    store.add(new_work(new_id("tun")))
+    lease = claimed(store).lease
+    store.record_probe(lease, 1, probe_result(4))
+    store.record_probe(lease, 1, probe_result(4))
+    assert len(store.probes(lease.work_id)) == 1
+    assert store.get(lease.work_id).events == 3
+    store.finish(lease, Ending(State.FAILED))
+    with pytest.raises(StaleLeaseError):
+        store.record_probe(lease, 1, probe_result(4))
+
+
+def test_progress_that_is_sent_again_is_told_once(store: Store, new_id: NewId) -> None:
+    """But a run that goes on from an earlier checkpoint tells of the same updates anew."""
+    store.add(new_work(new_id("job"), WorkKind.JOB))
+    lease = claimed(store).lease
+    for updates in ((1, 2), (1, 2), (3,), (3,)):
+        store.record_progress(lease, [progress(update) for update in updates])
+    told = [it.progress.update for it in store.events(lease.work_id) if it.progress is not None]
+    assert told == [1, 2, 3]
+    assert store.get(lease.work_id).progress == progress(3)
+    store.record_progress(lease, [progress(2)])
+    assert store.get(lease.work_id).progress == progress(2)
+
+
+def test_a_stopped_process_keeps_nobody_waiting(postgresql_store: SqlStore) -> None:
+    """PostgreSQL ends transactions that stand still, and no call waits for a lock without end."""
+    with reading(postgresql_store._engine) as connection:
+        limits = [connection.execute(text(f"SHOW {name}")).scalar_one() for name in ("lock_timeout", IDLE)]
+    assert limits == ["10s", "10s"]
+
+
+IDLE = "idle_in_transaction_session_timeout"
+
+
+def test_the_check_writes_once_in_a_while(database_url: str) -> None:
+    """A proof counts for some seconds; then the database is written again, and found to be gone."""
+    now = [100.0]
+    engine = open_engine(database_url)
+    open_store(database_url).close()
+    store = SqlStore(engine, clock=lambda: now[0])
+
+    def checked_at() -> Any:
+        with reading(engine) as connection:
+            return connection.execute(text("SELECT checked_at FROM health")).scalar_one()
+
+    store.check()
+    with writing(engine) as connection:
+        connection.execute(text("UPDATE health SET checked_at = 0"))
+    now[0] += PROVEN_SECONDS - 0.1
+    store.check()
+    assert checked_at() == 0
+    now[0] += 0.2
+    store.check()
+    assert checked_at() > 0
+    store.close()
+
+
+def test_a_failed_check_proves_nothing(tmp_path: Path) -> None:
+    """Each call tries again until one succeeds."""
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    with writing(store._engine) as connection:
+        connection.execute(text("ALTER TABLE health RENAME TO hidden"))
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError):
+            store.check()
+    with writing(store._engine) as connection:
+        connection.execute(text("ALTER TABLE hidden RENAME TO health"))
+    store.check()
+    store.close()
+
+
+def test_a_worker_not_heard_of_for_a_day_is_forgotten(store: Store) -> None:
+    """A host that is gone for good leaves the list when another worker announces itself."""
+    gone = SERVED.model_copy(update={"place": "gone/cpu"})
+    store.announce(gone)
+    with writing(store._engine) as connection:  # type: ignore[attr-defined]
+        connection.execute(text("UPDATE workers SET heartbeat_at = heartbeat_at - 86401000"))
+    store.announce(SERVED)
+    assert [seen.served.place for seen in store.devices()] == [SERVED.place]
+
+
+def test_only_a_whole_claim_is_made(store: Store, new_id: NewId) -> None:
+    """Claims are documents of what was taken: the item as it now is."""
+    item = store.add(new_work(new_id("tun")))
+    claim = claimed(store)
+    assert claim == Claim(Lease(item.id, SERVED.owner, 1), store.get(item.id), 0)

@@ -1,0 +1,185 @@
+"""Databases of every revision that was released come up to date with what is in them, on every backend."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, inspect, text
+
+from service.domain.states import State, WorkKind
+from service.errors import ConfigurationError
+from service.store.database.engine import reading, writing
+from service.store.database.migrate import configuration, upgrade
+from service.store.database.schema import metadata
+from service.store.interface import Ending, Quota, RecommendationFilter
+from service.store.sql_store import open_store
+from tests.support.factories import probe_result, recommendation
+from tests.support.service.scripted import SERVED, new_work
+from tests.support.service.stores import claimed, engine_at
+
+KEY = "a" * 16
+
+_WORK: dict[str, Any] = {
+    "kind": "tuning",
+    "device": "cpu",
+    "model": "mlp",
+    "effective_batch_size": 100,
+    "fingerprint": "f" * 64,
+    "payload": new_work("").payload,
+    "created_at": 1,
+    "updated_at": 2,
+    "event_count": 1,
+}
+REVISIONS: dict[str, dict[str, Any]] = {
+    "0001": {},
+    "0002_keys": {"key_id": KEY, "device_ms": 5000},
+    "0003_questions": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
+    "0004_scheduling": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
+    "0005_sessions": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
+    "0006_summary": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
+}
+"""Every released revision, and what its tunings hold beyond the first one's."""
+
+
+def insert_into(connection: Connection, table: str, **values: Any) -> None:
+    """One row, in the words of the database: the tables of today are not those of the revision."""
+    names = ", ".join(values)
+    places = ", ".join(f":{name}" for name in values)
+    connection.execute(text(f"INSERT INTO {table} ({names}) VALUES ({places})"), values)  # noqa: S608 - names of ours
+
+
+def write_as_of(engine: Engine, revision: str) -> None:
+    """A database as a service of that revision left it: a tuning with its answer, one that ran, one that waited."""
+    upgrade(engine, revision)
+    answer = recommendation(id="rec_1")
+    more = REVISIONS[revision]
+    with writing(engine) as connection:
+        done = {"state": "SUCCEEDED", "ended_at": 3, "recommendation_id": answer.id, "probe_count": 1, "token": 1}
+        held = {"state": "RUNNING", "owner": "gone", "place": SERVED.place, "token": 1, "lease_expires_at": 4}
+        for work_id, state in {"tun_1": done, "tun_2": held, "tun_3": {"state": "QUEUED", "priority": 2}}.items():
+            insert_into(connection, "work_items", id=work_id, **_WORK, **more, **state)
+            insert_into(connection, "events", work_id=work_id, id=1, at=1, kind="state", document='"QUEUED"')
+        document = probe_result(4).model_dump_json()
+        insert_into(connection, "probes", work_id="tun_1", ordinal=1, recorded_at=2, document=document)
+        given = {"id": answer.id, "tuning_id": "tun_1", "created_at": 3, "fingerprint": answer.fingerprint}
+        named = {"model": "mlp", "device": "cpu", "device_name": "test processor", "feasible": True}
+        sizes = {"world_size": 1, "effective_batch_size": 100, "document": answer.model_dump_json()}
+        insert_into(connection, "recommendations", **given, **named, **sizes)
+        insert_into(connection, "workers", place="p", owner="o", heartbeat_at=1, document=SERVED.model_dump_json())
+        if revision != "0001":
+            key = {"id": KEY, "prefix": "bw", "digest": "d", "name": "ci", "scopes": "admin", "created_at": 1}
+            insert_into(connection, "api_keys", **key)
+        if revision >= "0004":
+            insert_into(connection, "submitters", id=KEY, turn=0)
+
+
+def test_no_released_revision_is_left_out(tmp_path: Path) -> None:
+    """Every revision but the newest is in the table above."""
+    with engine_at(f"sqlite:///{tmp_path / 'store.db'}") as engine, writing(engine) as connection:
+        steps = ScriptDirectory.from_config(configuration(connection)).walk_revisions()
+        assert [step.revision for step in steps][1:] == list(REVISIONS)[::-1]
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_what_a_revision_left_is_kept_and_goes_on(database_url: str, revision: str) -> None:
+    """Everything is read as it was; what ran is taken over, what waited is claimed, and answers are found."""
+    with engine_at(database_url) as engine:
+        write_as_of(engine, revision)
+    store = open_store(database_url)
+    items = {row.id: row for row in store.newest(WorkKind.TUNING, 10)}
+    assert [it.state for it in items.values()] == [State.QUEUED, State.RUNNING, State.SUCCEEDED]
+    assert {it.key_id for it in items.values()} == {REVISIONS[revision].get("key_id")}
+    assert {it.earlier_recommendation_id for it in items.values()} == {
+        REVISIONS[revision].get("earlier_recommendation_id")
+    }
+    assert (items["tun_3"].priority, items["tun_1"].probes, items["tun_1"].fingerprint) == (2, 1, "f" * 64)
+    assert store.get("tun_1").payload == new_work("").payload
+    assert [it.result for it in store.probes("tun_1")] == [probe_result(4)]
+    assert store.recommendation("rec_1") == recommendation(id="rec_1")
+    assert store.tuning_with_answer(recommendation().fingerprint) == "tun_1"
+    assert [it.id for it in store.recommendations(RecommendationFilter(model="mlp"), 5)] == ["rec_1"]
+    assert [key.name for key in store.keys.list()] == ([] if revision == "0001" else ["ci"])
+    assert [it.id for it in store.queue(5)] == ["tun_3"]
+    for expected, attempt in (("tun_2", 2), ("tun_3", 1)):
+        claim = claimed(store)
+        assert (claim.item.id, claim.item.attempts) == (expected, attempt)
+        store.finish(claim.lease, Ending(State.FAILED))
+    store.delete("tun_1")
+    store.add(new_work("tun_4", key_id=KEY), Quota(device_seconds=1000.0))
+    store.close()
+
+
+@pytest.mark.parametrize("revision", [*REVISIONS, "head"])
+def test_every_way_leads_to_the_tables_of_the_code(database_url: str, revision: str) -> None:
+    """From whatever revision, Alembic finds nothing to change between the database and the model."""
+    with engine_at(database_url) as engine:
+        upgrade(engine, revision)
+        upgrade(engine)
+        with reading(engine) as connection:
+            assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_old_recommendations_are_found_by_what_their_documents_say(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of before were stored without their precision and objective, and the oldest documents have no objective."""
+    monkeypatch.setattr("service.store.database.migrations.versions.v0007_searching._AT_ONCE", 2)
+    kinds = {
+        "rec_1": ("fp32", None),
+        "rec_2": ("bf16", None),
+        "rec_3": ("fp32", "fastest"),
+        "rec_4": ("bf16", "fastest"),
+    }
+    common = {"tuning_id": "tun_1", "created_at": 3, "fingerprint": "f" * 64, "model": "mlp", "device": "cpu"}
+    sizes = {"device_name": "test processor", "feasible": True, "world_size": 1, "effective_batch_size": 100}
+    with engine_at(database_url) as engine:
+        upgrade(engine, "0006_summary")
+        with writing(engine) as connection:
+            for answer_id, (precision, objective) in kinds.items():
+                request = {"spec": {"precision": precision}} | ({"objective": objective} if objective else {})
+                document = json.dumps({"request": request})
+                insert_into(connection, "recommendations", id=answer_id, document=document, **common, **sizes)
+    store = open_store(database_url)
+    found = {it.id: (it.precision, it.objective) for it in store.recommendations(RecommendationFilter(), 9)}
+    assert found == {answer_id: (precision, it or "largest") for answer_id, (precision, it) in kinds.items()}
+    assert [it.id for it in store.recommendations(RecommendationFilter(precision="bf16"), 9)] == ["rec_4", "rec_2"]
+    store.close()
+
+
+def test_the_first_revision_can_be_gone_back_to(database_url: str) -> None:
+    """Each revision undoes what it did; the work is kept on the way."""
+    with engine_at(database_url) as engine:
+        write_as_of(engine, "0001")
+        with reading(engine) as connection:
+            before = [column["name"] for column in inspect(connection).get_columns("work_items")]
+        upgrade(engine)
+        with writing(engine) as connection:
+            command.downgrade(configuration(connection), "0001")
+        with reading(engine) as connection:
+            assert [column["name"] for column in inspect(connection).get_columns("work_items")] == before
+            assert connection.execute(text("SELECT count(*) FROM probes")).scalar_one() == 1
+
+
+def test_concurrent_upgrades_of_an_empty_database_both_succeed(database_url: str) -> None:
+    """Two services that start at once find one schema."""
+    with ThreadPoolExecutor(2) as pool:
+        for store in pool.map(lambda _: open_store(database_url), range(2)):
+            store.check()
+            store.close()
+
+
+def test_the_database_of_a_newer_version_is_refused(database_url: str) -> None:
+    """The error says what to do, and the database stays as it is."""
+    open_store(database_url).close()
+    with engine_at(database_url) as engine, writing(engine) as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999_later'"))
+    with pytest.raises(ConfigurationError, match=r"newer Batchwright.*9999_later"):
+        open_store(database_url)

@@ -1,0 +1,329 @@
+"""The small parts, each by itself: identifiers, settings, holds, locks, states and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from pydantic import ValidationError
+
+from service.application.rules.policy import Policy
+from service.application.views import decode_cursor, encode_cursor
+from service.bootstrap import build, served_devices
+from service.domain.identifiers import IdentifierSource
+from service.domain.states import RESUMABLE_STATES, TERMINAL_STATES, TRANSITIONS, State, sources_of
+from service.domain.work import JobSubmission
+from service.errors import (
+    ConfigurationError,
+    DataPathNotAllowedError,
+    DeviceTakenError,
+    StaleLeaseError,
+    StoreUnavailableError,
+)
+from service.problem_mapping import problem_of
+from service.settings import Settings
+from service.store.interface import Store
+from service.worker.device_lock import DeviceLock
+from service.worker.lease import Hold, LeaseTerms, Stop
+from tests.support.factories import gpt_spec, recommendation
+from tests.support.service.scripted import SERVED, new_work
+from tuner.errors import TuningFailedError
+
+TERMS = LeaseTerms(lease_seconds=10.0, shutdown_grace_seconds=7.0)
+
+# --- identifiers and cursors ---
+
+
+def test_identifiers_sort_by_time_and_hold_it() -> None:
+    """Later ones sort after earlier ones, also within one tick; they are UUIDs of version 7."""
+    ticks = iter([1_000_000_000] * 50 + [2_000_000_000] * 50)
+    source = IdentifierSource(lambda: next(ticks))
+    made = [source.new("tun") for _ in range(100)]
+    assert made == sorted(made)
+    assert len(set(made)) == 100
+    assert int(made[0][4:16], 16) == 1000
+    assert made[0][16] == "7"
+
+
+def test_a_clock_that_goes_back_does_not_break_the_order() -> None:
+    """Identifiers of one source keep their order when the clock is set back."""
+    ticks = iter([2_000_000_000, 1_000_000_000])
+    source = IdentifierSource(lambda: next(ticks))
+    assert source.new("tun") < source.new("tun")
+
+
+def test_a_cursor_leads_back_to_its_identifier() -> None:
+    """What was encoded is decoded."""
+    identifier = IdentifierSource().new("rec")
+    assert decode_cursor(encode_cursor(identifier), "rec") == identifier
+    assert decode_cursor(None, "rec") is None
+
+
+# --- states ---
+
+
+def test_the_table_of_transitions_is_closed() -> None:
+    """Every state has a row; success leads nowhere, another end to the queue alone, for jobs that are resumed."""
+    assert set(TRANSITIONS) == set(State)
+    assert {State.SUCCEEDED, State.FAILED, State.CANCELLED} == TERMINAL_STATES
+    assert {State.FAILED, State.CANCELLED} == RESUMABLE_STATES == sources_of(State.QUEUED) - {State.RUNNING}
+    assert not TRANSITIONS[State.SUCCEEDED]
+    assert sources_of(State.RUNNING) == {State.QUEUED}
+    assert sources_of(State.CANCELLED) == {State.QUEUED, State.CANCELLING}
+
+
+# --- settings ---
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Lists take commas or JSON; the database and the runs are below the data folder."""
+    monkeypatch.setenv("BATCHWRIGHT_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("BATCHWRIGHT_PYTHON_TARGETS", "a.b:c, d:e")
+    monkeypatch.setenv("BATCHWRIGHT_DATA_ROOTS", '["/data, with a comma"]')
+    settings = Settings()
+    assert settings.python_targets == ("a.b:c", "d:e")
+    assert settings.data_roots == ("/data, with a comma",)
+    assert settings.url == f"sqlite:///{tmp_path}/batchwright.db"
+    assert settings.runs_dir.parent == tmp_path
+
+
+def test_an_unknown_setting_is_refused(tmp_path: Path) -> None:
+    """A misspelt keyword is an error, never ignored."""
+    with pytest.raises(ValidationError, match="prot"):
+        Settings.model_validate({"data_dir": tmp_path, "prot": 1})
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),  # noqa: S104 - only looked at
+        ("::", False),
+        ("host.example", False),
+    ],
+)
+def test_loopback_is_known(tmp_path: Path, host: str, *, loopback: bool) -> None:
+    """Only addresses that no other machine reaches count as loopback."""
+    assert Settings(data_dir=tmp_path, host=host).listens_on_loopback is loopback
+
+
+def test_the_data_folder_is_its_users_alone(tmp_path: Path) -> None:
+    """Specs, logs and weights lie there; the umask does not open it."""
+    build(Settings(data_dir=tmp_path / "data", worker=False)).stop()
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_cannot_be_made_is_named() -> None:
+    """No traceback when the disk is read-only or the path is none."""
+    with pytest.raises(ConfigurationError, match="/proc/nope/data cannot be made"):
+        build(Settings(data_dir=Path("/proc/nope/data"), worker=False))
+
+
+def test_a_device_the_host_does_not_have_is_named(tmp_path: Path) -> None:
+    """Settings that name an absent device are refused with those there are."""
+    settings = Settings(data_dir=tmp_path, devices="cpu,cuda:7")
+    with pytest.raises(ConfigurationError, match=r"cuda:7; this host has cpu"):
+        served_devices(settings, [SERVED.device])
+
+
+# --- policy ---
+
+
+@pytest.mark.parametrize(
+    "path", ["{outside}/a.txt", "{root}/../a.txt", "{root}-more/a.txt", "relative.txt", "/*/x", "{link}/x", "{root}\0"]
+)
+def test_paths_outside_the_data_roots_are_refused(tmp_path: Path, path: str) -> None:
+    """By whatever spelling: beside, above, through a link, through a pattern."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for folder in (root, outside):
+        folder.mkdir()
+    (root / "link").symlink_to(outside)
+    given = path.format(root=root, outside=outside, link=root / "link")
+    spec = gpt_spec(data={"kind": "text", "paths": [f"{root}/ok/*.txt", given]})
+    with pytest.raises(DataPathNotAllowedError, match=r"spec\.data\.paths"):
+        Policy([], [str(root)]).check_data(spec)
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        ({"kind": "text", "paths": ["{root}/a.txt"], "tokenizer": "{outside}.json"}, "tokenizer"),
+        ({"kind": "records", "paths": ["{root}/a.csv", "{outside}.csv"]}, "paths"),
+        ({"kind": "records", "paths": ["{root}/a.csv"], "tokenizer": "{outside}.json"}, "tokenizer"),
+        ({"kind": "images", "path": "{outside}"}, "path"),
+        ({"kind": "arrays", "path": "{outside}.npz"}, "path"),
+    ],
+)
+def test_every_path_of_every_kind_of_data_is_checked(tmp_path: Path, data: dict[str, Any], field: str) -> None:
+    """Tokenizers, image folders and array files as well as text; where all are below the roots nothing is refused."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    policy = Policy([], [str(root)])
+    with pytest.raises(DataPathNotAllowedError, match=rf"spec\.data\.{field}: '{outside}"):
+        policy.check_data(gpt_spec(data=placed(data, root, outside)))
+    policy.check_data(gpt_spec(data=placed(data, root, root / "inside")))
+
+
+def placed(data: dict[str, Any], root: Path, outside: Path) -> dict[str, Any]:
+    """``data`` with its folders filled in."""
+    return {
+        name: [it.format(root=root, outside=outside) for it in value]
+        if isinstance(value, list)
+        else value.format(root=root, outside=outside)
+        for name, value in data.items()
+    }
+
+
+@pytest.mark.parametrize("path", ["{root}/a.txt", "{root}/**/*.txt", "{root}/*", "{root}/[ab]/c?.txt", "{root}"])
+def test_paths_below_the_data_roots_are_taken(tmp_path: Path, path: str) -> None:
+    """Files, folders and patterns below a root."""
+    spec = gpt_spec(data={"kind": "text", "paths": [path.format(root=tmp_path)]})
+    Policy([], ["/elsewhere", str(tmp_path)]).check_data(spec)
+    with pytest.raises(DataPathNotAllowedError, match="BATCHWRIGHT_DATA_ROOTS"):
+        Policy([], []).check_data(spec)
+
+
+# --- locks ---
+
+
+def test_a_lock_has_one_holder_at_a_time(tmp_path: Path) -> None:
+    """A second one is refused with the holder's name, until the first lets go."""
+    first, second = DeviceLock(tmp_path, "cuda:0"), DeviceLock(tmp_path, "cuda:0")
+    first.acquire("owner one")
+    with pytest.raises(DeviceTakenError, match="cuda:0 is served by owner one"):
+        second.acquire("owner two")
+    DeviceLock(tmp_path, "cuda:1").acquire("owner two")
+    first.release()
+    first.release()
+    second.acquire("owner two")
+    second.release()
+
+
+# --- holds ---
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that a test moves."""
+    return Clock()
+
+
+@pytest.fixture
+def hold(store: Store, clock: Clock, new_id: Callable[[str], str]) -> Hold:
+    """A hold on a running tuning."""
+    store.add(new_work(new_id("tun")))
+    claim = store.claim(SERVED, TERMS.lease_seconds)
+    assert claim is not None
+    return Hold(store, claim.lease, TERMS, claim_time(clock), clock)
+
+
+def claim_time(clock: Clock) -> float:
+    """When the work of ``hold`` was claimed."""
+    return clock.now
+
+
+def test_a_hold_lets_work_go_on_while_it_is_renewed(hold: Hold, clock: Clock) -> None:
+    """Renewals in time keep it; the first one missed ends it before the lease does."""
+    for _ in range(5):
+        clock.now += 5.0
+        hold.renew()
+        assert hold.stop_within() is None
+    clock.now += 8.5
+    assert (hold.reason(), hold.stop_within()) == (Stop.LOST, 0.0)
+
+
+def test_a_cancellation_is_heard_at_the_next_renewal(hold: Hold, store: Store) -> None:
+    """It gives the work little time to end."""
+    store.cancel(hold.lease.work_id)
+    assert hold.reason() is None
+    hold.renew()
+    assert hold.reason() is Stop.CANCELLED
+    assert (hold.stop_within() or 99.0) < 2.0
+
+
+def test_the_most_pressing_reason_counts(hold: Hold) -> None:
+    """A cancellation outweighs a shutdown, a lost lease both, in whatever order they come."""
+    hold.request(Stop.CANCELLED)
+    hold.request(Stop.SHUTDOWN)
+    assert hold.reason() is Stop.CANCELLED
+    hold.request(Stop.LOST)
+    assert hold.reason() is Stop.LOST
+
+
+def test_a_lease_taken_over_is_lost(hold: Hold, store: Store) -> None:
+    """A renewal that is refused stops the work at once."""
+    store.release_place(SERVED.place, SERVED.owner)
+    hold.renew()
+    assert hold.stop_within() == 0.0
+
+
+def test_a_write_is_tried_again_while_the_lease_is_good(hold: Hold) -> None:
+    """A database that comes back in time costs nothing."""
+    failures = [StoreUnavailableError("away"), StoreUnavailableError("away")]
+
+    def write() -> str:
+        if failures:
+            raise failures.pop()
+        return "written"
+
+    assert hold.persist(write) == "written"
+
+
+def test_a_write_is_given_up_with_the_lease(hold: Hold, clock: Clock) -> None:
+    """A database that stays away costs the lease, and the write says so."""
+
+    def write() -> None:
+        clock.now += 3.0
+        raise StoreUnavailableError("away")
+
+    with pytest.raises(StaleLeaseError, match="away"):
+        hold.persist(write)
+
+
+def test_a_lease_that_ended_in_an_outage_is_told_from_one_taken_over(
+    hold: Hold, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the store is back, and refuses the renewal, before the worker has noticed anything."""
+    with monkeypatch.context() as away:
+        away.setattr(store, "renew", Mock(side_effect=StoreUnavailableError("away")))
+        hold.renew()
+    told = [hold.is_unanswered]
+    hold.renew()
+    told.append(hold.is_unanswered)
+    assert told == [True, False]
+    store.release_place(SERVED.place, SERVED.owner)
+    with monkeypatch.context() as away:
+        away.setattr(store, "renew", Mock(side_effect=StoreUnavailableError("away")))
+        hold.renew()
+    hold.renew()
+    assert (hold.reason(), hold.is_unanswered) == (Stop.LOST, True)
+
+
+# --- errors ---
+
+
+def test_a_failed_tuning_keeps_its_reason() -> None:
+    """The stable word of a failed tuning is the problem's code."""
+    assert problem_of(TuningFailedError("timed-out", "it hung")).code == "timed-out"
+
+
+def test_a_job_names_one_recommendation() -> None:
+    """Neither none nor two."""
+    for wrong in ({}, {"recommendation_id": "rec_1", "recommendation": recommendation()}):
+        with pytest.raises(ValidationError, match="exactly one"):
+            JobSubmission.model_validate(wrong)

@@ -1,0 +1,494 @@
+"""Workers drive work to its end, whatever is cancelled, stopped, lost or wrong on the way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from service.domain.identifiers import IdentifierSource
+from service.domain.states import State, WorkKind
+from service.domain.work import JobRequest
+from service.errors import DeviceTakenError, StoreUnavailableError
+from service.store.interface import Store, WorkItem
+from service.worker.coordinator import Coordinator
+from service.worker.device_worker import WorkerSettings
+from service.worker.executors.base import OnProgress, StopWithin, TrainingRun
+from service.worker.executors.inline import InlineExecutor, TrainFunction
+from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
+from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work, progress, until_stopped
+from tuner.errors import ProbeError, SpecError
+from tuner.planning.session import Tuning
+from tuner.schemas.recommendation import CouplingCheck
+from tuner.schemas.requests import ExpectationRequest, TrainingRequest, TuningRequest
+from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
+from tuner.schemas.training import RunOutcome, TrainingResult
+
+VERSIONS = {"torch": "2.8"}
+PATIENCE_SECONDS = 120.0
+
+StartWorker = Callable[..., Coordinator]
+
+
+def no_training(_run: TrainingRun, _on_progress: OnProgress, _stop_within: StopWithin) -> TrainingResult:
+    """No test that uses it trains."""
+    raise AssertionError
+
+
+def worker_settings(folder: Path, lease_seconds: float = 60.0) -> WorkerSettings:
+    """Quick polls; leases long enough never to expire by themselves."""
+    return WorkerSettings(
+        node_name="host",
+        runs_dir=folder / "runs",
+        locks_dir=folder / "locks",
+        lease_seconds=lease_seconds,
+        poll_seconds=0.02,
+        shutdown_grace_seconds=1.0,
+    )
+
+
+@pytest.fixture
+def start(store: Store, tmp_path: Path) -> Iterator[StartWorker]:
+    """Starts a worker on the CPU around a runner and a training function."""
+    started: list[Coordinator] = []
+
+    def new(runner: ScriptedRunner, train: TrainFunction = no_training, lease_seconds: float = 60.0) -> Coordinator:
+        executor = InlineExecutor(CPU, runner, train)
+        started.append(Coordinator(store, [executor], VERSIONS, worker_settings(tmp_path, lease_seconds)))
+        started[-1].start()
+        return started[-1]
+
+    yield new
+    for coordinator in started:
+        coordinator.stop()
+
+
+def ended(store: Store, work_id: str) -> WorkItem:
+    """The work once it has ended."""
+    return when(store, work_id, lambda item: item.state.terminal)
+
+
+def when(store: Store, work_id: str, condition: Callable[[WorkItem], bool]) -> WorkItem:
+    """The work once a condition holds."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_SECONDS / 0.01)):
+        if condition(item := store.get(work_id)):
+            return item
+        pause.wait(0.01)
+    raise AssertionError(f"still {store.get(work_id)}")
+
+
+def queue_tuning(store: Store, request: TuningRequest | None = None) -> str:
+    """Queue a tuning as the use case does."""
+    request = request or tuning_request()
+    course = Tuning(request, CPU, environment={}, versions=VERSIONS)
+    work = new_work(IdentifierSource().new("tun"), fingerprint=course.fingerprint, payload=request.model_dump_json())
+    return store.add(work).id
+
+
+def queue_job(store: Store, updates: int) -> str:
+    """Queue a job as the use case does."""
+    request = JobRequest(recommendation=recommendation(), training=TrainingRequest(updates=updates))
+    work = new_work(IdentifierSource().new("job"), WorkKind.JOB, payload=request.model_dump_json())
+    return store.add(work).id
+
+
+def undisturbed(largest: int, request: TuningRequest | None = None) -> list[ProbeResult]:
+    """The probes of a tuning that nothing interrupts."""
+    tuning = Tuning(request or tuning_request(), CPU, environment={}, versions=VERSIONS)
+    runner = ScriptedRunner(largest)
+    while (probe := tuning.next_probe()) is not None:
+        tuning.record(runner.run(probe))
+    return list(tuning.probes)
+
+
+def test_a_tuning_ends_with_its_recommendation(store: Store, start: StartWorker) -> None:
+    """Queued, probed, answered: every probe is recorded and the answer is stored."""
+    work_id = queue_tuning(store)
+    runner = ScriptedRunner(largest=37)
+    start(runner)
+    item = ended(store, work_id)
+    assert item.state is State.SUCCEEDED
+    answer = store.recommendation(str(item.recommendation_id))
+    assert (answer.feasible, answer.micro_batch_size) == (True, 37)
+    assert answer.fingerprint == item.fingerprint
+    assert [probe.result for probe in store.probes(work_id)] == list(answer.evidence.probes)
+    assert runner.sizes == [probe.micro_batch_size for probe in answer.evidence.probes]
+    assert runner.checked == 1
+
+
+def coupled_runner(largest: int) -> ScriptedRunner:
+    """A runner that finds the loss to couple samples."""
+    runner = ScriptedRunner(largest)
+    runner.coupling = CouplingCheck(verdict="coupled", message="BatchNorm is at fault.")
+    return runner
+
+
+def test_a_coupled_loss_fails_a_tuning_before_its_probes(store: Store, start: StartWorker) -> None:
+    """Several ranks can make no exact plan: the problem has a code of its own, and nothing was probed."""
+    work_id = queue_tuning(store, tuning_request(mlp_spec(parallelism={"world_size": 2})))
+    runner = coupled_runner(37)
+    start(runner)
+    item = ended(store, work_id)
+    assert item.state is State.FAILED
+    assert item.problem is not None
+    assert item.problem.code == "coupled-loss"
+    assert "BatchNorm is at fault." in item.problem.detail
+    assert (runner.compared, runner.checked, runner.sizes) == (1, 0, [])
+
+
+def test_a_coupled_loss_that_is_allowed_is_tuned(store: Store, start: StartWorker) -> None:
+    """The recommendation holds the check and warns of it."""
+    work_id = queue_tuning(store, tuning_request(allow_batch_coupling=True))
+    start(coupled_runner(37))
+    item = ended(store, work_id)
+    assert item.state is State.SUCCEEDED
+    answer = store.recommendation(str(item.recommendation_id))
+    assert answer.evidence.coupling == coupled_runner(37).coupling
+    assert [advice.code for advice in answer.warnings] == ["coupled-loss"]
+
+
+def test_a_coupled_loss_that_does_not_fit_undivided_fails(store: Store, start: StartWorker) -> None:
+    """The one probe that could have made it exact is recorded."""
+    work_id = queue_tuning(store)
+    start(coupled_runner(37))
+    item = ended(store, work_id)
+    assert (item.problem.code if item.problem else None) == "coupled-loss"
+    assert [probe.result.micro_batch_size for probe in store.probes(work_id)] == [100]
+
+
+def test_a_restarted_tuning_checks_its_loss_again(store: Store, start: StartWorker) -> None:
+    """Only probes are recorded: the evidence would otherwise lack the check."""
+    started = threading.Event()
+    hold = until_stopped(started)
+    request = tuning_request(allow_batch_coupling=True)
+    stop_at = undisturbed(37, request)[1].micro_batch_size
+    work_id = queue_tuning(store, request)
+    runner = coupled_runner(37)
+    runner.gate = lambda size, stop: hold(size, stop) if size == stop_at else None
+    first = start(runner)
+    assert started.wait(PATIENCE_SECONDS)
+    first.stop()
+    second = coupled_runner(37)
+    start(second)
+    item = ended(store, work_id)
+    assert item.state is State.SUCCEEDED
+    assert (second.compared, second.checked) == (1, 0)
+    answer = store.recommendation(str(item.recommendation_id))
+    assert [advice.code for advice in answer.warnings] == ["coupled-loss"]
+
+
+class EstimatingRunner(ScriptedRunner):
+    """A scripted runner with an estimate: checkpointing leaves half of what a sample takes."""
+
+    def expect(self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False) -> ExpectedPeaks:
+        """Half as much per sample, with checkpointing."""
+        assert not should_stop()
+        whole = request.limit_bytes // (self.largest + 2)
+        sample = whole // 2 if request.spec.activation_checkpointing else whole
+        points = (ExpectedPeak(micro_batch_size=it, used_bytes=whole + it * sample) for it in (1, 2))
+        return ExpectedPeaks(points=tuple(points))
+
+
+def test_what_ifs_are_estimated_after_the_last_probe(store: Store, start: StartWorker) -> None:
+    """They are part of the stored answer; no probe runs them, and an estimate of the spec as asked comes first."""
+    work_id = queue_tuning(store, tuning_request(what_if=True))
+    runner = EstimatingRunner(largest=30)
+    start(runner)
+    answer = store.recommendation(str(ended(store, work_id).recommendation_id))
+    assert [it.changes for it in answer.what_ifs] == [{"activation_checkpointing": True}]
+    assert 60 <= answer.what_ifs[0].largest_micro_batch <= 62
+    assert len(runner.sizes) == len(answer.evidence.probes)
+
+
+def test_nothing_fits_is_an_answer(store: Store, start: StartWorker) -> None:
+    """A tuning in which micro-batch 1 does not fit SUCCEEDS with an answer that says so."""
+    work_id = queue_tuning(store)
+    start(ScriptedRunner(largest=0))
+    item = ended(store, work_id)
+    assert item.state is State.SUCCEEDED
+    assert store.recommendation(str(item.recommendation_id)).feasible is False
+
+
+def test_a_wrong_spec_fails_before_any_probe(store: Store, start: StartWorker) -> None:
+    """What the check finds ends the tuning as FAILED, with the code of a wrong spec and no probe."""
+    work_id = queue_tuning(store)
+    runner = ScriptedRunner(37)
+    runner.spec_error = SpecError([], "spec")
+    start(runner)
+    item = ended(store, work_id)
+    assert item.state is State.FAILED
+    assert item.problem is not None
+    assert (item.problem.code, item.problem.status) == ("invalid-spec", None)
+    assert runner.sizes == []
+
+
+def test_a_broken_workload_fails_with_its_reason(store: Store, start: StartWorker) -> None:
+    """Probes that end in ERROR end the tuning as FAILED, with the search's word and the probes as evidence."""
+
+    class Broken(ScriptedRunner):
+        """A workload with a bug."""
+
+        def run(self, request: object, should_stop: object = None) -> ProbeResult:
+            """Fail for a reason that is no matter of size."""
+            del request, should_stop
+            return ProbeResult(
+                micro_batch_size=1, accumulates=True, outcome=Outcome.ERROR, phase="warmup", message="bug"
+            )
+
+    work_id = queue_tuning(store)
+    start(Broken(37))
+    item = ended(store, work_id)
+    assert item.state is State.FAILED
+    assert item.problem is not None
+    assert item.problem.code not in {"", "internal-error"}
+    assert "bug" in item.problem.detail
+    assert item.probes == 2
+
+
+@pytest.mark.parametrize(("error", "code"), [(ProbeError("fork"), "probe-error"), (KeyError("x"), "internal-error")])
+def test_a_failure_of_the_machinery_fails_the_tuning_and_not_the_worker(
+    store: Store, start: StartWorker, error: Exception, code: str
+) -> None:
+    """The tuning is FAILED without a traceback, and the worker goes on to the next."""
+    failures = [error]
+
+    def fail_once(_size: int, _stop: Callable[[], bool]) -> None:
+        if failures:
+            raise failures.pop()
+
+    first, second = queue_tuning(store), queue_tuning(store)
+    start(ScriptedRunner(37, fail_once))
+    problem = ended(store, first).problem
+    assert problem is not None
+    assert problem.code == code
+    assert "Traceback" not in problem.detail
+    assert ended(store, second).state is State.SUCCEEDED
+
+
+def test_a_running_tuning_is_cancelled(store: Store, start: StartWorker) -> None:
+    """A cancellation reaches a running probe, and the worker goes on to the next tuning."""
+    started = threading.Event()
+    work_id = queue_tuning(store)
+    coordinator = start(ScriptedRunner(37, until_stopped(started)))
+    assert started.wait(PATIENCE_SECONDS)
+    assert store.cancel(work_id).state is State.CANCELLING
+    coordinator.notify()
+    item = ended(store, work_id)
+    assert (item.state, item.probes) == (State.CANCELLED, 0)
+    started.clear()
+    queue_tuning(store)
+    coordinator.notify()
+    assert started.wait(PATIENCE_SECONDS)
+
+
+def test_a_cancellation_from_another_process_is_seen(store: Store, start: StartWorker) -> None:
+    """Without a notification the next heartbeat finds the cancellation."""
+    started = threading.Event()
+    work_id = queue_tuning(store)
+    start(ScriptedRunner(37, until_stopped(started)))
+    assert started.wait(PATIENCE_SECONDS)
+    store.cancel(work_id)
+    assert ended(store, work_id).state is State.CANCELLED
+
+
+def test_a_stopped_worker_hands_its_tuning_back(store: Store, start: StartWorker) -> None:
+    """After a graceful stop the tuning is queued with its probes, and the next worker runs only the rest."""
+    whole = undisturbed(37)
+    stop_at = whole[1].micro_batch_size
+    started = threading.Event()
+    hold = until_stopped(started)
+    work_id = queue_tuning(store)
+    first = start(ScriptedRunner(37, lambda size, stop: hold(size, stop) if size == stop_at else None))
+    assert started.wait(PATIENCE_SECONDS)
+    first.stop()
+    item = store.get(work_id)
+    assert (item.state, item.probes) == (State.QUEUED, 1)
+    second = ScriptedRunner(37)
+    start(second)
+    assert ended(store, work_id).state is State.SUCCEEDED
+    assert second.sizes == [probe.micro_batch_size for probe in whole[1:]]
+    assert second.checked == 0
+
+
+def test_a_dead_workers_tuning_goes_on_at_once(store: Store, start: StartWorker, tmp_path: Path) -> None:
+    """Work of a dead process of this host is taken over without waiting for its lease, from its recorded probes."""
+    whole = undisturbed(37)
+    work_id = queue_tuning(store)
+    dead = SERVED.model_copy(update={"owner": worker_settings(tmp_path).new_owner()})
+    claim = store.claim(dead, 3600.0)
+    assert claim is not None
+    for ordinal, result in enumerate(whole[:2], start=1):
+        store.record_probe(claim.lease, ordinal, result)
+    runner = ScriptedRunner(37)
+    start(runner)
+    item = ended(store, work_id)
+    assert (item.state, item.attempts) == (State.SUCCEEDED, 2)
+    assert runner.sizes == [probe.micro_batch_size for probe in whole[2:]]
+
+
+def test_a_worker_that_lost_its_lease_says_nothing(store: Store, start: StartWorker) -> None:
+    """When its lease was taken over, the running probe is ended and nothing of it is recorded."""
+    started = threading.Event()
+    work_id = queue_tuning(store)
+    runner = ScriptedRunner(37, until_stopped(started))
+    start(runner)
+    assert started.wait(PATIENCE_SECONDS)
+    store.release_place(SERVED.place, "host:")
+    other = store.claim(SERVED.model_copy(update={"place": "other/cpu", "owner": "other:1"}), 3600.0)
+    assert other is not None
+    when(store, work_id, lambda _: len(runner.sizes) == 1)
+    store.record_probe(other.lease, 1, undisturbed(37)[0])
+    item = store.get(work_id)
+    assert (item.state, item.place, item.probes, item.attempts) == (State.RUNNING, "other/cpu", 1, 2)
+
+
+def test_work_that_ends_its_workers_is_given_up(store: Store, start: StartWorker) -> None:
+    """After several workers in a row vanished without recording anything, the work is FAILED."""
+    work_id = queue_tuning(store)
+    for _ in range(6):
+        assert store.claim(SERVED, 0.0) is not None
+    start(ScriptedRunner(37))
+    item = ended(store, work_id)
+    assert item.problem is not None
+    assert item.problem.code == "worker-lost"
+
+
+class AwayAfterClaims:
+    """A store of a worker's own, which cannot be reached after each of some claims until its lease has ended."""
+
+    def __init__(self, store: Store, times: int) -> None:
+        self._store = store
+        self.left = times
+        self.away_until = 0.0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """A method that fails while the store is away."""
+        method: Callable[..., Any] = getattr(self._store, name)
+
+        def call(*arguments: Any) -> Any:
+            if time.monotonic() < self.away_until:
+                raise StoreUnavailableError("disk is full")
+            found = method(*arguments)
+            if name == "claim" and found is not None and self.left:
+                self.left -= 1
+                self.away_until = time.monotonic() + 2.0 * arguments[1]
+            return found
+
+        return call
+
+
+def test_a_store_that_is_away_again_and_again_fails_no_work(store: Store, tmp_path: Path) -> None:
+    """A worker that could not record or hand back anything is there all the time: it did not vanish."""
+    work_id = queue_tuning(store)
+    away = AwayAfterClaims(store, times=7)
+    executor = InlineExecutor(CPU, ScriptedRunner(37), no_training)
+    worker = Coordinator(cast("Store", away), [executor], VERSIONS, worker_settings(tmp_path, lease_seconds=0.3))
+    worker.start()
+    try:
+        item = ended(store, work_id)
+    finally:
+        worker.stop()
+    assert (item.problem, item.state, away.left) == (None, State.SUCCEEDED, 0)
+
+
+def test_probes_of_another_environment_are_not_mixed(store: Store, start: StartWorker) -> None:
+    """A tuning interrupted by an upgrade fails with a reason rather than rest on two versions' probes."""
+    request = tuning_request()
+    work = new_work(IdentifierSource().new("tun"), payload=request.model_dump_json())
+    work_id = store.add(work).id
+    claim = store.claim(SERVED, 3600.0)
+    assert claim is not None
+    store.record_probe(claim.lease, 1, undisturbed(37)[0])
+    store.hand_back(claim.lease)
+    start(ScriptedRunner(37))
+    item = ended(store, work_id)
+    assert item.problem is not None
+    assert item.problem.code == "environment-changed"
+
+
+def test_a_cancelled_tuning_of_a_dead_worker_ends(store: Store, start: StartWorker) -> None:
+    """What was being cancelled when its worker died is CANCELLED by the next."""
+    work_id = queue_tuning(store)
+    assert store.claim(SERVED, 0.0) is not None
+    store.cancel(work_id)
+    runner = ScriptedRunner(37)
+    start(runner)
+    assert ended(store, work_id).state is State.CANCELLED
+    assert runner.sizes == []
+
+
+def test_a_device_is_served_once(
+    store: Store, start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second service on the same data folder is refused, naming the device and the holder."""
+    monkeypatch.setattr("service.worker.device_worker._LOCK_WAIT_SECONDS", 0.0)
+    start(ScriptedRunner(37))
+    second = Coordinator(store, [InlineExecutor(CPU, ScriptedRunner(37), no_training)], {}, worker_settings(tmp_path))
+    with pytest.raises(DeviceTakenError, match=r"cpu is served by host:"):
+        second.start()
+
+
+# --- jobs ---
+
+
+def test_a_jobs_folder_tells_where_it_ran(store: Store, start: StartWorker, tmp_path: Path) -> None:
+    """So that whoever reads its files knows whether they are of its last attempt."""
+    job_id = queue_job(store, updates=3)
+    start(ScriptedRunner(0), Trainer())
+    assert ended(store, job_id).place == "host/cpu"
+    assert (tmp_path / "runs" / job_id / ".place").read_text() == "host/cpu"
+
+
+def test_a_job_ends_with_its_result(store: Store, start: StartWorker) -> None:
+    """A job's updates become events, its newest update its progress, and its result is stored."""
+    job_id = queue_job(store, updates=3)
+    start(ScriptedRunner(0), Trainer())
+    item = ended(store, job_id)
+    assert item.state is State.SUCCEEDED
+    assert item.progress == progress(3, 3)
+    assert item.result is not None
+    assert item.result.updates == 3
+    assert [event.progress.update for event in store.events(job_id) if event.progress] == [1, 2, 3]
+
+
+def test_a_failed_run_fails_its_job(store: Store, start: StartWorker) -> None:
+    """A run that cannot go on leaves its result and a problem."""
+    job_id = queue_job(store, updates=3)
+    start(ScriptedRunner(0), Trainer(outcome=RunOutcome.FAILED))
+    item = ended(store, job_id)
+    assert item.state is State.FAILED
+    assert item.problem is not None
+    assert item.result is not None
+    assert item.problem.code == "training-failed"
+
+
+def test_a_running_job_is_cancelled(store: Store, start: StartWorker) -> None:
+    """A cancellation stops the run, with little time to end itself, and the job is CANCELLED."""
+    trainer = Trainer(hold_at=2)
+    job_id = queue_job(store, updates=3)
+    coordinator = start(ScriptedRunner(0), trainer)
+    assert trainer.holding.wait(PATIENCE_SECONDS)
+    store.cancel(job_id)
+    coordinator.notify()
+    assert ended(store, job_id).state is State.CANCELLED
+    assert trainer.graces[0] < 2.0
+
+
+def test_a_stopped_workers_job_goes_on(store: Store, start: StartWorker) -> None:
+    """After a graceful stop the job is queued; the next worker resumes it, and no update is told twice."""
+    trainer = Trainer(hold_at=3)
+    job_id = queue_job(store, updates=5)
+    first = start(ScriptedRunner(0), trainer)
+    assert trainer.holding.wait(PATIENCE_SECONDS)
+    first.stop()
+    assert store.get(job_id).state is State.QUEUED
+    trainer.hold_at = None
+    start(ScriptedRunner(0), trainer)
+    item = ended(store, job_id)
+    assert (item.state, item.attempts) == (State.SUCCEEDED, 2)
+    assert [event.progress.update for event in store.events(job_id) if event.progress] == [1, 2, 3, 4, 5]

@@ -1,0 +1,288 @@
+"""The contract of executors: every kind keeps it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from service.worker.executors.base import DeviceBusyError, Executor, OnProgress, StopWithin, TrainingRun
+from service.worker.executors.inline import InlineExecutor
+from service.worker.executors.local import LocalExecutor
+from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
+from tests.support.service.scripted import ScriptedRunner, progress, until_stopped
+from tuner.errors import ProbeCancelledError, SpecError
+from tuner.schemas.requests import ProbeRequest, TrainingRequest
+from tuner.schemas.results import Outcome
+from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
+from tuner.system.files import holding
+from tuner.training.launching.launcher import TrainingProcess
+
+pytestmark = pytest.mark.usefixtures("forked")
+
+MakeExecutor = Callable[[ScriptedRunner], Executor]
+
+
+def on() -> None:
+    """Never stop."""
+
+
+def train_here(run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+    """A run in this process: an update a millisecond."""
+    for update in range(1, run.request.updates + 1):
+        if stop_within() is not None:
+            return TrainingResult(outcome=RunOutcome.STOPPED, message="asked to", updates=update - 1)
+        on_progress([progress(update, run.request.updates)])
+        time.sleep(0.001)
+    return TrainingResult(outcome=RunOutcome.SUCCEEDED, message="done", updates=run.request.updates)
+
+
+@pytest.fixture(params=["inline", "local"])
+def make(request: pytest.FixtureRequest) -> Iterator[MakeExecutor]:
+    """Makes an executor of each kind around a runner."""
+    made: list[Executor] = []
+
+    def new(runner: ScriptedRunner) -> Executor:
+        local = request.param == "local"
+        made.append(LocalExecutor(CPU, runner) if local else InlineExecutor(CPU, runner, train_here))
+        return made[-1]
+
+    yield new
+    for executor in made:
+        executor.close()
+
+
+def probe_request(size: int) -> ProbeRequest:
+    """A probe on the CPU."""
+    return ProbeRequest(spec=mlp_spec(), micro_batch_size=size, samples_per_window=100, device="cpu")
+
+
+def training_run(folder: Path, updates: int) -> TrainingRun:
+    """A small run on synthetic data."""
+    request = TrainingRequest(updates=updates, checkpoint_every=updates)
+    return TrainingRun(folder / "run", recommendation(), request)
+
+
+def test_probes_go_to_the_runner(make: MakeExecutor) -> None:
+    """A probe's result is the runner's."""
+    executor = make(ScriptedRunner(largest=8))
+    assert executor.probe(probe_request(8), on).outcome is Outcome.FIT
+    assert executor.probe(probe_request(9), on).outcome is Outcome.OOM
+
+
+def test_a_running_probe_is_stopped(make: MakeExecutor) -> None:
+    """A probe ends with the error that says so once it is told to stop."""
+    started = threading.Event()
+    executor = make(ScriptedRunner(8, until_stopped(started)))
+    with pytest.raises(ProbeCancelledError):
+        executor.probe(probe_request(8), lambda: 0.0 if started.is_set() else None)
+
+
+def test_a_wrong_spec_is_found(make: MakeExecutor) -> None:
+    """What the runner's check raises reaches the caller."""
+    runner = ScriptedRunner(8)
+    runner.spec_error = SpecError([], "spec")
+    with pytest.raises(SpecError):
+        make(runner).check(tuning_request(), on)
+
+
+def test_a_running_check_is_stopped(make: MakeExecutor) -> None:
+    """The runner learns that the check is no longer wanted."""
+
+    class SlowCheck(ScriptedRunner):
+        """Checks until it is told to stop."""
+
+        def check(self, request: object, should_stop: Callable[[], bool] = lambda: False) -> None:
+            """Wait, as long as a check may."""
+            del request
+            deadline = time.monotonic() + 240
+            while time.monotonic() < deadline:
+                if should_stop():
+                    raise ProbeCancelledError("stopped")
+
+    with pytest.raises(ProbeCancelledError):
+        make(SlowCheck(8)).check(tuning_request(), lambda: 0.0)
+
+
+def test_one_thing_at_a_time(make: MakeExecutor) -> None:
+    """A second call while one runs is refused, and the device is free again afterwards."""
+    started, stop = threading.Event(), threading.Event()
+    executor = make(ScriptedRunner(8, until_stopped(started)))
+    errors: list[Exception] = []
+
+    def first() -> None:
+        try:
+            executor.probe(probe_request(4), lambda: 0.0 if stop.is_set() else None)
+        except ProbeCancelledError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert started.wait(240)
+    with pytest.raises(DeviceBusyError, match="cpu"):
+        executor.probe(probe_request(4), on)
+    stop.set()
+    thread.join()
+    assert len(errors) == 1
+    with pytest.raises(ProbeCancelledError):
+        executor.probe(probe_request(4), lambda: 0.0)
+
+
+def test_closing_closes_the_runner_once_and_for_all(make: MakeExecutor) -> None:
+    """A closed executor refuses work; closing again does nothing."""
+    runner = ScriptedRunner(8)
+    executor = make(runner)
+    executor.close()
+    executor.close()
+    assert runner.closed
+    with pytest.raises(DeviceBusyError, match="closed"):
+        executor.probe(probe_request(4), on)
+
+
+def test_a_run_is_stopped_and_goes_on_to_its_end(make: MakeExecutor, tmp_path: Path) -> None:
+    """Told to stop, a run is STOPPED; started again it ends, and each update was reported in order."""
+    executor = make(ScriptedRunner(8))
+    seen: list[int] = []
+
+    def on_progress(updates: Sequence[TrainingProgress]) -> None:
+        seen.extend(update.update for update in updates)
+
+    run = training_run(tmp_path, 100_000)
+    stopped = executor.train(run, on_progress, lambda: 30.0 if seen else None)
+    assert stopped.outcome is RunOutcome.STOPPED
+    assert 0 < stopped.updates < 100_000
+    total = stopped.updates + 5
+    result = executor.train(training_run(tmp_path, total), on_progress, on)
+    assert (result.outcome, result.updates) == (RunOutcome.SUCCEEDED, total)
+    assert seen[: stopped.updates] == list(range(1, stopped.updates + 1))
+    assert seen[-1] == total
+    assert set(seen) == set(range(1, total + 1))
+
+
+def test_a_run_ends_with_its_listener(make: MakeExecutor, tmp_path: Path) -> None:
+    """What the listener raises ends the run and reaches the caller; the executor can be used again."""
+    executor = make(ScriptedRunner(8))
+
+    def fail(updates: Sequence[TrainingProgress]) -> None:
+        if updates:
+            raise ValueError("the listener's own")
+
+    with pytest.raises(ValueError, match="the listener's own"):
+        executor.train(training_run(tmp_path, 100_000), fail, on)
+    assert executor.probe(probe_request(8), on).outcome is Outcome.FIT
+
+
+# --- jobs as processes ---
+
+
+@pytest.fixture
+def processes() -> list[TrainingProcess]:
+    """What an executor of ``local`` has made for its runs."""
+    return []
+
+
+@pytest.fixture
+def local(processes: list[TrainingProcess]) -> Iterator[LocalExecutor]:
+    """Runs jobs as processes, which go on once after they were killed."""
+
+    def new_process(directory: Path) -> TrainingProcess:
+        processes.append(TrainingProcess(directory, restarts=1))
+        return processes[-1]
+
+    executor = LocalExecutor(CPU, ScriptedRunner(8), new_process)
+    yield executor
+    executor.close()
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint(
+    local: LocalExecutor, processes: list[TrainingProcess], tmp_path: Path
+) -> None:
+    """Someone kills its process, twice, with a checkpoint in between: it goes on, with every update made."""
+    every = 10
+    run = TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=100_000, checkpoint_every=every))
+    seen: list[int] = []
+    began_after: dict[int, int] = {}
+
+    def on_progress(updates: Sequence[TrainingProgress]) -> None:
+        """Kill each of the first two processes after the first checkpoint that it has surely written itself."""
+        seen.extend(it.update for it in updates)
+        pid, checkpoint = processes[0].pids[0], processes[0].paths.checkpointed_update() or 0
+        before = began_after.setdefault(pid, checkpoint)
+        if len(began_after) < 3 and checkpoint >= before + every:
+            os.kill(pid, signal.SIGKILL)
+
+    def stop_within() -> float | None:
+        return 30.0 if len(began_after) == 3 and seen[-1] > max(began_after.values()) + every else None
+
+    result = local.train(run, on_progress, stop_within)
+    assert result.outcome is RunOutcome.STOPPED, result.message
+    assert result.resumed_from is not None
+    assert result.resumed_from >= 2 * every
+    assert set(seen) == set(range(1, result.updates + 1))
+
+
+def test_what_nobody_heard_of_is_told_when_a_run_goes_on(local: LocalExecutor, tmp_path: Path) -> None:
+    """A worker that was frozen or killed may have left updates untold: those up to the checkpoint are, each once."""
+    first = TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=100_000))
+    made: list[int] = []
+    stopped = local.train(
+        first, lambda updates: made.extend(it.update for it in updates), lambda: 30.0 if len(made) > 3 else None
+    )
+    seen: list[int] = []
+    rest = TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=stopped.updates + 2), told=2)
+    local.train(rest, lambda updates: seen.extend(it.update for it in updates), on)
+    assert seen == list(range(3, stopped.updates + 3))
+
+
+def test_a_run_that_is_killed_again_and_again_fails(
+    local: LocalExecutor, processes: list[TrainingProcess], tmp_path: Path
+) -> None:
+    """Without a checkpoint in between, no more often than allowed; the result says what happened."""
+    killed: set[int] = set()
+
+    def on_progress(_updates: Sequence[TrainingProgress]) -> None:
+        pid = processes[0].pids[0]
+        if pid not in killed:
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+
+    result = local.train(TrainingRun(tmp_path, recommendation(), TrainingRequest()), on_progress, on)
+    assert (result.outcome, len(killed)) == (RunOutcome.FAILED, 2)
+    assert "killed from outside (SIGKILL)" in result.message
+
+
+def test_a_run_that_is_told_to_stop_may_be_given_less_time_later(tmp_path: Path) -> None:
+    """A second signal, or a lost lease, ends at once what was given long to write its checkpoint."""
+
+    class Deaf(TrainingProcess):
+        """Does not hear SIGTERM."""
+
+        def ask_to_stop(self) -> None:
+            """Pass nothing on."""
+            asked.append(time.monotonic())
+
+    asked: list[float] = []
+    executor = LocalExecutor(CPU, ScriptedRunner(8), Deaf)
+    graces = iter([None, 600.0, 600.0])
+    began = time.monotonic()
+    result = executor.train(training_run(tmp_path, 100_000), lambda _: None, lambda: next(graces, 0.0))
+    executor.close()
+    assert len(asked) == 1
+    assert result.outcome is not RunOutcome.SUCCEEDED
+    assert time.monotonic() - began < 300  # of ten minutes
+
+
+def test_a_run_waits_for_the_process_that_still_has_its_folder(local: LocalExecutor, tmp_path: Path) -> None:
+    """A worker may be frozen while its processes go on in a shared folder. Told to stop, the one that waits does."""
+    run = training_run(tmp_path, 3)
+    told = iter([None, None, None, 0.5])
+    with holding(run.directory, 0.0) as alone:
+        assert alone
+        stopped = local.train(run, lambda _: None, lambda: next(told))
+    assert (stopped.outcome, stopped.updates) == (RunOutcome.STOPPED, 0)
+    assert local.train(run, lambda _: None, on).outcome is RunOutcome.SUCCEEDED

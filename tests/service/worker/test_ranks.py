@@ -1,0 +1,128 @@
+"""Jobs of several ranks: what a dry run answers, where they run, and how they end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from service.application.rules.placement import check_goes_with_one_device
+from service.client import Client
+from service.domain.states import State
+from service.errors import UnsupportedJobError
+from service.worker.executors.base import TrainingRun
+from service.worker.executors.local import LocalExecutor
+from tests.support.factories import CPU, CUDA, recommendation
+from tests.support.forked import forked_starts
+from tests.support.service.scripted import ScriptedRunner
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
+from tuner.training.launching.run_directory import ProgressLog, RunPaths
+
+
+@pytest.fixture
+def executor() -> Iterator[LocalExecutor]:
+    """Runs jobs as processes."""
+    opened = LocalExecutor(CPU, ScriptedRunner(8))
+    yield opened
+    opened.close()
+
+
+def two_ranks(directory: Path, updates: int) -> TrainingRun:
+    """A small run on synthetic data, planned for two ranks."""
+    return TrainingRun(directory, recommendation(world_size=2), TrainingRequest(updates=updates))
+
+
+def test_a_dry_run_names_as_many_processes_as_there_are_ranks(client: Client) -> None:
+    """The plan's, or as many as were asked for; more than a job may have, too."""
+    planned = recommendation(None, 64, world_size=2)
+    assert "--nproc-per-node=2" in client.jobs.configure(planned).command
+    assert "--nproc-per-node=32" in client.jobs.configure(planned, TrainingRequest(processes_per_node=32)).command
+    assert "torch.distributed.run" not in client.jobs.configure(planned, TrainingRequest(processes_per_node=1)).command
+
+
+def test_the_command_of_a_dry_run_trains_its_ranks(client: Client, tmp_path: Path) -> None:
+    """With the files of the answer in a folder, as a launcher of one's own would start it."""
+    configured = client.jobs.configure(recommendation(world_size=2), TrainingRequest(updates=2))
+    for file in configured.files:
+        (tmp_path / file.path).write_text(file.content)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, **configured.environment}
+    folder = tmp_path / configured.working_directory
+    done = subprocess.run(configured.command, env=environment, cwd=folder, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    paths = RunPaths(tmp_path)
+    assert TrainingResult.model_validate_json(paths.result.read_bytes()).outcome is RunOutcome.SUCCEEDED
+    assert [sum(it.micro_batch_sizes) for it in ProgressLog(paths.progress).new_lines()] == [5, 5]
+
+
+def test_a_job_of_two_ranks_is_taken_on_the_cpu(client: Client) -> None:
+    """It runs to its end, and its progress says what the windows weighed."""
+    job = client.jobs.wait(client.jobs.submit(recommendation(world_size=2), TrainingRequest(updates=2)).id)
+    assert job.state is State.SUCCEEDED
+    assert job.progress is not None
+    assert job.progress.weights == {"loss": 10.0}
+
+
+def test_a_job_on_a_card_has_one_process() -> None:
+    """It holds one card; more are refused with what to do instead."""
+    planned = recommendation(world_size=2, device=CUDA)
+    check_goes_with_one_device(planned, TrainingRequest(processes_per_node=1))
+    with pytest.raises(UnsupportedJobError, match=r"2 processes.* one card, cuda:0: .*dry run"):
+        check_goes_with_one_device(planned, TrainingRequest())
+
+
+def test_two_ranks_train_together(executor: LocalExecutor, tmp_path: Path) -> None:
+    """Each takes half of the effective batch."""
+    made: list[TrainingProgress] = []
+    with forked_starts():
+        result = executor.train(two_ranks(tmp_path, 3), made.extend, lambda: None)
+    assert (result.outcome, result.updates, result.samples_seen) == (RunOutcome.SUCCEEDED, 3, 30)
+    assert [(it.samples, sum(it.micro_batch_sizes)) for it in made] == [(10, 5)] * 3
+
+
+def test_no_rank_outlives_its_job(executor: LocalExecutor, tmp_path: Path) -> None:
+    """When the listener of a run fails (a lost lease, say), every process of the run is gone."""
+    alive: set[str] = set()
+
+    def fail(updates: Sequence[TrainingProgress]) -> None:
+        if updates:
+            alive.update(processes_of(tmp_path))
+            raise ValueError("the listener's own")
+
+    with pytest.raises(ValueError, match="the listener's own"):
+        executor.train(two_ranks(tmp_path, 100_000), fail, lambda: None)
+    assert len(alive) == 2
+    assert processes_of(tmp_path) == set()
+
+
+def test_a_stopped_job_of_two_ranks_goes_on(executor: LocalExecutor, tmp_path: Path) -> None:
+    """Told to stop, the ranks write a checkpoint together; the job goes on from it."""
+    seen = threading.Event()
+
+    def note(updates: Sequence[TrainingProgress]) -> None:
+        if updates:
+            seen.set()
+
+    with forked_starts():
+        stopped = executor.train(two_ranks(tmp_path, 100_000), note, lambda: 30.0 if seen.is_set() else None)
+        ended = executor.train(two_ranks(tmp_path, stopped.updates + 1), note, lambda: None)
+    assert (stopped.outcome, stopped.updates > 0) == (RunOutcome.STOPPED, True)
+    assert (ended.outcome, ended.resumed_from) == (RunOutcome.SUCCEEDED, stopped.updates)
+
+
+def processes_of(directory: Path) -> set[str]:
+    """Ids of the processes whose command line names a folder, zombies aside."""
+    return {path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _names(path, directory)}
+
+
+def _names(path: Path, directory: Path) -> bool:
+    try:
+        return str(directory).encode() in path.read_bytes().split(b"\0")
+    except OSError:
+        return False

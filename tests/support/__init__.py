@@ -1,0 +1,1 @@
+"""What several tests share; ``README.md`` has a line for each module."""

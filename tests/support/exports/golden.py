@@ -1,0 +1,109 @@
+"""What every target writes for a few plans, kept as files that were read by eye.
+
+`python tests/support/exports/golden.py [FORMAT ...]` renews them; read what changed before you keep it.
+A folder holds what an export gave: its files (Python ones with `.txt` behind their name, so that no linter takes them
+for ours) and the rest of it in `export.json`; or `error.txt`, where it was refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+
+from tests.support.exports.plans import infeasible, plan
+from tests.support.factories import CPU, gpt_spec
+from tests.support.paths import EXPORTS
+from tuner.errors import ExportError
+from tuner.exports.base import ExportOptions, Target
+from tuner.exports.registry import TARGETS, export
+from tuner.schemas.recommendation import Recommendation
+
+FOLDER = EXPORTS / "golden"
+
+_ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+def _exact() -> Recommendation:
+    spec = gpt_spec(precision="bf16-mixed", gradient_clipping=1.0)
+    return plan(64, world_size=2, spec=spec, id="rec_exact", environment=_ENVIRONMENT)
+
+
+def _uneven() -> Recommendation:
+    return plan(100, world_size=3, micro_batch_size=9, id="rec_uneven", environment=_ENVIRONMENT)
+
+
+def _world_1() -> Recommendation:
+    return plan(30, micro_batch_size=7, id="rec_world_1", device=CPU)
+
+
+def _world_8() -> Recommendation:
+    spec = gpt_spec(precision="bf16", activation_checkpointing=True, parallelism={"strategy": "fsdp"})
+    return plan(128, world_size=8, micro_batch_size=4, spec=spec, id="rec_world_8", environment=_ENVIRONMENT)
+
+
+SHAPES: dict[str, Callable[[], Recommendation]] = {
+    "exact": _exact,
+    "uneven": _uneven,
+    "uneven-allowed": _uneven,
+    "infeasible": infeasible,
+    "world-1": _world_1,
+    "world-8": _world_8,
+}
+"""`uneven-allowed` says `allow_inexact`. Launchers of `world-8` pass the arguments of a framework, on two nodes."""
+
+
+def cases() -> list[tuple[str, str, str]]:
+    """Every target, version and shape."""
+    return [(it.name, version, shape) for it in TARGETS.values() for version in it.versions for shape in SHAPES]
+
+
+def options(target: Target, shape: str) -> ExportOptions:
+    """What the user adds to a shape."""
+    if shape == "world-8" and target.kind == "launcher":
+        return ExportOptions(
+            script="src/train.py",
+            arguments_of="hugging-face",
+            job_name="gpt-small",
+            processes_per_node=4,
+            queue=None if target.name in {"torchrun", "ray-jobs"} else "gpu",
+        )
+    return ExportOptions(allow_inexact=shape == "uneven-allowed")
+
+
+def written(name: str, version: str, shape: str) -> dict[str, str]:
+    """The texts of a case by their file's name."""
+    target = TARGETS[name]
+    try:
+        given = export(SHAPES[shape](), name, version=version, options=options(target, shape))
+    except ExportError as error:
+        return {"error.txt": f"{error.reason}: {error}\n"}
+    texts = {_stored_name(it.name): it.content for it in given.files}
+    rest = given.model_dump(mode="json", exclude={"files"})
+    rest["files"] = [{"name": it.name, "media_type": it.media_type} for it in given.files]
+    return texts | {"export.json": json.dumps(rest, indent=2, ensure_ascii=False) + "\n"}
+
+
+def stored(name: str, version: str, shape: str) -> dict[str, str]:
+    """The same as it was kept."""
+    folder = FOLDER / name / version / shape
+    return {str(it.relative_to(folder)): it.read_text("utf-8") for it in folder.rglob("*") if it.is_file()}
+
+
+def _stored_name(name: str) -> str:
+    return f"{name}.txt" if name.endswith(".py") else name
+
+
+def _renew(names: list[str]) -> None:
+    for name in names:
+        shutil.rmtree(FOLDER / name, ignore_errors=True)
+    for case in cases():
+        for name, text in written(*case).items() if case[0] in names else ():
+            path = FOLDER.joinpath(*case) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    _renew(sys.argv[1:] or list(TARGETS))

@@ -1,0 +1,48 @@
+"""Recommendations to export: of any plan, with whatever strings a user may have put into them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.factories import CUDA, gpt_spec, recommendation
+from tuner.planning.accumulation import balanced_plan
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.workload import WorkloadSpec
+
+
+def plan(
+    effective_batch_size: int,
+    world_size: int = 1,
+    micro_batch_size: int = 8,
+    spec: WorkloadSpec | None = None,
+    **changes: Any,
+) -> Recommendation:
+    """The recommendation of a small GPT on a card, with the balanced plan of these numbers."""
+    sizes = balanced_plan(effective_batch_size, world_size, micro_batch_size)
+    return recommendation(
+        (spec or gpt_spec()).with_world_size(world_size),
+        effective_batch_size,
+        micro_batch_size,
+        **{
+            "world_size": world_size,
+            "gradient_accumulation_steps": sizes.gradient_accumulation_steps,
+            "micro_batch_sizes": sizes.micro_batch_sizes,
+            "device": CUDA,
+            **changes,
+        },
+    )
+
+
+def infeasible() -> Recommendation:
+    """A recommendation that says that nothing fits."""
+    return plan(16).model_copy(
+        update={
+            "id": "rec_infeasible",
+            "feasible": False,
+            "infeasible_reason": "Not even one sample fits into 1.0 GiB.",
+            "micro_batch_size": None,
+            "gradient_accumulation_steps": None,
+            "micro_batch_sizes": (),
+            "headroom": None,
+        }
+    )

@@ -1,0 +1,411 @@
+"""What two ranks do together, each in its own process: ``python rank_scenarios.py FOLDER`` leaves ``rank-R.pt`` there.
+
+Every scenario is a function of the ranks that returns what the tests look at: tensors, words, figures.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn import functional as F  # noqa: N812 - torch's own idiom
+
+from tests.support.factories import gpt_spec
+from tuner.errors import BatchwrightError, WorkloadError
+from tuner.training.accumulation.collectives import Ranks, join_ranks
+from tuner.training.accumulation.engine import GradientAccumulation
+from tuner.training.batch_schedule import Position, Windows
+from tuner.training.data import Part
+from tuner.training.fsdp import load_optimizer, load_weights, shard, whole
+from tuner.training.micro_batches.splitting import MicroBatch, sliced, split_batch
+from tuner.workloads.base import IGNORED_LABEL, LossTerms, pad_tokens
+from tuner.workloads.build import build_model, build_workload
+
+CPU = torch.device("cpu")
+SPEC = gpt_spec(
+    model={
+        "kind": "reference",
+        "architecture": {"name": "gpt", "layers": 2, "heads": 2, "width": 32, "vocabulary_size": 61},
+    }
+)
+WORKLOAD = build_workload(SPEC)
+Outcome = dict[str, Any]
+_DAMPING = 0.1
+"""Adam divides by a gradient's own size: without this the rounding of a gradient that is zero would become a step."""
+
+
+def ragged(count: int, seed: int = 3) -> list[Tensor]:
+    """Token samples of 2 to 16 tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, 17, (count,), generator=generator).tolist()
+    return [torch.randint(0, 61, (length,), generator=generator) for length in lengths]
+
+
+def gpt(dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The same GPT in every process, with tied weights."""
+    torch.manual_seed(0)
+    return build_model(SPEC, WORKLOAD).to(dtype)
+
+
+def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
+    """Next-token cross-entropy."""
+    return WORKLOAD.loss_terms(model, batch)
+
+
+def weigh(batch: Mapping[str, Tensor]) -> Mapping[str, float]:
+    """Target tokens."""
+    weights: Mapping[str, float] = WORKLOAD.loss_weights(batch)  # type: ignore[attr-defined]
+    return weights
+
+
+def flat(model: nn.Module) -> Tensor:
+    """All gradients in a row, zeros where there is none."""
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()])
+
+
+def full_batch(samples: list[Tensor]) -> Tensor:
+    """The gradient of all samples at once in one process, in fp64."""
+    model = gpt(torch.float64)
+    ((total, weight),) = loss(model, pad_tokens(samples)).values()
+    torch.autograd.backward(total / weight)
+    return flat(model)
+
+
+def accumulated(
+    ranks: Ranks,
+    mine: list[MicroBatch],
+    run: Callable[[nn.Module, Any], LossTerms] = loss,
+    **options: Any,
+) -> tuple[Tensor, Any]:
+    """The gradient that all ranks' micro-batches give together, and the report."""
+    model = options.pop("model", None) or gpt()
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=1.0), ranks=ranks)
+    report = accumulation.accumulate(mine, run, options.get("weigh", weigh))
+    return flat(model), report
+
+
+def of_this_rank(ranks: Ranks, samples: list[Tensor], size: int = 2, first: int = 5) -> list[MicroBatch]:
+    """Rank 0 has the first samples, rank 1 the rest, in micro-batches of ``size``."""
+    mine = samples[first:] if ranks.rank else samples[:first]
+    return [sliced(pad_tokens(mine[start : start + size])) for start in range(0, len(mine), size)]
+
+
+# --- scenarios -------------------------------------------------------------------------------------------------------
+
+
+def published(ranks: Ranks) -> Outcome:
+    """The published example: 16 samples, two ranks, two accumulation steps of 4."""
+    torch.manual_seed(0)
+    model = nn.Linear(1, 2, bias=False)
+    samples = [torch.arange(1, i + 2) for i in range(16)]
+    mine = samples[ranks.rank * 8 : ranks.rank * 8 + 8]
+
+    def summed(model: nn.Module, ids: Tensor) -> tuple[Tensor, float]:
+        labels = torch.where(ids < 0, IGNORED_LABEL, ids % 2)
+        logits = model(ids[..., None].float())
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"), float((labels >= 0).sum())
+
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.08), ranks=ranks)
+    padded = nn.utils.rnn.pad_sequence(mine, batch_first=True, padding_value=IGNORED_LABEL)
+    accumulation.update(split_batch(padded, 4), summed)
+    return {"weight": model.weight.detach().flatten()}
+
+
+def uneven_ranks(ranks: Ranks) -> Outcome:
+    """Rank 0 has 5 ragged samples in 3 micro-batches, rank 1 has 3 in 2."""
+    samples = ragged(8)
+    gradient, report = accumulated(ranks, of_this_rank(ranks, samples))
+    return {"gradient": gradient, "truth": full_batch(samples), "loss": report.loss, "weights": report.weights}
+
+
+def unknown_weights(ranks: Ranks) -> Outcome:
+    """The same where only forward passes can tell the weights."""
+    samples = ragged(8)
+    gradient, report = accumulated(ranks, of_this_rank(ranks, samples), weigh=None)
+    return {"gradient": gradient, "truth": full_batch(samples), "weights": report.weights}
+
+
+def wrong_world_factor(ranks: Ranks) -> Outcome:
+    """The mutant: each rank divides by the weight of its own samples, and gradients are averaged."""
+    samples = ragged(8)
+    alone, _ = accumulated(Ranks(), of_this_rank(ranks, samples))
+    ranks.sum_([alone])
+    return {"gradient": alone / ranks.size, "truth": full_batch(samples)}
+
+
+def missing_world_factor(ranks: Ranks) -> Outcome:
+    """The mutant: sums divided by the global weight are averaged as DDP does, instead of summed."""
+    samples = ragged(8)
+    gradient, _ = accumulated(ranks, of_this_rank(ranks, samples))
+    return {"gradient": gradient / ranks.size, "truth": full_batch(samples)}
+
+
+def rank_without_tokens(ranks: Ranks) -> Outcome:
+    """Rank 1 has samples of one token, which predict nothing."""
+    samples = ragged(5)
+    mine = of_this_rank(ranks, samples) if not ranks.rank else [sliced(pad_tokens([torch.ones(1).long()] * 2))]
+    gradient, _ = accumulated(ranks, mine)
+    return {"gradient": gradient, "truth": full_batch(samples)}
+
+
+def rank_without_samples(ranks: Ranks) -> Outcome:
+    """Rank 1 has no micro-batch at all, with weights known beforehand and without."""
+    samples = ragged(5)
+    mine = of_this_rank(ranks, samples)
+    gradient, _ = accumulated(ranks, mine)
+    again, _ = accumulated(ranks, mine, weigh=None)
+    return {"gradient": gradient, "again": again, "truth": full_batch(samples)}
+
+
+def nobody_has_tokens(ranks: Ranks) -> Outcome:
+    """No rank has anything to learn from."""
+    _, report = accumulated(ranks, [sliced(pad_tokens([torch.ones(1).long()] * 2))])
+    return {"skipped": report.skipped}
+
+
+def one_rank_runs_out(ranks: Ranks) -> Outcome:
+    """Rank 1 runs out of memory for anything but single samples, after its forward pass."""
+    samples = ragged(8)
+
+    def tight(model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
+        terms = loss(model, batch)
+        if ranks.rank and len(batch["input_ids"]) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory, injected")
+        return terms
+
+    gradient, report = accumulated(ranks, of_this_rank(ranks, samples, size=4), tight)
+    return {
+        "gradient": gradient,
+        "truth": full_batch(samples),
+        "sizes": report.micro_batch_sizes,
+        "splits": [(it.rank, it.size, it.parts) for it in report.splits],
+    }
+
+
+def partly_used_parameters(ranks: Ranks) -> Outcome:
+    """One head is used by nobody, one by rank 0 alone; AdamW decays what it steps."""
+    torch.manual_seed(0)
+    heads = {name: nn.Linear(4, 1, bias=False) for name in ("everybody", "rank_0", "nobody")}
+    model = nn.ModuleDict(heads)
+    before = {name: it.weight.detach().clone() for name, it in heads.items()}
+
+    def partly(_: nn.Module, batch: Tensor) -> tuple[Tensor, float]:
+        output = heads["everybody"](batch)
+        if not ranks.rank:
+            output = output + heads["rank_0"](batch)
+        return output.square().sum(), float(len(batch))
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    inputs = torch.arange(16.0).view(4, 4) + ranks.rank
+    accumulation = GradientAccumulation(model, optimizer, ranks=ranks)
+    accumulation.accumulate(split_batch(inputs, 2), partly)
+    gradients = {name: it.weight.grad for name, it in heads.items()}
+    accumulation.update(split_batch(inputs, 2), partly)
+    changed = {name: not torch.equal(before[name], it.weight) for name, it in heads.items()}
+    return {"gradients": gradients, "changed": changed, "weights": [it.weight.detach() for it in heads.values()]}
+
+
+def rank_fails(ranks: Ranks) -> Outcome:
+    """Rank 1's loss raises; both learn of it, and the next window goes well."""
+    samples = ragged(8)
+
+    def failing(model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
+        if ranks.rank:
+            raise ValueError("no such label")
+        return loss(model, batch)
+
+    error = ""
+    try:
+        accumulated(ranks, of_this_rank(ranks, samples), failing)
+    except (BatchwrightError, ValueError) as caught:
+        error = f"{type(caught).__name__}: {caught}"
+    gradient, _ = accumulated(ranks, of_this_rank(ranks, samples))
+    return {"error": error, "gradient": gradient, "truth": full_batch(samples)}
+
+
+def wrapped_in_ddp(ranks: Ranks) -> Outcome:
+    """A model that its owner has wrapped in DistributedDataParallel, ranks with different numbers of micro-batches."""
+    samples = ragged(8)
+    model = nn.parallel.DistributedDataParallel(gpt())
+    gradient, _ = accumulated(ranks, of_this_rank(ranks, samples), model=model)
+    return {"gradient": gradient, "truth": full_batch(samples)}
+
+
+def running_statistics(ranks: Ranks) -> Outcome:
+    """BatchNorm sees other samples on each rank; its buffers must not drift apart."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.1), ranks=ranks)
+    inputs = torch.randn(8, 4) * (1 + ranks.rank)
+    accumulation.update(split_batch(inputs, 4), lambda m, b: (m(b).square().sum(), len(b)))
+    return {"buffers": [it.clone() for it in model.buffers()], "weights": [it.detach() for it in model.parameters()]}
+
+
+def wrapped_with_statistics(ranks: Ranks) -> Outcome:
+    """BatchNorm in DistributedDataParallel, rank 1 without a sample in the first window, the ranks left to be found."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model = nn.parallel.DistributedDataParallel(inner)
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for window in (0, 1):
+        inputs = torch.randn(8, 4) * (1 + ranks.rank)
+        mine = [] if ranks.rank and not window else split_batch(inputs, 4)
+        accumulation.update(mine, lambda m, b: (m(b).square().sum(), len(b)))
+    return {"buffers": [it.clone() for it in inner.buffers()], "weights": [it.detach() for it in inner.parameters()]}
+
+
+def frozen_layers(ranks: Ranks) -> Outcome:
+    """Each rank has seeded its model differently; one layer is frozen."""
+    torch.manual_seed(ranks.rank)
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(requires_grad=False), nn.Linear(4, 1))
+    GradientAccumulation(model, torch.optim.SGD(model[1].parameters(), lr=0.1), ranks=ranks)
+    return {"weights": [it.detach().clone() for it in model.parameters()]}
+
+
+def scaled_without_samples(ranks: Ranks) -> Outcome:
+    """fp16's scaler on a rank that has no sample in the first window."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.1), ranks=ranks, scaler=scaler)
+    mine = [] if ranks.rank else split_batch(torch.ones(4, 4), 2)
+    report = accumulation.update(mine, lambda m, b: (m(b).sum(), len(b)))
+    return {"skipped": report.skipped, "weights": [it.detach() for it in model.parameters()]}
+
+
+def odd_buffers(ranks: Ranks) -> Outcome:
+    """Buffers of types that gloo has no word for are sent all the same."""
+    sent = [torch.full((3,), 1 + ranks.rank, dtype=dtype) for dtype in (torch.int16, torch.bool, torch.complex64)]
+    sent.append(torch.tensor(7 - ranks.rank))
+    ranks.broadcast_(sent)
+    return {"weights": sent}
+
+
+def overflow_on_one_rank(ranks: Ranks) -> Outcome:
+    """fp16's scaler meets an infinite gradient on rank 1 only."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    before = model.weight.detach().clone()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.1), ranks=ranks, scaler=scaler)
+    inputs = torch.full((4, 4), float("inf") if ranks.rank else 1.0)
+    report = accumulation.update(split_batch(inputs, 2), lambda m, b: (m(b).sum(), len(b)))
+    return {"skipped": report.skipped, "scale": scaler.get_scale(), "same": torch.equal(before, model.weight)}
+
+
+def sums_of_all_sizes(ranks: Ranks) -> Outcome:
+    """Buckets: many small tensors, one above a bucket, two types, one that is not contiguous."""
+    big = torch.full((7_000_000,), 1.0 + ranks.rank)
+    tensors = [
+        *(torch.full((3, 5), float(i + ranks.rank)) for i in range(4)),
+        big,
+        torch.full((4,), 1.0 + ranks.rank, dtype=torch.float64),
+        torch.arange(6.0).view(2, 3).t() * (1 + ranks.rank),
+    ]
+    ranks.sum_(tensors)
+    return {"tensors": [it if it.numel() < 100 else it[::1_000_000].clone() for it in tensors]}
+
+
+def in_shards(ranks: Ranks) -> Outcome:
+    """FSDP: 5 samples in micro-batches of 1 leave rank 1 one short; clipped, with AdamW; then out of a checkpoint."""
+    samples = ragged(5)
+    whole_model, whole_optimizer = _stepped(samples, gpt(), Ranks(), lock_step=False)
+    model = gpt()
+    shard(model, CPU, ranks.size)
+    model, optimizer = _stepped(samples, model, ranks, lock_step=True)
+    weights, state = whole(dict(model.state_dict())), whole(optimizer.state_dict())
+    resumed, again = _sharded_from(weights, state, ranks)
+    return {
+        "weights": weights,
+        "truth": {name: it.detach() for name, it in whole_model.state_dict().items()},
+        "state": state,
+        "state_truth": whole_optimizer.state_dict(),
+        "resumed": whole(dict(resumed.state_dict())),
+        "again": whole(again.state_dict()),
+    }
+
+
+def shards_that_average(ranks: Ranks) -> Outcome:
+    """A model in shards with torch's own averaging: half the gradient on two ranks, if nobody objects."""
+    model = gpt()
+    shard(model, CPU, ranks.size)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(float(ranks.size) if ranks.rank else None)  # type: ignore[arg-type] # as it is when never set
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.0), ranks=ranks, lock_step=True)
+    try:
+        accumulation.update([sliced(pad_tokens(ragged(2)))], loss, weigh)
+    except WorkloadError as error:
+        return {"message": str(error)}
+    return {"message": "none"}
+
+
+def _stepped(
+    samples: list[Tensor], model: nn.Module, ranks: Ranks, *, lock_step: bool
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=_DAMPING)
+    accumulation = GradientAccumulation(model, optimizer, ranks=ranks, lock_step=lock_step, max_norm=0.5)
+    windows = Windows(0, len(samples), len(samples), ranks.rank, ranks.size)
+    for _ in range(2):
+        parts = windows.parts(Position(), 1, alike=lock_step)
+        accumulation.update([_of_part(samples, part) for part in parts], loss, weigh)
+    return model, optimizer
+
+
+def _of_part(samples: list[Tensor], part: Part) -> MicroBatch:
+    batch = pad_tokens([samples[index] for index in part.indices])
+    return MicroBatch(batch, len(part.indices), lambda _: [], idle=part.idle)
+
+
+def _sharded_from(weights: Any, state: Any, ranks: Ranks) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = gpt()
+    shard(model, CPU, ranks.size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=_DAMPING)
+    load_weights(model, {name: it for name, it in weights.items() if name != "head.weight"})
+    load_optimizer(optimizer, state)
+    return model, optimizer
+
+
+SCENARIOS: dict[str, Callable[[Ranks], Outcome]] = {
+    it.__name__: it
+    for it in (
+        published,
+        uneven_ranks,
+        unknown_weights,
+        wrong_world_factor,
+        missing_world_factor,
+        rank_without_tokens,
+        rank_without_samples,
+        nobody_has_tokens,
+        one_rank_runs_out,
+        partly_used_parameters,
+        rank_fails,
+        wrapped_in_ddp,
+        running_statistics,
+        wrapped_with_statistics,
+        frozen_layers,
+        scaled_without_samples,
+        odd_buffers,
+        overflow_on_one_rank,
+        sums_of_all_sizes,
+        in_shards,
+        shards_that_average,
+    )
+}
+
+
+def main(folder: Path) -> None:
+    """Run all scenarios as the rank that the environment says."""
+    ranks = join_ranks(CPU)
+    outcomes = {name: scenario(ranks) for name, scenario in SCENARIOS.items()}
+    torch.save(outcomes, folder / f"rank-{ranks.rank}.pt")
+    ranks.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,37 @@
+"""What the tests of the API share: bodies to send, and problems to find in answers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+
+from service.domain.problems import Problem
+from service.domain.states import TERMINAL_STATES
+from tests.support.factories import tuning_request
+
+UNKNOWN = "tun_" + "0" * 32
+PATIENCE_SECONDS = 120.0
+
+
+def problem_in(response: httpx.Response, status: int, code: str) -> Problem:
+    """The problem in a response, which must be one, with this status and code."""
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = Problem.model_validate_json(response.content)
+    assert (response.status_code, problem.status, problem.code) == (status, status, code)
+    assert problem.type == f"urn:batchwright:problem:{code}"
+    return problem
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    """The JSON of a small tuning."""
+    return tuning_request().model_dump(mode="json") | changes
+
+
+def ended(http: httpx.Client, location: str) -> dict[str, Any]:
+    """A tuning or job once it has ended."""
+    over = time.monotonic() + PATIENCE_SECONDS
+    while (found := http.get(location, params={"wait": 30}).json())["state"] not in TERMINAL_STATES:
+        assert time.monotonic() < over, found
+    return dict(found)

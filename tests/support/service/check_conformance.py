@@ -1,0 +1,174 @@
+"""Every tool that the API must please, pinned: what ``make conformance`` runs. Exit status 1 when one is not pleased.
+
+python tests/support/service/check_conformance.py TOOLS [--max-examples 20] [--only NAME]
+
+TOOLS is the folder into which the Makefile has put what is no package of ours: ``python`` (openapi-generator-cli),
+``node`` (Spectral and Redocly), ``prometheus`` (promtool).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tests.support.paths import ROOT
+from tests.support.service.conformance import (
+    DOCUMENT,
+    Service,
+    complete_a_tuning,
+    fuzz,
+    generate_by_openapi_python_client,
+    metrics,
+    real_service,
+    scripted_service,
+    started,
+)
+from tests.support.service.generated_clients import PACKAGE
+
+LEAST_CASES = 2_000
+
+
+class Displeased(Exception):  # noqa: N818 - it is said of a tool
+    """What a tool found."""
+
+
+@dataclass(frozen=True)
+class Checks:
+    """The checks, each of which says what it saw, or raises."""
+
+    tools: Path
+    folder: Path
+    max_examples: int
+
+    def spectral(self) -> str:
+        """The document, by every rule that Spectral recommends."""
+        found = json.loads(_said([self._node("spectral"), "lint", "--quiet", "-f", "json", str(DOCUMENT)], {0, 1}))
+        errors = [it for it in found if it["severity"] == 0]
+        _refuse(errors, [f"{'.'.join(map(str, it['path']))}: {it['code']}: {it['message']}" for it in errors])
+        return f"no error, {len(found) - len(errors)} warnings"
+
+    def redocly(self) -> str:
+        """The document, by every rule that Redocly recommends."""
+        said = _said([self._node("redocly"), "lint", "--format=json", str(DOCUMENT)], {0, 1})
+        found = json.loads(said[said.index("{") : said.rindex("}") + 1])
+        _refuse(found["totals"]["errors"], [f"{it['ruleId']}: {it['message']}" for it in found["problems"]])
+        return f"no error, {found['totals']['warnings']} warnings"
+
+    def schemathesis(self, *, keys: bool, sends_key: bool) -> str:
+        """Made-up requests to a running service, whose probes are scripted; all phases, all checks."""
+        folder = self._new_folder()
+        with started(scripted_service(folder), folder, keys=keys) as service:
+            arguments = ["--seed", "1", "--max-examples", str(self.max_examples)]
+            found = fuzz(service, folder, key=service.key if sends_key else None, arguments=arguments)
+        _refuse(found.failures, [found.output])
+        if found.cases < LEAST_CASES or "fail" in str(found.phases):
+            raise Displeased(f"{found.cases} cases, phases {found.phases}:\n{found.output[-3000:]}")
+        return f"{found.cases} cases, no failure; phases: {found.phases}"
+
+    def python_client(self) -> str:
+        """A client by openapi-python-client completes a tuning of the CPU."""
+        folder = self._new_folder()
+        generate_by_openapi_python_client(folder)
+        return self._tuned(sys.executable, "openapi-python-client", folder)
+
+    def generator_client(self) -> str:
+        """A client by openapi-generator-cli does."""
+        folder = self._new_folder()
+        python = self.tools / "python" / "bin"
+        target = ["-g", "python", "--package-name", PACKAGE, "-o", str(folder)]
+        _said([str(python / "openapi-generator-cli"), "generate", "-i", str(DOCUMENT), *target], {0})
+        return self._tuned(str(python / "python"), "openapi-generator", folder)
+
+    def promtool(self) -> str:
+        """The metrics, after a tuning."""
+        folder = self._new_folder()
+        generate_by_openapi_python_client(folder)
+        with started(real_service(), folder, keys=False) as service:
+            complete_a_tuning(sys.executable, "openapi-python-client", folder, service)
+            text = metrics(service)
+        return self._checked(text)
+
+    def _checked(self, text: str) -> str:
+        promtool = shutil.which("promtool") or str(self.tools / "prometheus" / "usr" / "bin" / "promtool")
+        done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+        _refuse(done.returncode or done.stdout + done.stderr, [done.stdout + done.stderr])
+        return f"{sum(not line.startswith('#') for line in text.splitlines())} samples, clean"
+
+    def _tuned(self, python: str, generator: str, folder: Path) -> str:
+        def tune(service: Service) -> int:
+            found: int = complete_a_tuning(python, generator, folder, service)["micro_batch_size"]
+            return found
+
+        sizes = []
+        for keys in (False, True):
+            data = self._new_folder()
+            with started(real_service(), data, keys=keys) as service:
+                sizes.append(tune(service))
+        return f"micro-batches of {sizes[0]} without keys, of {sizes[1]} with one"
+
+    def _node(self, name: str) -> str:
+        return str(self.tools / "node" / "node_modules" / ".bin" / name)
+
+    def _new_folder(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self.folder))
+
+
+def _said(command: list[str], statuses: set[int]) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode not in statuses:
+        raise Displeased(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def _refuse(wrong: object, said: list[str]) -> None:
+    if wrong:
+        raise Displeased("\n".join(said))
+
+
+def all_checks(checks: Checks) -> dict[str, Callable[[], str]]:
+    """By name."""
+    return {
+        "spectral": checks.spectral,
+        "redocly": checks.redocly,
+        "openapi-python-client": checks.python_client,
+        "openapi-generator-cli": checks.generator_client,
+        "promtool": checks.promtool,
+        "schemathesis-with-a-key": partial(checks.schemathesis, keys=True, sends_key=True),
+        "schemathesis-no-keys": partial(checks.schemathesis, keys=False, sends_key=False),
+        "schemathesis-stranger": partial(checks.schemathesis, keys=True, sends_key=False),
+    }
+
+
+def main() -> None:
+    """Run them all, whatever one of them says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tools", type=Path)
+    parser.add_argument("--max-examples", type=int, default=20, help="of schemathesis, for each operation")
+    parser.add_argument("--only", help="one check, by its name")
+    options = parser.parse_args()
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
+        checks = all_checks(Checks(options.tools.resolve(), Path(folder), options.max_examples))
+        for name in [options.only] if options.only else checks:
+            began = time.monotonic()
+            try:
+                said = checks[name]()
+            except (Displeased, RuntimeError, OSError) as error:
+                failed.append(name)
+                said = f"FAILED\n{error}"
+            sys.stdout.write(f"{name} ({time.monotonic() - began:.0f} s): {said}\n")
+            sys.stdout.flush()
+    sys.exit(f"not pleased: {', '.join(failed)}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

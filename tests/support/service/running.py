@@ -1,0 +1,98 @@
+"""A service that runs in the test's own process, behind a real port."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from service.bootstrap import System, app_of, build
+from service.client import Client
+from service.folders import make_own
+from service.settings import Settings
+from service.store.sql_store import open_store
+from service.worker.executors.inline import InlineExecutor
+from tests.support.factories import CPU
+from tests.support.service.scripted import ScriptedRunner, Trainer
+
+
+@dataclass
+class Running:
+    """A service that listens on a port of this machine, with what the test put into it."""
+
+    url: str
+    http: httpx.Client
+    runner: ScriptedRunner
+    trainer: Trainer
+    system: System
+    settings: Settings
+
+    @property
+    def client(self) -> Client:
+        """A new client; the test closes it."""
+        return Client(self.url)
+
+
+StartService = Callable[..., Running]
+
+
+@contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    """Serve an application from a thread, on a free port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        pause = threading.Event()
+        while not server.started and thread.is_alive():
+            pause.wait(0.01)
+        assert server.started
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            app.state.feed.close()
+            server.should_exit = True
+            thread.join()
+
+
+_documents: list[dict[str, Any]] = []
+"""The OpenAPI document, once it is made: it is the same for every service, and takes longer than its start."""
+
+
+@cache
+def migrated() -> bytes:
+    """An SQLite database with our tables and nothing in them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "store.db"
+        open_store(f"sqlite:///{path}").close()
+        return path.read_bytes()
+
+
+def _app(system: System, settings: Settings) -> FastAPI:
+    app = app_of(system, settings)
+    if not _documents:
+        _documents.append(app.openapi())
+    app.openapi_schema = _documents[0]
+    return app
+
+
+@contextmanager
+def running(data_dir: Path, runner: ScriptedRunner, trainer: Trainer, **given: Any) -> Iterator[Running]:
+    """A whole service: real store, coordinator and HTTP around a scripted runner; settings may be given."""
+    settings = Settings(**{"data_dir": data_dir, "node_name": "host", "poll_seconds": 0.05, **given})
+    if not settings.database_url and not (database := Path(settings.url.removeprefix("sqlite:///"))).exists():
+        make_own(settings.data_dir)
+        database.write_bytes(migrated())
+    system = build(settings, lambda device: InlineExecutor(device, runner, trainer), [CPU], {"torch": "2.8"})
+    with listening(_app(system, settings)) as url, httpx.Client(base_url=url, verify=False) as http:  # noqa: S501
+        yield Running(url, http, runner, trainer, system, settings)

@@ -1,0 +1,158 @@
+"""A probe runner that answers from a formula, and the documents that the service's tests start from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from service.domain.states import WorkKind
+from service.domain.workers import ServedDevice
+from service.store.interface import NewWork
+from service.worker.executors.base import OnProgress, StopWithin, TrainingRun
+from tests.support.factories import CPU, tuning_request
+from tuner.errors import ProbeCancelledError
+from tuner.schemas.recommendation import CouplingCheck
+from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
+from tuner.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult
+from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
+
+SERVED = ServedDevice(place="host/cpu", owner="host:scope:1", device=CPU, environment={}, versions={"torch": "2.8"})
+
+
+class ScriptedRunner:
+    """A ``tuner.planning.session.ProbeRunner``: a size fits if it is at most ``largest``; memory is affine in it.
+
+    ``gate`` is called within each probe, with the size and the probe's ``should_stop``: a test's chance to wait, to
+    fail, or to say that a probe takes its time.
+    """
+
+    def __init__(self, largest: int, gate: Callable[[int, Callable[[], bool]], None] | None = None) -> None:
+        self.largest = largest
+        self.sizes: list[int] = []
+        self.checked = 0
+        self.compared = 0
+        self.coupling = CouplingCheck(verdict="separate", message="scripted")
+        self.closed = False
+        self.spec_error: Exception | None = None
+        self.gate = gate or (lambda _size, _stop: None)
+
+    def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Find the error that the test put there."""
+        del should_stop
+        assert request.effective_batch_size > 0
+        self.checked += 1
+        if self.spec_error is not None:
+            raise self.spec_error
+
+    def check_coupling(
+        self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False
+    ) -> CouplingCheck:
+        """Find what the test put there."""
+        del request, should_stop
+        self.compared += 1
+        return self.coupling
+
+    def expect(
+        self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
+    ) -> ExpectedPeaks | None:
+        """No estimate: the search has to do without."""
+        del request, should_stop
+        return None
+
+    def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
+        """Answer from the formula."""
+        size = request.micro_batch_size
+        self.sizes.append(size)
+        self.gate(size, should_stop)
+        if should_stop():
+            raise ProbeCancelledError("the test's probe was ended on request")
+        fits = size <= self.largest
+        limit = request.limit_bytes or 2**33
+        return ProbeResult(
+            micro_batch_size=size,
+            accumulates=request.accumulates,
+            outcome=Outcome.FIT if fits else Outcome.OOM,
+            phase=Phase.DONE if fits else Phase.WARMUP,
+            message="scripted",
+            process_peak_bytes=min(limit, limit * (size + 1) // (self.largest + 2)) if fits else limit,
+            limit_bytes=limit,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Nothing is set."""
+        return {}
+
+    def close(self) -> None:
+        """Remember it."""
+        self.closed = True
+
+
+def until_stopped(started: threading.Event) -> Callable[[int, Callable[[], bool]], None]:
+    """A gate that says when a probe runs, and holds it until it is told to stop."""
+
+    def gate(_size: int, should_stop: Callable[[], bool]) -> None:
+        started.set()
+        waiting = threading.Event()
+        while not should_stop():
+            waiting.wait(0.01)
+
+    return gate
+
+
+def new_work(identifier: str, kind: WorkKind = WorkKind.TUNING, **changes: Any) -> NewWork:
+    """A piece of work to queue."""
+    values: dict[str, Any] = {
+        "id": identifier,
+        "kind": kind,
+        "device": "cpu",
+        "model": "mlp",
+        "effective_batch_size": 100,
+        "fingerprint": "f" * 64,
+        "payload": tuning_request().model_dump_json(),
+    }
+    return NewWork(**(values | changes))
+
+
+def progress(update: int, updates: int = 10) -> TrainingProgress:
+    """One optimizer update."""
+    return TrainingProgress(
+        update=update,
+        updates=updates,
+        loss=1.0 / update,
+        terms={"loss": 1.0 / update},
+        weights={"loss": 10.0},
+        learning_rate=0.1,
+        gradient_norm=1.0,
+        skipped=False,
+        samples=10,
+        micro_batch_sizes=(4, 3, 3),
+        samples_seen=10 * update,
+        epoch=0,
+        seconds=0.01,
+        peak_bytes=1000,
+    )
+
+
+class Trainer:
+    """Trains in this process: resumes from the update it had reached, holds at ``hold_at`` until it is stopped."""
+
+    def __init__(self, hold_at: int | None = None, outcome: RunOutcome = RunOutcome.SUCCEEDED) -> None:
+        self.hold_at = hold_at
+        self.outcome = outcome
+        self.reached = 0
+        self.graces: list[float] = []
+        self.holding = threading.Event()
+
+    def __call__(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+        """Make the run, or go on with it from the checkpoint before the last update."""
+        for update in range(max(1, self.reached), run.request.updates + 1):
+            while (grace := stop_within()) is None and self.hold_at == update:
+                self.holding.set()
+                threading.Event().wait(0.005)
+            if grace is not None:
+                self.graces.append(grace)
+                return TrainingResult(outcome=RunOutcome.STOPPED, message="asked to", updates=self.reached)
+            self.reached = update
+            on_progress([progress(update, run.request.updates)])
+        return TrainingResult(outcome=self.outcome, message="ended", updates=self.reached)

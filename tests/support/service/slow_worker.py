@@ -1,0 +1,61 @@
+"""Workers around a slow scripted runner: of `slow_service.py`, or the process of its workers when run as a module.
+
+JOURNAL names the file that every probe started is noted in (and, as 0, a job that is asked to stop), PROBE_SECONDS what
+a probe takes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from service.bootstrap import WorkerSystem, build_worker
+from service.entrypoints.hosted_worker import main
+from service.settings import Settings
+from service.worker.executors.base import Executor, OnProgress, StopWithin, TrainingRun
+from service.worker.executors.inline import InlineExecutor
+from tests.support.factories import CPU
+from tests.support.service.scripted import ScriptedRunner
+from tuner.schemas.results import DeviceInfo
+from tuner.schemas.training import RunOutcome, TrainingResult
+
+
+def executor(device: DeviceInfo) -> Executor:
+    """Slow probes; jobs that use all the time they are given to end themselves."""
+    stopping = threading.Event()
+
+    def take_time(size: int, should_stop: Callable[[], bool]) -> None:
+        _note(size)
+        pause = threading.Event()
+        for _ in range(int(float(os.environ["PROBE_SECONDS"]) / 0.01)):
+            if should_stop():
+                return
+            pause.wait(0.01)
+
+    def stubborn(_run: TrainingRun, _on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+        pause = threading.Event()
+        while (grace := stop_within()) != 0.0:
+            if grace is not None and not stopping.is_set():
+                stopping.set()
+                _note(0)
+            pause.wait(0.01)
+        return TrainingResult(outcome=RunOutcome.STOPPED, message="asked to", updates=0)
+
+    return InlineExecutor(device, ScriptedRunner(37, take_time), stubborn)
+
+
+def build(settings: Settings) -> WorkerSystem:
+    """The workers."""
+    return build_worker(settings, executor, [CPU], {"torch": "2.8"})
+
+
+def _note(size: int) -> None:
+    with Path(os.environ["JOURNAL"]).open("a", encoding="utf-8") as stream:
+        stream.write(f"{size}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], build)

@@ -1,0 +1,87 @@
+"""Traces taken with CUDA's decisions, in a process of its own: torch must not be imported before the shim.
+
+``python traced.py`` reads ``[{"name", "spec", "sizes", "accumulates", "compute_capability"}, ...]`` from its standard
+input and prints the traces by name. A case with ``"forked"`` is traced by several processes, of which so many sizes are
+expected to be told.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tuner.estimation.trace import Category, Trace
+from tuner.schemas.gpus import KernelProfile
+
+
+def traced_on_cuda(cases: list[dict[str, Any]], cache: Path) -> dict[str, list[Trace]]:
+    """The traces of each case, by name."""
+    ended = subprocess.run(
+        [sys.executable, __file__, str(cache)],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found = json.loads(ended.stdout.splitlines()[-1])
+    return {name: [Trace.model_validate(it) for it in traces] for name, traces in found.items()}
+
+
+def most_bytes(trace: Trace, category: Category | None = None, stretch: str | None = None) -> int:
+    """The most that was held at a time: of one category or of all, in one stretch or in all of them."""
+    names = {mark.position: mark.name for mark in trace.marks}
+    held = most = 0
+    now = None
+    for position, event in enumerate(trace.events):
+        now = names.get(position, now)
+        block = event if event >= 0 else ~event
+        if category is None or trace.categories[block] is category:
+            held += trace.sizes[block] if event >= 0 else -trace.sizes[block]
+        if stretch is None or now == stretch:
+            most = max(most, held)
+    return most
+
+
+def held_bytes(trace: Trace, mark: str, category: Category | None = None) -> int:
+    """What was held when a stretch began."""
+    position = next(it.position for it in trace.marks if it.name == mark)
+    held = 0
+    for event in trace.events[:position]:
+        block = event if event >= 0 else ~event
+        if category is None or trace.categories[block] is category:
+            held += trace.sizes[block] if event >= 0 else -trace.sizes[block]
+    return held
+
+
+def main(cache: str) -> None:
+    """Trace every case."""
+    from tuner.estimation.cuda_shim import load_shim  # noqa: PLC0415 - before torch
+
+    shim = load_shim(Path(cache))
+    from tests.support import traced_models  # noqa: F401, PLC0415 - imported by the process that forks others
+    from tuner.estimation.tracing.runs import TracedRuns  # noqa: PLC0415 - torch comes with it
+    from tuner.estimation.tracing.shape_cache import Shapes  # noqa: PLC0415 - likewise
+    from tuner.schemas.workload import parse_spec  # noqa: PLC0415 - likewise
+
+    shapes = Shapes()
+    prepared = []
+    for case in json.loads(sys.stdin.read()):
+        profile = KernelProfile(compute_capability=tuple(case["compute_capability"]), kind="cuda")
+        runs = TracedRuns(parse_spec(case["spec"]), shim=shim, processes=3 if "forked" in case else 1, shapes=shapes)
+        runs.prepare((profile, size, case["accumulates"]) for size in case["sizes"])
+        assert len(runs._made) == case.get("forked", 0), case["name"]
+        prepared.append((case, profile, runs))
+    found = {}
+    for case, profile, runs in prepared:  # only now are there backward passes in this process, and autograd's threads
+        traces = [runs.get(profile, size, accumulates=case["accumulates"]).trace for size in case["sizes"]]
+        found[case["name"]] = [it.model_dump(mode="json") for it in traces]
+    print(json.dumps(found))  # noqa: T201 - this is the answer
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

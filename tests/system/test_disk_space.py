@@ -1,0 +1,176 @@
+"""Full disks: found before a large file is begun, named with the path and the space, and survived."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.factories import gpt_spec, recommendation
+from tests.support.whole_runs import run_to_end
+from tuner.errors import StorageError
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import RunOutcome
+from tuner.system.disk_space import naming_full_disk, require_space
+from tuner.system.files import appearing_whole, write_atomically
+from tuner.training.checkpoints import Checkpoints, save_weights
+from tuner.training.launching.run_directory import RunPaths
+
+MIB = 1024**2
+
+
+@contextmanager
+def small_files(limit_bytes: int) -> Iterator[None]:
+    """No file of this process may grow beyond ``limit_bytes``: the kernel's own refusal, on any machine."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 4 MiB."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid():
+        pytest.skip("mounting a small disk takes root; the limit on a file's size is tested without")
+    done = subprocess.run([mount, "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(directory)], check=False)
+    if done.returncode:
+        pytest.skip("this system mounts no tmpfs; the limit on a file's size is tested without")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)  # noqa: S607
+
+
+def fill(directory: Path, left_bytes: int) -> Path:
+    """Fill a disk up to ``left_bytes``."""
+    path = directory / "others"
+    free = os.statvfs(directory)
+    with path.open("wb") as stream:
+        os.posix_fallocate(stream.fileno(), 0, free.f_bavail * free.f_frsize - left_bytes)
+    return path
+
+
+def tensors(mebibytes: int) -> dict[str, torch.Tensor]:
+    """Weights of a size."""
+    return {"weight": torch.zeros(mebibytes * MIB // 4)}
+
+
+Writer = Callable[[Path], object]
+WRITERS: dict[str, tuple[str, Writer]] = {
+    "a document": ("recommendation.json", lambda folder: write_atomically(folder / "recommendation.json", b"x" * MIB)),
+    "the final weights": ("model.safetensors", lambda folder: save_weights(tensors(1), folder / "model.safetensors")),
+    "a checkpoint": ("update-00000007", lambda folder: Checkpoints(RunPaths(folder), "run", 2).save(7, tensors(1), {})),
+    "a checkpoint's state": (
+        "update-00000007",
+        lambda folder: Checkpoints(RunPaths(folder), "run", 2).save(7, {}, tensors(1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRITERS)
+def test_a_file_that_may_not_grow_is_named(tmp_path: Path, what: str) -> None:
+    """Errors of Python, of torch (`unexpected pos`) and of safetensors (`os error 27`) become the same sentence."""
+    name, write = WRITERS[what]
+    with small_files(64 * 1024), pytest.raises(StorageError) as caught:
+        write(tmp_path)
+    assert caught.value.errno == errno.EFBIG
+    message = str(caught.value)
+    assert f"{name} cannot be written: the file would be larger" in message
+    assert "1.00 MiB needed" in message
+    assert " free)" in message
+    assert [it.name for it in tmp_path.rglob("*") if it.name != "checkpoints"] == []
+
+
+@pytest.mark.parametrize("what", WRITERS)
+def test_a_full_disk_is_named_before_anything_is_written(small_disk: Path, what: str) -> None:
+    """With the path, the space needed and the space that is left; and nothing that was there is touched."""
+    name, write = WRITERS[what]
+    fill(small_disk, left_bytes=512 * 1024)
+    with pytest.raises(StorageError) as caught:
+        write(small_disk)
+    assert caught.value.errno == errno.ENOSPC
+    assert f"{name} cannot be written: the disk is full (1.00 MiB needed, 512.00 KiB free)" in str(caught.value)
+    assert {it.name for it in small_disk.iterdir()} <= {"others", "checkpoints"}
+
+
+def write_in_blocks(path: Path) -> None:
+    """Write 4 MiB whose size nobody knows beforehand."""
+    with appearing_whole(path) as stream:
+        for _ in range(1024):
+            stream.write(b"x" * 4096)
+
+
+def test_a_disk_that_fills_up_meanwhile_is_named(small_disk: Path) -> None:
+    """A stream of unknown size finds the disk full when it is, and leaves no part of the file."""
+    fill(small_disk, left_bytes=256 * 1024)
+    with pytest.raises(StorageError, match=r"trace\.json cannot be written: the disk is full") as caught:
+        write_in_blocks(small_disk / "trace.json")
+    assert isinstance(caught.value.__cause__, OSError)
+    assert [it.name for it in small_disk.iterdir()] == ["others"]
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_run_goes_on_when_there_is_room_again(small_disk: Path) -> None:
+    """A run that fills its disk fails by name, keeps its last checkpoint, and ends as an undisturbed one would."""
+    found = recommendation(gpt_spec(), 16, 8)
+    paths = RunPaths(small_disk / "run")
+    first = run_to_end(paths.directory, found, TrainingRequest(updates=2, checkpoint_every=2, keep_checkpoints=1))
+    assert first.outcome is RunOutcome.SUCCEEDED, first.message
+    others = fill(small_disk, left_bytes=200 * 1024)
+    request = TrainingRequest(updates=4, checkpoint_every=2, keep_checkpoints=1)
+    result = run_to_end(paths.directory, found, request)
+    assert result.outcome is RunOutcome.FAILED
+    assert result.error_type == "tuner.errors.StorageError"
+    assert "update-00000004 cannot be written: the disk is full" in result.message
+    assert "KiB needed" in result.message
+    assert result.traceback is None
+    assert paths.checkpointed_update() == 2
+    others.unlink()
+    again = run_to_end(paths.directory, found, request)
+    assert (again.outcome, again.resumed_from) == (RunOutcome.SUCCEEDED, 2)
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_run_that_cannot_even_say_how_it_ended_is_told_by_its_disk(small_disk: Path) -> None:
+    """Neither result nor log has room: the process that started the run names the disk."""
+    found = recommendation(gpt_spec(), 16, 8)
+    paths = RunPaths(small_disk / "run")
+    run_to_end(paths.directory, found, TrainingRequest(updates=2, checkpoint_every=2))
+    fill(small_disk, left_bytes=16 * 1024)
+    result = run_to_end(paths.directory, found, TrainingRequest(updates=4, checkpoint_every=2))
+    assert result.outcome is RunOutcome.FAILED
+    assert "disk" in result.message
+    assert "full" in result.message
+    assert paths.checkpointed_update() == 2
+
+
+def test_a_path_that_is_not_there_yet_is_measured(tmp_path: Path) -> None:
+    """By the nearest folder above that is."""
+    with pytest.raises(StorageError, match=r"a/b/c cannot be written: the disk is full \(1024\.00 TiB needed, .* free"):
+        require_space(tmp_path / "a" / "b" / "c", 2**50)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PermissionError(errno.EACCES, "no"), ValueError("errors of (os error 2)"), KeyError("disk")],
+    ids=lambda it: type(it).__name__,
+)
+def test_other_errors_come_out_as_they_are(tmp_path: Path, error: Exception) -> None:
+    """Only a lack of room is translated."""
+    with pytest.raises(type(error)) as caught, naming_full_disk(tmp_path):
+        raise error
+    assert caught.value is error

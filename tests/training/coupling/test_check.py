@@ -1,0 +1,452 @@
+"""The check for coupled samples: sums over samples pass, everything else is refused with its name and a remedy."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own idiom
+
+from tests.support.coupled import (
+    WIDTH,
+    Case,
+    Centred,
+    Overwriting,
+    ScaledBackward,
+    Shifted,
+    Switch,
+    Terms,
+    Unseeded,
+    in_batch_negatives,
+    squares,
+    with_auxiliary,
+)
+from tests.support.factories import gpt_spec, mlp_spec, resnet_spec, transformers_spec
+from tuner.errors import WorkloadError
+from tuner.schemas.workload import WorkloadSpec, parse_spec
+from tuner.training.coupling.check import LARGEST_ERROR, CouplingReport, check_coupling, check_spec_coupling
+from tuner.workloads.base import LossTerms
+from tuner.workloads.build import build_workload
+
+CPU = torch.device("cpu")
+TEXT = {"batch": {"sequence_length": 12}}
+TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 256}
+GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 256}
+GPT2 |= {"bos_token_id": 0, "eos_token_id": 0}
+MIXTRAL = {"model_type": "mixtral", **TINY, "num_key_value_heads": 2, "num_local_experts": 4}
+MIXTRAL |= {"router_jitter_noise": 0.1, "attention_dropout": 0.1}
+
+
+def _check(model: nn.Module, terms: Terms = squares, samples: int = 8, batch: object = None) -> CouplingReport:
+    torch.manual_seed(0)
+    case = Case(model, terms)
+    return check_coupling(model, case, case.make_batch(samples) if batch is None else batch, CPU)
+
+
+def _check_spec(spec: WorkloadSpec, samples: int = 4) -> CouplingReport:
+    return check_spec_coupling(spec, build_workload(spec), CPU, samples)
+
+
+def _network(*middle: nn.Module) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), *middle, nn.Linear(WIDTH, WIDTH))
+
+
+def _gpt_with_dropout() -> WorkloadSpec:
+    document = gpt_spec().model_dump(mode="json")
+    document["model"]["architecture"]["dropout"] = 0.2
+    return parse_spec(document)
+
+
+SEPARATE: dict[str, WorkloadSpec] = {
+    "mlp": mlp_spec(),
+    "gpt": _gpt_with_dropout(),
+    "gpt, recomputing": gpt_spec(activation_checkpointing=True, precision="bf16"),
+    "gpt2": transformers_spec("causal-lm", GPT2, **TEXT),
+    "bert": transformers_spec("masked-lm", {"model_type": "bert", **TINY}, **TEXT),
+    "llama": transformers_spec("causal-lm", {"model_type": "llama", **TINY}, **TEXT),
+    "mixtral": transformers_spec("causal-lm", MIXTRAL, **TEXT),
+}
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+def test_sums_over_samples_pass_in_train_mode(name: str) -> None:
+    """LayerNorm, RMSNorm and routed experts do not couple samples; dropout and jitter are silenced, not compared."""
+    report = _check_spec(SEPARATE[name])
+    assert not report.coupled, report.message
+    assert report.culprits == ()
+    assert report.train_mode
+    assert max(report.loss_error, report.gradient_error) < LARGEST_ERROR / 10
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [
+        lambda: nn.LSTM(WIDTH, WIDTH, num_layers=2, dropout=0.5, batch_first=True),
+        lambda: nn.TransformerEncoderLayer(WIDTH, 2, dim_feedforward=16, dropout=0.5, batch_first=True),
+    ],
+)
+def test_dropout_inside_torchs_own_modules_is_silenced(silent: Callable[[], nn.Module]) -> None:
+    """LSTM and attention keep their probability in an attribute of their own, which is put back."""
+
+    def terms(model: nn.Module, batch: Tensor) -> LossTerms:
+        outputs = model(batch)
+        states = outputs[0] if isinstance(outputs, tuple) else outputs
+        return {"squares": ((states - 1).square().sum(), float(len(batch)))}
+
+    torch.manual_seed(0)
+    model = silent()
+    before = [
+        (module, name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if name != "training"
+    ]
+    report = _check(model, terms, batch=torch.randn(4, 5, WIDTH))
+    assert not report.coupled, report.message
+    assert report.train_mode
+    assert all(vars(module)[name] is value for module, name, value in before)
+
+
+def test_the_first_batch_norm_is_named() -> None:
+    """A ResNet is refused; its BatchNorms are listed in their order, and nothing that comes after them is blamed."""
+    report = _check_spec(resnet_spec())
+    assert report.coupled
+    assert report.loss_error > 1e-3
+    assert report.gradient_error > 0.1
+    assert (report.culprits[0].kind, report.culprits[0].name) == ("module", "stem.1")
+    assert {culprit.type_name for culprit in report.culprits} == {"BatchNorm2d"}
+    assert "`stem.1` (BatchNorm2d" in report.message
+    assert "GroupNorm" in report.message
+
+
+@pytest.mark.parametrize("norm", [nn.GroupNorm(2, WIDTH), nn.LayerNorm(WIDTH), nn.BatchNorm1d(WIDTH).eval()])
+def test_the_remedies_for_batch_norm_pass(norm: nn.Module) -> None:
+    """GroupNorm, LayerNorm and frozen statistics keep samples apart."""
+    report = _check(_network(norm))
+    assert not report.coupled, report.message
+    assert report.train_mode
+
+
+def test_a_module_that_refuses_one_sample_is_named() -> None:
+    """BatchNorm cannot normalize a half of one sample; that is an answer, not a crash."""
+    report = _check(_network(nn.BatchNorm1d(WIDTH)), samples=2)
+    assert report.coupled
+    assert [(culprit.name, culprit.type_name) for culprit in report.culprits] == [("1", "BatchNorm1d")]
+    assert "Expected more than 1 value per channel" in report.message
+    assert "inf" not in report.message
+
+
+def test_arithmetic_between_modules_is_blamed_on_the_module_that_does_it() -> None:
+    """Neither of the layers is at fault, nor what comes after."""
+    report = _check(_network(Centred()))
+    assert [(culprit.name, culprit.type_name) for culprit in report.culprits] == [("1", "Centred")]
+
+
+def test_a_module_and_a_term_are_told_apart() -> None:
+    """With the module's output put right, the term that is at fault by itself is still found, and only that one."""
+
+    def terms(model: nn.Module, batch: Tensor) -> LossTerms:
+        outputs = model(batch)
+        return {**squares(lambda _: outputs, batch), "spread": (outputs.var(0).sum() * len(batch), len(batch))}  # type: ignore[arg-type]
+
+    report = _check(_network(nn.BatchNorm1d(WIDTH)), terms)
+    assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("module", "1"), ("term", "spread")]
+
+
+def test_in_batch_negatives_are_a_terms_fault() -> None:
+    """No module couples samples, the loss does."""
+    report = _check(_network(nn.ReLU()), in_batch_negatives)
+    assert report.coupled
+    assert min(report.loss_error, report.gradient_error) > 0.05
+    assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("term", "contrastive")]
+    assert "GradCache" in report.message
+
+
+def test_a_load_balancing_loss_is_a_terms_fault() -> None:
+    """The statistic a router reports belongs to its term, not to the module; the routed samples are not coupled."""
+    torch.manual_seed(0)
+    report = _check(Switch(), with_auxiliary, samples=32)
+    assert report.coupled
+    assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("term", "auxiliary")]
+    assert "load-balancing" in report.message
+
+
+def test_halves_that_agree_by_chance_are_not_the_last_word() -> None:
+    """Each half fills the experts evenly here, as the whole batch does; another split shows the coupling."""
+    batch = torch.randn(2, WIDTH).repeat(4, 1)
+    model = Switch()
+    with torch.no_grad():
+        model.router.weight.zero_()
+        model.router.weight[0] = batch[0] - batch[1]
+        model.router.bias.copy_(torch.tensor([-(batch[0] @ batch[0] - batch[1] @ batch[1]) / 2, 0.0]))
+    report = _check(model, with_auxiliary, batch=batch[[0, 1, 0, 1]])
+    assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("term", "auxiliary")]
+
+
+def test_the_auxiliary_loss_of_transformers_is_a_terms_fault() -> None:
+    """Mixtral computes it when its router's logits are asked for."""
+
+    class Workload:
+        def __init__(self) -> None:
+            self._plain = build_workload(SEPARATE["mixtral"])
+            self.build_model, self.make_batch = self._plain.build_model, self._plain.make_batch
+
+        def loss_terms(self, model: nn.Module, batch: dict[str, Tensor]) -> LossTerms:
+            outputs = model(**batch, output_router_logits=True, use_cache=False)
+            terms = self._plain.loss_terms(lambda **_: outputs, batch)  # type: ignore[arg-type]
+            weight = float(len(batch["labels"]))
+            return {**terms, "router_aux": (outputs.aux_loss * weight, weight)}
+
+    report = check_spec_coupling(SEPARATE["mixtral"], Workload(), CPU)
+    assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("term", "router_aux")]
+
+
+@pytest.mark.parametrize("samples", [2, 8])
+@pytest.mark.parametrize("weight", [lambda batch: float(len(batch)), lambda _: 1.0])
+def test_a_mean_is_named(weight: Callable[[Tensor], float], samples: int) -> None:
+    """A mean is found whatever its weight, where halves of equal size would agree by chance too."""
+
+    def terms(model: nn.Module, batch: Tensor) -> LossTerms:
+        return {"error": (F.mse_loss(model(batch), torch.ones(WIDTH).expand_as(batch)), weight(batch))}
+
+    report = _check(_network(), terms, samples=samples)
+    assert report.coupled
+    assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("term", "error")]
+    assert "not the mean" in report.message
+
+
+def test_a_weight_that_does_not_add_up_is_named() -> None:
+    """The sums are right and their weight is not."""
+    report = _check(_network(), lambda model, batch: {"squares": (model(batch).square().sum(), 1.0)})
+    assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("term", "squares")]
+    assert "weights do not add up" in report.message
+
+
+def test_a_penalty_that_has_no_samples_passes() -> None:
+    """The same value with weight 1 for every micro-batch has the full batch's mean."""
+
+    def terms(model: nn.Module, batch: Tensor) -> LossTerms:
+        penalty = torch.stack([parameter.square().sum() for parameter in model.parameters()]).sum()
+        return {**squares(model, batch), "penalty": (penalty, 1.0)}
+
+    report = _check(_network(), terms)
+    assert not report.coupled, report.message
+
+
+def test_coupling_of_the_gradient_alone_is_found() -> None:
+    """The losses agree to rounding: a check that looked at them alone would pass this."""
+
+    def terms(model: nn.Module, batch: Tensor) -> LossTerms:
+        outputs = ScaledBackward.apply(model(batch))  # type: ignore[no-untyped-call] # torch's types
+        return {"squares": (outputs.square().sum(), float(len(batch)))}
+
+    report = _check(_network(), terms)
+    assert report.loss_error < LARGEST_ERROR / 10
+    assert report.gradient_error > 0.01
+    assert report.coupled
+    assert [culprit.kind for culprit in report.culprits] == ["gradient"]
+    assert report.culprits[0].name in {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+def test_coupling_of_the_loss_alone_is_found() -> None:
+    """A detached statistic changes no gradient."""
+
+    def terms(model: nn.Module, batch: Tensor) -> LossTerms:
+        outputs = model(batch)
+        return {"squares": (outputs.square().sum() + outputs.detach().var(0).sum() * len(batch), len(batch))}
+
+    report = _check(_network(), terms)
+    assert report.loss_error > 0.01
+    assert report.gradient_error < LARGEST_ERROR / 10
+    assert [culprit.kind for culprit in report.culprits] == ["term"]
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_not_flagged() -> None:
+    """Its noise is compared on the scale of the other gradients."""
+
+    def terms(model: nn.Module, batch: Tensor) -> LossTerms:
+        labels = torch.zeros(len(batch), dtype=torch.long)
+        return {"softmax": (F.cross_entropy(model(batch), labels, reduction="sum"), float(len(batch)))}
+
+    torch.manual_seed(0)
+    model = Shifted()
+    batch = torch.randn(8, WIDTH)
+    noise = []
+    for part in (batch, batch[:4], batch[4:]):
+        (gradient,) = torch.autograd.grad(terms(model, part)["softmax"][0], model.shift)
+        noise.append(float(gradient))
+    assert abs(noise[0] - noise[1] - noise[2]) > LARGEST_ERROR * abs(noise[0])
+    report = _check(model, terms, batch=batch)
+    assert not report.coupled, report.message
+
+
+def test_randomness_that_cannot_be_silenced_is_compared_in_eval_mode() -> None:
+    """The report says so, and what couples samples in training only is then found by its type."""
+    model = _network(Unseeded(), nn.BatchNorm1d(WIDTH), nn.LayerNorm(WIDTH))
+    report = _check(model)
+    assert not report.train_mode
+    assert report.loss_error < LARGEST_ERROR
+    assert report.coupled
+    assert [(culprit.name, culprit.error) for culprit in report.culprits] == [("2", None)]
+    assert "eval mode" in report.message
+    assert "would still not give" in report.message
+    assert all(module.training for module in model.modules())
+    assert not _check(_network(Unseeded())).coupled
+
+
+def test_a_loss_whose_randomness_is_its_own_is_not_judged() -> None:
+    """Numbers from a new generator in each pass cannot be made the same: that is said, and nothing is concluded."""
+
+    def terms(model: nn.Module, batch: Tensor) -> LossTerms:
+        return squares(model, batch + torch.from_numpy(np.random.default_rng().random(batch.shape)))
+
+    report = _check(_network(), terms)
+    assert report.verdict == "not-compared"
+    assert "from run to run" in report.message
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        (lambda model, batch: {"log": ((model(batch) * 0).log().sum(), len(batch))}, "loss term `log` is -inf"),
+        (lambda model, batch: {"root": ((model(batch) * 0).sqrt().sum(), len(batch))}, "gradient of `0.weight`"),
+        (lambda model, batch: {"none": (model(batch).sum(), 0.0)}, "reaches no parameter"),
+    ],
+)
+def test_what_is_not_finite_cannot_be_compared(terms: Terms, words: str) -> None:
+    """Not a number compares as neither larger nor smaller: nothing may be concluded from that."""
+    report = _check(_network(), terms)
+    assert report.verdict == "not-compared"
+    assert words in report.message
+
+
+def test_a_loss_that_is_finite_only_for_the_whole_batch_is_coupled() -> None:
+    """The parts are other losses then, whatever they would say."""
+
+    def terms(model: nn.Module, batch: Tensor) -> LossTerms:
+        return {"half": (model(batch).sum() / (len(batch) - 1), float(len(batch)))}
+
+    report = _check(_network(), terms, samples=2)
+    assert report.coupled
+    assert "of its parts" in report.message
+
+
+def test_a_report_that_is_not_a_number_is_coupled() -> None:
+    """Whatever else it says."""
+    passed = _check(_network())
+    assert not passed.coupled
+    assert replace(passed, gradient_error=float("nan")).coupled
+
+
+@pytest.mark.parametrize("spec", [resnet_spec(), SEPARATE["gpt2"]])
+def test_nothing_is_left_behind(spec: WorkloadSpec) -> None:
+    """Weights, buffers (the objects too), gradients, modes, hooks, the batch and the generators are as they were."""
+    workload = build_workload(spec)
+    model = workload.build_model()
+    next(model.parameters()).grad = torch.ones_like(next(model.parameters()))
+    batch = workload.make_batch(4)
+    kept = [copy.deepcopy(it) for it in (model.state_dict(), batch)]
+    buffers = [id(buffer) for buffer in model.buffers()]
+    fields = [{**vars(module)} for module in model.modules()]
+    generators = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())  # type: ignore[index] # noqa: NPY002 - the generator user code uses
+    check_coupling(model, workload, batch, CPU)
+    torch.testing.assert_close([model.state_dict(), batch], kept, rtol=0, atol=0)
+    assert [id(buffer) for buffer in model.buffers()] == buffers
+    assert [parameter.grad is None for parameter in model.parameters()][:2] == [False, True]
+    assert all(vars(module) == before for module, before in zip(model.modules(), fields, strict=True))
+    assert generators[:2] == (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index] # noqa: NPY002 - see above
+    assert torch.equal(torch.get_rng_state(), generators[2])
+
+
+def test_a_model_that_overwrites_its_input_gets_a_fresh_one() -> None:
+    """Each run sees the batch as it was given."""
+    batch = torch.randn(4, WIDTH)
+    kept = batch.clone()
+    report = _check(nn.Sequential(Overwriting(), _network()), batch=batch)
+    assert not report.coupled, report.message
+    assert torch.equal(batch, kept)
+
+
+def test_a_spec_is_checked_without_touching_the_generators() -> None:
+    """Building and making the batch draw numbers of their own, always the same ones."""
+    before = torch.get_rng_state()
+    first = _check_spec(resnet_spec())
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)
+    assert _check_spec(resnet_spec()) == first
+
+
+def test_everything_is_put_back_after_an_error() -> None:
+    """Dropout silenced or not."""
+
+    def terms(model: nn.Module, batch: Tensor) -> LossTerms:
+        if not model[1].p:  # type: ignore[index]
+            raise KeyError("only without dropout")
+        return squares(model, batch)
+
+    model = _network(nn.Dropout(0.5))
+    before = torch.get_rng_state()
+    torch.manual_seed(0)
+    with pytest.raises(KeyError):
+        check_coupling(model, Case(model, terms), torch.randn(4, WIDTH), CPU)
+    assert model[1].p == 0.5
+    assert not torch.equal(torch.get_rng_state(), before)
+    assert not model[0]._forward_hooks
+
+
+def test_nothing_is_kept_alive() -> None:
+    """Activations and gradients go without the garbage collector."""
+    seen: list[weakref.ref[Tensor]] = []
+
+    def terms(model: nn.Module, batch: Tensor) -> LossTerms:
+        outputs = model(batch)
+        seen.append(weakref.ref(outputs))
+        return {"squares": (outputs.square().sum(), float(len(outputs)))}
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert _check(_network(nn.BatchNorm1d(WIDTH)), terms).coupled
+        assert seen
+        assert not any(reference() is not None for reference in seen)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({"x": torch.zeros(4, WIDTH), "y": torch.zeros(3)}, r"\(3,\)"),
+        (torch.zeros(1, WIDTH), "needs 2"),
+        ([], "no tensor"),
+    ],
+)
+def test_a_batch_that_cannot_be_halved_is_the_workloads_error(batch: object, words: str) -> None:
+    """The shapes are named."""
+    with pytest.raises(WorkloadError, match=words):
+        _check(_network(), batch=batch)
+
+
+def test_a_term_that_is_no_pair_is_the_workloads_error() -> None:
+    """As the engine says it."""
+    with pytest.raises(WorkloadError, match="`squares` must be"):
+        _check(_network(), lambda model, batch: {"squares": model(batch).sum()})
+
+
+@pytest.mark.parametrize("config", [torch.ones(3), {}, {"a": 1}, "name", None])
+def test_any_object_may_be_named_config(config: object) -> None:
+    """Only those of transformers say which kernel their experts use."""
+    model: Any = _network(nn.LayerNorm(WIDTH))
+    model.config = config
+    report = _check(model)
+    assert (report.verdict, report.precision) == ("separate", "fp64"), report.message

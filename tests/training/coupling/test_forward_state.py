@@ -1,0 +1,184 @@
+"""State that forward passes move: more micro-batches move it more often, which no accumulation makes exact."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, spectral_norm
+
+from tests.support.coupled import WIDTH, Case, squares
+from tuner.training.coupling.check import CouplingReport, check_coupling
+
+CPU = torch.device("cpu")
+
+
+def report_on(model: nn.Module) -> CouplingReport:
+    """The check on eight samples."""
+    torch.manual_seed(0)
+    return check_coupling(model, Case(model, squares), torch.randn(8, WIDTH), CPU)
+
+
+def between(middle: nn.Module) -> nn.Sequential:
+    """A module between two layers."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), middle, nn.Linear(WIDTH, WIDTH))
+
+
+def converged(layer: nn.Module) -> nn.Module:
+    """A layer whose power iterations have found the norm of its weights."""
+    for _ in range(2000):
+        layer(torch.zeros(1, WIDTH))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("norm", "path", "state"),
+    [
+        (parametrizations.spectral_norm, "1.parametrizations.weight.0", "_u, _v"),
+        (spectral_norm, "1", "weight_u, weight_v"),
+    ],
+)
+def test_power_iterations_show_once_the_weights_have_moved(norm: object, path: str, state: str) -> None:
+    """A new model shows nothing: its iterations have converged. They lag behind weights that move."""
+    torch.manual_seed(1)
+    report = report_on(between(converged(norm(nn.Linear(WIDTH, WIDTH)))))  # type: ignore[operator]
+    assert report.verdict == "coupled"
+    assert report.updates > 0
+    assert report.gradient_error > 1e-3
+    assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("state", path)]
+    assert state in report.message
+    assert "after an update" in report.message
+
+
+def test_power_iterations_in_eval_mode_pass() -> None:
+    """They stand still there, as the message advises."""
+    assert report_on(between(parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)).eval())).verdict == "separate"
+
+
+class Streaming(nn.Module):
+    """Normalizes by a running mean, under a name of its own, that each pass moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("level", torch.zeros(WIDTH))
+        self.level: Tensor
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Keep the shape."""
+        self.level = 0.9 * self.level + 0.1
+        return features - self.level
+
+
+class Codebook(nn.Module):
+    """A parameter without a gradient that each pass moves, in place and past torch's own counters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code = nn.Parameter(torch.ones(WIDTH), requires_grad=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Keep the shape."""
+        self.code.data.mul_(0.9)
+        return features + self.code.clone()
+
+
+class Annealed(nn.Module):
+    """A temperature that falls with the number of passes, which is an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Keep the shape."""
+        self.passes += 1
+        return features / (1 + 0.1 * self.passes)
+
+
+class Remembering(nn.Module):
+    """A tensor that no buffer holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = torch.zeros(WIDTH)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Keep the shape."""
+        self.memory = 0.5 * self.memory + 0.1
+        return features + self.memory.to(features.dtype)
+
+
+@pytest.mark.parametrize(
+    ("module", "state"),
+    [(Streaming(), "level"), (Codebook(), "code"), (Annealed(), "passes"), (Remembering(), "memory")],
+    ids=lambda value: type(value).__name__,
+)
+def test_state_of_any_kind_is_found(module: nn.Module, state: str) -> None:
+    """A buffer, a parameter, a number, a tensor: by what a pass changes, not by a class."""
+    report = report_on(between(module))
+    assert report.verdict == "coupled"
+    assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("state", "1")]
+    assert f"moves {state}," in report.message
+
+
+class Counting(nn.Module):
+    """Statistics that nothing in training reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+        self.register_buffer("seen", torch.zeros(()))
+        self.seen: Tensor
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Keep the values."""
+        self.passes += 1
+        self.seen += features.detach().sum()
+        return features
+
+
+def test_state_that_no_loss_depends_on_passes() -> None:
+    """Counters and statistics for evaluation may move as they like."""
+    report = report_on(between(Counting()))
+    assert report.verdict == "separate", report.message
+
+
+def test_a_state_and_a_coupled_module_are_told_apart() -> None:
+    """Each is named with a remedy of its own."""
+    report = report_on(between(nn.Sequential(Annealed(), nn.BatchNorm1d(WIDTH))))
+    assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("state", "1.0"), ("module", "1.1")]
+
+
+class Gated(nn.Module):
+    """BatchNorm behind two gates that start at zero: neither loss nor gradient of a new model show it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.first, self.second = nn.Parameter(torch.zeros(())), nn.Parameter(torch.full((), 1e-9))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Keep the shape."""
+        states: Tensor = features + self.first * self.second * self.norm(features)
+        return states
+
+
+def test_coupling_that_a_new_model_hides_is_found() -> None:
+    """After an update the gates are open."""
+    report = report_on(between(Gated()))
+    assert report.verdict == "coupled"
+    assert report.updates > 0
+    assert [culprit.name for culprit in report.culprits] == ["1.norm"]
+
+
+@pytest.mark.parametrize("module", [Streaming(), Codebook(), Annealed(), Remembering(), Counting()])
+def test_the_model_is_as_it_was(module: nn.Module) -> None:
+    """Updates and passes of the check leave no trace in weights, state or attributes."""
+    model = between(module)
+    kept, fields = copy.deepcopy(model.state_dict()), dict(vars(module))
+    report_on(model)
+    torch.testing.assert_close(model.state_dict(), kept, rtol=0, atol=0)
+    assert all(vars(module)[name] is value for name, value in fields.items())

@@ -1,0 +1,143 @@
+"""A run's progress as TensorBoard reads it: what was written is there, each update once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.support.factories import gpt_spec, mlp_spec, recommendation
+from tuner.errors import SpecError
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
+from tuner.training.launching.launcher import TrainingProcess
+from tuner.training.launching.run_directory import ProgressLog, RunPaths
+from tuner.training.progress import ProgressWriter, scalars
+
+pytestmark = pytest.mark.usefixtures("forked")
+
+
+def progress(update: int, **changes: Any) -> TrainingProgress:
+    """An update of ten samples in a tenth of a second."""
+    given: dict[str, Any] = {
+        "updates": 100,
+        "loss": 1.0 / update,
+        "terms": {"loss": 1.0 / update},
+        "weights": {"loss": 160.0},
+        "learning_rate": 0.1,
+        "gradient_norm": 1.5,
+        "skipped": False,
+        "samples": 10,
+        "micro_batch_sizes": (5, 5),
+        "samples_seen": 10 * update,
+        "epoch": 0,
+        "seconds": 0.1,
+        "peak_bytes": None,
+    }
+    return TrainingProgress(update=update, **{**given, **changes})
+
+
+def events(paths: RunPaths, tag: str) -> list[tuple[int, float]]:
+    """What TensorBoard shows under a tag: update and value, in the order of time."""
+    reader = EventAccumulator(str(paths.tensorboard), size_guidance={"scalars": 0})
+    reader.Reload()
+    return [(event.step, event.value) for event in reader.Scalars(tag)]
+
+
+def losses(paths: RunPaths) -> list[tuple[int, float]]:
+    """Updates and losses of the run's own log, rounded as TensorBoard rounds, to fp32."""
+    made = ProgressLog(paths.progress).new_lines()
+    return [(it.update, torch.tensor(it.loss, dtype=torch.float32).item()) for it in made]
+
+
+def ended(process: TrainingProcess) -> TrainingResult:
+    """The run's result."""
+    while (result := process.poll()) is None:
+        time.sleep(0.02)
+    return result
+
+
+def test_a_run_writes_what_it_logs(tmp_path: Path) -> None:
+    """The losses are those of `progress.jsonl`, one for each update, and the speed is told in tokens too."""
+    process = TrainingProcess(tmp_path)
+    process.start(recommendation(gpt_spec()), TrainingRequest(updates=4, tensorboard=True))
+    assert ended(process).outcome is RunOutcome.SUCCEEDED
+    paths = RunPaths(tmp_path)
+    assert len(losses(paths)) == 4
+    assert events(paths, "loss/total") == losses(paths)
+    assert [step for step, _ in events(paths, "speed/tokens_per_second")] == [1, 2, 3, 4]
+
+
+def test_a_killed_run_has_each_update_once(tmp_path: Path) -> None:
+    """Updates after the checkpoint are made again; none is lost, none is there twice, after SIGKILL."""
+    found, paths = recommendation(mlp_spec()), RunPaths(tmp_path)
+    process = TrainingProcess(tmp_path)
+    process.start(found, TrainingRequest(updates=100_000, checkpoint_every=5, tensorboard=True))
+    while (paths.checkpointed_update() or 0) < 10:
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pids[0], signal.SIGKILL)
+    assert ended(process).outcome is RunOutcome.FAILED
+    total = ProgressLog(paths.progress).last_update() + 3
+    again = TrainingProcess(tmp_path)
+    again.start(found, TrainingRequest(updates=total, tensorboard=True))
+    assert ended(again).outcome is RunOutcome.SUCCEEDED
+    assert [step for step, _ in events(paths, "loss/total")] == list(range(1, total + 1))
+    assert events(paths, "loss/total") == losses(paths)
+
+
+def test_updates_made_again_replace_those_before(tmp_path: Path) -> None:
+    """Gone on from update 2, what was written of 3 and 4 is dropped."""
+    paths = RunPaths(tmp_path)
+    with ProgressWriter(paths, 0, tensorboard=True) as writer:
+        for update in (1, 2, 3, 4):
+            writer.append(progress(update, loss=1.0))
+    with ProgressWriter(paths, 2, tensorboard=True) as writer:
+        writer.append(progress(3, loss=2.0))
+    assert events(paths, "loss/total") == [(1, 1.0), (2, 1.0), (3, 2.0)]
+
+
+def test_an_update_is_on_the_disk_when_it_is_told_of(tmp_path: Path) -> None:
+    """Nothing of it waits in a queue: a kill right after loses none."""
+    paths = RunPaths(tmp_path)
+    with ProgressWriter(paths, 0, tensorboard=True) as writer:
+        (file,) = paths.tensorboard.iterdir()
+        sizes = []
+        for update in range(1, 51):
+            writer.append(progress(update))
+            sizes.append(file.stat().st_size)
+    grown = {later - earlier for earlier, later in pairwise(sizes[20:])}
+    assert len(grown) == 1
+
+
+def test_a_figure_that_is_not_there_is_left_out() -> None:
+    """A skipped update has no norm, a loss that is not finite no value, a loss over samples no tokens."""
+    without = scalars(progress(1, loss=None, gradient_norm=None, weights={"loss": 10.0}))
+    missing = set(scalars(progress(1))) - set(without)
+    assert missing == {"loss/total", "optimizer/gradient_norm", "speed/tokens_per_second"}
+    assert without["speed/samples_per_second"] == 100.0
+
+
+def test_each_of_several_terms_has_its_own_curve() -> None:
+    """A single one is the total and needs none."""
+    several = scalars(progress(1, terms={"labels": 1.0, "auxiliary": 0.5}))
+    assert (several["loss/labels"], several["loss/auxiliary"]) == (1.0, 0.5)
+    assert [tag for tag in scalars(progress(1)) if tag.startswith("loss/")] == ["loss/total"]
+
+
+def test_without_tensorboard_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is asked for; a run that does not ask needs none."""
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with ProgressWriter(RunPaths(tmp_path), 0, tensorboard=False) as writer:
+        writer.append(progress(1))
+    with pytest.raises(SpecError, match=r"pip install 'batchwright\[tensorboard\]'") as caught:
+        ProgressWriter(RunPaths(tmp_path), 0, tensorboard=True)
+    assert caught.value.problems[0].field == "tensorboard"

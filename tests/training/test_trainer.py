@@ -1,0 +1,379 @@
+"""Training runs: data order, exact windows, checkpoints that survive a kill, and what a run reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.factories import gpt_spec, mlp_spec, recommendation, resnet_spec
+from tests.support.forked import real_starts
+from tests.support.whole_runs import ENVIRONMENT, MIB, run_to_end, wait_for
+from tuner.errors import CheckpointError, TrainingError
+from tuner.hardware.memory_devices.factory import open_device
+from tuner.schemas.recommendation import CouplingCheck, Recommendation
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import RunOutcome, TrainingProgress
+from tuner.schemas.workload import ScheduleSpec, WorkloadSpec
+from tuner.system.files import holding
+from tuner.training import worker
+from tuner.training.checkpoints import Checkpoints
+from tuner.training.launching import launcher
+from tuner.training.launching.launcher import TrainingProcess
+from tuner.training.launching.run_directory import ProgressLog, RunPaths
+from tuner.training.optimizers import learning_rate_factor
+from tuner.training.trainer import TrainingLoop
+
+pytestmark = pytest.mark.usefixtures("forked")
+
+
+def loop_for(directory: Path, found: Recommendation, request: TrainingRequest) -> TrainingLoop:
+    """A loop in this process."""
+    return TrainingLoop(found, request, RunPaths(directory), open_device("cpu"))
+
+
+def trained(
+    directory: Path, found: Recommendation, updates: int, every: int = 50
+) -> tuple[TrainingLoop, list[TrainingProgress]]:
+    """A loop that has made its updates, and what it reported."""
+    loop = loop_for(directory, found, TrainingRequest(updates=updates, checkpoint_every=every))
+    made: list[TrainingProgress] = []
+    loop.run(made.append)
+    return loop, made
+
+
+def text_spec(directory: Path, text: bytes = b"some text to learn, " * 40) -> WorkloadSpec:
+    """A GPT over a file of text."""
+    (directory / "corpus.txt").write_bytes(text)
+    return gpt_spec(data={"kind": "text", "paths": [str(directory / "*.txt")]})
+
+
+def test_windows_are_the_effective_batch_and_the_tail_of_an_epoch(tmp_path: Path) -> None:
+    """50 samples at 16: three full windows and one of 2, each in balanced micro-batches, then the next epoch."""
+    _, made = trained(tmp_path, recommendation(effective_batch_size=16, micro_batch_size=5), updates=5)
+    assert [it.samples for it in made] == [16, 16, 16, 2, 16]
+    assert [it.micro_batch_sizes for it in made[:1]] == [(4, 4, 4, 4)]
+    assert made[3].micro_batch_sizes == (2,)
+    assert [it.epoch for it in made] == [0, 0, 0, 0, 1]
+    assert made[-1].samples_seen == 66
+
+
+def test_the_split_changes_no_weight(tmp_path: Path) -> None:
+    """A run in micro-batches of 3 ends where a run with whole windows ends."""
+    weights = []
+    spec = gpt_spec(optimizer={"name": "sgd", "learning_rate": 0.1})
+    for size in (16, 3):
+        loop, _ = trained(tmp_path / str(size), recommendation(spec, 16, size), updates=4)
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in loop.model.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-6)
+
+
+def test_the_loss_falls(tmp_path: Path) -> None:
+    """Training learns."""
+    (tmp_path / "data").mkdir()
+    spec = text_spec(tmp_path / "data")
+    _, made = trained(tmp_path, recommendation(spec, 16, 8), updates=40)
+    assert made[0].loss is not None
+    assert made[-1].loss is not None
+    assert made[-1].loss < 0.8 * made[0].loss
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        (ScheduleSpec(), [1.0, 1.0, 1.0, 1.0]),
+        (ScheduleSpec(name="linear", warmup_updates=2), [0.5, 1.0, 1.0, 0.5]),
+        (ScheduleSpec(name="cosine"), [1.0, 0.853553, 0.5, 0.146447]),
+    ],
+)
+def test_the_schedule_moves_once_per_update(schedule: ScheduleSpec, factors: list[float]) -> None:
+    """Warm-up rises to one and the decay reaches zero after the last update, whatever the accumulation."""
+    assert [learning_rate_factor(schedule, update, 4) for update in range(4)] == pytest.approx(factors, abs=1e-6)
+
+
+def test_a_run_reports_the_rate_of_each_update(tmp_path: Path) -> None:
+    """The reported rate is the one the update used."""
+    spec = mlp_spec(schedule={"name": "linear", "warmup_updates": 2}, optimizer={"learning_rate": 0.1})
+    _, made = trained(tmp_path, recommendation(spec, 16, 4), updates=4)
+    assert [it.learning_rate for it in made] == pytest.approx([0.05, 0.1, 0.1, 0.05])
+
+
+def test_a_stopped_run_goes_on_bit_equal(tmp_path: Path) -> None:
+    """Stop after 3 of 7 updates, in the middle of an epoch, and go on: the same weights to the last bit."""
+    spec = gpt_spec(
+        model={
+            "kind": "reference",
+            "architecture": {"name": "gpt", "layers": 1, "heads": 2, "width": 16, "dropout": 0.2},
+        },
+        schedule={"name": "cosine", "warmup_updates": 2},
+    )
+    found, request = recommendation(spec, 16, 5), TrainingRequest(updates=7)
+    whole, _ = trained(tmp_path / "whole", found, updates=7)
+    first = loop_for(tmp_path / "cut", found, request)
+    assert first.run(lambda _: None, lambda: first.position.update >= 3) is RunOutcome.STOPPED
+    second = loop_for(tmp_path / "cut", found, request)
+    assert second.resume() == 3
+    assert second.run(lambda _: None) is RunOutcome.SUCCEEDED
+    for ours, theirs in zip(second.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    """Two by default, and the pointer names the newest."""
+    trained(tmp_path, recommendation(), updates=5, every=1)
+    paths = RunPaths(tmp_path)
+    assert sorted(it.name for it in paths.checkpoints.glob("u*")) == ["update-00000004", "update-00000005"]
+    assert paths.checkpointed_update() == 5
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Another effective batch is another run: the message says what to do."""
+    trained(tmp_path, recommendation(), updates=1)
+    other = loop_for(tmp_path, recommendation(effective_batch_size=12), TrainingRequest())
+    with pytest.raises(CheckpointError, match="another run"):
+        other.resume()
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_the_checkpoint_just_written_is_never_removed(tmp_path: Path, keep: int) -> None:
+    """A file of a later update, left by a kill before the pointer named it, gives way instead."""
+    paths = RunPaths(tmp_path)
+    paths.checkpoints.mkdir()
+    for left in ("update-00000009", ".update-00000009.part"):
+        (paths.checkpoints / left).mkdir()
+    Checkpoints(paths, "run", keep).save(3, {}, {})
+    assert sorted(it.name for it in paths.checkpoints.iterdir()) == ["newest.json", "update-00000003"]
+
+
+def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
+    """Not a traceback from deep inside a reader."""
+    trained(tmp_path, recommendation(), updates=1)
+    (tmp_path / "checkpoints" / "update-00000001" / "state.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(CheckpointError, match=r"update-00000001 is damaged: state.pt"):
+        loop_for(tmp_path, recommendation(), TrainingRequest()).resume()
+
+
+def test_a_process_trains_and_leaves_everything(tmp_path: Path) -> None:
+    """Result, progress, checkpoint and weights, under the memory limit and the recommended environment."""
+    found = recommendation(gpt_spec(), 16, 5, limit_bytes=400 * MIB, environment=ENVIRONMENT)
+    with real_starts():
+        result = run_to_end(tmp_path, found, TrainingRequest(updates=6, checkpoint_every=4))
+    assert result.outcome is RunOutcome.SUCCEEDED, result.traceback
+    assert result.updates == 6
+    paths = RunPaths(tmp_path)
+    lines = paths.progress.read_text().splitlines()
+    assert [json.loads(line)["update"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert paths.weights.exists()
+    assert result.weights_sha256 is not None
+    assert len(result.weights_sha256) == 64
+
+
+def test_a_run_that_meets_its_limit_says_so(tmp_path: Path) -> None:
+    """Out of memory in training is a clear failure with the update, the size and the remedy."""
+    spec = mlp_spec(
+        model={
+            "kind": "reference",
+            "architecture": {"name": "mlp", "input_features": 32, "hidden_features": 4096, "classes": 4},
+        },
+    )
+    found = recommendation(spec, 1, 1, limit_bytes=64 * MIB, environment=ENVIRONMENT)
+    result = run_to_end(tmp_path, found, TrainingRequest(updates=1))
+    assert result.outcome is RunOutcome.FAILED
+    assert result.message.startswith("out of memory while building the model")
+    assert "memory_margin" in result.message
+
+
+def test_a_killed_run_loses_only_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    """SIGKILL in the middle, start again: the final weights' hash is that of an undisturbed run, updates told once."""
+    spec = gpt_spec(schedule={"name": "cosine"})
+    found, request = (
+        recommendation(spec, 40, 2, environment=ENVIRONMENT),
+        TrainingRequest(updates=12, checkpoint_every=3),
+    )
+    undisturbed = run_to_end(tmp_path / "whole", found, request)
+    process = TrainingProcess(tmp_path / "killed")
+    process.start(found, request)
+    told: list[TrainingProgress] = []
+    while len(told) < 5 and process.poll() is None:
+        told += process.new_progress()
+        time.sleep(0.005)
+    assert process.pids
+    os.kill(process.pids[0], signal.SIGKILL)
+    ended = wait_for(process)
+    assert ended.outcome is RunOutcome.FAILED
+    assert "SIGKILL" in ended.message
+    again = TrainingProcess(tmp_path / "killed")
+    again.start(found, request)
+    result = wait_for(again)
+    assert result.outcome is RunOutcome.SUCCEEDED
+    assert result.resumed_from is not None
+    assert result.resumed_from >= 3
+    assert [it.update for it in again.new_progress()] == list(range(result.resumed_from + 1, 13))
+    assert result.weights_sha256 == undisturbed.weights_sha256
+
+
+def test_sigterm_leaves_a_checkpoint(tmp_path: Path) -> None:
+    """A stopped run ends as STOPPED with its last update on the disk."""
+    process = TrainingProcess(tmp_path)
+    process.start(recommendation(gpt_spec(), 40, 2, environment=ENVIRONMENT), TrainingRequest(updates=100_000))
+    while not process.new_progress():
+        assert process.poll() is None
+        time.sleep(0.01)
+    result = process.stop()
+    assert result.outcome is RunOutcome.STOPPED
+    assert result.updates == RunPaths(tmp_path).checkpointed_update()
+    assert process.stop() == result
+
+
+def test_a_stop_while_starting_is_no_failure(tmp_path: Path) -> None:
+    """SIGTERM before the process can listen for it ends as STOPPED, with the updates that are on the disk."""
+    trained(tmp_path, recommendation(), updates=2)
+    process = TrainingProcess(tmp_path)
+    with real_starts():  # which take a while
+        process.start(recommendation(), TrainingRequest(updates=100_000))
+        result = process.stop()
+    assert (result.outcome, result.updates) == (RunOutcome.STOPPED, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"effective_batch_size": 12}, "effective batch size"), ({"spec": mlp_spec(precision="bf16")}, "spec")],
+)
+def test_the_files_of_another_run_are_left_alone(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    """A run that may not go on from the checkpoints of a folder is refused before it writes there."""
+    assert run_to_end(tmp_path, recommendation(), TrainingRequest(updates=1)).outcome is RunOutcome.SUCCEEDED
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(CheckpointError, match=f"{tmp_path} holds .*another {words}"):
+        TrainingProcess(tmp_path).start(recommendation(**changes), TrainingRequest())
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_a_folder_has_one_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one is refused with the folder's name, and the first one's files stay."""
+    monkeypatch.setattr(launcher, "_HELD_SECONDS", 0.0)
+    with holding(tmp_path, 0.0), pytest.raises(TrainingError, match=f"another process trains in {tmp_path}"):
+        TrainingProcess(tmp_path).start(recommendation(), TrainingRequest())
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_training_process_holds_its_folder(tmp_path: Path) -> None:
+    """While it trains nobody else gets the folder, and afterwards anybody does."""
+    process = TrainingProcess(tmp_path)
+    process.start(recommendation(), TrainingRequest(updates=100_000))
+    while not process.new_progress():
+        assert process.poll() is None
+        time.sleep(0.01)
+    with holding(tmp_path, 0.0) as alone:
+        assert not alone
+    process.stop()
+    with holding(tmp_path, 0.0) as alone:
+        assert alone
+
+
+def test_a_training_process_in_a_held_folder_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process looks for itself: of two that were started at the same moment, one trains."""
+    monkeypatch.setattr(worker, "_HELD_SECONDS", 0.0)
+    monkeypatch.setattr(worker.StopRequest, "install", lambda _: None)  # this process keeps its own handler
+    (tmp_path / "result.json").write_text("of the other process")
+    with holding(tmp_path, 0.0):
+        assert worker.main([str(tmp_path)]) == 1
+    assert (tmp_path / "result.json").read_text() == "of the other process"
+
+
+def test_a_failure_of_user_code_comes_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log and the result point at the line."""
+    (tmp_path / "broken_workload.py").write_text(
+        "import torch\n"
+        "class W:\n"
+        "    def build_model(self): return torch.nn.Linear(2, 1)\n"
+        "    def make_batch(self, size): return torch.randn(size, 2)\n"
+        "    def loss_terms(self, model, batch): raise KeyError('no such label')\n"
+        "    def dataset(self): return [torch.zeros(2)] * 8\n"
+        "def build(): return W()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    spec = mlp_spec(model={"kind": "python", "target": "broken_workload:build"}, data={"kind": "workload"})
+    result = run_to_end(tmp_path / "run", recommendation(spec, 4, 2), TrainingRequest(updates=1))
+    assert result.outcome is RunOutcome.FAILED
+    assert result.error_type == "builtins.KeyError"
+    assert "broken_workload.py" in (result.traceback or "")
+
+
+def test_a_half_written_line_waits(tmp_path: Path) -> None:
+    """A follower never sees a part of a line, and a kill's half line is dropped on resume."""
+    _, made = trained(tmp_path, recommendation(), updates=3)
+    log = ProgressLog(tmp_path / "progress.jsonl")
+    for progress in made:
+        log.append(progress)
+    with log.path.open("a") as stream:
+        stream.write('{"update": 4, "los')
+    assert [it.update for it in log.new_lines()] == [1, 2, 3]
+    log.forget_after(2)
+    assert [it.update for it in ProgressLog(log.path).new_lines()] == [1, 2]
+
+
+def test_a_run_that_begins_to_accumulate_is_checked_then(tmp_path: Path) -> None:
+    """BatchNorm in windows of one micro-batch is exact; resumed in smaller ones it is refused, or allowed and noted."""
+    spec = resnet_spec(data={"kind": "synthetic", "samples": 20})
+    trained(tmp_path, recommendation(spec, 10, 10), updates=1)
+    smaller = recommendation(spec, 10, 5)
+    with pytest.raises(TrainingError, match="allow_batch_coupling"):
+        loop_for(tmp_path, smaller, TrainingRequest(updates=2)).resume()
+    allowed = loop_for(tmp_path, smaller, TrainingRequest(updates=2, allow_batch_coupling=True))
+    assert allowed.resume() == 1
+    assert "BatchNorm" in " ".join(allowed.notes)
+    allowed.run(lambda _: None)
+    again = loop_for(tmp_path, smaller, TrainingRequest(updates=2))
+    assert again.resume() == 2
+    assert again.notes == allowed.notes
+
+
+def checked(verdict: str, **changes: Any) -> Recommendation:
+    """A recommendation for BatchNorm in two micro-batches, whose tuning has found this."""
+    found = recommendation(resnet_spec(data={"kind": "synthetic", "samples": 20}), 10, 5)
+    check = CouplingCheck.model_validate({"verdict": verdict, "message": "The tuning's own words."})
+    evidence = found.evidence.model_copy(update={"coupling": check})
+    request = found.request.model_copy(update=changes)
+    return found.model_copy(update={"evidence": evidence, "request": request})
+
+
+def test_what_the_tuning_has_checked_is_not_checked_again(tmp_path: Path) -> None:
+    """Its evidence decides, whichever way: a check of BatchNorm would have another outcome."""
+    assert loop_for(tmp_path / "separate", checked("separate"), TrainingRequest()).notes == []
+    unknown = loop_for(tmp_path / "unknown", checked("not-compared"), TrainingRequest())
+    assert "could not be checked: The tuning's own words." in unknown.notes[0]
+    with pytest.raises(TrainingError, match=r"The tuning's own words.*--allow-batch-coupling"):
+        loop_for(tmp_path / "coupled", checked("coupled"), TrainingRequest())
+
+
+def test_coupling_that_the_tuning_allowed_needs_no_second_permission(tmp_path: Path) -> None:
+    """The plan was made for it; the note names what is at fault."""
+    loop = loop_for(tmp_path, checked("coupled", allow_batch_coupling=True), TrainingRequest())
+    assert loop.notes == ["The tuning's own words."]
+
+
+def test_a_check_without_memory_is_said_and_not_refused(tmp_path: Path) -> None:
+    """A limit that the run keeps to must not be used up by the check before it."""
+    architecture = {"name": "gpt", "layers": 8, "heads": 4, "width": 256}
+    spec = gpt_spec(
+        model={"kind": "reference", "architecture": architecture},
+        batch={"sequence_length": 128},
+        optimizer={"name": "sgd", "learning_rate": 0.1},
+        activation_checkpointing=True,
+    )
+    found = recommendation(spec, 4, 2, limit_bytes=96 * MIB, environment=ENVIRONMENT)
+    result = run_to_end(tmp_path, found, TrainingRequest(updates=1))
+    assert result.outcome is RunOutcome.SUCCEEDED, result.message
+
+
+def test_an_effective_batch_above_the_data_is_noted(tmp_path: Path) -> None:
+    """Each update takes all samples there are, which is not what was asked for."""
+    loop, made = trained(tmp_path, recommendation(effective_batch_size=80, micro_batch_size=40), updates=1)
+    assert made[0].samples == 50
+    assert "50 samples, below the effective batch of 80" in " ".join(loop.notes)
