@@ -16,8 +16,7 @@ from rich.console import Console, RenderableType
 from tests.support.command import called
 from tests.support.factories import mlp_spec, python_spec
 from tuner.cli.arguments import estimate_request
-from tuner.cli.estimate_display import estimate_panel, estimate_table
-from tuner.cli.estimating import fits_nowhere
+from tuner.cli.estimate_display import estimate_panel, estimate_table, fits_nowhere
 from tuner.errors import SpecError
 from tuner.hardware.gpu_table import GPUS
 from tuner.planning.accumulation import balanced_plan

@@ -157,3 +157,13 @@ def gpu_table(gpus: Sequence[Gpu]) -> Table:
         memory = about + format_bytes(gpu.total_bytes)
         table.add_row(gpu.name, gpu.marketed_memory, memory, f"{major}.{minor}", ", ".join(gpu.aliases))
     return table
+
+
+def in_words(found: Estimate, request: EstimateRequest) -> RenderableType:
+    """The answer as people read it: one GPU in detail, several side by side."""
+    return estimate_panel(found, request) if len(found.gpus) == 1 else estimate_table(found, request)
+
+
+def fits_nowhere(found: Estimate, request: EstimateRequest) -> bool:
+    """Whether what was asked, this micro-batch or any, fits on none of the GPUs."""
+    return all(verdict_asked(it, request) is Verdict.DOES_NOT_FIT for it in found.gpus)

@@ -1,8 +1,8 @@
 """What bounds a tuning: the memory it may take, the sizes worth probing, and when the whole share is worth one more.
 
 A plan lists every micro-batch of an update, ``tuner.planning.accumulation.MOST_MICRO_BATCHES`` at most: a request
-whose largest size worth probing would take more is refused before any probe. Where a search ends at a size that would, the
-tuning ends with the same error.
+whose largest size worth probing would take more is refused before any probe. Where a search ends at a size that would,
+the tuning ends with the same error.
 """
 
 from __future__ import annotations

@@ -1,0 +1,61 @@
+"""``batchwright estimate``: what fits on GPUs that need not be here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tuner.cli import options
+from tuner.cli.arguments import (
+    estimate_request,
+)
+from tuner.cli.display import progress_console
+from tuner.cli.errors import ExitCode
+from tuner.cli.output import print_answer
+
+
+def estimate(  # noqa: PLR0913 - a command's options are its arguments
+    spec: options.SpecFile,
+    *,
+    gpu: options.Gpus = None,
+    all_gpus: options.AllGpus = False,
+    micro_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Judge this size; the largest that fits is told in any case.")
+    ] = None,
+    effective_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples per optimizer update over all ranks: also plan it.")
+    ] = None,
+    world_size: options.WorldSize = None,
+    memory_margin: options.MemoryMargin = 0.03,
+    allocator: options.Allocator = "default",
+    timeout: options.EstimateTimeout = 120.0,
+    json: options.Json = False,
+) -> None:
+    """Estimate what a workload takes on GPUs that need not be here: what fits, how sure that is, and the plan.
+
+    An estimate is no proof: `tune` measures. Exit code 3 when it fits on none of the GPUs.
+
+    Example: batchwright estimate spec.yaml --gpu H100-80GB --gpu A10G --effective-batch-size 512
+    """
+    from tuner.cli.estimate_display import fits_nowhere, in_words  # noqa: PLC0415 - see commands.tune
+    from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - likewise
+    from tuner.estimation import client  # noqa: PLC0415 - likewise
+
+    interrupt_on_sigterm()
+
+    request = estimate_request(
+        spec=spec,
+        world_size=world_size,
+        gpus=gpu or (),
+        all_gpus=all_gpus,
+        micro_batch_size=micro_batch_size,
+        effective_batch_size=effective_batch_size,
+        memory_margin=memory_margin,
+        allocator=allocator,
+        timeout_seconds=timeout,
+    )
+    with progress_console().status("tracing updates, without a GPU"):
+        found = client.estimate(request)
+    print_answer(found, as_document=json, text=in_words(found, request))
+    raise typer.Exit(ExitCode.INFEASIBLE if fits_nowhere(found, request) else ExitCode.OK)

@@ -1,0 +1,82 @@
+"""``batchwright run``: tune, then train with the recommendation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from tuner.cli import options
+from tuner.cli.arguments import (
+    check_folder,
+    naming_options,
+    training_request,
+    tuning_request,
+)
+from tuner.cli.commands.train import train_with
+from tuner.cli.commands.tune import tuned
+from tuner.cli.display import progress_console, recommendation_panel
+from tuner.cli.errors import ExitCode
+
+
+def run(  # noqa: PLR0913 - a command's options are its arguments
+    spec: options.SpecFile,
+    effective_batch_size: options.EffectiveBatchSize,
+    *,
+    objective: options.Objective = "largest",
+    world_size: options.WorldSize = None,
+    device: options.Device = None,
+    memory_limit: options.MemoryLimit = None,
+    memory_margin: options.MemoryMargin = 0.03,
+    granularity: options.Granularity = 1,
+    max_micro_batch_size: options.MaxMicroBatchSize = None,
+    probe_timeout: options.ProbeTimeout = 300.0,
+    updates: options.Updates = 100,
+    checkpoint_every: options.CheckpointEvery = 50,
+    seed: options.Seed = 0,
+    nproc_per_node: options.Processes = None,
+    workers: options.Workers = 0,
+    allow_batch_coupling: options.AllowBatchCoupling = False,
+    tensorboard: options.TensorBoard = False,
+    output_dir: options.OutputDirectory = Path("runs/run"),
+    json: options.Json = False,
+) -> None:
+    """Tune, then train with what was found.
+
+    Example: batchwright run spec.yaml --effective-batch-size 512 --updates 1000
+    """
+    from tuner.cli.running import check_run  # noqa: PLC0415 - see commands.tune
+
+    check_folder(output_dir, "--output-dir")
+    training = training_request(
+        updates=updates,
+        checkpoint_every=checkpoint_every,
+        seed=seed,
+        processes_per_node=nproc_per_node,
+        workers=workers,
+        allow_batch_coupling=allow_batch_coupling,
+        tensorboard=tensorboard,
+    )
+    request = tuning_request(
+        spec=spec,
+        effective_batch_size=effective_batch_size,
+        objective=objective,
+        world_size=world_size,
+        device=device,
+        memory_limit_bytes=memory_limit,
+        memory_margin=memory_margin,
+        granularity=granularity,
+        max_micro_batch_size=max_micro_batch_size,
+        probe_timeout_seconds=probe_timeout,
+        allow_batch_coupling=allow_batch_coupling,
+    )
+    check_run(request, training, request.device)
+    with naming_options(memory_limit_bytes=memory_limit):
+        found = tuned(request)
+    progress_console().print(recommendation_panel(found))
+    if not found.feasible:
+        if json:
+            sys.stdout.write(found.model_dump_json(indent=2) + "\n")
+        raise typer.Exit(ExitCode.INFEASIBLE)
+    train_with(found, training, output_dir, as_document=json)

@@ -1,0 +1,93 @@
+"""``batchwright tune``: probe the largest micro-batch that fits, and plan the effective batch around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tuner.cli import options
+from tuner.cli.arguments import (
+    check_file,
+    naming_options,
+    tuning_request,
+)
+from tuner.cli.display import progress_console, recommendation_panel
+from tuner.cli.errors import ExitCode
+from tuner.cli.output import print_answer, print_error
+from tuner.schemas.base import load_document
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.requests import TuningRequest
+from tuner.system.files import write_atomically
+
+
+def tune(  # noqa: PLR0913 - a command's options are its arguments
+    spec: options.SpecFile,
+    effective_batch_size: options.EffectiveBatchSize,
+    *,
+    objective: options.Objective = "largest",
+    world_size: options.WorldSize = None,
+    device: options.Device = None,
+    memory_limit: options.MemoryLimit = None,
+    memory_margin: options.MemoryMargin = 0.03,
+    granularity: options.Granularity = 1,
+    max_micro_batch_size: options.MaxMicroBatchSize = None,
+    uniform: options.Uniform = False,
+    what_if: options.WhatIf = False,
+    probe_timeout: options.ProbeTimeout = 300.0,
+    allow_batch_coupling: options.AllowBatchCoupling = False,
+    earlier: options.Earlier = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the answer to this file.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Probe the largest micro-batch that fits by running real updates, and plan the effective batch around it.
+
+    Example: batchwright tune spec.yaml --effective-batch-size 512 --memory-limit 24GiB -o recommendation.json
+    """
+    if output is not None:
+        check_file(output)
+    request = tuning_request(
+        spec=spec,
+        effective_batch_size=effective_batch_size,
+        objective=objective,
+        world_size=world_size,
+        device=device,
+        memory_limit_bytes=memory_limit,
+        memory_margin=memory_margin,
+        granularity=granularity,
+        max_micro_batch_size=max_micro_batch_size,
+        uniform=uniform,
+        what_if=what_if,
+        probe_timeout_seconds=probe_timeout,
+        allow_batch_coupling=allow_batch_coupling,
+    )
+    known = load_document(Recommendation, earlier, "earlier recommendation") if earlier is not None else None
+    with naming_options(memory_limit_bytes=memory_limit):
+        found = tuned(request, known)
+    print_answer(found, as_document=json, text=recommendation_panel(found))
+    if output is not None:
+        _write(output, found)
+    raise typer.Exit(ExitCode.OK if found.feasible else ExitCode.INFEASIBLE)
+
+
+def _write(path: Path, found: Recommendation) -> None:
+    """Write the answer, which was printed already: standard output has no further document for an error.
+
+    Raises:
+        typer.Exit: when it cannot be written.
+    """
+    try:
+        write_atomically(path, found.model_dump_json(indent=2))
+    except OSError as error:
+        print_error(f"--output: {path} cannot be written: {error.strerror or error}; the answer is on standard output")
+        raise typer.Exit(ExitCode.WRONG_INPUT) from None
+
+
+def tuned(request: TuningRequest, earlier: Recommendation | None = None) -> Recommendation:
+    """Tune in the foreground; errors as of ``tuner.cli.running.tune``."""
+    from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - `plan` and `--help` need no NVML
+    from tuner.cli.running import tune as run_tuning  # noqa: PLC0415 - likewise
+
+    interrupt_on_sigterm()
+    return run_tuning(request, progress_console(), earlier)
