@@ -427,7 +427,7 @@ def test_a_check_that_is_lost_says_nothing_of_the_spec(tmp_path: Path, ending: s
         "count = len(path.read_text()) if path.exists() else 0\n"
         "path.write_text('x' * (count + 1))\n"
         f"if count < {times}: {ending}\n"
-        "from misbehaving import Misbehaving\n"
+        "from tests.support.misbehaving import Misbehaving\n"
         "def build(): return Misbehaving('exits', '')\n"
     )
     with ProbeSupervisor(cpu()) as fresh:
