@@ -1,5 +1,24 @@
-"""Batchwright's service: tunings and training jobs as durable work behind an HTTP API.
+"""Serve tunings and training jobs over HTTP, as durable work in a database.
 
-``client`` is the SDK and installs without the rest; ``domain`` holds the documents both sides share. Nothing here
-imports torch: what needs a device runs in processes that an executor starts.
+From top to bottom, each layer imports only layers below it:
+
+- ``cli``: the commands `serve`, `work`, `keys` and `prune`, which `batchwright` finds as entry points.
+- ``entrypoints``: the processes: the API, the workers of a host, and the export of the OpenAPI document.
+- ``bootstrap``: the only place that chooses implementations and builds objects.
+- ``dashboard``: the pages for people, over the public API.
+- ``api``: the HTTP side. ``worker``: claims queued work and runs it. Neither imports the other.
+- ``application``: the use cases and their rules.
+- ``auth``: API keys and sessions. ``observability``: logs, metrics and spans.
+- ``store``: the database behind an interface.
+- ``problem_mapping``: turns any error into a problem document. ``folders``: creates private folders.
+- ``errors``: the tree of errors, each with a status and a code.
+- ``settings``: the environment variables. ``domain``: the documents and states that all others share.
+
+``client`` is the SDK. It imports ``domain`` and the schemas of ``tuner``, and installs without the rest.
+
+A tuning goes through them like this: a route of ``api`` calls a use case of ``application``, which stores the work as
+queued. A ``worker`` claims it under a lease, runs its probes in child processes, records each result in the ``store``,
+and stores the recommendation at the end. Killed at any point, the work goes on from what is recorded.
+
+Nothing here imports torch: work that needs a device runs in processes that an executor starts.
 """

@@ -1,5 +1,23 @@
-"""Batchwright's library: find the largest micro-batch that fits and plan an exact effective batch around it.
+"""Find the largest micro-batch that fits a device, and derive the gradient accumulation of an exact effective batch.
 
-The modules directly in this package are pure and never import torch; ``workloads``, ``memory``, ``probing`` and
-``training`` do the work on a device.
+This package is the library and the command line. It works without the service, and never imports ``service``.
+
+From top to bottom, each package imports only packages below it:
+
+- ``cli``: the command `batchwright`. It parses arguments, calls one function, and prints the result.
+- ``probing``: measured trials, each in a process of its own, under a memory limit.
+- ``estimation``: the memory curve of a workload without a GPU, from traces and a simulated allocator.
+- ``training``: exact gradient accumulation, the training loop, checkpoints, and the processes of a run. ``exports``: a
+  recommendation as configuration of a framework or a launcher. ``plots``: pictures of a run.
+- ``hardware``: memory devices, the table of GPUs, and the classification of out-of-memory errors. ``planning``: the
+  search, the plan and the recommendation, as pure functions of recorded results. ``workloads``: a spec as a model, a
+  worst-case batch and named loss terms.
+- ``schemas``: the pydantic documents that cross a boundary. ``system``: files, processes and host failures.
+- ``errors``, ``units`` and ``suggestions``: the tree of errors, byte sizes as text, and hints for misspelt names.
+
+A tuning goes through them in this order: a request (``schemas``) becomes a session (``planning.session``), which names
+the next probe. A supervisor (``probing.supervisor``) has it run two updates of the workload with the engine that trains
+(``training.update_engine``). The results end in a recommendation, which ``training`` and ``exports`` take.
+
+A new concept gets a package here only if none of these owns it. The order is a contract in `pyproject.toml`.
 """

@@ -1,4 +1,26 @@
-"""What callers can do, each as one method: the rules are here, not in the routes and not in the store."""
+"""Hold the use cases: each thing that a caller can do is one method, with its rules.
+
+The API, the workers and the command line share them. The pipeline of a submission, in ``tunings`` or ``jobs``:
+
+1. ``context`` checks what holds for all work: priority, ownership, a device that a live worker serves.
+2. ``rules`` decides: may this code run (``rules.policy``), was this request answered before (``rules.idempotency``),
+   may a stored recommendation warm-start it (``rules.warm_start``), does the job fit the device (``rules.placement``).
+3. The store queues the work, or the stored recommendation of the same fingerprint is the answer.
+4. ``views`` turns stored rows into documents; ``queue_positions`` adds the place in the queue.
+
+``queue`` lists devices and waiting work, ``exports`` writes a recommendation for a framework, ``estimates`` bounds and
+caches estimates, ``api_keys`` manages keys, ``statistics`` sums up a period, ``job_files`` reads what a job left,
+``retention`` deletes old work, and ``readiness`` says whether the service can do its work.
+
+Where a new thing goes:
+
+- a use case: a method of the module of its resource; a rule that two of them share: ``rules``;
+- a health check: ``readiness``; a limit that the operator sets: ``service.settings`` and ``rules.policy``;
+- a filter of a list: ``service.store.models``, its query in ``service.store``, and ``service.api.dependencies``.
+
+The package may import ``service.auth``, ``service.observability``, ``service.store.interface`` and the layers below,
+and the torch-free parts of ``tuner``; no FastAPI and no SQL.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,14 @@
+"""Provide the commands of the service: `batchwright serve`, `work`, `keys` and `prune`.
+
+``tuner.cli.main`` finds them through the entry-point group `batchwright.commands` of `pyproject.toml`, so that
+``tuner`` never imports ``service``.
+
+- ``serve`` parses the options of `serve` and `work` into ``service.settings``, and calls ``service.entrypoints``.
+- ``admin`` opens the database for `keys` and `prune`, and calls the use cases of ``service.application``.
+
+Where a new thing goes: an option of `serve`, a setting in ``service.settings`` and a parameter in ``serve``; a command
+on the database, ``admin``; a command of its own, also the entry point in ``pyproject.toml``.
+
+The package may import everything else in ``service``. Errors of the service become errors of the command line, for
+which ``tuner.cli.main`` picks the exit code.
+"""

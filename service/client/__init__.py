@@ -1,4 +1,4 @@
-"""The SDK: a typed client of the service. Needs httpx and pydantic; neither torch nor FastAPI nor SQLAlchemy.
+"""Provide the SDK: a typed client of the service. Needs httpx and pydantic; neither torch nor FastAPI nor SQLAlchemy.
 
 ::
 
@@ -6,12 +6,18 @@
 
     with Client("http://127.0.0.1:8000") as client:
         recommendation = client.tunings.tune(request)
-        print(recommendation.micro_batch_size, recommendation.environment)
 
-``AsyncClient`` has the same calls for asyncio. The parts, from the outside in: ``client`` opens connections;
-``calls``, ``tunings`` and ``jobs`` have every call once, as coroutines; ``blocking`` runs these without an event loop;
-``core`` retries, waits, follows and pages; ``retrying`` says when; ``wire`` makes requests of documents and documents
-of answers; ``network`` alone sends.
+`AsyncClient` has the same calls for asyncio. The pipeline of a call, from the outside in:
+
+1. ``client`` opens connections; ``sync`` runs the coroutines below without an event loop.
+2. ``resources`` has every call once, as a coroutine.
+3. ``core`` retries within a retry budget (``retries``), waits with long polls, resumes streams and follows pages.
+4. ``protocol`` makes requests of documents and documents of answers; ``etag_cache`` keeps the latest documents.
+5. ``transport`` alone sends. ``errors`` is raised for everything else.
+
+Where a new thing goes: a call, ``resources``; a resource, also ``sync``; an error of a status, ``errors``.
+
+The package may import ``service.domain``, ``tuner.schemas`` and ``tuner.exports.base``; nothing else of the service.
 """
 
 from service.client.client import AsyncClient, Client

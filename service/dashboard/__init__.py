@@ -1,1 +1,18 @@
-"""The pages for people. The data on them come from the public API, in the browser."""
+"""Show pages for people. The data on them come from the public API, in the browser.
+
+The pipeline of a page:
+
+1. ``routes`` maps an address to a template; ``sign_in`` opens and closes sessions.
+2. ``pages`` renders a file of `templates/`: the frame, the visitor and the addresses of static files, no data.
+3. ``assets`` serves `static/`: ES modules without a build step, styles, and plotly.js, which comes in a package.
+4. In the browser the ES module of the page asks the API (`static/api.js`) and builds nodes from text (`static/dom.js`).
+   Nothing is parsed as HTML.
+
+``error_pages`` shows a problem document as a page where a browser asked for one; ``new_tuning`` supplies the schemas
+from which the forms are made.
+
+Where a new thing goes: a page, a template, a module in `static/` and a line in ``routes``; a column of a list, the
+module of that list, and the API's document first.
+
+The package may import ``service.api``, ``service.auth`` and the layers below; it reads no store and calls no use case.
+"""

@@ -1,0 +1,14 @@
+"""Define the documents and rules that the service, its workers and the SDK share. Pure data.
+
+- ``work``: tunings, jobs, probes, events and recommendations as the API returns them.
+- ``states``: the states of a tuning or job, and the one table of the transitions between them.
+- ``workers``: devices, the workers that serve them, the queue, and health.
+- ``api_keys``: scopes, callers, and the parts of a key. ``identifiers``: ids that sort by their time.
+- ``problems``: problem documents (RFC 9457). ``exports``: requests and lists of export formats.
+
+Where a new thing goes: a field of an answer, the document here, then ``service.application.views`` fills it and `make
+openapi` exports it; a state, ``states`` (the store enforces the table by conditional updates); a scope, ``api_keys``.
+
+The package may import ``tuner.schemas`` and ``tuner.exports.base``. It knows no HTTP framework and no database, so that
+the SDK can import it.
+"""

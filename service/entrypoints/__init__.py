@@ -1,0 +1,17 @@
+"""Run the processes of the service.
+
+- ``serve`` is `batchwright serve`: it builds the service, listens within the bounds of ``connections``, and runs until
+  a signal (``signals``).
+- ``hosted_worker`` is the child process in which `serve` runs the workers of its host, started by
+  ``service.worker.hosting``. Clients of the API take no memory or descriptors from it.
+- ``work`` is `batchwright work`: the workers of a host without an API.
+- ``export_openapi`` writes the OpenAPI document.
+
+Each follows one pipeline: read the settings, build with ``service.bootstrap``, configure logging, start, wait for a
+signal, hand back what runs, close. A second signal forces the shutdown.
+
+Where a new thing goes: another process, a module here and a command in ``service.cli``; a bound on clients that hold
+connections, ``connections``; an object that processes need, ``service.bootstrap``.
+
+The package may import everything in ``service`` but ``cli``.
+"""

@@ -1,4 +1,23 @@
-"""What holds the tensors: devices, their limits and peaks, and the one place that knows an OOM when it sees one.
+"""Know the devices: the memory they have, the limits set on it, and the meaning of their errors.
 
-``failures``, ``inventory`` and ``environment`` never import torch; ``devices`` does.
+``failures`` is the one place that recognises an out-of-memory error, in a message or in the way a process ended. Every
+new message of a driver or library goes there, with its source.
+
+From the request to the device:
+
+1. ``inventory`` lists the devices of this host, through NVML and the kernel, without torch.
+2. ``gpu_lookup`` finds a card by any of its names, and ``gpu_table`` holds the figures of each, with their sources.
+3. ``allocator_env`` has the environment variables under which a probe and its job allocate memory.
+4. ``memory_devices`` opens a device in the process that uses it, sets its limit, and reads its peaks.
+
+Where a new thing goes:
+
+- a GPU: a row of ``gpu_table``;
+- another spelling of a GPU's name: `aliases` of its row;
+- a kind of device (not CUDA, not the CPU): a module in ``memory_devices``, a case in its ``factory``, and the contract
+  tests of `tests/support/device_contract.py`;
+- an error message that means "out of memory" or "invalid size": ``failures``.
+
+The package may import ``schemas`` and ``system``, neither ``planning`` nor ``workloads``. Only ``memory_devices``
+imports torch.
 """

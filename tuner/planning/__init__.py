@@ -1,0 +1,25 @@
+"""Plan: search the largest micro-batch that fits, and make an exact plan and a recommendation of the evidence.
+
+Everything here is pure: no torch, no clock, no process. All state is a function of the recorded results, so a tuning
+can be rebuilt from them after its process has died.
+
+The pipeline, from the request to the recommendation, is that of ``session``:
+
+1. ``bounds`` turns the request and the device into a memory limit and a search space; ``objectives`` says which sizes
+   matter for the objective.
+2. ``coupled_loss`` asks for the coupling check, and holds the one plan that stays exact where the loss couples samples.
+3. ``warm_start`` seeds the search with a stored recommendation, if one is given.
+4. ``search`` names the next size to probe (ask) and takes its result (tell). ``posterior`` tells it where the threshold
+   between fitting and running out of memory may lie.
+5. ``accumulation`` splits the effective batch into micro-batches, exactly.
+6. ``recommendation`` puts plan, proof, evidence and alternatives into the document; ``what_if`` adds estimated changes
+   of the spec.
+
+``fingerprint`` identifies a tuning, so that equal requests share one recommendation.
+
+Where a new thing goes: an objective, ``objectives`` and the request in ``tuner.schemas.requests``; a what-if,
+``what_if``; a field that changes memory, ``fingerprint``; a field of the recommendation,
+``tuner.schemas.recommendation`` first.
+
+The package may import ``schemas``, ``system`` and the modules below them, and nothing else of ``tuner``.
+"""

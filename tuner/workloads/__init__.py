@@ -1,4 +1,20 @@
-"""What is trained: from a spec to a model, a worst-case batch and named loss terms.
+"""Build what is trained: a spec becomes a model, a worst-case batch and named loss terms.
 
-Importing this package does not import torch; all its modules but ``imports`` and ``transformers_import`` do.
+``build`` chooses by `model.kind` of the spec:
+
+1. `reference`: ``reference`` has small models in plain torch, for tests and demos;
+2. `transformers`: ``hugging_face`` builds an architecture from a configuration with random weights; ``config_fields``
+   and ``config_safety`` check the configuration, ``routers`` adds the auxiliary loss of a mixture of experts, and
+   ``transformers_import`` makes the import of transformers faster;
+3. `python`: ``python_target`` calls the factory that the user names.
+
+``base`` is the contract: the protocol of a workload, of which losses are sums with their weight, never means.
+``casting`` converts a model to another floating-point type. ``preload`` says which modules to import before memory is
+counted.
+
+Where a new thing goes: a kind of model, ``tuner.schemas.workload`` (its document), a module here, and a case in
+``build``; a task of transformers, ``hugging_face``; a part of the contract, ``base``, as an optional protocol.
+
+The package may import ``schemas`` and ``system``, neither ``hardware`` nor ``planning``. Most modules import torch;
+``preload``, ``config_fields`` and ``transformers_import`` do not, nor does importing the package.
 """

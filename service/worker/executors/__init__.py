@@ -1,1 +1,5 @@
-"""Where probes and jobs run. ``base`` is the interface; ``local`` runs processes, ``inline`` runs in this process."""
+"""Run one probe or one job at a time on one device.
+
+``base`` is the interface; ``local`` runs processes of this host, ``inline`` runs everything in this process, for tests
+and for debugging. Both pass the checks of `tests/service/worker/test_executors.py`; so must a new one.
+"""

@@ -1,4 +1,11 @@
-"""What a training job reads, in which order, and how it becomes batches."""
+"""Read the samples of a run, in a fixed order, and make batches of them.
+
+``build`` turns the data part of a spec into a data set of ``sources``; ``files`` finds its files below the folders that
+may be read; ``order`` shuffles an epoch as a function of (seed, epoch); ``loading`` loads windows ahead in workers;
+``seeding`` makes random choices a function of (seed, epoch, sample); ``base`` collates samples into a batch.
+
+A new kind of data is a document in ``tuner.schemas.dataset``, a module in ``sources``, and a case in ``build``.
+"""
 
 from __future__ import annotations
 
