@@ -7,7 +7,7 @@
 - ``admin`` opens the database for `keys` and `prune`, and calls the use cases of ``service.application``.
 
 Where a new thing goes: an option of `serve`, a setting in ``service.settings`` and a parameter in ``serve``; a command
-on the database, ``admin``; a command of its own, also the entry point in ``pyproject.toml``.
+on the database, ``admin``; a command of its own, also the entry point in `pyproject.toml`.
 
 The package may import everything else in ``service``. Errors of the service become errors of the command line, for
 which ``tuner.cli.main`` picks the exit code.

@@ -1,7 +1,7 @@
 """Keep work, evidence, recommendations, keys and sessions in SQLite or PostgreSQL.
 
 ``interface`` says what callers need and what every implementation promises; ``models`` has its plain values. Callers
-import ``interface`` alone, and ``service.bootstrap`` opens the implementation, ``sql_store``.
+import it, and ``service.bootstrap`` opens the implementation, ``sql_store``.
 
 The pipeline of a call: ``sql_store`` opens a transaction (``database.engine``) and calls the module of the subject,
 which executes statements:

@@ -14,8 +14,8 @@ Where a new thing goes:
 
 - a GPU: a row of ``gpu_table``;
 - another spelling of a GPU's name: `aliases` of its row;
-- a kind of device (not CUDA, not the CPU): a module in ``memory_devices``, a case in its ``factory``, and the contract
-  tests of `tests/support/device_contract.py`;
+- a kind of device (not CUDA, not the CPU): a module in ``memory_devices``, a case in ``memory_devices.factory``, and
+  the contract tests of `tests/support/device_contract.py`;
 - an error message that means "out of memory" or "invalid size": ``failures``.
 
 The package may import ``schemas`` and ``system``, neither ``planning`` nor ``workloads``. Only ``memory_devices``

@@ -5,7 +5,7 @@ every field has a description, which the OpenAPI document shows.
 
 From the user's file to the result:
 
-- ``workload`` is the spec of what is trained; ``dataset`` is its ``data`` part; ``yaml_loader`` reads YAML.
+- ``workload`` is the spec of what is trained; ``dataset`` is its `data` part; ``yaml_loader`` reads YAML.
 - ``requests`` asks for a tuning, a probe, an estimate of peaks or a training run; ``estimates`` asks for an estimate
   for GPUs and answers it; ``gpus`` describes a card.
 - ``results`` is what probes return; ``plans`` the micro-batches of an update; ``recommendation`` the plan with its

@@ -1,0 +1,261 @@
+"""Structure of the house: small packages that describe themselves, one name per module, tests that mirror packages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+MOST_MODULES = 14
+"""Modules of a package, its ``__init__`` and subpackages aside: as many as a reader takes in at a glance."""
+MODULES_ALLOWED = {"tests/support": 20, "tests/support/service": 20, "service/store/database/migrations/versions": 99}
+"""Folders of helpers, each of which has its line in ``tests/support/README.md``, and a history that only grows."""
+FEWEST_LINES = 3
+"""Lines of a package's docstring, by which it can hold more than a title."""
+HOMONYMS = {
+    "api_keys": "one concept through the layers: document, store, authentication, use case, route",
+    "base": "the interface that the other modules of its package implement",
+    "build": "the module of a package that chooses by the spec: a workload, a data set",
+    "client": "of the tracing process (tuner), of the HTTP API (service)",
+    "engine": "of accumulation, and of SQLAlchemy",
+    "errors": "the tree of errors of a distribution, of the command line, of the SDK",
+    "estimates": "one concept through the layers: document, use case, route",
+    "exports": "one concept through the layers: document, use case, route",
+    "files": "of any kind (system), of training data",
+    "hugging_face": "a workload built with transformers, an export to its trainer",
+    "interface": "the abstract side of a package whose other modules implement it",
+    "jobs": "one concept through the layers: use case, route, call of the SDK",
+    "precision": "of a run, of the coupling check",
+    "problems": "problem documents, and their HTTP responses",
+    "protocol": "messages between two processes of one package",
+    "recommendation": "the document, and the function that makes it",
+    "responses": "of the API, of the pages",
+    "retention": "one concept through the layers: use case, store",
+    "serve": "the command, and the process that it starts",
+    "session": "of a tuning, of a trace",
+    "sessions": "one concept through the layers: store, authentication",
+    "statistics": "one concept through the layers: use case, store",
+    "tunings": "one concept through the layers: use case, route, call of the SDK",
+    "warm_start": "the rule (tuner), and the choice among stored recommendations (service)",
+    "work": "the documents of work, and the process that does it",
+    "worker": "the main module of a child process: of a probe, a trace, a run",
+}
+"""Names that modules of several packages share, with the reason. Any other name is that of one module."""
+WITHOUT_COUNTERPART = {"tests/project", "tests/gpu", "tests/support", "tests/support/exports", "tests/support/service"}
+"""Folders of tests that are of no single package."""
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/glossary.md", "tests/support/README.md")
+_TOP = ("benchmarks", "docker", "docs", "examples", "openapi", "requirements", "service", "tests", "tools", "tuner")
+
+
+def packages(root: Path, *tops: str) -> list[Path]:
+    """Every package below the top-level folders, themselves included."""
+    return sorted(init.parent for top in tops for init in (root / top).rglob("__init__.py"))
+
+
+def modules(package: Path) -> list[Path]:
+    """The modules directly in a package."""
+    return sorted(path for path in package.glob("*.py") if path.name != "__init__.py")
+
+
+def too_large(root: Path, found: Iterable[Path], allowed: Mapping[str, int]) -> dict[str, int]:
+    """Packages with more modules than they may have, and how many."""
+    counts = {package.relative_to(root).as_posix(): len(modules(package)) for package in found}
+    return {name: count for name, count in counts.items() if count > allowed.get(name, MOST_MODULES)}
+
+
+def docstring(path: Path) -> str:
+    """The docstring of a module; empty without one."""
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
+def too_terse(found: Iterable[Path]) -> list[str]:
+    """Packages whose docstring is shorter than ``FEWEST_LINES``."""
+    lines = {package: docstring(package / "__init__.py").splitlines() for package in found}
+    return [str(package) for package, text in lines.items() if len(text) < FEWEST_LINES]
+
+
+def homonyms(found: Iterable[Path]) -> dict[str, list[str]]:
+    """The names that modules of several packages share, with those packages."""
+    places = defaultdict(list)
+    for package in found:
+        for module in modules(package):
+            places[module.stem].append(package.name)
+    return {name: where for name, where in places.items() if len(where) > 1}
+
+
+def without_counterpart(root: Path) -> set[str]:
+    """Folders of tests that no package of ``tuner`` or ``service`` stands behind."""
+    folders = {path.parent for path in (root / "tests").rglob("*.py") if path.name.startswith(("test_", "__init__"))}
+    strays = set()
+    for folder in folders - {root / "tests"}:
+        inside = folder.relative_to(root / "tests")
+        package = root / inside if inside.parts[0] == "service" else root / "tuner" / inside
+        if not package.is_dir():
+            strays.add(folder.relative_to(root).as_posix())
+    return strays
+
+
+def named_paths(text: str) -> Iterator[str]:
+    """The paths that a Markdown document names: between backticks, in links, and in its annotated tree."""
+    tops = "|".join(_TOP)
+    yield from re.findall(rf"`((?:{tops})/[\w./-]*)`", text)
+    yield from re.findall(r"\]\((?!https?:|#)([\w./-]+)", text)
+    for tree in re.findall(rf"^```\n((?:{tops})/.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        yield from _tree_paths(tree)
+
+
+def _tree_paths(tree: str) -> Iterator[str]:
+    """The paths of a tree of which each level is indented by two spaces."""
+    above: list[str] = []
+    for indent, name in re.findall(r"^( *)([\w./-]+)(?:\s|$)", tree, flags=re.MULTILINE):
+        depth = len(indent) // 2
+        if len(indent) % 2 or depth > len(above):
+            continue  # the rest of a note
+        above[depth:] = [name.rstrip("/")]
+        yield "/".join(above)
+
+
+def missing_paths(root: Path, document: Path) -> list[str]:
+    """Paths that a document names and that are not there, from the root or from the document's own folder."""
+    named = dict.fromkeys(named_paths(document.read_text()))
+    return [name for name in named if not (root / name).exists() and not (document.parent / name).exists()]
+
+
+def missing_modules(root: Path, package: Path) -> list[str]:
+    """Modules between double backticks in a package's docstring that are not there.
+
+    A name is looked for in the package, in its distribution, and from the root; its last part may be a class.
+    """
+    named = re.findall(r"``([a-z_]+(?:\.\w+)*)``", docstring(package / "__init__.py"))
+    places = (package, root / package.relative_to(root).parts[0], root)
+    return [name for name in named if not any(_is_module(place, name) for place in places)]
+
+
+def _is_module(place: Path, name: str) -> bool:
+    path = place.joinpath(*name.split("."))
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    module = path.parent.with_suffix(".py")
+    return (
+        module.is_file() and re.search(rf"^(?:class|def) {path.name}\b", module.read_text(), re.MULTILINE) is not None
+    )
+
+
+# --- the house ---
+
+OURS = packages(ROOT, "tuner", "service")
+
+
+def test_no_package_outgrows_a_glance() -> None:
+    """Split the package by concept, or find the module that belongs elsewhere."""
+    assert too_large(ROOT, [*OURS, *packages(ROOT, "tests")], MODULES_ALLOWED) == {}
+
+
+def test_every_package_says_what_it_is_for() -> None:
+    """In its docstring: what it is for, which module calls which, where a new thing goes, what it may import."""
+    assert too_terse(OURS) == []
+
+
+@pytest.mark.parametrize("package", OURS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_packages_name_modules_that_exist(package: Path) -> None:
+    """After a move the docstrings of the packages around it follow."""
+    assert missing_modules(ROOT, package) == []
+
+
+def test_modules_that_share_a_name_have_a_reason() -> None:
+    """Give a new module a name of its own, or list the name with its reason; unlist a name that is shared no more."""
+    assert set(homonyms(OURS)) ^ set(HOMONYMS) == set()
+    assert all(HOMONYMS.values())
+
+
+def test_tests_mirror_the_packages() -> None:
+    """A reader finds the tests of ``tuner/x`` in ``tests/x``, and those of ``service/y`` in ``tests/service/y``."""
+    assert without_counterpart(ROOT) == WITHOUT_COUNTERPART
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_path_named_exists(document: str) -> None:
+    """No document sends a reader to a file that is not there."""
+    assert missing_paths(ROOT, ROOT / document) == []
+    assert len(list(named_paths((ROOT / document).read_text()))) > 5
+
+
+def test_every_helper_has_its_line() -> None:
+    """The README of the helpers lists each module of ``tests/support``, once."""
+    support = ROOT / "tests" / "support"
+    there = [path.relative_to(support).as_posix() for found in packages(support, ".") for path in modules(found)]
+    listed = re.findall(r"^\| `([\w/]+\.py)` \|", (support / "README.md").read_text(), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(there)
+
+
+# --- the checks themselves, on a made-up house ---
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A distribution with a package, a subpackage and their tests, in good order."""
+    for folder in ("tuner", "tuner/rooms", "tuner/rooms/attic", "service", "tests/rooms", "tests/rooms/attic"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "__init__.py").write_text('"""Keep rooms.\n\n``door`` opens ``attic.roof``.\n"""\n')
+    (tmp_path / "tuner/rooms/door.py").write_text("class Hinge:\n    pass\n")
+    (tmp_path / "tuner/rooms/attic/roof.py").touch()
+    return tmp_path
+
+
+def test_a_package_that_outgrows_its_limit_is_found(house: Path) -> None:
+    """Its ``__init__`` and the modules of subpackages do not count; a limit of its own does."""
+    for number in range(MOST_MODULES):
+        (house / f"tuner/rooms/more_{number}.py").touch()
+    found = packages(house, "tuner")
+    assert too_large(house, found, {}) == {"tuner/rooms": MOST_MODULES + 1}
+    assert too_large(house, found, {"tuner/rooms": MOST_MODULES + 1}) == {}
+
+
+def test_a_package_without_a_docstring_is_found(house: Path) -> None:
+    """So is one with a single line."""
+    (house / "tuner/rooms/__init__.py").write_text("")
+    (house / "tuner/__init__.py").write_text('"""Keep rooms."""\n')
+    assert too_terse(packages(house, "tuner")) == [str(house / "tuner"), str(house / "tuner/rooms")]
+
+
+def test_a_docstring_that_names_a_module_that_left_is_found(house: Path) -> None:
+    """Modules are found in the package, in its distribution and by their full names; a class in its module."""
+    package = house / "tuner/rooms"
+    assert missing_modules(house, package) == []
+    names = ("rooms.door", "tuner.rooms.door", "door.Hinge", "attic", "cellar", "attic.door", "door.Knob", "tuner.roof")
+    (package / "__init__.py").write_text(f'"""Keep rooms: {", ".join(f"``{name}``" for name in names)}."""\n')
+    assert missing_modules(house, package) == ["cellar", "attic.door", "door.Knob", "tuner.roof"]
+
+
+def test_a_shared_name_is_found(house: Path) -> None:
+    """Wherever the two packages stand."""
+    assert homonyms(packages(house, "tuner", "service")) == {}
+    (house / "service/door.py").touch()
+    assert homonyms(packages(house, "tuner", "service")) == {"door": ["rooms", "service"]}
+
+
+def test_a_folder_of_tests_without_a_package_is_found(house: Path) -> None:
+    """Folders of data files are none."""
+    for name in ("rooms/cellar", "service/cellar", "rooms/golden"):
+        (house / "tests" / name).mkdir(parents=True)
+    (house / "tests/rooms/cellar/test_wine.py").touch()
+    (house / "tests/service/cellar/__init__.py").touch()
+    (house / "tests/rooms/golden/written.txt").touch()
+    assert without_counterpart(house) == {"tests/rooms/cellar", "tests/service/cellar"}
+
+
+def test_a_path_that_is_not_there_is_found(house: Path) -> None:
+    """Between backticks, in a link, and in the tree, where notes and their second lines are no paths."""
+    document = house / "GUIDE.md"
+    document.write_text(
+        "See `tuner/rooms/door.py`, `tuner/rooms/window.py` and [the guide](GUIDE.md), not [the plan](PLAN.md#ground)\n"
+        "or [the street](https://example.org).\n\n```\ntuner/          rooms\n  rooms/        doors and\n"
+        "                more\n    door.py     opens\n    lock.py     closes\ntests/\n```\n"
+    )
+    assert missing_paths(house, document) == ["tuner/rooms/window.py", "PLAN.md", "tuner/rooms/lock.py"]
