@@ -186,6 +186,14 @@ def test_every_path_named_exists(document: str) -> None:
     assert len(list(named_paths((ROOT / document).read_text()))) > 5
 
 
+def test_the_glossary_is_in_order() -> None:
+    """Each term has its definition, its module, and its place in the alphabet."""
+    entries = re.split(r"^- ", (ROOT / "docs" / "glossary.md").read_text(), flags=re.MULTILINE)[1:]
+    terms = [entry.partition("**: ")[0].removeprefix("**") for entry in entries]
+    assert terms == sorted(terms)
+    assert [entry for entry in entries if not re.search(r"\.\s+`[\w/]+\.py`\s*$", entry)] == []
+
+
 def test_every_helper_has_its_line() -> None:
     """The README of the helpers lists each module of ``tests/support``, once."""
     support = ROOT / "tests" / "support"
