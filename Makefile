@@ -8,7 +8,7 @@ HASHED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 SOURCES := pyproject.toml constraints.txt requirements/runtime.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format serve gpu-test gpu-demo bench-install bench test-exports conformance openapi lock licenses clean
+.PHONY: help install demo test lint check format serve gpu-test gpu-demo bench-install bench test-exports conformance openapi lock licenses clean
 
 help:  ## Show these lines
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +47,16 @@ lint: $(VENV)/dev  ## Style, types and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy tuner service tests benchmarks examples tools
+
+# Tests that need neither torch nor a database nor a browser: with the plugin, importing one of these raises.
+FAST := tests/planning tests/schemas tests/exports tests/cli/test_export.py tests/hardware/test_gpu_lookup.py \
+  tests/estimation/test_allocator.py tests/estimation/test_replay.py tests/estimation/test_size_growth.py \
+  tests/estimation/test_verdict.py tests/system/test_files.py tests/system/test_host_failures.py \
+  tests/service/client/test_following.py tests/service/client/test_retries.py \
+  tests/project/test_imports.py tests/project/test_structure.py
+
+check: lint  ## Before a commit: style, types, and the tests that need no torch, database or browser
+	$(BIN)/python -m pytest -q -p tests.support.fast_tests -m 'not slow and not exports' $(FAST)
 
 format: $(VENV)/dev  ## Format the code
 	$(BIN)/ruff format .
