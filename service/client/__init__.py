@@ -13,7 +13,7 @@
 2. ``resources`` has every call once, as a coroutine.
 3. ``core`` retries within a retry budget (``retries``), waits with long polls, resumes streams and follows pages.
 4. ``protocol`` makes requests of documents and documents of answers; ``etag_cache`` keeps the latest documents.
-5. ``transport`` alone sends. ``errors`` is raised for everything else.
+5. ``transport`` alone sends. ``errors`` has the exceptions, which carry the service's problem document.
 
 Where a new thing goes: a call, ``resources``; a resource, also ``sync``; an error of a status, ``errors``.
 

@@ -2,7 +2,7 @@
 
 - ``work``: tunings, jobs, probes, events and recommendations as the API returns them.
 - ``states``: the states of a tuning or job, and the one table of the transitions between them.
-- ``workers``: devices, the workers that serve them, the queue, and health.
+- ``workers``: devices, the workers that serve them, the queue, statistics, and health.
 - ``api_keys``: scopes, callers, and the parts of a key. ``identifiers``: ids that sort by their time.
 - ``problems``: problem documents (RFC 9457). ``exports``: requests and lists of export formats.
 

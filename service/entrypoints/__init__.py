@@ -7,8 +7,8 @@
 - ``work`` is `batchwright work`: the workers of a host without an API.
 - ``export_openapi`` writes the OpenAPI document.
 
-Each follows one pipeline: read the settings, build with ``service.bootstrap``, configure logging, start, wait for a
-signal, hand back what runs, close. A second signal forces the shutdown.
+The first three follow one pipeline: take the settings, build with ``service.bootstrap``, configure logging, start, wait
+until asked to stop, hand back what runs, close. A second signal to `serve` or `work` forces the shutdown.
 
 Where a new thing goes: another process, a module here and a command in ``service.cli``; a bound on clients that hold
 connections, ``connections``; an object that processes need, ``service.bootstrap``.
