@@ -52,11 +52,10 @@ lint: $(VENV)/dev  ## Style, types and formatting
 FAST := tests/planning tests/schemas tests/exports tests/cli/test_export.py tests/hardware/test_gpu_lookup.py \
   tests/estimation/test_allocator.py tests/estimation/test_replay.py tests/estimation/test_size_growth.py \
   tests/estimation/test_verdict.py tests/system/test_files.py tests/system/test_host_failures.py \
-  tests/service/client/test_following.py tests/service/client/test_retries.py \
   tests/project/test_imports.py tests/project/test_structure.py
 
 check: lint  ## Before a commit: style, types, and the tests that need no torch, database or browser
-	$(BIN)/python -m pytest -q -p tests.support.fast_tests -m 'not slow and not exports' $(FAST)
+	$(BIN)/python -m pytest -q -p tests.support.fast_tests -m 'not (slow or torch or exports)' $(FAST)
 
 format: $(VENV)/dev  ## Format the code
 	$(BIN)/ruff format .

@@ -571,6 +571,7 @@ SPEC = mlp_spec(
 )
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("size", "share", "sizes"), [(4, 4, (4,)), (7, 13, (6, 7)), (2, 9, (1, 2, 2, 2)), (5, 50, (5, 5, 5, 5))]
 )
@@ -592,6 +593,7 @@ def test_a_timing_probe_times_the_plans_own_micro_batches(
         assert 0 < timing.micro_batch_seconds < timing.update_seconds
 
 
+@pytest.mark.torch
 def test_a_probe_of_the_search_times_its_one_update(supervisor: ProbeSupervisor) -> None:
     """What it sees anyway."""
     request = ProbeRequest(spec=SPEC, micro_batch_size=8, samples_per_window=64, device="cpu")
@@ -601,6 +603,7 @@ def test_a_probe_of_the_search_times_its_one_update(supervisor: ProbeSupervisor)
     assert result.timing.update_seconds <= result.seconds.measure
 
 
+@pytest.mark.torch
 def test_a_timing_probe_that_fails_is_still_known_as_one(supervisor: ProbeSupervisor) -> None:
     """A process that is killed leaves no result: the supervisor says what the probe was for."""
     request = ProbeRequest(
@@ -614,6 +617,7 @@ def test_a_timing_probe_that_fails_is_still_known_as_one(supervisor: ProbeSuperv
     assert (result.outcome, result.measures_time, result.timing) == (Outcome.LOST, True, None), result.message
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("objective", ["fewest_steps", "fastest"])
 def test_a_real_tuning(supervisor: ProbeSupervisor, objective: Objective) -> None:
     """A plan that is exact, proven, and listed with what was measured."""

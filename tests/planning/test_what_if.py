@@ -366,6 +366,7 @@ def test_what_ifs_are_shown_as_estimated() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.torch
 @pytest.mark.usefixtures("forked")
 def test_a_what_if_agrees_with_a_tuning_of_the_changed_spec() -> None:
     """With activation checkpointing a GPT fits several times as much; the estimate is within 15 % of the truth."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.support.paths import ROOT
@@ -28,10 +29,14 @@ def test_the_fast_tests_are_found_without_torch() -> None:
     assert collected.returncode == 0, collected.stdout
 
 
-def test_a_fast_test_that_imports_torch_fails(tmp_path: Path) -> None:
-    """So does one that imports torch only while it runs."""
+@pytest.mark.parametrize(
+    "body",
+    ["import torch", "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch'], check=True)"],
+)
+def test_a_fast_test_that_imports_torch_fails(tmp_path: Path, body: str) -> None:
+    """Also one that imports torch only while it runs, or in a process that it starts."""
     module = tmp_path / "test_heavy.py"
-    module.write_text("def test_heavy():\n    import torch\n")
+    module.write_text(f"def test_heavy():\n    {body}\n")
     done = fast_tests("--rootdir", str(tmp_path), str(module))
     assert done.returncode == 1
     assert "torch is blocked by the test" in done.stdout

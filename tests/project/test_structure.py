@@ -80,13 +80,13 @@ def too_terse(found: Iterable[Path]) -> list[str]:
     return [str(package) for package, text in lines.items() if len(text) < FEWEST_LINES]
 
 
-def homonyms(found: Iterable[Path]) -> dict[str, list[str]]:
+def homonyms(found: Iterable[Path]) -> dict[str, set[str]]:
     """The names that modules of several packages share, with those packages."""
     places = defaultdict(list)
     for package in found:
         for module in modules(package):
             places[module.stem].append(package.name)
-    return {name: where for name, where in places.items() if len(where) > 1}
+    return {name: set(where) for name, where in places.items() if len(where) > 1}
 
 
 def without_counterpart(root: Path) -> set[str]:
@@ -245,7 +245,7 @@ def test_a_shared_name_is_found(house: Path) -> None:
     """Wherever the two packages stand."""
     assert homonyms(packages(house, "tuner", "service")) == {}
     (house / "service/door.py").touch()
-    assert homonyms(packages(house, "tuner", "service")) == {"door": ["rooms", "service"]}
+    assert homonyms(packages(house, "tuner", "service")) == {"door": {"rooms", "service"}}
 
 
 def test_a_folder_of_tests_without_a_package_is_found(house: Path) -> None:

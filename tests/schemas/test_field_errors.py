@@ -109,6 +109,7 @@ def schemas() -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.torch
 def test_every_kind_of_error_that_our_schemas_can_produce_has_words(schemas: list[dict[str, Any]]) -> None:
     """A new kind of schema fails here until its errors are looked up and worded."""
     kinds = {it["type"] for it in schemas} - {"no-info", "with-info", "string"}  # parts of functions, JSON schemas
@@ -143,6 +144,7 @@ def _readable(context: dict[str, Any]) -> dict[str, Any]:
     return {name: "'a', 'b'" for name in ("expected", "expected_tags") if name in context}
 
 
+@pytest.mark.torch
 def test_every_pattern_has_words(schemas: list[dict[str, Any]]) -> None:
     """No message holds a regular expression."""
     patterns = {str(it["pattern"]) for it in schemas if it["type"] == "str" and "pattern" in it}
