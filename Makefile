@@ -55,7 +55,7 @@ FAST := tests/planning tests/schemas tests/exports tests/cli/test_export.py test
   tests/project/test_imports.py tests/project/test_structure.py
 
 check: lint  ## Before a commit: style, types, and the tests that need no torch, database or browser
-	$(BIN)/python -m pytest -q -p tests.support.fast_tests -m 'not (slow or torch or exports)' $(FAST)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -p tests.support.fast_tests -m 'not (slow or torch or exports)' $(FAST)
 
 format: $(VENV)/dev  ## Format the code
 	$(BIN)/ruff format .

@@ -118,17 +118,6 @@ def test_every_make_target_named_exists() -> None:
     assert {"demo", "test"} <= set(named)
 
 
-def test_every_file_named_exists() -> None:
-    """The annotated tree and the links are true."""
-    named = re.findall(r"`((?:tuner|service|tests|benchmarks|examples|docker|openapi)/[\w./]+)`", README)
-    tree = re.findall(
-        r"^((?:tuner|service|tests|benchmarks|examples|docker|openapi)[\w./]*)\s", README, flags=re.MULTILINE
-    )
-    missing = [name for name in (*named, *tree) if not (ROOT / name).exists()]
-    assert missing == []
-    assert len(named) + len(tree) > 8
-
-
 def console() -> str:
     """The README's commands with what they print, in order."""
     return "\n".join(blocks("console"))
