@@ -18,8 +18,8 @@ The pipeline, from the request to the recommendation, is that of ``session``:
 ``fingerprint`` identifies a tuning, so that equal requests share one recommendation.
 
 Where a new thing goes: an objective, ``objectives`` and the request in ``tuner.schemas.requests``; a what-if,
-``what_if``; a field that changes memory, ``fingerprint``; a field of the recommendation,
-``tuner.schemas.recommendation`` first.
+``what_if``; a field of the spec that leaves memory as it is, ``fingerprint`` (every other field is part of it); a field
+of the recommendation, ``tuner.schemas.recommendation`` first.
 
 The package may import ``schemas``, ``system`` and the modules below them, and nothing else of ``tuner``.
 """
