@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
-import time
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from service.errors import DeviceTakenError
 from service.folders import make_own
@@ -32,7 +31,7 @@ class DeviceLock:
     def __init__(self, folder: Path, device: str) -> None:
         self.device = device
         self.path = folder / f"{device.replace(':', '-')}.lock"
-        self._descriptor: int | None = None
+        self._lock = FileLock(self.path, thread_local=False, poll_interval=_RETRY_SECONDS, fallback_to_soft=False)
 
     def acquire(self, owner: str, wait_seconds: float = 0.0) -> None:
         """Take it; ``owner`` is written into the file for people who wonder.
@@ -41,31 +40,16 @@ class DeviceLock:
             DeviceTakenError: when another live process has it and does not give it up within ``wait_seconds``.
         """
         make_own(self.path.parent)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        deadline = time.monotonic() + wait_seconds
-        while not _try_lock(descriptor):
-            if time.monotonic() >= deadline:
-                holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
-                os.close(descriptor)
-                raise DeviceTakenError(
-                    f"{self.device} is served by {holder} already (lock file {self.path}): end that process, or serve "
-                    "other devices"
-                )
-            time.sleep(_RETRY_SECONDS)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, owner.encode(), 0)
-        self._descriptor = descriptor
+        try:
+            self._lock.acquire(timeout=wait_seconds)
+        except Timeout:
+            holder = self.path.read_text(errors="replace").strip() or "another process"
+            raise DeviceTakenError(
+                f"{self.device} is served by {holder} already (lock file {self.path}): end that process, or serve "
+                "other devices"
+            ) from None
+        self.path.write_text(owner)
 
     def release(self) -> None:
         """Give it up. Idempotent."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        self._lock.release()

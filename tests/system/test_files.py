@@ -1,19 +1,36 @@
-"""Files that appear whole, what kills leave behind, and descriptors of any number."""
+"""Files that appear whole, what kills leave behind, locks of folders, and descriptors of any number."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
+import signal
 import socket
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
-from tuner.system.files import appearing_whole, tail, write_atomically
+import pytest
+
+from tuner.system.files import appearing_whole, holding, tail, write_atomically
 from tuner.system.json_channel import Channel
 
 NOBODY = 2**22 + 1
 """Above the largest process id of Linux (PID_MAX_LIMIT)."""
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from tuner.system.files import holding
+
+with holding(Path(sys.argv[1]), 0.0) as alone:
+    if alone and os.fork() == 0:
+        print(os.getpid(), flush=True)
+    time.sleep(600)
+"""
 
 
 def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path) -> None:
@@ -33,6 +50,34 @@ def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     write_atomically(tmp_path / "file[1]", "new")
     assert sorted(it.name for it in tmp_path.iterdir()) == sorted(["file[1]", *stays])
+
+
+def test_a_forked_child_does_not_hold_its_parents_folder(tmp_path: Path) -> None:
+    """The folder is free once the process that took it is killed, though a child of that process lives on."""
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        child = int(holder.stdout.readline())
+        try:
+            with holding(tmp_path, 0.0) as alone:
+                assert not alone
+            holder.kill()
+            holder.wait()
+            with holding(tmp_path, 0.0) as alone:
+                assert alone
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_folder_is_held_where_the_file_system_has_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Nothing that would outlive a killed process stands in for a lock: the file stays and is empty."""
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
+    with holding(tmp_path, 0.0) as alone:
+        assert alone
+    assert [it.stat().st_size for it in tmp_path.iterdir()] == [0]
 
 
 def test_the_tail_of_a_file_is_read_alone(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ for the device. The library answers it. It is kept in the user's cache folder.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -21,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from filelock import FileLock
 
 from tuner.errors import EstimateError
 from tuner.estimation.attention_kernels import FIGURES, Attention, choose
@@ -203,8 +204,7 @@ def _alone(cache: Path) -> Iterator[None]:
     """One process at a time compiles."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with (cache / ".compiling").open("w") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
+        with FileLock(cache / ".compiling", fallback_to_soft=False):
             yield
     except OSError as error:
         raise _NotKeptError(

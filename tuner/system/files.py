@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import glob
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from filelock import BaseFileLock, FileLock, Timeout
+
 from tuner.system.disk_space import naming_full_disk, require_space
 
 _LOCK = ".lock"
-_POLL_SECONDS = 0.05
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+"""Errors of a file system that has no locks."""
 
 
 @contextmanager
@@ -143,21 +145,24 @@ def holding(directory: Path, patience_seconds: float) -> Iterator[bool]:
     """Whether this process alone holds ``directory`` during the block; false when another one does.
 
     The kernel lets go when a process ends in whatever way, which may take it a while: that is what the patience is for.
+    A process that is forked during the block does not hold the folder.
     """
+    lock = FileLock(directory / _LOCK, timeout=patience_seconds, fallback_to_soft=False)
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / _LOCK).open("ab") as stream:
-        deadline = time.monotonic() + patience_seconds
-        while not (held := _try_lock(stream)) and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        yield held
+    try:
+        yield _acquired(lock)
+    finally:
+        lock.release()
 
 
-def _try_lock(stream: BinaryIO) -> bool:
-    with suppress(OSError):  # a file system without locks: there is nothing to wait for
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+def _acquired(lock: BaseFileLock) -> bool:
+    try:
+        lock.acquire()
+    except Timeout:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:  # without locks there is nothing to wait for
+            raise
     return True
 
 
