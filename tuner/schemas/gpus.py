@@ -1,10 +1,12 @@
-"""Documents on GPUs: memory figures with their uncertainty, and one kind of card. Pure data, no torch."""
+"""GPUs: memory figures with their uncertainty, one kind of card, and the file that lists the cards. No torch."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
+
+MIB = 1024**2
 
 
 class ByteInterval(Document):
@@ -63,3 +65,63 @@ class Gpu(Document):
         return KernelProfile(
             compute_capability=self.compute_capability, kind="rocm" if self.vendor == "amd" else "cuda"
         )
+
+
+ContextKind: TypeAlias = Literal["before 8.0", "8", "9 and later", "rocm", "unknown"]
+"""Cards whose processes take the same memory outside of torch's allocator: by compute capability, or AMD's."""
+
+
+class ContextEntry(Document):
+    """The memory a training process takes outside of torch's allocator, as ``gpus.toml`` says it."""
+
+    low_mebibytes: PositiveInt
+    """The least."""
+    expected_mebibytes: PositiveInt
+    """The likely figure."""
+    high_mebibytes: PositiveInt
+    """The most."""
+    source: str
+    """Where the figures come from."""
+
+    @property
+    def interval(self) -> ByteInterval:
+        """The figures in bytes."""
+        return ByteInterval(
+            low=self.low_mebibytes * MIB, expected=self.expected_mebibytes * MIB, high=self.high_mebibytes * MIB
+        )
+
+
+class GpuEntry(Document):
+    """One card, as ``gpus.toml`` says it."""
+
+    name: str
+    """Its name here."""
+    family: str = ""
+    """Its name where its memory goes without saying, for example `A100`; its name here when left out."""
+    aliases: tuple[str, ...] = ()
+    """Other names: NVML's, torch's, and those of its variants with the same memory."""
+    vendor: Literal["nvidia", "amd"] = "nvidia"
+    """Its maker."""
+    marketed_memory: str
+    """The memory it is sold with."""
+    compute_capability: tuple[int, int]
+    """As torch reports it."""
+    total_mebibytes: PositiveInt
+    """Torch's `total_memory`."""
+    evidence: Literal["reported", "derived"] = "reported"
+    """Where the total comes from: torch's own report, or a rule."""
+    ecc_is_optional: bool = False
+    """Whether ECC is off as the card is shipped, and takes a part of the total when it is switched on."""
+    source: str
+    """Where the total comes from, with an address where there is one."""
+    notes: tuple[str, ...] = ()
+    """What somebody who takes this card should know."""
+
+
+class GpuFile(Document):
+    """The content of ``gpus.toml``."""
+
+    gpus: tuple[GpuEntry, ...]
+    """Every card, in the order in which they are listed."""
+    contexts: dict[ContextKind, ContextEntry]
+    """The memory outside of torch's allocator."""
