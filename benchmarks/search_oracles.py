@@ -31,7 +31,8 @@ from tests.support.oracles import (
     run_search,
     wobble,
 )
-from tuner.planning.search import MicroBatchSearch, SearchSpace
+from tuner.planning.search import MicroBatchSearch
+from tuner.planning.search_space import SearchSpace
 from tuner.schemas.recommendation import Proof
 from tuner.schemas.results import ExpectedPeak, ExpectedPeaks
 

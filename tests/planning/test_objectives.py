@@ -25,7 +25,8 @@ from tuner.errors import SearchError
 from tuner.hardware.inventory import cpu
 from tuner.planning.accumulation import balanced_plan, balanced_split
 from tuner.planning.fingerprint import installed_versions, question
-from tuner.planning.objectives import MOST_TIMING_PROBES, next_to_time, sizes_for_steps
+from tuner.planning.objectives import next_to_time, sizes_for_steps
+from tuner.planning.parameters import DEFAULT_PARAMETERS
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.base import Document
@@ -340,7 +341,7 @@ def test_the_fastest_plan_is_near_the_best_where_time_is_affine(  # noqa: PLR091
     device = holding(largest, seconds=lambda size: each + sample * size, step_seconds=step, deviation=deviation)
     found = answer("fastest", share, device)
     assert found.micro_batch_size is not None
-    assert len(timed(found)) <= MOST_TIMING_PROBES
+    assert len(timed(found)) <= DEFAULT_PARAMETERS.most_timed_plans
     best = min(device.update_seconds(share, size) for size in sizes_for_steps(share, min(share, largest)))
     rounding = 1 / found.micro_batch_size  # a plan is timed by two micro-batches: their mean is within half a sample
     allowed = 1.02 + rounding + 8 * deviation
@@ -364,7 +365,7 @@ def test_a_plan_that_cannot_be_timed_is_not_chosen() -> None:
 def test_without_any_time_the_largest_that_fits_is_the_answer() -> None:
     """After four failures no more is tried."""
     found = answer("fastest", 512, holding(40, fails_to_time=frozenset(range(600))))
-    assert len(timed(found)) == MOST_TIMING_PROBES
+    assert len(timed(found)) == DEFAULT_PARAMETERS.most_timed_plans
     assert (found.micro_batch_size, found.choice[:23]) == (40, "No plan could be timed:")
 
 

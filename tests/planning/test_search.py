@@ -26,7 +26,8 @@ from tests.support.oracles import (
     run_search,
 )
 from tuner.errors import SearchError
-from tuner.planning.search import Failure, MicroBatchSearch, SearchSpace
+from tuner.planning.search import Failure, MicroBatchSearch
+from tuner.planning.search_space import SearchSpace
 from tuner.schemas.recommendation import Proof
 from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
 

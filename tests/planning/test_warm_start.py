@@ -70,7 +70,7 @@ def course(request: TuningRequest, versions: dict[str, str], earlier: Recommenda
     """A tuning that has not begun, led by an earlier answer where there is one."""
     tuning = Tuning(request, CPU, environment={}, versions=versions)
     if earlier is not None:
-        tuning.recall(earlier)
+        tuning.warm_start_from(earlier)
     return tuning
 
 
@@ -191,7 +191,7 @@ def test_memory_beside_the_tensors_that_moved_is_searched(context: int, probes: 
 def test_the_fastest_plan_is_searched_and_timed_again() -> None:
     """A time is not confirmed by a peak: an earlier answer leads the search by its curve alone."""
     request = asking(objective="fastest")
-    led = course(request, NOW).led_by(answered(request))
+    led = course(request, NOW).possible_warm_start(answered(request))
     assert led.size is None
     assert led.peaks is not None
 
@@ -254,13 +254,13 @@ def test_another_device_is_another_question(changes: dict[str, str]) -> None:
     """A like card elsewhere will do, another one will not."""
     device = CPU.model_copy(update=changes)
     with pytest.raises(SpecError, match=f"device.{next(iter(changes))}"):
-        Tuning(asking(), device, environment={}, versions=NOW).recall(answered())
+        Tuning(asking(), device, environment={}, versions=NOW).warm_start_from(answered())
 
 
 def test_another_allocator_setting_is_another_question() -> None:
     """The environment that probes run with changes what fits."""
     with pytest.raises(SpecError, match=r"environment\.A"):
-        Tuning(asking(), CPU, environment={"A": "1"}, versions=NOW).recall(answered())
+        Tuning(asking(), CPU, environment={"A": "1"}, versions=NOW).warm_start_from(answered())
 
 
 def test_an_answer_that_was_edited_is_refused() -> None:
@@ -274,7 +274,7 @@ def test_a_kernels_own_limit_counts_for_the_same_versions_only(versions: dict[st
     """Another version may have lifted it; less memory has not."""
     earlier = answered(memory=Memory(largest_valid=40))
     assert earlier.evidence.proof.stopped_by == "invalid-size"
-    led = course(asking(990 * MIB), versions).led_by(earlier)
+    led = course(asking(990 * MIB), versions).possible_warm_start(earlier)
     assert led.size == (40 if confirms else None)
 
 
@@ -292,7 +292,7 @@ def test_an_answer_with_contradictions_confirms_nothing() -> None:
     earlier = answered()
     odd = (*earlier.evidence.probes, probe_result(60, used_bytes=MIB))
     evidence = Evidence(probes=odd, proof=earlier.evidence.proof)
-    assert course(asking(), NOW).led_by(earlier.model_copy(update={"evidence": evidence})).size is None
+    assert course(asking(), NOW).possible_warm_start(earlier.model_copy(update={"evidence": evidence})).size is None
 
 
 def test_a_drop_that_lets_the_next_size_in_is_searched() -> None:
@@ -319,7 +319,7 @@ def test_an_earlier_answer_comes_before_the_first_probe() -> None:
     assert probe is not None
     tuning.record(Memory().run(probe))
     with pytest.raises(SearchError, match="1 probes were recorded"):
-        tuning.recall(answered())
+        tuning.warm_start_from(answered())
 
 
 @pytest.mark.parametrize("memory", [Memory(), Memory(slope=22.0), Memory(slope=18.0)])

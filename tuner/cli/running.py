@@ -42,7 +42,7 @@ def tune(request: TuningRequest, console: Console, earlier: Recommendation | Non
     with ProbeSupervisor(device) as runner, ProbeBoard(console) as board:
         tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
         if earlier is not None:
-            tuning.recall(earlier)
+            tuning.warm_start_from(earlier)
         board.doing("checking that the loss is a sum over samples")
         judge_coupling(tuning, runner.check_coupling)
         board.doing("checking the spec and estimating its memory")

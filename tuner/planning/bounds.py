@@ -12,25 +12,22 @@ from collections.abc import Sequence
 from tuner.errors import FieldProblem, SpecError
 from tuner.planning.accumulation import check_listable
 from tuner.planning.objectives import sizes_for_steps
-from tuner.planning.posterior import SATURATED_SHARE
-from tuner.planning.search import SearchSpace
+from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from tuner.planning.search_space import SearchSpace
 from tuner.schemas.recommendation import Proof
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult
 from tuner.units import format_bytes
 
-_CPU_SHARE = 0.5
-"""Of the host's memory, when no limit is given for the CPU: the rest is for the system and for reading data."""
 
-
-def memory_limit(request: TuningRequest, device: DeviceInfo) -> int:
+def memory_limit(request: TuningRequest, device: DeviceInfo, parameters: SearchParameters = DEFAULT_PARAMETERS) -> int:
     """The memory a run may take, before the margin: as asked, else the whole card, or half of the host.
 
     Raises:
         SpecError: when more is asked for than the device has.
     """
     if request.memory_limit_bytes is None:
-        return int(device.total_bytes * _CPU_SHARE) if device.kind == "cpu" else device.total_bytes
+        return int(device.total_bytes * parameters.cpu_memory_share) if device.kind == "cpu" else device.total_bytes
     if request.memory_limit_bytes > device.total_bytes:
         message = (
             f"is above the {format_bytes(device.total_bytes)} ({device.total_bytes} bytes) of {device.id} "
@@ -74,22 +71,26 @@ def check_plan(request: TuningRequest, space: SearchSpace) -> None:
     check_listable(request.effective_batch_size, request.spec.parallelism.world_size, space.size(space.count))
 
 
-def peak_without_gradients(probes: Sequence[ProbeResult], size: int) -> float | None:
+def peak_without_gradients(
+    probes: Sequence[ProbeResult], size: int, parameters: SearchParameters = DEFAULT_PARAMETERS
+) -> float | None:
     """The peak in bytes to expect at ``size`` in an update of one micro-batch; none where measurements do not tell.
 
     It is the line through the two largest fits of accumulating updates, less the gradients. Where there is one such
     fit, the line begins at what is resident with the gradients. Fits whose peak the limit may have cut off are left
     out: the line through them is too flat.
     """
-    fits = {it.micro_batch_size: it for it in probes if it.outcome is Outcome.FIT and it.used_bytes and it.accumulates}
+    measured = [probe for probe in probes if probe.outcome is Outcome.FIT and probe.used_bytes and probe.accumulates]
+    fits = {probe.micro_batch_size: probe for probe in measured}
     if not fits:
         return None
-    telling = {at: it for at, it in fits.items() if not _may_be_cut_off(it)} or {max(fits): fits[max(fits)]}
+    whole = {at: fit for at, fit in fits.items() if not _may_be_cut_off(fit, parameters)}
+    telling = whole or {max(fits): fits[max(fits)]}
     high = telling[max(telling)]
     if high.model is None:
         return None
     gradients = high.model.parameter_bytes * high.model.trainable_parameters / max(1, high.model.parameters)
-    points: list[tuple[int, float]] = [(it, telling[it].used_bytes or 0) for it in sorted(telling)[-2:]]
+    points: list[tuple[int, float]] = [(at, telling[at].used_bytes or 0) for at in sorted(telling)[-2:]]
     if len(points) == 1:
         if high.resident_bytes is None:
             return None
@@ -98,11 +99,11 @@ def peak_without_gradients(probes: Sequence[ProbeResult], size: int) -> float | 
     return high_used + (high_used - low_used) / (high_size - low_size) * (size - high_size) - gradients
 
 
-def _may_be_cut_off(fit: ProbeResult) -> bool:
+def _may_be_cut_off(fit: ProbeResult, parameters: SearchParameters) -> bool:
     """Return whether a process's libraries may have asked for more than the limit let them have."""
     if fit.process_peak_bytes is None or fit.limit_bytes is None:
         return False
-    return fit.process_peak_bytes > SATURATED_SHARE * fit.limit_bytes
+    return fit.process_peak_bytes > parameters.saturated_share * fit.limit_bytes
 
 
 def whole_share_proof(share: int, below: Proof) -> Proof:

@@ -1,4 +1,4 @@
-"""What a tuning is for: which sizes each objective is about, and which plan it chooses. Pure, no torch.
+"""The objectives of a tuning: the sizes each searches, and the plan it chooses. Pure, no torch.
 
 A plan depends on its largest micro-batch only through the number of accumulation steps, ``ceil(share / size)``. So
 ``fewest_steps`` and ``fastest`` search the sizes at which that number changes, about ``2 * sqrt(share)`` of them.
@@ -15,22 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.schemas.recommendation import Alternative, Proof
 from tuner.schemas.requests import Objective
 from tuner.schemas.results import Outcome, ProbeResult
-
-MOST_TIMING_PROBES = 4
-"""Each takes a process and some seconds: enough for the fewest steps, a neighbour, and two that promise more."""
-_NEIGHBOURS = 2
-"""Plans that are timed whatever the measurements of the search say."""
-_CONSIDERED = 16
-"""Plans, from the fewest steps upward, among which the fastest is looked for."""
-_LISTED = 5
-"""Plans, from the fewest steps upward, that a recommendation lists, besides those that were timed."""
-_LEAST_NOISE = 0.02
-"""Updates of two processes differ by this much on an idle host: a smaller difference is none."""
-_SIGNIFICANT = 2.0
-"""Standard errors that a difference must have."""
 
 _Point = tuple[float, float]
 
@@ -66,44 +54,56 @@ def plan_size(share: int, steps: int) -> int:
 # --- the fastest plan ---
 
 
-def next_to_time(share: int, largest: int, probes: Sequence[ProbeResult]) -> int | None:
+def next_to_time(
+    share: int, largest: int, probes: Sequence[ProbeResult], parameters: SearchParameters = DEFAULT_PARAMETERS
+) -> int | None:
     """The plan, by its largest micro-batch, that is worth timing next; none when it would change nothing.
 
     Args:
         share: samples of a rank in an update.
         largest: the largest size that fits.
         probes: every probe so far.
+        parameters: the tuned constants.
     """
-    tried = {it.micro_batch_size for it in probes if it.measures_time}
+    tried = {probe.micro_batch_size for probe in probes if probe.measures_time}
     best = _best(share, probes)
     calm = best is not None and not best.allocator_retries
-    untried = [size for size in _considered(share, largest, probes, thrashing=not calm) if size not in tried]
-    if len(tried) >= MOST_TIMING_PROBES or not untried:
+    possible = _possible(share, largest, probes)[-parameters.considered_plans :]
+    considered = _thrashing_last(reversed(possible), probes, keep=not calm)
+    untried = [size for size in considered if size not in tried]
+    if len(tried) >= parameters.most_timed_plans or not untried:
         return None
-    if best is None or not calm or len(tried) < _NEIGHBOURS:
+    if best is None or not calm or len(tried) < parameters.least_timed_plans:
         return untried[0]
-    promised = _promised_seconds(share, probes)
-    promising = min(untried, key=promised)
-    return promising if promised(promising) < _seconds(share, best) * (1.0 - _difference(best, best)) else None
+    optimistic = _optimistic_seconds(share, probes)
+    promising = min(untried, key=optimistic)
+    threshold = _seconds(share, best) * (1.0 - _difference(best, best, parameters))
+    return promising if optimistic(promising) < threshold else None
 
 
-def fastest(share: int, probes: Sequence[ProbeResult]) -> ProbeResult | None:
+def fastest(
+    share: int, probes: Sequence[ProbeResult], parameters: SearchParameters = DEFAULT_PARAMETERS
+) -> ProbeResult | None:
     """The timing probe of the plan with the most samples per second; none when no plan could be timed.
 
-    Of equally fast ones that with the least memory.
+    Of equally fast plans the one with the least memory.
     """
     best = _best(share, probes)
     if best is None:
         return None
-    tied = [it for it in _rivals(probes) if _seconds(share, it) <= _seconds(share, best) * (1 + _difference(it, best))]
-    return min(tied, key=lambda it: (it.held_bytes or 0, it.micro_batch_size))
+    shortest = _seconds(share, best)
+    tied = [
+        probe
+        for probe in _rivals(probes)
+        if _seconds(share, probe) <= shortest * (1 + _difference(probe, best, parameters))
+    ]
+    return min(tied, key=lambda probe: (probe.held_bytes or 0, probe.micro_batch_size))
 
 
-def _considered(share: int, largest: int, probes: Sequence[ProbeResult], *, thrashing: bool) -> list[int]:
-    """The plans with few steps, from the fewest upward; those known to thrash last, or not at all."""
-    sizes = list(reversed(_possible(share, largest, probes)[-_CONSIDERED:]))
-    slow = {it.micro_batch_size for it in probes if it.allocator_retries}
-    return [size for size in sizes if size not in slow] + [size for size in sizes if size in slow and thrashing]
+def _thrashing_last(sizes: Iterable[int], probes: Sequence[ProbeResult], *, keep: bool) -> list[int]:
+    """``sizes`` with those of plans known to thrash at the end, or left out unless ``keep``."""
+    slow = {probe.micro_batch_size for probe in probes if probe.allocator_retries}
+    return sorted((size for size in sizes if keep or size not in slow), key=slow.__contains__)
 
 
 def _possible(share: int, largest: int, probes: Iterable[ProbeResult]) -> list[int]:
@@ -111,26 +111,27 @@ def _possible(share: int, largest: int, probes: Iterable[ProbeResult]) -> list[i
 
     A whole share may fit where smaller micro-batches, of which there are several in an update, do not.
     """
-    searched = [it for it in probes if it.accumulates and not it.measures_time]
-    failed = {it.micro_batch_size for it in searched if it.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}}
+    searched = [probe for probe in probes if probe.accumulates and not probe.measures_time]
+    failed = {probe.micro_batch_size for probe in searched if probe.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}}
     least = min(failed, default=share)
     return [size for size in sizes_for_steps(share, largest) if size == largest or size < least]
 
 
 def _best(share: int, probes: Iterable[ProbeResult]) -> ProbeResult | None:
-    return min(_rivals(probes), key=lambda it: _seconds(share, it), default=None)
+    return min(_rivals(probes), key=lambda probe: _seconds(share, probe), default=None)
 
 
 def _rivals(probes: Iterable[ProbeResult]) -> list[ProbeResult]:
     """The timed plans; those that thrash only where all of them do."""
-    timed = [it for it in probes if it.measures_time and it.outcome is Outcome.FIT and it.timing is not None]
-    return [it for it in timed if not it.allocator_retries] or timed
+    fits = [probe for probe in probes if probe.measures_time and probe.outcome is Outcome.FIT]
+    timed = [probe for probe in fits if probe.timing is not None]
+    return [probe for probe in timed if not probe.allocator_retries] or timed
 
 
-def _difference(one: ProbeResult, other: ProbeResult) -> float:
+def _difference(one: ProbeResult, other: ProbeResult, parameters: SearchParameters) -> float:
     """The relative difference in time from which on two timed plans are not equally fast."""
-    noise = [it.timing.noise if it.timing else 0.0 for it in (one, other)]
-    return max(_LEAST_NOISE, _SIGNIFICANT * math.hypot(*noise))
+    noise = [probe.timing.noise if probe.timing else 0.0 for probe in (one, other)]
+    return max(parameters.least_time_difference, parameters.significant_errors * math.hypot(*noise))
 
 
 def _seconds(share: int, probe: ProbeResult) -> float:
@@ -140,19 +141,26 @@ def _seconds(share: int, probe: ProbeResult) -> float:
 # --- the alternatives ---
 
 
-def alternatives(share: int, chosen_size: int, largest: int, probes: Sequence[ProbeResult]) -> tuple[Alternative, ...]:
-    """Plans that fit, from the fewest steps upward, with what they take as far as the probes tell.
+def alternatives(
+    share: int,
+    chosen_size: int,
+    largest: int,
+    probes: Sequence[ProbeResult],
+    parameters: SearchParameters = DEFAULT_PARAMETERS,
+) -> tuple[Alternative, ...]:
+    """Plans that fit, from the fewest steps upward, with their memory and time as far as the probes tell.
 
     Args:
         share: samples of a rank in an update.
         chosen_size: the recommended micro-batch size.
         largest: the largest size that fits.
         probes: every probe.
+        parameters: the tuned constants.
     """
     chosen = plan_size(share, steps_of(share, chosen_size))
     fits = _fits(probes)
     timed = [size for size, probe in fits.items() if probe.measures_time]
-    listed = {*_possible(share, largest, probes)[-_LISTED:], *timed, chosen}
+    listed = {*_possible(share, largest, probes)[-parameters.listed_plans :], *timed, chosen}
     seconds, memory = _expected_seconds(share, probes), _expected_bytes(share, probes)
     return tuple(
         _measured(share, fits[size], chosen=size == chosen)
@@ -190,7 +198,7 @@ def _rate(share: int, seconds: float | None) -> float | None:
 
 def _fits(probes: Iterable[ProbeResult]) -> dict[int, ProbeResult]:
     """The fit of each size; of several the last, which is the one that measured its time."""
-    return {it.micro_batch_size: it for it in probes if it.outcome is Outcome.FIT}
+    return {probe.micro_batch_size: probe for probe in probes if probe.outcome is Outcome.FIT}
 
 
 def _expected_seconds(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], float | None]:
@@ -204,30 +212,30 @@ def _expected_seconds(share: int, probes: Sequence[ProbeResult]) -> Callable[[in
     return expected
 
 
-def _promised_seconds(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], float]:
-    """The same, but hopeful: infinite where nothing tells.
+def _optimistic_seconds(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], float]:
+    """Optimistic seconds per update; infinity outside the measured range.
 
     Where small micro-batches were seen to be faster than large ones, those between are taken to share the gain by their
-    order of magnitude: where it begins is not known.
+    order of magnitude: where the gain begins is not known.
     """
     expected = _expected_seconds(share, probes)
     points = [(math.log(place), seconds) for place, seconds in _seconds_by_micro_batches(share, probes)]
 
-    def promised(size: int) -> float:
+    def optimistic(size: int) -> float:
         seconds = expected(size)
         return math.inf if seconds is None else min(seconds, _on_lines(points, math.log(steps_of(share, size))))
 
-    return promised
+    return optimistic
 
 
 def _seconds_by_micro_batches(share: int, probes: Sequence[ProbeResult]) -> list[_Point]:
-    """How long an update of ``share`` samples takes, by how many micro-batches make it: what every fit has measured."""
-    timed = [it for it in _fits(probes).values() if it.timing is not None]
-    return _by_place((_micro_batches(share, it), _seconds(share, it)) for it in timed)
+    """The seconds of an update of ``share`` samples that the fits measured, by the number of its micro-batches."""
+    timed = [probe for probe in _fits(probes).values() if probe.timing is not None]
+    return _by_place((_micro_batches(share, probe), _seconds(share, probe)) for probe in timed)
 
 
 def _micro_batches(share: int, probe: ProbeResult) -> float:
-    """How many micro-batches like those of a probe make an update of ``share`` samples."""
+    """The number of micro-batches like those of a probe in an update of ``share`` samples."""
     if probe.measures_time or not probe.accumulates:
         return steps_of(share, probe.micro_batch_size)
     return max(2.0, share / probe.micro_batch_size)
@@ -235,7 +243,7 @@ def _micro_batches(share: int, probe: ProbeResult) -> float:
 
 def _expected_bytes(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], int | None]:
     """The peak of a plan by its largest micro-batch: on the lines through the fits of updates like its own."""
-    fits = [(it.micro_batch_size, it.held_bytes, it.accumulates) for it in _fits(probes).values()]
+    fits = [(probe.micro_batch_size, probe.held_bytes, probe.accumulates) for probe in _fits(probes).values()]
 
     def expected(size: int) -> int | None:
         points = _by_place((at, held) for at, held, accumulates in fits if held and accumulates == (size < share))
@@ -271,7 +279,7 @@ def choice_in_words(  # noqa: PLR0913 - everything a choice may rest on
     *,
     of_a_grid: bool = False,
 ) -> str:
-    """Why the plan of ``size`` and no other.
+    """Explain why the plan of ``size`` was chosen and no other.
 
     Args:
         objective: of the request.
@@ -286,9 +294,9 @@ def choice_in_words(  # noqa: PLR0913 - everything a choice may rest on
         return _largest_in_words(size, proof, of_a_grid=of_a_grid)
     if objective == "fewest_steps":
         return f"{steps} accumulation steps are the fewest that fit, and micro-batches of {size} are enough for them."
-    timed = [it for it in listed if it.timed_updates > 1]
-    calm = [it for it in timed if not it.thrashing] or timed
-    rates = {it.micro_batch_size: it.samples_per_second or 0.0 for it in calm}
+    timed = [plan for plan in listed if plan.timed_updates > 1]
+    calm = [plan for plan in timed if not plan.thrashing] or timed
+    rates = {plan.micro_batch_size: plan.samples_per_second or 0.0 for plan in calm}
     rate = rates.get(size)
     if rate is None:
         largest = f"{proof.fits} is the largest micro-batch that fits of those that change the steps"

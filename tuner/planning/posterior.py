@@ -1,8 +1,8 @@
-"""Where the largest size that fits may lie, by what was measured and what was expected. Pure, no torch.
+"""The posterior of a search: where the largest size that fits may lie, by measurements and an estimate. Pure, no torch.
 
-A belief is a weighted list of ways the answer may lie; each tells, for a micro-batch size, the chance that it fits. No
-figure is trusted absolutely: a part of the belief allows for a limit that is effectively lower or higher
-(fragmentation, a biased measurement), a part knows nothing but the bracket.
+A posterior is a weighted list of hypotheses on the memory curve. Each gives, for a micro-batch size, the probability
+that the size fits. No figure is trusted absolutely: a part of the weight allows for a limit that is effectively lower
+or higher (fragmentation, a biased measurement), another part knows nothing but the bracket.
 """
 
 from __future__ import annotations
@@ -14,73 +14,44 @@ from functools import cached_property
 from statistics import fmean
 from typing import TypeAlias
 
-FIT_CHANCE = 0.6823
-"""Chance to fit of the size worth asking for when an OOM costs three fits. A search is a code with symbols that last 1
-(fit) and 3 (OOM): it carries most when the chance ``p`` of the short one solves ``p + p**3 = 1`` (Shannon 1948)."""
-FIRST_CHANCE = 0.85
-"""The same for the first size that an estimate leads to. It is worth more when it fits: what it measures then bends the
-curve, and a few percent below the answer do that as well as the answer itself."""
-_NOISE_LEVELS = ((3e-5, 0.5), (3e-4, 0.2), (3e-3, 0.2), (3e-2, 0.1))
-"""Noise of a measured peak as a share of the limit, and how likely each level is beforehand. CUDA peaks lie within
-0.05 % (typically) to 0.34 % of a line and the peak of a CPU process within 0.9 %; many are exact."""
-_LIMIT_DOUBT = ((0.0, 0.9), (0.05, 0.1))
-"""How far the limit that counts may be from the nominal one, and how likely: fragmentation takes 0 to 12 %."""
-_IGNORANCE = 0.02
-"""Share of the belief that no memory figure can move: a cliff, a jump, a limit of another kind."""
-_ESTIMATE_ERRORS = ((0.003, 0.005, 0.3), (0.03, 0.05, 0.5), (0.15, 0.3, 0.2))
-"""How far an estimate may be off: where it meets the limit (as a share of the limit), in its slope (as a share of the
-slope), and how likely. Published estimators reach a median error of 2.5 % to 3.6 %, some are far off."""
-_ESTIMATE_SHARE = 0.7
-"""Weight of the estimate's curve beside the straight line through the measurements, once there is one."""
-_ANCHOR_NOISE = 2e-3
-"""As a share of the limit: what one size shows between updates, against what the curve means at size 0."""
-_GIVES = ((0.0, 0.4), (0.03, 0.2), (0.06, 0.2), (0.1, 0.2))
-"""How much less, as a share of the limit, a process can do with than it asks for, and how likely. MKL does without its
-packing buffers where these are refused: one a thread, of 4.7 MB in a GPT-2 of 128 MiB on two cores."""
-_NO_GIVE = ((0.0, 1.0),)
-SATURATED_SHARE = 0.97
-"""Where something may be given up, a peak above this share of the limit may be cut off by the limit, and only tells
-that no less was asked for."""
-_CUT_OFF_EVIDENCE = 0.5 * math.log(2 * math.pi) - math.log(1 - SATURATED_SHARE)
-"""Logarithm of how likely such a peak is: anywhere from there to the limit. Less what ``_Bend`` leaves out of a normal
-density."""
-_FAR = 4.0
-"""Ratios of peak to limit are clipped here, and as far below 0: larger values carry no information."""
-_FLAT = 1e-4
-"""A rise below this share is none: the floor, or noise."""
-_KINK = 0.8
-"""A rise of less than this share of the later one belongs to another piece of the memory curve (a floor's end)."""
-_LEVER = 1.1
-"""How many times the size a later measurement must have for a kink to be told from noise."""
+from tuner.planning.parameters import DEFAULT_PARAMETERS, Levels, SearchParameters
 
 Survival: TypeAlias = Callable[[float], float]
-"""The chance that a micro-batch of this size fits."""
-Belief: TypeAlias = list[tuple[float, Survival]]
-"""Weighted ways the answer may lie."""
+"""The probability that a micro-batch of this size fits, under one hypothesis."""
+Posterior: TypeAlias = list[tuple[float, Survival]]
+"""Weighted hypotheses."""
 Point: TypeAlias = tuple[int, int]
 """A size that fits, and its measured peak in bytes."""
 Curve: TypeAlias = Callable[[float], float]
 """The bytes that an estimate expects at a size."""
 
 
-def believed(points: Sequence[Point], limit: int | None, end: int, start: float | None = None) -> Belief:
-    """Where the answer may lie by measurements alone, before the outcomes of the bracket are taken into account.
+def from_measurements(
+    points: Sequence[Point],
+    limit: int | None,
+    end: int,
+    start: float | None = None,
+    parameters: SearchParameters = DEFAULT_PARAMETERS,
+) -> Posterior:
+    """The posterior by measurements alone, before the outcomes of the bracket are taken into account.
 
     Args:
-        points: what was measured, by rising size, on one affine piece of the memory curve (``rising``).
+        points: what was measured, by rising size, on one affine piece of the memory curve (``last_affine_piece``).
         limit: bytes a probe may take.
         end: a size that the answer is surely below.
         start: with a single point, where the answer may begin.
+        parameters: the tuned constants.
     """
-    ignorance: Belief = [(_IGNORANCE, _anywhere(0.5, end))]
+    unknown = parameters.ignorance
+    ignorance: Posterior = [(unknown, _anywhere(0.5, end))]
     if not limit or not points:
         return ignorance
     if len(points) == 1:
-        return [*ignorance, (1 - _IGNORANCE, _anywhere(min(start or points[0][0], end - 1), end))]
-    return [*ignorance, *(((1 - _IGNORANCE) * weight, survival) for weight, survival in _lines(points, limit))]
+        return [*ignorance, (1 - unknown, _anywhere(min(start or points[0][0], end - 1), end))]
+    return [*ignorance, *(((1 - unknown) * weight, survival) for weight, survival in _lines(points, limit, parameters))]
 
 
-def expected(  # noqa: PLR0913 - all that a belief rests on
+def from_estimate(  # noqa: PLR0913 - all that a posterior rests on
     points: Sequence[Point],
     limit: int,
     end: int,
@@ -88,67 +59,74 @@ def expected(  # noqa: PLR0913 - all that a belief rests on
     surplus: int | None = None,
     *,
     elastic: bool = False,
-) -> Belief:
-    """The same with an estimate's ``curve``: bent to what was measured, and not trusted alone once there is a line.
+    parameters: SearchParameters = DEFAULT_PARAMETERS,
+) -> Posterior:
+    """The posterior with an estimate's ``curve``, calibrated by measurements; a line through these counts beside it.
 
     Args:
         points: what was measured, by rising size.
         limit: bytes a probe may take.
         end: a size that the answer is surely below.
         curve: the estimate's.
-        surplus: by how much more is held between updates than the estimate said: what the curve is off at size 0.
+        surplus: by how much more is held between updates than the estimate said: the error of the curve at size 0.
         elastic: whether a part of what is measured may be given up where memory is short.
+        parameters: the tuned constants.
     """
-    uncut = [(size, used) for size, used in points if not elastic or used <= SATURATED_SHARE * limit]
-    straight = rising(uncut)
-    lines = [(weight, survival) for weight, survival in _lines(straight, limit)] if len(straight) > 1 else []
-    seen = [_Seen(curve(size) / limit, used / limit, cut_off=used > SATURATED_SHARE * limit) for size, used in points]
+    saturated = parameters.saturated_share * limit
+    straight = last_affine_piece(
+        [(size, used) for size, used in points if not elastic or used <= saturated], parameters
+    )
+    lines = list(_lines(straight, limit, parameters)) if len(straight) > 1 else []
+    measurements = [
+        _Measurement(curve(size) / limit, used / limit, saturated=used > saturated) for size, used in points
+    ]
     if points and surplus is not None:
-        seen.insert(0, _Seen(curve(0) / limit, (curve(0) + surplus) / limit, _ANCHOR_NOISE))
-    bent = list(_bent_curves(seen, limit, curve, _GIVES if elastic else _NO_GIVE))
-    share = _ESTIMATE_SHARE if lines else 1.0
+        at_zero = _Measurement(curve(0) / limit, (curve(0) + surplus) / limit, parameters.resident_noise)
+        measurements.insert(0, at_zero)
+    calibrated = list(_calibrated_curves(measurements, limit, curve, parameters, elastic=elastic))
+    share = parameters.estimate_weight if lines else 1.0
     return [
-        (_IGNORANCE, _anywhere(0.5, end)),
-        *((share * weight, survival) for weight, survival in _normalised(bent)),
-        *(((1 - share) * weight, survival) for weight, survival in _normalised(lines)),
+        (parameters.ignorance, _anywhere(0.5, end)),
+        *((share * weight, survival) for weight, survival in _normalised(calibrated, parameters)),
+        *(((1 - share) * weight, survival) for weight, survival in _normalised(lines, parameters)),
     ]
 
 
-def chance(belief: Belief, size: int) -> float:
-    """How likely it is that ``size`` fits."""
-    return math.fsum(weight * survival(size) for weight, survival in belief)
+def fit_probability(posterior: Posterior, size: int) -> float:
+    """The probability that ``size`` fits."""
+    return math.fsum(weight * survival(size) for weight, survival in posterior)
 
 
 @dataclass(frozen=True)
-class Bracketed:
-    """A belief, given that the answer is at least the candidate ``low`` and below ``high``.
+class BracketedPosterior:
+    """A posterior, given that the answer is at least the candidate ``low`` and below ``high``.
 
     Attributes:
         low: index of a candidate that fits; 0 when none is known.
         high: index of one that fails, or past the last one.
         failed: whether ``high`` is a candidate, and fails.
-        belief: where the answer may lie.
+        posterior: without the bracket.
         size_of: the candidates' sizes, by index; 0 for index 0.
     """
 
     low: int
     high: int
     failed: bool
-    belief: Belief
+    posterior: Posterior
     size_of: Callable[[int], int]
 
     def mass_from(self, index: int) -> float:
-        """How likely it is that the candidate ``index`` fits, and ``high`` does not; not normalised."""
+        """The probability that the candidate ``index`` fits, and ``high`` does not; not normalised."""
         size = self.size_of(index)
-        pairs = zip(self.belief, self._beyond, strict=True)
+        pairs = zip(self.posterior, self._beyond, strict=True)
         return sum(weight * max(0.0, survival(size) - rest) for (weight, survival), rest in pairs)
 
     @cached_property
     def _beyond(self) -> list[float]:
-        return [survival(self.size_of(self.high)) if self.failed else 0.0 for _, survival in self.belief]
+        return [survival(self.size_of(self.high)) if self.failed else 0.0 for _, survival in self.posterior]
 
     def nearest_to(self, wanted: float) -> int:
-        """The candidate inside the bracket whose chance to fit is nearest to ``wanted``."""
+        """The candidate inside the bracket whose probability to fit is nearest to ``wanted``."""
         target = wanted * self.mass_from(self.low)
         below, above = self.low, self.high
         while above - below > 1:
@@ -158,22 +136,23 @@ class Bracketed:
         return min(inside, key=lambda index: abs(self.mass_from(index) - target))
 
 
-def rising(points: list[Point]) -> list[Point]:
-    """The points of the last affine piece: without those that lie on a floor, or before a kink of the memory curve."""
-    while len(points) > 1 and (_is_flat(points) or _has_kink(points)):
+def last_affine_piece(points: list[Point], parameters: SearchParameters = DEFAULT_PARAMETERS) -> list[Point]:
+    """The points without those that lie on a floor, or before a kink of the memory curve."""
+    while len(points) > 1 and (_is_flat(points, parameters) or _has_kink(points, parameters)):
         points = points[1:]
     return points
 
 
-def _is_flat(points: list[Point]) -> bool:
-    return min(points[1][1], points[-1][1]) <= points[0][1] * (1 + _FLAT)
+def _is_flat(points: list[Point], parameters: SearchParameters) -> bool:
+    return min(points[1][1], points[-1][1]) <= points[0][1] * (1 + parameters.flat_rise)
 
 
-def _has_kink(points: list[Point]) -> bool:
+def _has_kink(points: list[Point], parameters: SearchParameters) -> bool:
     (first, first_used), (second, second_used), (last, last_used) = points[0], points[1], points[-1]
-    if last < _LEVER * second:
+    if last < parameters.kink_size_ratio * second:
         return False
-    return (second_used - first_used) / (second - first) < _KINK * (last_used - second_used) / (last - second)
+    later = (last_used - second_used) / (last - second)
+    return (second_used - first_used) / (second - first) < parameters.kink_slope_ratio * later
 
 
 def _anywhere(start: float, end: float) -> Survival:
@@ -186,13 +165,13 @@ def _heavy_tailed(deviations: float) -> float:
     return 0.5 + math.atan(deviations) / math.pi
 
 
-def _normalised(belief: Belief) -> Belief:
-    total = math.fsum(weight for weight, _ in belief)
-    return [((1 - _IGNORANCE) * weight / total, survival) for weight, survival in belief if total > 0]
+def _normalised(posterior: Posterior, parameters: SearchParameters) -> Posterior:
+    total = math.fsum(weight for weight, _ in posterior)
+    return [((1 - parameters.ignorance) * weight / total, survival) for weight, survival in posterior if total > 0]
 
 
-def _lines(points: Sequence[Point], limit: int) -> Iterator[tuple[float, Survival]]:
-    """Where the line through the points meets the limit, for each level of noise and of doubt in the limit.
+def _lines(points: Sequence[Point], limit: int, parameters: SearchParameters) -> Iterator[tuple[float, Survival]]:
+    """Where the line through the points meets the limit, for each level of noise and each error of the limit.
 
     A least-squares line; a level's weight is how well it explains the misfit. In shares of the limit throughout.
     """
@@ -202,28 +181,28 @@ def _lines(points: Sequence[Point], limit: int) -> Iterator[tuple[float, Surviva
     slope = math.fsum((size - centre) * (used / limit - mean) for size, used in points) / spread
     misfit = math.fsum((used / limit - mean - slope * (size - centre)) ** 2 for size, used in points)
 
-    def survival(noise: float, doubt: float) -> Survival:
+    def survival(noise: float, limit_error: float) -> Survival:
         def fits(size: float) -> float:
-            variance = noise**2 * (1 / count + (size - centre) ** 2 / spread) + doubt**2
+            variance = noise**2 * (1 / count + (size - centre) ** 2 / spread) + limit_error**2
             return _heavy_tailed((1 - mean - slope * (size - centre)) / math.sqrt(variance))
 
         return fits
 
-    finest = _NOISE_LEVELS[0][0]
-    for noise, prior in _NOISE_LEVELS:
+    finest = parameters.noise_levels[0][0]
+    for noise, prior in parameters.noise_levels:
         evidence = noise / finest * ((finest**2 + misfit) / (noise**2 + misfit)) ** ((count - 1) / 2)
-        for doubt, share in _LIMIT_DOUBT:
-            yield prior * evidence * share, survival(noise, doubt)
+        for limit_error, share in parameters.limit_errors:
+            yield prior * evidence * share, survival(noise, limit_error)
 
 
-def _clipped(share: float) -> float:
-    """A share of the limit within bounds that arithmetic stands: a wild estimate may expect anything, also below 0."""
-    return max(-_FAR, min(share, _FAR))
+def _clipped(ratio: float, parameters: SearchParameters) -> float:
+    """A ratio of peak to limit within the bounds of arithmetic: a wild estimate may expect anything, also below 0."""
+    return max(-parameters.clipped_ratio, min(ratio, parameters.clipped_ratio))
 
 
 @dataclass(frozen=True)
-class _Bend:
-    """What is known of ``used = level + tilt * (curve - 1)``, in shares of the limit: a normal distribution of both.
+class _Calibration:
+    """Normal distribution of both figures in ``used = level + tilt * (curve - 1)``, in shares of the limit.
 
     ``level`` is what is really used where the estimate's curve meets the limit, ``tilt`` how much steeper the real
     curve is.
@@ -236,8 +215,8 @@ class _Bend:
     covariance: float = 0.0
     log_evidence: float = 0.0
 
-    def told(self, curve: float, used: float, noise: float) -> _Bend:
-        """The same after one more measurement (a Kalman filter's step)."""
+    def updated(self, curve: float, used: float, noise: float) -> _Calibration:
+        """The calibration after one more measurement (a Kalman filter's step)."""
         arm = curve - 1
         gain_level = self.var_level + arm * self.covariance
         gain_tilt = self.covariance + arm * self.var_tilt
@@ -261,69 +240,85 @@ class _Bend:
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """One measurement, in shares of the limit.
+class _Measurement:
+    """One measured peak, in shares of the limit.
 
     Attributes:
         curve: what the estimate says there.
         used: what was measured.
         noise: of this measurement, besides that of all.
-        cut_off: whether the limit may have cut the peak off, where something may be given up.
+        saturated: whether the limit may have cut the peak off, where something may be given up.
     """
 
     curve: float
     used: float
     noise: float = 0.0
-    cut_off: bool = False
+    saturated: bool = False
 
-    def tell(self, bend: _Bend, noise: float) -> _Bend:
-        """``bend`` after this measurement."""
-        return bend.told(_clipped(self.curve), _clipped(self.used), math.hypot(noise, self.noise))
-
-    def tell_elastic(self, bend: _Bend, noise: float) -> _Bend:
-        """``bend`` after this measurement, which adds nothing where less was taken than the work asked for."""
-        if self.cut_off and 1 - bend.free(_clipped(self.curve))[0] >= self.used:
-            return replace(bend, log_evidence=bend.log_evidence + _CUT_OFF_EVIDENCE)
-        return self.tell(bend, noise)
+    def apply(
+        self, calibration: _Calibration, noise: float, parameters: SearchParameters, *, elastic: bool
+    ) -> _Calibration:
+        """``calibration`` after this measurement, which moves nothing where less was taken than the work asked for."""
+        curve = _clipped(self.curve, parameters)
+        if elastic and self.saturated and 1 - calibration.free(curve)[0] >= self.used:
+            evidence = calibration.log_evidence + parameters.saturated_log_likelihood
+            return replace(calibration, log_evidence=evidence)
+        return calibration.updated(curve, _clipped(self.used, parameters), math.hypot(noise, self.noise))
 
 
 @dataclass(frozen=True)
-class _Way:
-    """One way the estimate may be off: its weight, the noise of measurements, what is given up, and the bent curve."""
+class _Hypothesis:
+    """One way the estimate may be off: its prior, the noise of measurements, what is given up, and the calibration."""
 
     prior: float
     noise: float
-    give: float
-    bend: _Bend
+    given_up: float
+    calibration: _Calibration
 
-    def survival(self, curve: Curve, limit: int, doubt: float) -> Survival:
-        """Where this curve meets the limit, and what can be given up beyond it."""
+    def survival(self, curve: Curve, limit: int, limit_error: float, parameters: SearchParameters) -> Survival:
+        """Where the calibrated curve meets the limit, and what can be given up beyond it."""
 
         def fits(size: float) -> float:
-            free, variance = self.bend.free(_clipped(curve(size) / limit))
-            return _heavy_tailed((free + self.give) / math.sqrt(variance + self.noise**2 + doubt**2))
+            free, variance = self.calibration.free(_clipped(curve(size) / limit, parameters))
+            return _heavy_tailed((free + self.given_up) / math.sqrt(variance + self.noise**2 + limit_error**2))
 
         return fits
 
 
-def _bent_curves(
-    seen: Sequence[_Seen], limit: int, curve: Curve, gives: Sequence[tuple[float, float]]
+def _calibrated_curves(
+    measurements: Sequence[_Measurement], limit: int, curve: Curve, parameters: SearchParameters, *, elastic: bool
 ) -> Iterator[tuple[float, Survival]]:
-    """Where the curve, bent to what was seen, meets the limit: for each level of noise, error, doubt and give."""
-    ways = [
-        _Way(likely * prior * share, noise, give, _bent(seen, off, tilted, noise, elastic=give > 0))
-        for off, tilted, likely in _ESTIMATE_ERRORS
-        for noise, prior in _NOISE_LEVELS
-        for give, share in gives
+    """Where the calibrated curve meets the limit, for each level of noise, error, elasticity and error of the limit."""
+    levels: Levels = parameters.elastic_levels if elastic else ((0.0, 1.0),)
+    hypotheses = [
+        _Hypothesis(
+            likely * prior * share,
+            noise,
+            given_up,
+            _calibrated(measurements, (off, tilted), noise, parameters, elastic=given_up > 0),
+        )
+        for off, tilted, likely in parameters.estimate_errors
+        for noise, prior in parameters.noise_levels
+        for given_up, share in levels
     ]
-    most = max(way.bend.log_evidence for way in ways)
-    for way in ways:
-        for doubt, share in _LIMIT_DOUBT:
-            yield way.prior * math.exp(way.bend.log_evidence - most) * share, way.survival(curve, limit, doubt)
+    most = max(hypothesis.calibration.log_evidence for hypothesis in hypotheses)
+    for hypothesis in hypotheses:
+        for limit_error, share in parameters.limit_errors:
+            weight = hypothesis.prior * math.exp(hypothesis.calibration.log_evidence - most) * share
+            yield weight, hypothesis.survival(curve, limit, limit_error, parameters)
 
 
-def _bent(seen: Sequence[_Seen], off: float, tilted: float, noise: float, *, elastic: bool) -> _Bend:
-    bend = _Bend(level=1.0, tilt=1.0, var_level=off**2, var_tilt=tilted**2)
-    for one in seen:
-        bend = one.tell_elastic(bend, noise) if elastic else one.tell(bend, noise)
-    return bend
+def _calibrated(
+    measurements: Sequence[_Measurement],
+    errors: tuple[float, float],
+    noise: float,
+    parameters: SearchParameters,
+    *,
+    elastic: bool,
+) -> _Calibration:
+    """The calibration by all measurements; ``errors`` are the standard deviations of the estimate's level and slope."""
+    off, tilted = errors
+    calibration = _Calibration(level=1.0, tilt=1.0, var_level=off**2, var_tilt=tilted**2)
+    for measurement in measurements:
+        calibration = measurement.apply(calibration, noise, parameters, elastic=elastic)
+    return calibration

@@ -8,6 +8,7 @@ from datetime import datetime
 from tuner.planning.accumulation import balanced_plan, share_per_rank, uniform_plan
 from tuner.planning.coupled_loss import is_undivided
 from tuner.planning.objectives import alternatives, choice_in_words, fastest
+from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.planning.what_if import WhatIfAnswer, changes_in_words
 from tuner.schemas.plans import EffectiveBatchSize
 from tuner.schemas.recommendation import (
@@ -48,6 +49,7 @@ class Answered:
     earlier: EarlierAnswer | None = None
     what_if: WhatIfAnswer = field(default_factory=WhatIfAnswer)
     coupling: CouplingCheck | None = None
+    parameters: SearchParameters = DEFAULT_PARAMETERS
 
     @property
     def share(self) -> int:
@@ -57,7 +59,7 @@ class Answered:
     @property
     def size(self) -> int:
         """The micro-batch size to recommend: the proven one, or that of the fastest plan; 0 when none fits."""
-        quickest = fastest(self.share, self.probes) if self.request.objective == "fastest" else None
+        quickest = fastest(self.share, self.probes, self.parameters) if self.request.objective == "fastest" else None
         return quickest.micro_batch_size if quickest else self.proof.fits
 
     @property
@@ -130,7 +132,7 @@ def _choice(answered: Answered, listed: tuple[Alternative, ...]) -> str:
 def _alternatives(answered: Answered) -> tuple[Alternative, ...]:
     if not answered.size:
         return ()
-    listed = alternatives(answered.share, answered.size, answered.proof.fits, answered.probes)
+    listed = alternatives(answered.share, answered.size, answered.proof.fits, answered.probes, answered.parameters)
     return (
         tuple(plan for plan in listed if plan.chosen) if is_undivided(answered.request, answered.coupling) else listed
     )

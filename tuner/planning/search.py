@@ -6,13 +6,14 @@ below the smallest failure. A size of one that fails by an error is taken for a 
 value) until a larger one fails likewise. A size above a fit that cannot be judged (its probe times out, fails by an
 error, or is lost again and again) bounds the search: what fits is an answer, and the proof says where it ends.
 
-**Belief.** Peak memory is taken to be affine in the size (intercept: parameters, gradients, optimizer state; slope:
+**Posterior.** Peak memory is taken to be affine in the size (intercept: parameters, gradients, optimizer state; slope:
 activations of a sample) above a floor that does not depend on it, or to follow the curve of an estimate where there is
-one. The fits measured so far give a line, or bend the curve; the place where it meets the limit is the likely answer,
-and the misfit says how likely (``tuner.planning.posterior``).
+one. The fits measured so far give a line, or calibrate the estimate; the place where the curve meets the limit is the
+likely answer, and the misfit says how likely (``tuner.planning.posterior``).
 
-**Choice.** The next size is the one whose chance to fit is nearest to what pays best when an OOM costs three fits. A
-sharp belief thus asks for the expected answer and then for the size above it; a vague one takes long, cautious steps.
+**Choice.** The next size is the one whose probability to fit is nearest to what pays best when an OOM costs three fits.
+A sharp posterior thus asks for the expected answer and then for the size above it; a vague one takes long, cautious
+steps.
 
 **Guarantee.** The answer is exact for every monotone workload, whatever the memory figures say: they only choose the
 order of probes, and only while doubling and halving could still end within ``2 * ceil(log2(candidates)) + 7`` probes.
@@ -22,106 +23,23 @@ All state is a function of the results told, so a search is rebuilt by telling a
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
-from tuner.errors import SearchError
+from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.planning.posterior import (
-    FIRST_CHANCE,
-    FIT_CHANCE,
-    Belief,
-    Bracketed,
+    BracketedPosterior,
     Point,
-    believed,
-    chance,
-    expected,
-    rising,
+    Posterior,
+    fit_probability,
+    from_estimate,
+    from_measurements,
+    last_affine_piece,
 )
+from tuner.planning.search_space import SearchSpace
 from tuner.schemas.recommendation import Proof
 from tuner.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult
-
-_SURE_SHARE = 0.98
-"""Share of the limit that a first jump may fill: leaves room for 2 % noise."""
-_GOOD_JUMP = 4
-"""A jump that surely fits is taken when it is at least this many times the measured size: it then gives the slope."""
-_SLACK_PROBES = 6
-"""Probes the memory figures may waste before doubling and halving take over."""
-_NEAR_ENOUGH = 0.9
-"""A fit of this share of a size that cannot be judged is an answer: each further try may cost the whole time limit."""
-_MOST_ENDED = 3
-"""Sizes that cannot be judged: after as many the largest fit is the answer."""
-
-
-@dataclass(frozen=True)
-class SearchSpace:
-    """The sizes worth probing: multiples of ``granularity`` up to ``bound`` (``bound`` itself where it is smaller).
-
-    Attributes:
-        bound: the largest size that is of use.
-        bound_reason: why, in words.
-        granularity: see above.
-        limit_bytes: the memory a probe may take, if known.
-        expected: what an estimate says of the memory curve. A wrong one costs probes, never correctness.
-        elastic: whether a part of what a probe measures may be given up where memory is short, as a process's libraries
-            do. It changes the order of probes alone.
-        sizes: the only sizes worth probing, by rising size up to ``bound`` at most; ``granularity`` is 1 then.
-
-    Raises:
-        SearchError: when a number is below 1, or the sizes are none, do not rise, or go beyond the bound.
-    """
-
-    bound: int
-    bound_reason: str
-    granularity: int = 1
-    limit_bytes: int | None = None
-    expected: ExpectedPeaks | None = None
-    sizes: tuple[int, ...] | None = None
-    elastic: bool = False
-
-    def __post_init__(self) -> None:
-        if self.bound < 1 or self.granularity < 1:
-            raise SearchError(f"bound and granularity must be at least 1, got {self.bound} and {self.granularity}")
-        if self.sizes is None:
-            return
-        rises = all(low < high for low, high in pairwise((0, *self.sizes)))
-        if not self.sizes or not rises or self.sizes[-1] > self.bound or self.granularity > 1:
-            raise SearchError(
-                f"sizes must rise from 1 or more to at most {self.bound}, with a granularity of 1, got "
-                f"{list(self.sizes)} and {self.granularity}"
-            )
-
-    @property
-    def count(self) -> int:
-        """Number of candidates."""
-        return len(self.sizes) if self.sizes else max(1, self.bound // self.granularity)
-
-    def size(self, index: int) -> int:
-        """The candidate of an index from 1 to ``count``; 0 for 0."""
-        return (0, *self.sizes)[index] if self.sizes else min(index * self.granularity, self.bound)
-
-    def index(self, size: int) -> int:
-        """The index of a candidate.
-
-        Raises:
-            SearchError: when the size is no candidate.
-        """
-        index = bisect_left(self.sizes, size) + 1 if self.sizes else -(-size // self.granularity)
-        if not 1 <= index <= self.count or self.size(index) != size:
-            kinds = f"{self.count} sizes" if self.sizes else f"multiples of {self.granularity}"
-            raise SearchError(
-                f"micro-batch {size} is not among the sizes searched: {kinds} from {self.size(1)} to "
-                f"{self.size(self.count)}"
-            )
-        return index
-
-    def at_most(self, size: float) -> int:
-        """The index of the largest candidate of at most ``size``; 0 when none is."""
-        if self.sizes:
-            return bisect_right(self.sizes, size)
-        return min(int(size) // self.granularity, self.count) if size < self.bound else self.count
 
 
 @dataclass(frozen=True)
@@ -139,8 +57,9 @@ class MicroBatchSearch:
     to rebuild a search: the next ask depends on nothing but what was told.
     """
 
-    def __init__(self, space: SearchSpace) -> None:
+    def __init__(self, space: SearchSpace, parameters: SearchParameters = DEFAULT_PARAMETERS) -> None:
         self.space = space
+        self._parameters = parameters
         self._fits: dict[int, ProbeResult] = {}
         self._failures: dict[int, ProbeResult] = {}
         self._lost: Counter[int] = Counter()
@@ -148,7 +67,7 @@ class MicroBatchSearch:
         """Probes above a fit that could not tell whether their size fits: out of time, in an error, or lost twice."""
         self._failure: Failure | None = None
         self._failed_at_one: ProbeResult | None = None
-        self._budget = _Bracket(0, space.count + 1, failed=False).worst_case() + _SLACK_PROBES
+        self._budget = _Bracket(0, space.count + 1, failed=False).worst_case() + parameters.slack_probes
 
     def ask(self) -> int | None:
         """The next size to probe, or none when the search is over. Asking again without telling gives the same."""
@@ -234,8 +153,8 @@ class MicroBatchSearch:
         bracket = self._bracket
         if bracket.high not in self._ended or bracket.low not in self._fits:
             return False
-        near = self.space.size(bracket.low) >= _NEAR_ENOUGH * self.space.size(bracket.high)
-        return near or len(self._ended) >= _MOST_ENDED
+        near = self.space.size(bracket.low) >= self._parameters.near_enough * self.space.size(bracket.high)
+        return near or len(self._ended) >= self._parameters.most_unjudged
 
     def _proof(self) -> Proof:
         low, high = self._bracket.low, self._bracket.high
@@ -269,44 +188,58 @@ class MicroBatchSearch:
         )
 
     def _next_index(self) -> int:
-        """What the belief asks for, unless the probes that may then be needed exceed the budget."""
+        """The size that the posterior asks for, unless the probes that may then be needed exceed the budget."""
         bracket = self._bracket
         wanted = self._wanted_index(bracket)
         spent = len(self._fits) + len(self._failures) + len(self._ended) + 1
         return wanted if spent + bracket.worst_case_after(wanted) <= self._budget else bracket.middle
 
     def _wanted_index(self, bracket: _Bracket) -> int:
-        limit, end = self.space.limit_bytes, 2 * self.space.bound
-        if limit and (estimate := self.space.expected) is not None:
-            measured, surplus = self._measured(bracket.low), self._surplus(estimate)
-            belief = expected(measured, limit, end, estimate.used_bytes, surplus, elastic=self.space.elastic)
-            return self._led_by(self._bracketed(bracket, belief))
+        if self.space.limit_bytes and self.space.expected is not None:
+            return self._index_by_estimate(bracket, self.space.expected, self.space.limit_bytes)
         if not self._fits:
             return bracket.low + 1 if bracket.failed or bracket.low else self._first_index()
-        points = rising(self._measured(bracket.low))
+        return self._index_by_measurements(bracket)
+
+    def _index_by_measurements(self, bracket: _Bracket) -> int:
+        """The next candidate where there is no estimate: a jump that surely fits, or what the line says."""
+        parameters = self._parameters
+        points = last_affine_piece(self._measured(bracket.low), parameters)
         start = self._sure_size(points[0]) if points else None
-        if len(points) == 1 and start and _GOOD_JUMP * points[0][0] <= start:
+        if len(points) == 1 and start and parameters.good_jump * points[0][0] <= start:
             jump = self.space.at_most(start)
             if bracket.low < jump < bracket.high:
                 return jump
-        return self._bracketed(bracket, believed(points, limit, end, start)).nearest_to(FIT_CHANCE)
+        posterior = from_measurements(points, self.space.limit_bytes, 2 * self.space.bound, start, parameters)
+        return self._bracketed(bracket, posterior).nearest_to(parameters.target_fit_probability)
 
-    def _bracketed(self, bracket: _Bracket, belief: Belief) -> Bracketed:
-        return Bracketed(bracket.low, bracket.high, bracket.failed, belief, self.space.size)
-
-    def _led_by(self, estimate: Bracketed) -> int:
-        """What an estimate leads to: first a size that likely fits; a far smaller one when two of them did not.
+    def _index_by_estimate(self, bracket: _Bracket, estimate: ExpectedPeaks, limit: int) -> int:
+        """The next candidate by an estimate: one that likely fits; a far smaller one when two of them did not.
 
         Not the smallest, unless nothing else is likely: it has least to tell, and BatchNorm may not take it.
         """
+        parameters = self._parameters
+        posterior = from_estimate(
+            self._measured(bracket.low),
+            limit,
+            2 * self.space.bound,
+            estimate.used_bytes,
+            self._surplus(estimate),
+            elastic=self.space.elastic,
+            parameters=parameters,
+        )
+        bracketed, target = self._bracketed(bracket, posterior), parameters.target_fit_probability
         if self._fits:
-            return estimate.nearest_to(FIT_CHANCE)
-        smallest = estimate.low + 1
-        if chance(estimate.belief, self.space.size(smallest)) < FIT_CHANCE:
+            return bracketed.nearest_to(target)
+        smallest = bracket.low + 1
+        if fit_probability(posterior, self.space.size(smallest)) < target:
             return smallest
         if len(self._failures) > 1:
-            return max(smallest, estimate.high // _GOOD_JUMP)
-        return estimate.nearest_to(FIT_CHANCE if self._failures else FIRST_CHANCE)
+            return max(smallest, bracket.high // parameters.good_jump)
+        return bracketed.nearest_to(target if self._failures else parameters.first_fit_probability)
+
+    def _bracketed(self, bracket: _Bracket, posterior: Posterior) -> BracketedPosterior:
+        return BracketedPosterior(bracket.low, bracket.high, bracket.failed, posterior, self.space.size)
 
     def _first_index(self) -> int:
         """The smallest size: it tells at once whether any fits. Of two sizes, the larger."""
@@ -323,11 +256,14 @@ class MicroBatchSearch:
         return min(known) - estimate.resident_bytes if known and estimate.resident_bytes is not None else None
 
     def _sure_size(self, point: Point) -> float:
-        """Where the memory fills its sure share if all of it that is not known to be resident grows with the size."""
+        """The size that fills the sure share if all memory that is not known to be resident grows with the size."""
         size, used = point
         known = [fit.resident_bytes for fit in self._fits.values() if fit.resident_bytes is not None]
         resident = min(known, default=0)
-        return max(size * (_SURE_SHARE * (self.space.limit_bytes or 0) - resident) / max(used - resident, 1), size)
+        return max(
+            size * (self._parameters.sure_share * (self.space.limit_bytes or 0) - resident) / max(used - resident, 1),
+            size,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""The course of one tuning, from request to recommendation. Pure: it can be rebuilt from the recorded probes.
+"""The course of one tuning, from request to recommendation. Pure: a tuning can be rebuilt from the recorded probes.
 
-Whoever drives it (the command line, the service's coordinator, a test) runs the probes::
+Its driver (the command line, the service's coordinator, a test) runs the probes::
 
     judge_coupling(tuning, runner.check_coupling)
     while (probe := tuning.next_probe()) is not None:
@@ -22,9 +22,10 @@ from tuner.planning.bounds import check_plan, memory_limit, peak_without_gradien
 from tuner.planning.coupled_loss import WholeBatch, coupling_request, is_undivided
 from tuner.planning.fingerprint import fingerprint, question_fingerprint, relevant_versions
 from tuner.planning.objectives import next_to_time, plan_size, steps_of
+from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.planning.recommendation import Answered, recommend
 from tuner.planning.search import Failure, MicroBatchSearch
-from tuner.planning.warm_start import Lead, Question, confirmed, lead
+from tuner.planning.warm_start import TuningConditions, WarmStart, confirmed_proof, warm_start_from
 from tuner.planning.what_if import WhatIfAnswer, WhatIfs
 from tuner.schemas.recommendation import CouplingCheck, Proof, Recommendation
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
@@ -33,7 +34,7 @@ from tuner.schemas.workload import WorkloadSpec
 
 
 class ProbeRunner(Protocol):
-    """Whatever can run probes on one device."""
+    """A runner of probes on one device."""
 
     def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Build the workload without memory for its tensors, so that a wrong spec is found before any probe.
@@ -56,7 +57,7 @@ class ProbeRunner(Protocol):
     def expect(
         self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
     ) -> ExpectedPeaks | None:
-        """What an estimate expects the probes to measure; none where it cannot tell.
+        """The peaks that an estimate expects the probes to measure; none where it cannot tell.
 
         Raises:
             ProbeCancelledError: when ``should_stop`` answered true.
@@ -79,13 +80,14 @@ class ProbeRunner(Protocol):
 
 
 class Tuning:
-    """One tuning: what to probe next and, in the end, the recommendation.
+    """One tuning: the next probe and, in the end, the recommendation.
 
     Args:
-        request: what is asked.
+        request: of the tuning.
         device: the device it will run on.
-        environment: what the runner's probes run with (``ProbeRunner.environment``).
+        environment: the environment variables of the runner's probes (``ProbeRunner.environment``).
         versions: as from ``tuner.planning.fingerprint.installed_versions``.
+        parameters: the tuned constants.
 
     Raises:
         PlanError: when a rank would have no sample, or every plan would list too many micro-batches.
@@ -94,7 +96,13 @@ class Tuning:
     """
 
     def __init__(
-        self, request: TuningRequest, device: DeviceInfo, *, environment: dict[str, str], versions: dict[str, str]
+        self,
+        request: TuningRequest,
+        device: DeviceInfo,
+        *,
+        environment: dict[str, str],
+        versions: dict[str, str],
+        parameters: SearchParameters = DEFAULT_PARAMETERS,
     ) -> None:
         if request.spec.compile and device.kind == "cpu":
             message = "is not supported on the CPU, where the memory budget would count the compiler too"
@@ -103,33 +111,34 @@ class Tuning:
         self.device = device
         self.environment = environment
         self.versions = relevant_versions(request.spec, device, versions)
-        self.memory_limit_bytes = memory_limit(request, device)
+        self.memory_limit_bytes = memory_limit(request, device, parameters)
         self.probe_limit_bytes = int(self.memory_limit_bytes * (1.0 - request.memory_margin))
         self._share = share_per_rank(request.effective_batch_size, request.spec.parallelism.world_size)[0]
         self._space = search_space(request, self._share, self.probe_limit_bytes, elastic=device.kind == "cpu")
         check_plan(request, self._space)
-        self._search = MicroBatchSearch(self._space)
+        self._parameters = parameters
+        self._search = MicroBatchSearch(self._space, parameters)
         self._probes: list[ProbeResult] = []
         self.expected: ExpectedPeaks | None = None
         self.coupling: CouplingCheck | None = None
         self._whole_batch: WholeBatch | None = None
         """The only plan there may be, where the loss couples the samples of a batch."""
-        self._lead: Lead | None = None
+        self._warm_start: WarmStart | None = None
         self._what_ifs: WhatIfs | None = None
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of everything the answer depends on."""
+        """SHA-256 of everything the recommendation depends on."""
         return fingerprint(self.request, self.device, self.memory_limit_bytes, self.environment, self.versions)
 
     @property
     def question(self) -> str:
-        """SHA-256 of what is asked, whatever versions and whatever exact limit answer it."""
+        """SHA-256 of the request and the kind of device, whatever the versions and the exact limit."""
         return question_fingerprint(self.request, self.device, self.environment)
 
     @property
     def probes(self) -> tuple[ProbeResult, ...]:
-        """What was recorded so far, in order."""
+        """The results recorded so far, in order."""
         return tuple(self._probes)
 
     def coupling_request(self) -> CouplingRequest | None:
@@ -151,8 +160,8 @@ class Tuning:
             self._whole_batch.require(self._space.size(self._space.count))
 
     def to_expect(self) -> ExpectationRequest | None:
-        """What to ask an estimate, so that it leads the search; none where the first probe is certain anyway."""
-        if self._space.count == 1 or self._lead is not None or self._whole_batch is not None:
+        """The request for an estimate to start the search from; none where the first probe is certain anyway."""
+        if self._space.count == 1 or self._warm_start is not None or self._whole_batch is not None:
             return None
         return self._expectation(self.request.spec)
 
@@ -166,7 +175,7 @@ class Tuning:
         )
 
     def expect(self, peaks: ExpectedPeaks | None) -> None:
-        """Let an estimate lead the search. It changes which sizes are probed, never the answer.
+        """Start the search from an estimate. It changes which sizes are probed, never the answer.
 
         Raises:
             SearchError: when results were recorded already.
@@ -174,31 +183,31 @@ class Tuning:
         if self._probes:
             raise SearchError(f"{len(self._probes)} probes were recorded before an estimate was given to lead them")
         self.expected = peaks
-        self._search = MicroBatchSearch(replace(self._space, expected=peaks))
+        self._search = MicroBatchSearch(replace(self._space, expected=peaks), self._parameters)
 
-    def led_by(self, earlier: Recommendation) -> Lead:
-        """How an earlier answer to the same question would lead this tuning.
+    def possible_warm_start(self, stored: Recommendation) -> WarmStart:
+        """The warm start that a stored recommendation for the same request would give this tuning.
 
         Raises:
-            SpecError: when it answers another question, or has no full proof of its own.
+            SpecError: when it answers another request, or has no full proof of its own.
         """
-        return lead(earlier, self._as_asked)
+        return warm_start_from(stored, self._conditions, self._parameters)
 
-    def recall(self, earlier: Recommendation) -> None:
-        """Let an earlier answer to the same question lead this tuning; it may stand after a single probe.
+    def warm_start_from(self, stored: Recommendation) -> None:
+        """Start from a stored recommendation for the same request, which may stand after a single probe.
 
         Raises:
-            SpecError: as ``led_by``.
+            SpecError: as ``possible_warm_start``.
             SearchError: when results were recorded already.
         """
-        led = self.led_by(earlier)
-        if led.is_of_use:
-            self.expect(led.peaks)
-            self._lead = led
+        start = self.possible_warm_start(stored)
+        if start.is_useful:
+            self.expect(start.peaks)
+            self._warm_start = start
 
     @property
-    def _as_asked(self) -> Question:
-        return Question(
+    def _conditions(self) -> TuningConditions:
+        return TuningConditions(
             request=self.request,
             device=self.device,
             environment=self.environment,
@@ -246,15 +255,16 @@ class Tuning:
         self._probes.append(result)
 
     def _to_confirm(self) -> int | None:
-        """The size of an earlier answer, until a probe has told whether it still fits."""
-        lost_only = all(it.outcome is Outcome.LOST for it in self._probes)
-        return self._lead.size if self._lead and lost_only and self._search.verdict is None else None
+        """The size of the stored recommendation, until a probe has told whether it still fits."""
+        if self._warm_start is None or self._search.verdict is not None:
+            return None
+        return self._warm_start.size if all(probe.outcome is Outcome.LOST for probe in self._probes) else None
 
     def _confirmed(self) -> Proof | None:
-        """The proof that rests on an earlier one, where a probe has confirmed it and did not prove it by itself."""
-        if self._lead is None or self._search.verdict is not None:
+        """The proof that rests on a stored one, where a probe has confirmed that and did not prove it by itself."""
+        if self._warm_start is None or self._search.verdict is not None:
             return None
-        return confirmed(self._lead, self._probes, self._as_asked)
+        return confirmed_proof(self._warm_start, self._probes, self._conditions, self._parameters)
 
     def _require_plan(self, size: int) -> None:
         if self.request.objective != "fastest" or size != plan_size(self._share, steps_of(self._share, size)):
@@ -268,12 +278,12 @@ class Tuning:
         proof = self._proof()
         if self.request.objective != "fastest" or not isinstance(proof, Proof) or proof.fits == 0:
             return None
-        return next_to_time(self._share, proof.fits, self._probes)
+        return next_to_time(self._share, proof.fits, self._probes, self._parameters)
 
     @property
     def _searched(self) -> list[ProbeResult]:
-        """The probes of the search: what follows from them must not change when plans are timed."""
-        return [it for it in self._probes if not it.measures_time]
+        """The probes of the search: conclusions from them must not change when plans are timed."""
+        return [probe for probe in self._probes if not probe.measures_time]
 
     def _whole_share(self) -> int | None:
         """The rank's whole share, when it is worth one more probe after the search has closed below it.
@@ -285,24 +295,27 @@ class Tuning:
         proof = self._search.verdict
         if not isinstance(proof, Proof) or proof.stopped_by != "oom" or proof.fits == 0:
             return None
-        if self._space.bound != self._share or any(it.micro_batch_size == self._share for it in self._searched):
+        if self._space.bound != self._share or self._whole_share_probe is not None:
             return None
         if self._share % min(self.request.granularity, self._share):
             return None
-        expected = peak_without_gradients(self._searched, self._share)
+        expected = peak_without_gradients(self._searched, self._share, self._parameters)
         return self._share if expected is not None and expected <= self.probe_limit_bytes else None
 
+    @property
+    def _whole_share_probe(self) -> ProbeResult | None:
+        return next((probe for probe in self._searched if probe.micro_batch_size == self._share), None)
+
     def _proof(self) -> Proof | Failure | None:
-        """The search's verdict, or an earlier one that was confirmed; the whole share where that fitted after all."""
-        verdict = self._search.verdict or self._confirmed()
-        whole = next((it for it in self._searched if it.micro_batch_size == self._share), None)
+        """The search's verdict, or a stored one that was confirmed; the whole share where that fitted after all."""
+        verdict, whole = self._search.verdict or self._confirmed(), self._whole_share_probe
         fits_whole = whole is not None and whole.outcome is Outcome.FIT
         if isinstance(verdict, Proof) and verdict.fits < self._share and fits_whole:
             return whole_share_proof(self._share, verdict)
         return verdict
 
     def next_what_if(self) -> ExpectationRequest | None:
-        """What to ask an estimate next, once the search is over, if what-ifs were asked for; none when all is told."""
+        """The next request for an estimate, once the search is over and if what-ifs were requested; none at the end."""
         what_ifs = self._asked_what_ifs()
         spec = None if what_ifs is None else what_ifs.ask()
         return None if spec is None else self._expectation(spec)
@@ -325,12 +338,12 @@ class Tuning:
                 share=self._share,
                 proof=proof,
                 probes=self._searched,
-                expected=None if self._lead else self.expected,  # what an earlier answer measured is no estimate
+                expected=None if self._warm_start else self.expected,  # measured peaks are no estimate
             )
         return self._what_ifs
 
     def recommendation(self, *, identifier: str, created_at: datetime, total_seconds: float) -> Recommendation:
-        """The answer.
+        """The recommendation.
 
         Raises:
             TuningFailedError: when the search ended without one (a workload's error, a hang), with the evidence, or the
@@ -360,9 +373,10 @@ class Tuning:
                 versions=self.versions,
                 notes=self._search.warnings,
                 expected=self.expected,
-                earlier=self._lead.answer if self._lead else None,
+                earlier=self._warm_start.evidence if self._warm_start else None,
                 what_if=self._what_ifs.answer() if self._what_ifs else WhatIfAnswer(),
                 coupling=self.coupling,
+                parameters=self._parameters,
             ),
             identifier=identifier,
             created_at=created_at,
@@ -371,7 +385,7 @@ class Tuning:
 
 
 def ask_what_ifs(tuning: Tuning, expect: Callable[[ExpectationRequest], ExpectedPeaks | None]) -> None:
-    """Have an estimate tell what would fit if the spec chose otherwise. What it cannot tell becomes a warning.
+    """Estimate what would fit with other choices in the spec. A change that cannot be estimated becomes a warning.
 
     Raises:
         ProbeCancelledError: as ``expect``.
@@ -385,7 +399,7 @@ def ask_what_ifs(tuning: Tuning, expect: Callable[[ExpectationRequest], Expected
 
 
 def judge_coupling(tuning: Tuning, check: Callable[[CouplingRequest], CouplingCheck]) -> None:
-    """Before the first probe, and again after a restart: find a loss that no accumulation makes exact.
+    """Find a loss that no accumulation makes exact, before the first probe and again after a restart.
 
     Raises:
         TuningFailedError: when the loss couples samples, which is not allowed, and no probe could find an exact plan.
@@ -400,7 +414,7 @@ def look_ahead(
     check: Callable[[TuningRequest], None],
     expect: Callable[[ExpectationRequest], ExpectedPeaks | None],
 ) -> None:
-    """Before the first probe: let an estimate lead the search, or at least find a wrong spec.
+    """Start the search from an estimate before the first probe, or at least find a wrong spec.
 
     An estimate builds the workload, so that one which succeeds needs no check.
 

@@ -1,12 +1,12 @@
-"""What an earlier answer to the same question can do for a tuning. Pure, no torch.
+"""Warm starts: a stored recommendation seeds the tuning of the same request. Pure, no torch.
 
-The same was asked under other versions or another limit. Where nothing speaks against it, one probe of the earlier size
-confirms the answer: it fits and takes what it took, within 1 %, so the next size, which failed under a limit that was
-not lower, is held to fail again. In any other case the tuning searches as ever, led by the memory curve that was
-measured then.
+The stored recommendation was made under other versions or another limit. Where nothing speaks against it, one probe of
+its size confirms it: the size fits and takes the memory it took, within 1 %, so the next size, which failed under a
+limit that was not lower, is held to fail again. In any other case the tuning searches as ever, with the memory curve
+that was measured then for its estimate.
 
-A larger limit may fit more, so it is always searched, unless the answer was the bound: a fit there proves itself. An
-answer that was itself only confirmed confirms no other: what counts is the one with the full proof.
+A larger limit may fit more, so it is always searched, unless the stored size was the bound: a fit there proves itself.
+A recommendation that was itself only confirmed confirms no other: the one with the full proof counts.
 """
 
 from __future__ import annotations
@@ -18,29 +18,28 @@ from typing import Any
 
 from tuner.errors import FieldProblem, SpecError
 from tuner.planning.fingerprint import asked, counted, fingerprint
-from tuner.planning.posterior import rising
-from tuner.planning.search import SearchSpace
+from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from tuner.planning.posterior import last_affine_piece
+from tuner.planning.search_space import SearchSpace
 from tuner.schemas.recommendation import EarlierAnswer, Proof, Recommendation
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
 from tuner.units import format_bytes
 
-_TOLERANCE = 0.01
-"""By how much the peak of one size may differ and still be the same: probes of one size on the CPU differ by 0.9 %."""
 _FAILED = (Outcome.OOM, Outcome.INVALID_SIZE)
 
 
 @dataclass(frozen=True)
-class Question:
-    """A tuning, as far as an earlier answer is judged by it.
+class TuningConditions:
+    """The conditions of a tuning, by which a stored recommendation is judged.
 
     Attributes:
-        request: what is asked.
+        request: the tuning's.
         device: the device it will run on.
-        environment: what its probes run with.
+        environment: the environment variables of its probes.
         versions: the relevant ones.
         memory_limit_bytes: the memory a run may take.
-        probe_limit_bytes: the same, without the margin.
+        probe_limit_bytes: the memory a probe may take: the limit without the margin.
         space: the sizes that are searched.
     """
 
@@ -54,86 +53,95 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Lead:
-    """How an earlier answer leads a tuning.
+class WarmStart:
+    """The warm start of a tuning.
 
     Attributes:
-        earlier: the answer.
-        size: what to probe first, since that alone may confirm the answer; none when all is searched.
+        stored: the recommendation that seeds it.
+        size: the size to probe first, since that probe alone may confirm ``stored``; none when all is searched.
         peaks: the memory curve that was measured; none where fewer than two fits tell it.
     """
 
-    earlier: Recommendation
+    stored: Recommendation
     size: int | None
     peaks: ExpectedPeaks | None
 
     @property
-    def is_of_use(self) -> bool:
-        """Whether the tuning differs at all from one without it."""
+    def is_useful(self) -> bool:
+        """Whether the tuning differs at all from one without the warm start."""
         return self.size is not None or self.peaks is not None
 
     @property
-    def answer(self) -> EarlierAnswer:
-        """The earlier answer, for the evidence."""
+    def evidence(self) -> EarlierAnswer:
+        """The stored recommendation, for the evidence of the new one."""
         return EarlierAnswer(
-            recommendation_id=self.earlier.id,
-            created_at=self.earlier.created_at,
-            fingerprint=self.earlier.fingerprint,
-            versions=self.earlier.versions,
-            memory_limit_bytes=_limit(self.earlier),
-            proof=self.earlier.evidence.proof,
+            recommendation_id=self.stored.id,
+            created_at=self.stored.created_at,
+            fingerprint=self.stored.fingerprint,
+            versions=self.stored.versions,
+            memory_limit_bytes=_limit(self.stored),
+            proof=self.stored.evidence.proof,
         )
 
 
-def lead(earlier: Recommendation, now: Question) -> Lead:
-    """How ``earlier`` leads a tuning that asks ``now``.
+def warm_start_from(
+    stored: Recommendation, now: TuningConditions, parameters: SearchParameters = DEFAULT_PARAMETERS
+) -> WarmStart:
+    """The warm start that ``stored`` gives a tuning under the conditions ``now``.
 
     Raises:
-        SpecError: when it answers another question, or has no full proof of its own; every difference is named.
+        SpecError: when ``stored`` answers another request, or has no full proof of its own; every difference is named.
     """
-    problems = [*_differences(earlier, now), *_unproven(earlier)]
+    problems = [*_differences(stored, now), *_unproven(stored)]
     if problems:
-        raise SpecError(problems, f"earlier recommendation {earlier.id}")
-    return Lead(earlier, size=_size_to_confirm(earlier, now), peaks=measured_peaks(earlier))
+        raise SpecError(problems, f"earlier recommendation {stored.id}")
+    return WarmStart(stored, size=_size_to_confirm(stored, now), peaks=measured_peaks(stored, parameters))
 
 
-def measured_peaks(earlier: Recommendation) -> ExpectedPeaks | None:
-    """The memory curve through the fits of its search; none where there are fewer than two, or memory did not rise.
+def measured_peaks(stored: Recommendation, parameters: SearchParameters = DEFAULT_PARAMETERS) -> ExpectedPeaks | None:
+    """The memory curve through the fits of a search; none where there are fewer than two, or memory did not rise.
 
     Updates of a single micro-batch hold no gradients while it runs and lie on another curve, so they are left out.
     """
-    fits = [it for it in _searched(earlier) if it.outcome is Outcome.FIT and it.accumulates and it.used_bytes]
-    used = {it.micro_batch_size: it.used_bytes or 0 for it in fits}
+    probes = [probe for probe in _searched(stored) if probe.accumulates and probe.used_bytes]
+    fits = [probe for probe in probes if probe.outcome is Outcome.FIT]
+    used = {fit.micro_batch_size: fit.used_bytes or 0 for fit in fits}
     sizes = sorted(used)
     curve = list(zip(sizes, accumulate((used[size] for size in sizes), max), strict=True))
-    if len(rising(curve)) < 2:  # noqa: PLR2004 - a line needs two points
+    if len(last_affine_piece(curve, parameters)) < 2:  # noqa: PLR2004 - a line needs two points
         return None
     points = [ExpectedPeak(micro_batch_size=size, used_bytes=peak) for size, peak in curve]
-    resident = [it.resident_bytes for it in fits if it.resident_bytes is not None]
+    resident = [fit.resident_bytes for fit in fits if fit.resident_bytes is not None]
     return ExpectedPeaks(points=tuple(points), resident_bytes=min(resident, default=None))
 
 
-def confirmed(led: Lead, probes: Sequence[ProbeResult], now: Question) -> Proof | None:
-    """The proof that rests on the earlier one; none when what was probed since does not confirm it.
+def confirmed_proof(
+    start: WarmStart,
+    probes: Sequence[ProbeResult],
+    now: TuningConditions,
+    parameters: SearchParameters = DEFAULT_PARAMETERS,
+) -> Proof | None:
+    """The proof that rests on the stored one; none when the probes since then do not confirm that.
 
     The first probe decides, those aside that were lost to something outside.
     """
-    first = next((it for it in probes if it.outcome is not Outcome.LOST), None)
-    then = _fit(led.earlier)
-    if led.size is None or first is None or then is None or first.micro_batch_size != led.size:
+    first = next((probe for probe in probes if probe.outcome is not Outcome.LOST), None)
+    then = _fit(start.stored)
+    if start.size is None or first is None or then is None or first.micro_batch_size != start.size:
         return None
-    if first.outcome is not Outcome.FIT or not _is_same(first, then):
+    tolerance = parameters.same_peak_tolerance
+    if first.outcome is not Outcome.FIT or not _is_same(first, then, tolerance):
         return None
-    if _has_more_room(first, led.earlier) or _lets_next_in(led, first, then):
+    if _has_more_room(first, start.stored, tolerance) or _lets_next_in(start, first, then):
         return None
-    return _proof(led.earlier, then, first, now)
+    return _proof(start.stored, then, first, now)
 
 
-# --- whether it is an answer to the same question ---
+# --- the request: the same? ---
 
 
-def _differences(earlier: Recommendation, now: Question) -> list[FieldProblem]:
-    before = _leaves(asked(earlier.request, earlier.device, earlier.environment))
+def _differences(stored: Recommendation, now: TuningConditions) -> list[FieldProblem]:
+    before = _leaves(asked(stored.request, stored.device, stored.environment))
     today = _leaves(asked(now.request, now.device, now.environment))
     missing = "not set"
     return [
@@ -151,122 +159,122 @@ def _leaves(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _unproven(earlier: Recommendation) -> list[FieldProblem]:
-    if earlier.evidence.proof.stopped_by == "earlier-answer" and earlier.evidence.earlier is not None:
-        message = f"rests on {earlier.evidence.earlier.recommendation_id}, and has no full proof: give that one instead"
+def _unproven(stored: Recommendation) -> list[FieldProblem]:
+    if stored.evidence.proof.stopped_by == "earlier-answer" and stored.evidence.earlier is not None:
+        message = f"rests on {stored.evidence.earlier.recommendation_id}, and has no full proof: give that one instead"
         return [FieldProblem("evidence.proof", message)]
-    limit = _limit(earlier)
+    limit = _limit(stored)
     if limit is None:
         return []
-    again = fingerprint(earlier.request, earlier.device, limit, earlier.environment, earlier.versions)
-    if again == earlier.fingerprint:
+    again = fingerprint(stored.request, stored.device, limit, stored.environment, stored.versions)
+    if again == stored.fingerprint:
         return []
     message = f"is not that of what it holds ({again}): it was changed by hand, or made by another release; tune afresh"
-    return [FieldProblem("fingerprint", message, earlier.fingerprint)]
+    return [FieldProblem("fingerprint", message, stored.fingerprint)]
 
 
-# --- whether one probe may confirm it ---
+# --- the conditions: may one probe confirm it? ---
 
 
-def _size_to_confirm(earlier: Recommendation, now: Question) -> int | None:
-    """The earlier size, if a fit there would settle the tuning, and is likely."""
-    proof, then = earlier.evidence.proof, _fit(earlier)
-    if then is None or earlier.request.objective == "fastest" or not _may_settle(earlier, now):
+def _size_to_confirm(stored: Recommendation, now: TuningConditions) -> int | None:
+    """The stored size, if a fit there would settle the tuning, and is likely."""
+    proof, then = stored.evidence.proof, _fit(stored)
+    if then is None or stored.request.objective == "fastest" or not _may_settle(stored, now):
         return None
-    limit = _limit(earlier) or 0
+    limit = _limit(stored) or 0
     fits_in = now.memory_limit_bytes >= limit or (then.held_bytes or 0) <= now.probe_limit_bytes
-    return proof.fits if fits_in and _is_monotone(earlier) else None
+    return proof.fits if fits_in and _is_monotone(stored) else None
 
 
-def _may_settle(earlier: Recommendation, now: Question) -> bool:
-    proof, space = earlier.evidence.proof, now.space
+def _may_settle(stored: Recommendation, now: TuningConditions) -> bool:
+    proof, space = stored.evidence.proof, now.space
     place = space.at_most(proof.fits)
     if space.size(place) != proof.fits:
         return False
     if proof.stopped_by == "bound":
         return place == space.count
-    if place == space.count or space.size(place + 1) != proof.next_size or _failure(earlier) is None:
+    if place == space.count or space.size(place + 1) != proof.next_size or _failure(stored) is None:
         return False
     if proof.stopped_by == "invalid-size":  # a kernel's own limit: another version may have lifted it
-        return counted(earlier.versions) == counted(now.versions)
-    return now.memory_limit_bytes <= (_limit(earlier) or 0)
+        return counted(stored.versions) == counted(now.versions)
+    return now.memory_limit_bytes <= (_limit(stored) or 0)
 
 
-def _is_monotone(earlier: Recommendation) -> bool:
-    """Whether nothing that it ran contradicts that every size below a fit fits."""
-    fits = [it.micro_batch_size for it in _searched(earlier) if it.outcome is Outcome.FIT]
-    return max(fits) <= earlier.evidence.proof.fits
+def _is_monotone(stored: Recommendation) -> bool:
+    """Whether none of its probes contradicts that every size below a fit fits."""
+    fits = [probe.micro_batch_size for probe in _searched(stored) if probe.outcome is Outcome.FIT]
+    return max(fits) <= stored.evidence.proof.fits
 
 
-def _is_same(now: ProbeResult, then: ProbeResult) -> bool:
+def _is_same(now: ProbeResult, then: ProbeResult, tolerance: float) -> bool:
     """Whether two fits of one size took the same memory: in tensors, and held of the device."""
     pairs = ((now.used_bytes, then.used_bytes), (now.held_bytes, then.held_bytes))
-    return all(one and other and abs(one - other) <= _TOLERANCE * other for one, other in pairs)
+    return all(one and other and abs(one - other) <= tolerance * other for one, other in pairs)
 
 
-def _has_more_room(now: ProbeResult, earlier: Recommendation) -> bool:
+def _has_more_room(now: ProbeResult, stored: Recommendation, tolerance: float) -> bool:
     """Whether the next size failed in less memory than there is now, as where other processes held some of a card."""
-    failure = _failure(earlier)
+    failure = _failure(stored)
     if failure is None or failure.limit_bytes is None or now.limit_bytes is None:
         return False
-    return failure.outcome is Outcome.OOM and now.limit_bytes > failure.limit_bytes * (1 + _TOLERANCE)
+    return failure.outcome is Outcome.OOM and now.limit_bytes > failure.limit_bytes * (1 + tolerance)
 
 
-def _lets_next_in(led: Lead, first: ProbeResult, then: ProbeResult) -> bool:
-    """Whether the little that is taken less than then is enough for the next size, by the measured curve."""
-    next_size = led.earlier.evidence.proof.next_size
-    if led.peaks is None or next_size is None or first.limit_bytes is None:
+def _lets_next_in(start: WarmStart, first: ProbeResult, then: ProbeResult) -> bool:
+    """Whether the little memory that is now taken less is enough for the next size, by the measured curve."""
+    next_size = start.stored.evidence.proof.next_size
+    if start.peaks is None or next_size is None or first.limit_bytes is None:
         return False
-    before = led.peaks.used_bytes(next_size)
+    before = start.peaks.used_bytes(next_size)
     today = before + (first.used_bytes or 0) - (then.used_bytes or 0)
     return today <= first.limit_bytes < before
 
 
-def _searched(earlier: Recommendation) -> list[ProbeResult]:
-    return [it for it in earlier.evidence.probes if not it.measures_time]
+def _searched(stored: Recommendation) -> list[ProbeResult]:
+    return [probe for probe in stored.evidence.probes if not probe.measures_time]
 
 
-def _fit(earlier: Recommendation) -> ProbeResult | None:
-    """The fit that the earlier answer rests on; the last of several."""
-    size = earlier.evidence.proof.fits
-    fits = [it for it in _searched(earlier) if it.outcome is Outcome.FIT and it.micro_batch_size == size]
+def _fit(stored: Recommendation) -> ProbeResult | None:
+    """The fit that the recommendation rests on; the last of several."""
+    probes = [probe for probe in _searched(stored) if probe.micro_batch_size == stored.evidence.proof.fits]
+    fits = [probe for probe in probes if probe.outcome is Outcome.FIT]
     return fits[-1] if fits else None
 
 
-def _failure(earlier: Recommendation) -> ProbeResult | None:
-    """The probe that stopped the earlier search; none where a bound did."""
-    size = earlier.evidence.proof.next_size
-    failed = (it for it in _searched(earlier) if it.micro_batch_size == size and it.outcome in _FAILED)
+def _failure(stored: Recommendation) -> ProbeResult | None:
+    """The probe that stopped the search; none where a bound did."""
+    size = stored.evidence.proof.next_size
+    failed = (probe for probe in _searched(stored) if probe.micro_batch_size == size and probe.outcome in _FAILED)
     return next(failed, None)
 
 
-def _limit(earlier: Recommendation) -> int | None:
-    return earlier.headroom.limit_bytes if earlier.headroom is not None else None
+def _limit(stored: Recommendation) -> int | None:
+    return stored.headroom.limit_bytes if stored.headroom is not None else None
 
 
 # --- the proof in words ---
 
 
-def _proof(earlier: Recommendation, then: ProbeResult, first: ProbeResult, now: Question) -> Proof:
+def _proof(stored: Recommendation, then: ProbeResult, first: ProbeResult, now: TuningConditions) -> Proof:
     before, today = then.used_bytes or 1, first.used_bytes or 0
-    proof, failure = earlier.evidence.proof, _failure(earlier)
+    proof, failure = stored.evidence.proof, _failure(stored)
     event = "was not a valid size" if failure and failure.outcome is Outcome.INVALID_SIZE else "ran out of memory"
     said = f" ({failure.message})" if failure and failure.message else ""
     statement = (
         f"{proof.fits} fits: it was run now and took {format_bytes(today)}, against {format_bytes(before)} "
-        f"({today / before - 1:+.2%}) when {earlier.id} was found. The next size, {proof.next_size}, was not run "
-        f"again: it {event} then{said}, under {_conditions(earlier, now)}."
+        f"({today / before - 1:+.2%}) when {stored.id} was found. The next size, {proof.next_size}, was not run "
+        f"again: it {event} then{said}, under {_conditions(stored, now)}."
     )
     return Proof(fits=proof.fits, stopped_by="earlier-answer", next_size=proof.next_size, statement=statement)
 
 
-def _conditions(earlier: Recommendation, now: Question) -> str:
-    """What was different then, in words."""
-    before, today = earlier.versions, now.versions
+def _conditions(stored: Recommendation, now: TuningConditions) -> str:
+    """The differing conditions, in words."""
+    before, today = stored.versions, now.versions
     differing = [name for name in sorted({*before, *today}) if before.get(name) != today.get(name)]
     parts = [f"{name} {before.get(name, 'none')} (now {today.get(name, 'none')})" for name in differing]
     versions = ", ".join(parts) or "the same versions"
-    limit = _limit(earlier)
+    limit = _limit(stored)
     if limit is None or limit == now.memory_limit_bytes:
         return f"{versions} and the same limit"
     return f"{versions} and a limit of {format_bytes(limit)} (now {format_bytes(now.memory_limit_bytes)})"

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from tuner.planning.objectives import steps_of
-from tuner.planning.search import SearchSpace
+from tuner.planning.search_space import SearchSpace
 from tuner.schemas.recommendation import Proof, WhatIf
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
 from tuner.schemas.workload import WorkloadSpec, parse_spec

@@ -9,7 +9,7 @@ from service.errors import NotFoundError
 from service.store.interface import Store, WorkItem
 from tuner.errors import SpecError
 from tuner.planning.session import Tuning
-from tuner.planning.warm_start import Lead
+from tuner.planning.warm_start import WarmStart
 from tuner.schemas.recommendation import Recommendation
 
 _log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ def find_earlier(store: Store, tuning: Tuning) -> str | None:
     """Id of the answer that leads ``tuning`` best: one that a probe may confirm, else the newest of any use."""
     leads = [led for it in store.answers_to(tuning.question, _LOOKED_AT) if (led := _lead(store, tuning, it))]
     confirmable = [it for it in leads if it.size is not None]
-    return next((it.earlier.id for it in [*confirmable, *leads]), None)
+    return next((it.stored.id for it in [*confirmable, *leads]), None)
 
 
 def recall_earlier(store: Store, item: WorkItem, tuning: Tuning) -> None:
@@ -30,15 +30,15 @@ def recall_earlier(store: Store, item: WorkItem, tuning: Tuning) -> None:
     if item.earlier_recommendation_id is None:
         return
     try:
-        tuning.recall(store.recommendation(item.earlier_recommendation_id))
+        tuning.warm_start_from(store.recommendation(item.earlier_recommendation_id))
     except (NotFoundError, SpecError) as error:
         _log.info("%s is not led by %s: %s", item.id, item.earlier_recommendation_id, error)
 
 
-def _lead(store: Store, tuning: Tuning, answer: Recommendation) -> Lead | None:
+def _lead(store: Store, tuning: Tuning, answer: Recommendation) -> WarmStart | None:
     with suppress(NotFoundError, SpecError):
-        led = tuning.led_by(_fully_proven(store, answer))
-        return led if led.is_of_use else None
+        start = tuning.possible_warm_start(_fully_proven(store, answer))
+        return start if start.is_useful else None
     return None
 
 

@@ -297,7 +297,7 @@ def test_after_a_crash_the_tuning_goes_on_as_if_nothing_had_happened(
     """A worker dies after some probes; the next runs exactly those that an undisturbed tuning would still run."""
     undisturbed = MovedRunner(40)
     whole = Tuning(REQUEST, CPU, environment={}, versions=UPGRADED)
-    whole.recall(answered)
+    whole.warm_start_from(answered)
     whole.record_coupling(undisturbed.coupling)
     expected = finish(whole, undisturbed, "rec_expected")
     tuning, _ = submit(store)

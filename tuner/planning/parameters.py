@@ -1,0 +1,127 @@
+"""Tuned constants of a tuning: of its search, its bounds, its warm start and the timing of plans. Pure data.
+
+The constants of the search and of its posterior choose the order of probes: the largest size found for a monotone
+workload depends on none of them. ``benchmarks/search_oracles.py`` counts the probes and OOMs of the search on oracles
+whose answer is known; its rows are named below where they show the effect of a field. Run it before and after a change,
+and compare its JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Levels = tuple[tuple[float, float], ...]
+"""Values of a quantity that is not known, each with its prior probability."""
+
+
+@dataclass(frozen=True)
+class SearchParameters:
+    """The constants, by the part of a tuning that uses them. Shares are of the memory limit unless they say of what."""
+
+    # --- the order of probes (tuner.planning.search) ---
+
+    target_fit_probability: float = 0.6823
+    """Probability to fit of the size to probe next, when an OOM costs three fits. A search is a code with symbols that
+    last 1 (fit) and 3 (OOM): it carries most when the probability ``p`` of the short one solves ``p + p**3 = 1``
+    (Shannon 1948). Rows: all."""
+    first_fit_probability: float = 0.85
+    """The same for the first size when there is an estimate. The first size is worth more when it fits: its measurement
+    calibrates the estimate, and a few percent below the answer do that as well as the answer. Rows: "led by an
+    estimate"."""
+    sure_share: float = 0.98
+    """Share that the first jump without an estimate may fill: it leaves room for 2 % of noise. Row: "+-2 % of
+    total"."""
+    good_jump: int = 4
+    """Least ratio of a jump that surely fits to the measured size for the jump to be taken: it then tells the slope.
+    Also the divisor of the size after two sizes that an estimate promised have failed. Rows: "exact", "activations 20 %
+    low"."""
+    slack_probes: int = 6
+    """Probes that memory figures may waste before doubling and halving take over: the ``+ 7`` of the search's guarantee
+    is one more. Rows: "limit really 5 % lower", "+-2 % of total"."""
+    near_enough: float = 0.9
+    """Share of a size that cannot be judged from which a fit ends the search: each further probe may cost the whole
+    time limit of a probe. A choice; no benchmark."""
+    most_unjudged: int = 3
+    """Sizes that cannot be judged: after as many the largest fit ends the search, for the same reason. A choice."""
+
+    # --- the posterior (tuner.planning.posterior) ---
+
+    noise_levels: Levels = ((3e-5, 0.5), (3e-4, 0.2), (3e-3, 0.2), (3e-2, 0.1))
+    """Noise of a measured peak, as a share. CUDA peaks lie within 0.05 % (typically) to 0.34 % of a line, and the peak
+    of a CPU process within 0.9 % (``benchmarks/cpu_repeatability.py``); many are exact. Rows: "device, ..." and "+-2 %
+    ..."."""
+    limit_errors: Levels = ((0.0, 0.9), (0.05, 0.1))
+    """How far the limit that counts may be from the nominal one, as a share: fragmentation takes 0 to 12 %. Row: "limit
+    really 5 % lower"."""
+    ignorance: float = 0.02
+    """Weight in the posterior that no memory figure can move: a cliff, a jump, a limit of another kind. Rows: "floor up
+    to 0.3 of the answer", "activations twice"."""
+    estimate_errors: tuple[tuple[float, float, float], ...] = ((0.003, 0.005, 0.3), (0.03, 0.05, 0.5), (0.15, 0.3, 0.2))
+    """How far an estimate may be off: where it meets the limit (as a share), in its slope (as a share of the slope),
+    and the prior probability. Published estimators reach a median error of 2.5 % to 3.6 %, some are far off. Rows: "led
+    by an estimate"."""
+    estimate_weight: float = 0.7
+    """Weight of the calibrated estimate beside the straight line through the measurements, once there is a line. Rows:
+    "led by an estimate"."""
+    resident_noise: float = 2e-3
+    """As a share: what one size shows between updates, against what the estimate means at size 0. Rows: "led by an
+    estimate" (half of the runs of the others know the resident bytes too)."""
+    elastic_levels: Levels = ((0.0, 0.4), (0.03, 0.2), (0.06, 0.2), (0.1, 0.2))
+    """How much less than it asks for a process can do with, as a share. MKL does without its packing buffers where
+    these are refused: one a thread, of 4.7 MB in a GPT-2 of 128 MiB on two cores
+    (``benchmarks/cpu_math_buffers.py``)."""
+    saturated_share: float = 0.97
+    """Where memory may be given up, a peak above this share may be cut off by the limit, and only tells that no less
+    was asked for. From the same measurements."""
+    clipped_ratio: float = 4.0
+    """Ratios of peak to limit are clipped here, and as far below 0; larger values carry no information. A numerical
+    guard."""
+    flat_rise: float = 1e-4
+    """A rise below this share of the peak is none: the floor, or noise. Row: "floor up to 0.3 of the answer"."""
+    kink_slope_ratio: float = 0.8
+    """A rise of less than this share of the later one belongs to another piece of the memory curve (the end of a
+    floor). Row: "floor up to 0.3 of the answer"."""
+    kink_size_ratio: float = 1.1
+    """How many times the size a later measurement must have for a kink to be told from noise. Rows: as above, "device,
+    ..."."""
+
+    # --- bounds (tuner.planning.bounds) ---
+
+    cpu_memory_share: float = 0.5
+    """Share of the host's memory that a run on the CPU may take when no limit is given: the rest is for the system and
+    for reading data. A choice."""
+
+    # --- warm starts (tuner.planning.warm_start) ---
+
+    same_peak_tolerance: float = 0.01
+    """By how much two peaks of one size may differ and still be the same, relatively: probes of one size on the CPU
+    differ by 0.9 % (``benchmarks/cpu_repeatability.py``)."""
+
+    # --- the timing of plans (tuner.planning.objectives) ---
+
+    most_timed_plans: int = 4
+    """Each takes a process and some seconds: enough for the fewest steps, a neighbour, and two that promise more. A
+    choice."""
+    least_timed_plans: int = 2
+    """Plans that are timed whatever the measurements of the search say: the fewest steps and a neighbour."""
+    considered_plans: int = 16
+    """Plans, from the fewest steps upward, among which the fastest is looked for. A choice."""
+    listed_plans: int = 5
+    """Plans, from the fewest steps upward, that a recommendation lists, besides those that were timed. A choice."""
+    least_time_difference: float = 0.02
+    """Updates of two processes differ by this much on an idle host, relatively: a smaller difference is none."""
+    significant_errors: float = 2.0
+    """Standard errors that a difference in time must have."""
+
+    @property
+    def saturated_log_likelihood(self) -> float:
+        """Logarithm of how likely a saturated peak is: it may be anywhere from ``saturated_share`` to the limit.
+
+        Less what the evidence of a calibration leaves out of a normal density.
+        """
+        return 0.5 * math.log(2 * math.pi) - math.log(1 - self.saturated_share)
+
+
+DEFAULT_PARAMETERS = SearchParameters()
+"""The values that every tuning uses unless it is given others."""
