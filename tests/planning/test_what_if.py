@@ -1,4 +1,4 @@
-"""What-ifs: which changes are looked at, how measurements bend estimates, and what a recommendation makes of them."""
+"""What-ifs: the changes looked at, how measurements calibrate estimates, and their part in a recommendation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tuner.errors import ProbeCancelledError, ProbeError
 from tuner.hardware.inventory import find_device
 from tuner.planning.fingerprint import question
 from tuner.planning.session import Tuning, ask_what_ifs
-from tuner.planning.what_if import Bend, changed, changes_in_words, choices
+from tuner.planning.what_if import Calibration, changed, changes_in_words, choices
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
@@ -131,9 +131,9 @@ def line(resident: int | None, low: int, high: int) -> ExpectedPeaks:
 def test_the_bend_is_that_of_the_hand_calculation() -> None:
     """The smallest fit holds 50 above the estimate's 100; above that the largest took 360 where 300 were expected."""
     probes = [probe_result(2, used_bytes=999, resident_bytes=150), probe_result(11, used_bytes=510, resident_bytes=190)]
-    bend = Bend.of(line(100, 200, 400), probes)
-    assert bend == Bend(surplus_bytes=50.0, ratio=1.2, measured=True)
-    assert bend.curve(line(60, 80, 180))(11) == pytest.approx(60 + 50 + 1.2 * 120)
+    calibration = Calibration.of(line(100, 200, 400), probes)
+    assert calibration == Calibration(surplus_bytes=50.0, ratio=1.2, measured=True)
+    assert calibration.curve(line(60, 80, 180))(11) == pytest.approx(60 + 50 + 1.2 * 120)
 
 
 @pytest.mark.parametrize("used", [101, 400, 5000])
@@ -142,27 +142,27 @@ def test_the_bend_is_that_of_the_hand_calculation() -> None:
 def test_the_bent_curve_meets_the_largest_fit(used: int, resident: int | None, seen: int | None) -> None:
     """Also where the ratio would be absurd, or nobody knows what stays between updates."""
     expected = line(resident, 200, 400)
-    bend = Bend.of(expected, [probe_result(11, used_bytes=used, resident_bytes=seen)])
-    assert bend.curve(expected)(11) == pytest.approx(used)
-    assert 0.5 <= bend.ratio <= 2.0
+    calibration = Calibration.of(expected, [probe_result(11, used_bytes=used, resident_bytes=seen)])
+    assert calibration.curve(expected)(11) == pytest.approx(used)
+    assert 0.5 <= calibration.ratio <= 2.0
 
 
 def test_a_ratio_is_not_told_from_next_to_nothing() -> None:
     """Where nearly all stays between updates, what differs above it is no matter of a ratio."""
     probe = probe_result(11, used_bytes=410, resident_bytes=396)
-    assert Bend.of(line(396, 398, 400), [probe]) == Bend(surplus_bytes=10.0, ratio=1.0, measured=True)
+    assert Calibration.of(line(396, 398, 400), [probe]) == Calibration(surplus_bytes=10.0, ratio=1.0, measured=True)
 
 
 def test_without_a_fit_only_the_surplus_is_known() -> None:
     """A probe that ran out of memory in its second update has shown what stays between updates."""
     failed = probe_result(1, Outcome.OOM, 300, resident_bytes=150)
-    assert Bend.of(line(100, 200, 400), [failed]) == Bend(surplus_bytes=50.0, ratio=1.0, measured=False)
-    assert Bend.of(line(100, 200, 400), [probe_result(1, Outcome.OOM, None)]) == Bend()
+    assert Calibration.of(line(100, 200, 400), [failed]) == Calibration(surplus_bytes=50.0, ratio=1.0, measured=False)
+    assert Calibration.of(line(100, 200, 400), [probe_result(1, Outcome.OOM, None)]) == Calibration()
 
 
 def test_updates_of_one_micro_batch_bend_nothing() -> None:
     """They hold no gradients while they run, as the estimate's updates do."""
-    assert Bend.of(line(100, 200, 400), [probe_result(1, used_bytes=150, accumulates=False)]) == Bend()
+    assert Calibration.of(line(100, 200, 400), [probe_result(1, used_bytes=150, accumulates=False)]) == Calibration()
 
 
 # --- what would fit ---

@@ -1,16 +1,16 @@
-"""What would fit if the spec chose otherwise: which changes to look at, and what an estimate says of them. Pure.
+"""What-ifs: changes of the spec that would take less memory, and what an estimate says of each. Pure, no torch.
 
 A change is one that takes less memory and leaves the training what it is: a mixed precision, activation checkpointing,
 an optimizer or a gathering of gradients without temporaries. Each is estimated alone, then all that help together. No
-probe runs them: the estimate's curve is bent as the probes of the spec as asked bend its own.
+probe runs them: the estimate's curve is calibrated as the probes of the spec as requested calibrate its own.
 
 **Correction.** The smallest fit shows what is held between updates beyond the estimate ``R`` (the surplus ``s``:
 thread pools, handles), the largest how much steeper the rest rises (the ratio ``r`` of what was measured above that to
 what the estimate ``e`` has above ``R``). A curve with its own ``R'`` and ``e'`` is then taken to be
 ``R' + s + r * (e'(b) - R')``. With no fit ``r`` is 1, and ``s`` what a probe saw between its updates, if one got there.
 
-**Limit.** The limit that counts is the one given, moved as little as it takes for the bent curve to agree with what
-fitted and with what ran out of memory (fragmentation takes a part of a card).
+**Limit.** The limit that counts is the one given, moved as little as it takes for the calibrated curve to agree with
+the sizes that fitted and those that ran out of memory (fragmentation takes a part of a card).
 
 Against tunings of the changed specs on the CPU (budgets of 48 to 160 MiB) the largest size was off by 0 % (two GPTs, a
 ViT), 1.3 % (a GPT-2), 1.4 % (a BERT) and 2.9 % (a Llama) with activation checkpointing, by -5.3 % (a GPT) with a mixed
@@ -34,13 +34,13 @@ Changes = tuple[tuple[str, JsonValue], ...]
 """Fields of a spec, by dotted path, and what they would say."""
 
 _ERROR = 0.05
-"""How far a bent curve may be off."""
+"""Relative error of a calibrated curve."""
 _ERROR_OF_PRECISION = 0.08
-"""Other kernels run then, with workspaces of their own."""
+"""The same under another precision: other kernels run, with workspaces of their own."""
 _ERROR_UNMEASURED = 0.10
-"""Where nothing fitted that could bend it."""
+"""The same where nothing fitted that could calibrate it."""
 _RATIOS = (0.5, 2.0)
-"""A measurement that bends more than this says that it is no matter of a ratio."""
+"""Bounds of the ratio of a calibration: a measurement beyond them is no matter of a ratio."""
 _RISING = 0.02
 """Share of a peak that must be above what is held between updates for a ratio to be told from it."""
 _HELPS = 0.99
@@ -53,7 +53,7 @@ _BF16_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class WhatIfAnswer:
-    """What came out of asking an estimate about changes of a spec.
+    """The outcome of estimating changes of a spec.
 
     Attributes:
         what_ifs: with which more is expected to fit, or would with more of it.
@@ -67,16 +67,16 @@ class WhatIfAnswer:
 
 
 class WhatIfs:
-    """Asks for the memory curves of changed specs, one after the other, and tells what would fit.
+    """Requests for the memory curves of changed specs, one after the other, and what would fit by them.
 
     Args:
-        spec: as asked.
-        device: what it was probed on.
+        spec: as requested.
+        device: the device it was probed on.
         space: the sizes that were searched, with the limit.
         share: samples of a rank in an update.
-        proof: what the search found.
+        proof: the search's.
         probes: every probe.
-        expected: the estimate of the spec as asked; asked for first when it is not there.
+        expected: the estimate of the spec as requested; the first request asks for it when it is not there.
     """
 
     def __init__(  # noqa: PLR0913 - all that a finished search is made of
@@ -96,7 +96,7 @@ class WhatIfs:
         self._proof = proof
         self._probes = probes
         self._singles = choices(spec, device) if proof.stopped_by in _BY_MEMORY else ()
-        self._told: dict[Changes, ExpectedPeaks | None] = {} if expected is None else {(): expected}
+        self._curves: dict[Changes, ExpectedPeaks | None] = {} if expected is None else {(): expected}
 
     def ask(self) -> WorkloadSpec | None:
         """The spec whose memory curve is wanted next; none when there is nothing to ask."""
@@ -104,32 +104,32 @@ class WhatIfs:
         return None if changes is None else changed(self._spec, changes)
 
     def tell(self, peaks: ExpectedPeaks | None) -> None:
-        """Take in the curve that was asked for; none where the estimate cannot tell."""
+        """Take in the curve that was requested; none where the estimate cannot tell."""
         changes = self._next()
         if changes is not None:
-            self._told[changes] = peaks
+            self._curves[changes] = peaks
 
     def _next(self) -> Changes | None:
         if not self._singles:
             return None
-        if () not in self._told:
+        if () not in self._curves:
             return ()
-        if self._told[()] is None:
+        if self._curves[()] is None:
             return None
-        untold = [it for it in self._singles if it not in self._told]
-        return untold[0] if untold else self._combination()
+        missing = [changes for changes in self._singles if changes not in self._curves]
+        return missing[0] if missing else self._combination()
 
     def _combination(self) -> Changes | None:
-        """All that help by themselves, if they are several and not asked for yet."""
+        """All changes that help by themselves, if they are several and not requested yet."""
         helping = self._helping
-        together = tuple(change for single in helping for change in single)
-        return together if len(helping) > 1 and together not in self._told else None
+        combined = tuple(change for single in helping for change in single)
+        return combined if len(helping) > 1 and combined not in self._curves else None
 
     @property
     def _helping(self) -> list[Changes]:
         size = self._proof.next_size or 1
-        asked = self._told[()]
-        curves = [(changes, self._told.get(changes)) for changes in self._singles]
+        asked = self._curves[()]
+        curves = [(changes, self._curves.get(changes)) for changes in self._singles]
         return [
             changes
             for changes, peaks in curves
@@ -137,9 +137,9 @@ class WhatIfs:
         ]
 
     def answer(self) -> WhatIfAnswer:
-        """What came out of what was asked."""
-        known = [changes for changes, peaks in self._told.items() if peaks is not None]
-        unknown = [changes for changes, peaks in self._told.items() if peaks is None]
+        """The outcome of the requests so far."""
+        known = [changes for changes, peaks in self._curves.items() if peaks is not None]
+        unknown = [changes for changes, peaks in self._curves.items() if peaks is None]
         return WhatIfAnswer(
             what_ifs=self._what_ifs(),
             judged=frozenset(path for changes in known for path, _ in changes),
@@ -151,18 +151,20 @@ class WhatIfs:
 
         Where nothing fits, also those with which nothing is expected to: they tell how much is missing.
         """
-        asked = self._told.get(())
+        asked = self._curves.get(())
         if asked is None:
             return ()
-        bend = Bend.of(asked, self._probes)
-        limit = self._limit(bend.curve(asked))
-        found = [self._what_if(changes, peaks, bend, limit) for changes, peaks in self._helpful()]
+        calibration = Calibration.of(asked, self._probes)
+        limit = self._limit(calibration.curve(asked))
+        found = [self._what_if(changes, peaks, calibration, limit) for changes, peaks in self._helpful()]
         worth = [it for it in found if it.largest_micro_batch > self._proof.fits or not self._proof.fits]
         return tuple(sorted(worth, key=lambda it: (-it.largest_micro_batch, it.peak_bytes, len(it.changes))))
 
     def _helpful(self) -> list[tuple[Changes, ExpectedPeaks]]:
         helping = self._helping
-        curves = [(changes, self._told[changes]) for changes in self._told if changes in helping or len(changes) > 1]
+        curves = [
+            (changes, self._curves[changes]) for changes in self._curves if changes in helping or len(changes) > 1
+        ]
         return [(changes, peaks) for changes, peaks in curves if peaks is not None]
 
     def _limit(self, curve: Callable[[float], float]) -> float:
@@ -172,8 +174,8 @@ class WhatIfs:
             return limit
         return min(max(limit, curve(fits)), max(curve(fails), curve(fits)))
 
-    def _what_if(self, changes: Changes, peaks: ExpectedPeaks, bend: Bend, limit: float) -> WhatIf:
-        curve, error = bend.curve(peaks), bend.error(changes)
+    def _what_if(self, changes: Changes, peaks: ExpectedPeaks, calibration: Calibration, limit: float) -> WhatIf:
+        curve, error = calibration.curve(peaks), calibration.error(changes)
         largest = _largest(self._space, curve, limit)
         return WhatIf(
             changes=dict(changes),
@@ -187,7 +189,7 @@ class WhatIfs:
 
 
 def choices(spec: WorkloadSpec, device: DeviceInfo) -> tuple[Changes, ...]:
-    """What the spec could choose to take less memory, one change each."""
+    """Choices of the spec that could take less memory, one change each."""
     found: list[tuple[str, JsonValue]] = []
     if spec.precision == "fp32":
         found.append(("precision", _mixed_precision(device)))
@@ -197,7 +199,7 @@ def choices(spec: WorkloadSpec, device: DeviceInfo) -> tuple[Changes, ...]:
         found.append(("optimizer.implementation", "fused"))
     if spec.gradient_gathering in ({"auto", "scratch"} if device.kind == "cuda" else {"scratch"}):
         found.append(("gradient_gathering", "in-place"))
-    return tuple((it,) for it in found)
+    return tuple((change,) for change in found)
 
 
 def _mixed_precision(device: DeviceInfo) -> str:
@@ -224,18 +226,18 @@ def changed(spec: WorkloadSpec, changes: Changes) -> WorkloadSpec:
 
 
 def changes_in_words(changes: Mapping[str, JsonValue]) -> str:
-    """As they would stand in a spec: ``precision: bf16-mixed + activation_checkpointing: true``."""
+    """Write changes as they would stand in a spec: ``precision: bf16-mixed + activation_checkpointing: true``."""
     return " + ".join(f"{path}: {str(value).lower()}" for path, value in changes.items())
 
 
 @dataclass(frozen=True)
-class Bend:
-    """How what was measured differs from what was expected (see the module).
+class Calibration:
+    """Difference between the measurements and an estimate (see the module).
 
     Attributes:
-        surplus_bytes: what is held beyond the estimate, at every size.
-        ratio: of what is held above what stays between updates, measured to expected.
-        measured: whether a fit told them.
+        surplus_bytes: memory held beyond the estimate, at every size.
+        ratio: of the memory above that held between updates, measured to expected.
+        measured: whether a fit told both.
     """
 
     surplus_bytes: float = 0.0
@@ -243,10 +245,11 @@ class Bend:
     measured: bool = False
 
     @classmethod
-    def of(cls, peaks: ExpectedPeaks, probes: Sequence[ProbeResult]) -> Bend:
-        """What the probes of updates with several micro-batches tell of the estimate ``peaks``."""
-        seen = sorted((it for it in probes if it.accumulates and it.used_bytes), key=lambda it: it.micro_batch_size)
-        fits = [it for it in seen if it.outcome is Outcome.FIT]
+    def of(cls, peaks: ExpectedPeaks, probes: Sequence[ProbeResult]) -> Calibration:
+        """Calibrate the estimate ``peaks`` by the probes of updates with several micro-batches."""
+        measured = [probe for probe in probes if probe.accumulates and probe.used_bytes]
+        seen = sorted(measured, key=lambda probe: probe.micro_batch_size)
+        fits = [probe for probe in seen if probe.outcome is Outcome.FIT]
         resident, held = _resident(peaks, fits or seen)
         if not fits:
             return cls(surplus_bytes=held - resident)
@@ -257,21 +260,21 @@ class Bend:
         return cls(surplus_bytes=used - ratio * rising - resident, ratio=ratio, measured=True)
 
     def curve(self, peaks: ExpectedPeaks) -> Callable[[float], float]:
-        """The bytes to expect at a size where an estimate says ``peaks``."""
+        """The bytes to expect at a size by the estimate ``peaks``, calibrated."""
         resident = peaks.resident_bytes or 0
         return lambda size: resident + self.surplus_bytes + self.ratio * (peaks.used_bytes(size) - resident)
 
     def error(self, changes: Changes) -> float:
-        """How far the curve of a changed spec may be off, as a share."""
+        """The relative error of the curve of a changed spec."""
         if not self.measured:
             return _ERROR_UNMEASURED
         return _ERROR_OF_PRECISION if "precision" in dict(changes) else _ERROR
 
 
 def _resident(peaks: ExpectedPeaks, probes: Sequence[ProbeResult]) -> tuple[int, int]:
-    """What is held between updates: expected, and as the smallest probe saw it; the same where none did."""
+    """The memory held between updates: expected, and as the smallest probe saw it; twice the same where none did."""
     expected = peaks.resident_bytes or 0
-    seen = [it.resident_bytes for it in probes if it.resident_bytes is not None]
+    seen = [probe.resident_bytes for probe in probes if probe.resident_bytes is not None]
     return expected, seen[0] if seen and peaks.resident_bytes is not None else expected
 
 
