@@ -8,9 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.support.recorded_requests import recorded_requests
 from tuner.errors import EstimateError
 from tuner.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
-from tuner.estimation.allocator.replay import Replayed, breakdown, minimum_capacity, recorded_requests, replay
+from tuner.estimation.allocator.replay import Replayed, breakdown, minimum_capacity, replay
 from tuner.estimation.trace import Bound, Category, Mark, SizedTrace, Trace
 
 MIB = 1024**2

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from tests.support.factories import gpt_spec, resnet_spec
+from tests.support.recorded_requests import recorded_requests
 from tuner.errors import OutOfMemoryError
 from tuner.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
-from tuner.estimation.allocator.replay import minimum_capacity, recorded_requests, replay
+from tuner.estimation.allocator.replay import minimum_capacity, replay
 from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.micro_batches.splitting import sliced

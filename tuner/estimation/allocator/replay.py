@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tuner.errors import EstimateError
 from tuner.estimation.allocator.config import DEFAULT_SETTINGS, ROUND_LARGE_BYTES, AllocatorSettings, rounded_up
@@ -100,25 +99,6 @@ def breakdown(
     for block in _taken_after(events):
         held[trace.categories[block]] += allocator.block_bytes(addresses[block])
     return held
-
-
-def recorded_requests(history: Iterable[Mapping[str, Any]]) -> tuple[list[int], list[int]]:
-    """Events and sizes of a device's history as `torch.cuda.memory._snapshot()["device_traces"]` holds it.
-
-    A block counts as given back where it is so to the allocator's cache (`free_completed`). Blocks taken before the
-    history began are left out. Everything is taken as one stream's.
-    """
-    events: list[int] = []
-    sizes: list[int] = []
-    blocks: dict[int, int] = {}
-    for entry in history:
-        if entry["action"] == "alloc":
-            blocks[entry["addr"]] = len(sizes)
-            events.append(len(sizes))
-            sizes.append(entry["size"])
-        elif entry["action"] == "free_completed" and entry["addr"] in blocks:
-            events.append(~blocks.pop(entry["addr"]))
-    return events, sizes
 
 
 def _replayed(allocator: CachingAllocator, events: Sequence[int], sizes: Sequence[int], since: int = 0) -> Replayed:
