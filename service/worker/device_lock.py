@@ -26,7 +26,7 @@ def folder_identity(folder: Path) -> str:
 
 
 class DeviceLock:
-    """The right to serve one device out of one data folder. Whoever gets it knows that the earlier owner is dead."""
+    """The right to serve one device out of one data folder. Its new owner knows that the last one is gone."""
 
     def __init__(self, folder: Path, device: str) -> None:
         self.device = device
@@ -34,7 +34,7 @@ class DeviceLock:
         self._lock = FileLock(self.path, thread_local=False, poll_interval=_RETRY_SECONDS, fallback_to_soft=False)
 
     def acquire(self, owner: str, wait_seconds: float = 0.0) -> None:
-        """Take it; ``owner`` is written into the file for people who wonder.
+        """Take the device; ``owner`` is written into the file for people who wonder.
 
         Raises:
             DeviceTakenError: when another live process has it and does not give it up within ``wait_seconds``.
@@ -51,5 +51,5 @@ class DeviceLock:
         self.path.write_text(owner)
 
     def release(self) -> None:
-        """Give it up. Idempotent."""
+        """Give the device up. Idempotent."""
         self._lock.release()

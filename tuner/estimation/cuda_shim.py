@@ -1,4 +1,4 @@
-"""Compiles ``fake_cuda.cpp`` once per torch and host, and loads it before torch. No torch itself.
+"""Compile ``fake_cuda.cpp`` once per torch and host, and load it before torch. No torch itself.
 
 torch without CUDA, or with CUDA on a host without a GPU, cannot run a backward pass of fake CUDA tensors: autograd asks
 for the device. The library answers it. It is kept in the user's cache folder.
@@ -59,7 +59,7 @@ class Shim:
 
     @property
     def kept(self) -> bool:
-        """Whether the next process finds the library."""
+        """Return whether the next process finds the library."""
         return not self.reason
 
     def install(self, profile: KernelProfile) -> None:
@@ -154,7 +154,7 @@ def _torch_folder() -> Path:
 
 
 def _identity(torch_folder: Path) -> str:
-    """What the library depends on: its source, how it is compiled, torch and where it lies, the processor."""
+    """The digest of the library's inputs: its source, its compilation, torch and the folder of torch, the processor."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:  # built from its sources, in place

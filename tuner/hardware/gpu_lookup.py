@@ -1,4 +1,4 @@
-"""Finding a GPU by whatever name a scheduler, NVML, torch or a person has for it. No torch.
+"""Find a GPU by the name that a scheduler, NVML, torch or a person has for the card. No torch.
 
 The table is in ``tuner.hardware.gpu_table``.
 """
@@ -19,7 +19,7 @@ _LARGEST_CARD_BYTES = 4 * 1024**4
 
 
 def _key(name: str) -> str:
-    """What is left of a name without the words that some leave out: ``NVIDIA GeForce RTX 4090`` is ``4090``."""
+    """Reduce a name to the part that nobody leaves out: ``NVIDIA GeForce RTX 4090`` is ``4090``."""
     words = re.sub(r"\b((nvidia|tesla|geforce|quadro|amd|instinct)\b|rtx)", " ", name.lower().replace("_", " "))
     return re.sub(r"[^a-z0-9]", "", words)
 
@@ -70,7 +70,7 @@ def _unknown_card(name: str) -> Gpu:
 
 def _no_such_gpu(name: str) -> EstimateError:
     names = {_key(text): gpu.name for gpu in GPUS for text in (gpu.name, gpu.family, *gpu.aliases)}
-    near = dict.fromkeys(names[it] for it in get_close_matches(_key(name[:_SHOWN_LENGTH]), names, n=5, cutoff=0.5))
+    near = dict.fromkeys(names[key] for key in get_close_matches(_key(name[:_SHOWN_LENGTH]), names, n=5, cutoff=0.5))
     hint = f"near it are {', '.join(near)}" if near else f"there are {', '.join(gpu.name for gpu in GPUS)}"
     return EstimateError(
         f"no GPU is called {_shown(name)}: {hint}; for another card give its memory instead, for example 48GiB"

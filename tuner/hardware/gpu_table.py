@@ -21,7 +21,7 @@ _WORKSPACE_SOURCE = (
 )
 
 _SLACK_BYTES = {"reported": 256 * MIB, "derived": 640 * MIB}
-"""How much less than the total other drivers may leave, by its evidence. Where several reports of one card were found
+"""Bytes that other drivers may leave less than the total, by its evidence. Where several reports of one card were found
 they differ by up to 212 MiB (A100 80 GB: 81,251 and 81,039 MiB; a T4: 15,110 MiB with older drivers, 14,912 with
 newer ones)."""
 _ECC_SHARE = 16
@@ -30,9 +30,10 @@ _ECC_NOTE = "The total is that with ECC off, as it is shipped; with ECC on it is
 
 
 def blas_workspace_bytes(capability: tuple[int, int], kind: Literal["cuda", "rocm"]) -> int:
-    """What cuBLAS (hipBLAS) keeps for each handle and stream: ``parseChosenWorkspaceSize`` in ``CublasHandlePool.cpp``.
+    """The bytes that cuBLAS (hipBLAS) keeps for each handle and stream.
 
-    cuBLASLt shares it (``TORCH_CUBLASLT_UNIFIED_WORKSPACE``, on by default).
+    As ``parseChosenWorkspaceSize`` in torch's ``CublasHandlePool.cpp``. cuBLASLt shares them
+    (``TORCH_CUBLASLT_UNIFIED_WORKSPACE``, on by default).
     """
     if kind == "rocm":
         return (128 if capability in {(9, 4), (9, 5)} else 32) * MIB

@@ -18,7 +18,7 @@ from tuner.schemas.plans import BalancedPlan, EffectiveBatchSize, ReachableBatch
 from tuner.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE
 
 MOST_MICRO_BATCHES = 2**18
-"""Of an update over all ranks. A plan lists each: half a megabyte, written and read within a tenth of a second."""
+"""Most micro-batches of an update over all ranks. A plan lists each: half a megabyte, written and read within 0.1 s."""
 _POOR_FILL = 0.5
 """A uniform micro-batch under half of what fits wastes the device; nearby effective batches are then offered."""
 

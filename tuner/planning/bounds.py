@@ -1,4 +1,4 @@
-"""What bounds a tuning: the memory it may take, the sizes worth probing, and when the whole share is worth one more.
+"""Bounds of a tuning: the memory it may take, the sizes worth probing, and when the whole share is worth one more.
 
 A plan lists every micro-batch of an update, ``tuner.planning.accumulation.MOST_MICRO_BATCHES`` at most: a request
 whose largest size worth probing would take more is refused before any probe. Where a search ends at a size that would,
@@ -21,10 +21,10 @@ from tuner.units import format_bytes
 
 
 def memory_limit(request: TuningRequest, device: DeviceInfo, parameters: SearchParameters = DEFAULT_PARAMETERS) -> int:
-    """The memory a run may take, before the margin: as asked, else the whole card, or half of the host.
+    """The memory a run may take, before the margin: as requested, else the whole card, or half of the host.
 
     Raises:
-        SpecError: when more is asked for than the device has.
+        SpecError: when the request is for more than the device has.
     """
     if request.memory_limit_bytes is None:
         return int(device.total_bytes * parameters.cpu_memory_share) if device.kind == "cpu" else device.total_bytes
@@ -40,10 +40,8 @@ def memory_limit(request: TuningRequest, device: DeviceInfo, parameters: SearchP
 def search_space(request: TuningRequest, share: int, limit_bytes: int, *, elastic: bool = False) -> SearchSpace:
     """The sizes worth probing: no plan can use a micro-batch above a rank's share.
 
-    ``elastic`` is that of ``SearchSpace``.
-
-    Unless the largest is asked for, those at which the number of accumulation steps changes: plans depend on nothing
-    else.
+    For every objective but the largest size, those at which the number of accumulation steps changes: plans depend on
+    nothing else. ``elastic`` is that of ``SearchSpace``.
     """
     bound, reason = share, f"the {share} samples of a rank in one update"
     if request.max_micro_batch_size is not None and request.max_micro_batch_size < share:
@@ -76,9 +74,9 @@ def peak_without_gradients(
 ) -> float | None:
     """The peak in bytes to expect at ``size`` in an update of one micro-batch; none where measurements do not tell.
 
-    It is the line through the two largest fits of accumulating updates, less the gradients. Where there is one such
-    fit, the line begins at what is resident with the gradients. Fits whose peak the limit may have cut off are left
-    out: the line through them is too flat.
+    The peak is on the line through the two largest fits of accumulating updates, less the gradients. Where there is one
+    such fit, the line begins at what is resident with the gradients. Fits whose peak the limit may have cut off are
+    left out: the line through them is too flat.
     """
     measured = [probe for probe in probes if probe.outcome is Outcome.FIT and probe.used_bytes and probe.accumulates]
     fits = {probe.micro_batch_size: probe for probe in measured}
@@ -107,7 +105,7 @@ def _may_be_cut_off(fit: ProbeResult, parameters: SearchParameters) -> bool:
 
 
 def whole_share_proof(share: int, below: Proof) -> Proof:
-    """Why the whole share is the answer although the search closed below it."""
+    """Prove the whole share by its own fit, although the search closed below it."""
     statement = (
         f"{share}, the whole share of a rank, fits: an update of one micro-batch holds no gradients while it runs. "
         f"With several micro-batches in an update the largest is {below.fits}: {below.statement}"

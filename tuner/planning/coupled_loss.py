@@ -1,4 +1,4 @@
-"""A tuning whose loss may couple the samples of a batch: the check that it needs, and the one plan that stays exact.
+"""Losses that couple the samples of a batch: the check that a tuning needs, and the one plan that stays exact.
 
 Such a loss has another gradient in several micro-batches than in one. With the whole batch in one micro-batch on one
 rank there is nothing to accumulate; unless the request allows inexact plans, only that one is probed. Pure, no torch.
@@ -17,7 +17,7 @@ _REASON = "coupled-loss"
 _LONGEST_SECONDS = 60.0
 """Longest check: a workload that takes longer is tuned without."""
 _CPU_SHARE = 0.25
-"""Of the host's memory, which the check may take on the CPU even where a run may take less: it runs in fp64."""
+"""Share of the host's memory that the check may take on the CPU even where a run may take less: it runs in fp64."""
 
 
 def coupling_request(

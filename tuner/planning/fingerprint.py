@@ -1,4 +1,4 @@
-"""The fingerprint of a tuning: the same for two requests exactly when their answers may be shared. Pure, no torch."""
+"""Fingerprints of tunings: equal for two requests exactly when they may share a recommendation. Pure, no torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tuner.schemas.results import DeviceInfo
 from tuner.schemas.workload import WorkloadSpec
 
 _LAYOUT = 3
-"""Raised when probing or searching changes so much that earlier answers no longer stand."""
+"""Raised when probing or searching changes so much that stored recommendations no longer stand."""
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of the packages that change how much memory a step takes. Does not import them."""
+    """Versions of the packages that change how much memory a step takes, without importing them."""
     found = {"python": platform.python_version()}
     for name in ("batchwright", "torch", "transformers"):
         try:
@@ -28,7 +28,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def relevant_versions(spec: WorkloadSpec, device: DeviceInfo, versions: dict[str, str]) -> dict[str, str]:
-    """Those of ``versions`` that matter for ``spec``, and the device's driver."""
+    """The versions that matter for ``spec``, and the device's driver."""
     names = ["batchwright", "python", "torch", *(["transformers"] if spec.model.kind == "transformers" else [])]
     chosen = {name: versions[name] for name in names if name in versions}
     if device.driver_version is not None:
@@ -43,26 +43,26 @@ def fingerprint(
     environment: dict[str, str],
     versions: dict[str, str],
 ) -> str:
-    """SHA-256, in hexadecimal, of everything the answer depends on.
+    """SHA-256, in hexadecimal, of everything a recommendation depends on.
 
-    That is: the spec without what does not change memory (data, schedule, rates), the batch, objective and bounds asked
-    for, the kind of device (not which one of several alike) and its limit, the allocator's settings, and versions.
+    That is: the spec without what does not change memory (data, schedule, rates), the requested batch, objective and
+    bounds, the kind of device (not which one of several alike) and its limit, the allocator's settings, and versions.
     """
-    content = asked(request, device, environment)
+    content = question_content(request, device, environment)
     content["device"]["total_bytes"] = device.total_bytes
     return _digest(content | {"limit_bytes": limit_bytes, "versions": counted(versions)})
 
 
 def question_fingerprint(request: TuningRequest, device: DeviceInfo, environment: dict[str, str]) -> str:
-    """SHA-256, in hexadecimal, of what is asked, whatever versions and whatever exact limit answer it.
+    """SHA-256, in hexadecimal, of the request and the kind of device, whatever the versions and the exact limit.
 
     Equal fingerprints have equal ones of these.
     """
-    return _digest(asked(request, device, environment))
+    return _digest(question_content(request, device, environment))
 
 
-def asked(request: TuningRequest, device: DeviceInfo, environment: dict[str, str]) -> dict[str, Any]:
-    """What is asked: all of the fingerprint but versions, the limit, and the memory of the device."""
+def question_content(request: TuningRequest, device: DeviceInfo, environment: dict[str, str]) -> dict[str, Any]:
+    """The content of a fingerprint without versions, the limit, and the memory of the device."""
     return {
         "layout": _LAYOUT,
         "spec": memory_part(request.spec),
@@ -82,7 +82,7 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def question(request: TuningRequest) -> dict[str, Any]:
-    """What is asked besides the spec and the device. Later additions are left out where they ask for nothing new."""
+    """The request without the spec and the device. Later additions are left out where they change nothing."""
     left_out = {"spec", "device", "memory_limit_bytes", "probe_timeout_seconds"}
     if request.objective == "largest":
         left_out.add("objective")

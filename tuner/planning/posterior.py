@@ -171,7 +171,7 @@ def _normalised(posterior: Posterior, parameters: SearchParameters) -> Posterior
 
 
 def _lines(points: Sequence[Point], limit: int, parameters: SearchParameters) -> Iterator[tuple[float, Survival]]:
-    """Where the line through the points meets the limit, for each level of noise and each error of the limit.
+    """The places where the line through the points meets the limit, by level of noise and error of the limit.
 
     A least-squares line; a level's weight is how well it explains the misfit. In shares of the limit throughout.
     """
@@ -276,7 +276,7 @@ class _Hypothesis:
     calibration: _Calibration
 
     def survival(self, curve: Curve, limit: int, limit_error: float, parameters: SearchParameters) -> Survival:
-        """Where the calibrated curve meets the limit, and what can be given up beyond it."""
+        """The place where the calibrated curve meets the limit, and memory beyond it that can be given up."""
 
         def fits(size: float) -> float:
             free, variance = self.calibration.free(_clipped(curve(size) / limit, parameters))
@@ -288,7 +288,7 @@ class _Hypothesis:
 def _calibrated_curves(
     measurements: Sequence[_Measurement], limit: int, curve: Curve, parameters: SearchParameters, *, elastic: bool
 ) -> Iterator[tuple[float, Survival]]:
-    """Where the calibrated curve meets the limit, for each level of noise, error, elasticity and error of the limit."""
+    """The places where the calibrated curve meets the limit, by every combination of the uncertain figures."""
     levels: Levels = parameters.elastic_levels if elastic else ((0.0, 1.0),)
     hypotheses = [
         _Hypothesis(

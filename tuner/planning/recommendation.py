@@ -1,4 +1,4 @@
-"""From the evidence of a finished search to a recommendation. Pure, no torch."""
+"""The recommendation that the evidence of a finished search supports. Pure, no torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SHARED_DEVICE_BYTES = 64 * 1024**2
 
 @dataclass(frozen=True)
 class Answered:
-    """A search that has its answer, with all that surrounded it."""
+    """A finished search, with its request, its evidence and its conditions."""
 
     request: TuningRequest
     device: DeviceInfo
@@ -64,9 +64,10 @@ class Answered:
 
     @property
     def deciding_probe(self) -> ProbeResult | None:
-        """The fit the answer rests on: of several at its size the one that held most."""
-        fits = [it for it in self.probes if it.outcome is Outcome.FIT and it.micro_batch_size == self.size]
-        return max(fits, key=lambda it: it.held_bytes or 0, default=None)
+        """The fit the recommendation rests on: of several at its size the one that held most memory."""
+        probes = [probe for probe in self.probes if probe.micro_batch_size == self.size]
+        fits = [probe for probe in probes if probe.outcome is Outcome.FIT]
+        return max(fits, key=lambda probe: probe.held_bytes or 0, default=None)
 
 
 def recommend(answered: Answered, *, identifier: str, created_at: datetime, total_seconds: float) -> Recommendation:
@@ -158,8 +159,8 @@ def _timings(probes: tuple[ProbeResult, ...], total_seconds: float) -> Timings:
 
 
 def infeasible_reason(answered: Answered) -> str:
-    """Why not even the smallest micro-batch fits: the numbers, and what to change."""
-    stopped = [it for it in answered.probes if it.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}]
+    """Explain why not even the smallest micro-batch fits: the numbers, and the remedies."""
+    stopped = [probe for probe in answered.probes if probe.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}]
     failed = next(probe for probe in stopped if probe.micro_batch_size == answered.proof.next_size)
     limit, probed = format_bytes(answered.memory_limit_bytes), format_bytes(answered.probe_limit_bytes)
     headline = (
@@ -202,14 +203,14 @@ def _remedies(answered: Answered) -> list[str]:
 
 
 def _estimated_remedies(what_ifs: tuple[WhatIf, ...]) -> list[str]:
-    """What the what-ifs promise: those that fit, the largest first, or the one that comes nearest."""
+    """The remedies by what-ifs: those that fit, the largest first, or the one that comes nearest."""
     fitting = [it for it in what_ifs if it.largest_micro_batch]
     if fitting:
         return [
             f"{changes_in_words(it.changes)} (a micro-batch of {it.largest_micro_batch} is expected to fit, estimated)"
             for it in fitting
         ]
-    nearest = min(what_ifs, key=lambda it: it.peak_bytes, default=None)
+    nearest = min(what_ifs, key=lambda what_if: what_if.peak_bytes, default=None)
     if nearest is None:
         return []
     peak = format_bytes(nearest.peak_bytes)
@@ -227,7 +228,8 @@ def _warnings(answered: Answered) -> list[Advice]:
     found = [Advice(code="inconsistent-outcomes", message=note) for note in answered.notes]
     if probe is not None:
         found += _warnings_of_probe(probe, answered.device)
-    found += [_untimed(it) for it in answered.probes if it.measures_time and it.outcome is not Outcome.FIT]
+    timed = [probe for probe in answered.probes if probe.measures_time]
+    found += [_untimed(probe) for probe in timed if probe.outcome is not Outcome.FIT]
     if answered.proof.stopped_by == "invalid-size":
         message = f"Size {answered.proof.next_size} failed for another reason than memory; see its probe's message."
         found.append(Advice(code="stopped-by-kernel-limit", message=message))
@@ -239,7 +241,7 @@ def _warnings(answered: Answered) -> list[Advice]:
         found.append(Advice(code="rests-on-earlier-answer", message=message))
     if not answered.proof.is_conclusive:
         found.append(Advice(code="larger-sizes-not-known", message=answered.proof.statement))
-    found += [_not_estimated(it) for it in answered.what_if.unanswered]
+    found += [_not_estimated(changes) for changes in answered.what_if.unanswered]
     found += _warnings_of_coupling(answered)
     found += _warnings_of_parallelism(answered.request)
     return found

@@ -1,10 +1,10 @@
 """The search for the largest micro-batch that fits. Pure ask/tell: sizes and outcomes in, the next size out.
 
 **Assumption.** Fitting is monotone: if a size fits, every smaller one does. A fit at one candidate and a failure at the
-next then prove the answer. What is told is checked against this: after a contradiction the search warns, and answers
-below the smallest failure. A size of one that fails by an error is taken for a special case (BatchNorm over a single
+next then prove the answer. Results are checked against this: after a contradiction the search warns, and answers below
+the smallest failure. A size of one that fails by an error is taken for a special case (BatchNorm over a single
 value) until a larger one fails likewise. A size above a fit that cannot be judged (its probe times out, fails by an
-error, or is lost again and again) bounds the search: what fits is an answer, and the proof says where it ends.
+error, or is lost again and again) bounds the search: the largest fit is the answer, and the proof says where it ends.
 
 **Posterior.** Peak memory is taken to be affine in the size (intercept: parameters, gradients, optimizer state; slope:
 activations of a sample) above a floor that does not depend on it, or to follow the curve of an estimate where there is
@@ -51,10 +51,10 @@ class Failure:
 
 
 class MicroBatchSearch:
-    """Finds the largest size of a space that fits, and proves it.
+    """Search for the largest size of a space that fits, with a proof.
 
     Ask, probe, tell, until ``ask`` returns none: ``verdict`` then holds. Recorded results may be told without asking,
-    to rebuild a search: the next ask depends on nothing but what was told.
+    to rebuild a search: the next ask depends on nothing but the results told.
     """
 
     def __init__(self, space: SearchSpace, parameters: SearchParameters = DEFAULT_PARAMETERS) -> None:
@@ -99,7 +99,7 @@ class MicroBatchSearch:
             self._failure = _failure(result)
 
     def _is_special(self, result: ProbeResult) -> bool:
-        """Whether an error is that of running a size of one, which says nothing of the larger ones; it is kept then."""
+        """Keep the first error of a size of one, which says nothing of larger sizes; return whether this is it."""
         runs = result.phase in {Phase.WARMUP, Phase.MEASURE}
         first = self._failed_at_one is None and result.micro_batch_size == 1 and self.space.count > 1
         if runs and first and result.outcome is Outcome.ERROR:
@@ -125,7 +125,7 @@ class MicroBatchSearch:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What was told against the assumption that fitting is monotone."""
+        """Results that contradict the assumption that fitting is monotone."""
         found = []
         if self._failed_at_one is not None and self._fits:
             found.append(f"A micro-batch of 1 fails, though larger ones fit: {self._failed_at_one.message}")
@@ -251,7 +251,7 @@ class MicroBatchSearch:
         return sorted((size, used) for size, used in measured.items() if used)
 
     def _surplus(self, estimate: ExpectedPeaks) -> int | None:
-        """How many bytes more are held between updates than the estimate said."""
+        """Bytes held between updates beyond those of the estimate."""
         known = [fit.resident_bytes for fit in self._fits.values() if fit.resident_bytes is not None]
         return min(known) - estimate.resident_bytes if known and estimate.resident_bytes is not None else None
 
@@ -268,7 +268,7 @@ class MicroBatchSearch:
 
 @dataclass(frozen=True)
 class _Bracket:
-    """The answer is at least ``low`` (0: none may fit) and below ``high``: it failed, or is past the last candidate."""
+    """Bounds of the answer: at least ``low`` (0: none may fit), below ``high`` (failed, or past the last candidate)."""
 
     low: int
     high: int
@@ -293,7 +293,7 @@ class _Bracket:
         return (self.low == 0) + doublings + (last - 1).bit_length()
 
     def worst_case_after(self, index: int) -> int:
-        """The same once ``index`` was probed, for the worse outcome. Below the bracket a probe does not change it."""
+        """The most probes after one of ``index``, by the worse outcome; below the bracket a probe changes nothing."""
         if index <= self.low:
             return self.worst_case()
         fit = _Bracket(index, self.high, self.failed)
@@ -317,7 +317,7 @@ _UNJUDGED: dict[Outcome, tuple[Literal["timeout", "error", "lost"], str, str]] =
         "Look for what ends processes on this host, and tune again to try larger sizes.",
     ),
 }
-"""How a search is stopped by a probe above a fit: the word for it, the event, and the remedy."""
+"""Stops of a search by a probe above a fit: the word in the proof, the event, and the remedy."""
 
 _REMEDIES = {
     Outcome.ERROR: ("workload-error", "failed", "This is no matter of memory: mend the workload, then tune again."),
@@ -341,6 +341,6 @@ def _may_be_of_its_size(result: ProbeResult) -> bool:
 
 def _failure(result: ProbeResult) -> Failure:
     reason, event, remedy = _REMEDIES[result.outcome]
-    said = ": ".join(part for part in (result.error_type, result.message) if part) or "it left no message"
+    message = ": ".join(part for part in (result.error_type, result.message) if part) or "it left no message"
     where = f"in phase {result.phase} after {result.seconds.total:.0f} s"
-    return Failure(reason, f"The probe of micro-batch {result.micro_batch_size} {event} {where}: {said}. {remedy}")
+    return Failure(reason, f"The probe of micro-batch {result.micro_batch_size} {event} {where}: {message}. {remedy}")

@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Any
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.planning.fingerprint import asked, counted, fingerprint
+from tuner.planning.fingerprint import counted, fingerprint, question_content
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.planning.posterior import last_affine_piece
 from tuner.planning.search_space import SearchSpace
@@ -68,7 +68,7 @@ class WarmStart:
 
     @property
     def is_useful(self) -> bool:
-        """Whether the tuning differs at all from one without the warm start."""
+        """Return whether the tuning differs at all from one without the warm start."""
         return self.size is not None or self.peaks is not None
 
     @property
@@ -141,8 +141,8 @@ def confirmed_proof(
 
 
 def _differences(stored: Recommendation, now: TuningConditions) -> list[FieldProblem]:
-    before = _leaves(asked(stored.request, stored.device, stored.environment))
-    today = _leaves(asked(now.request, now.device, now.environment))
+    before = _leaves(question_content(stored.request, stored.device, stored.environment))
+    today = _leaves(question_content(now.request, now.device, now.environment))
     missing = "not set"
     return [
         FieldProblem(name, f"is {before.get(name, missing)} there, another question", str(today.get(name, missing)))
@@ -201,19 +201,19 @@ def _may_settle(stored: Recommendation, now: TuningConditions) -> bool:
 
 
 def _is_monotone(stored: Recommendation) -> bool:
-    """Whether none of its probes contradicts that every size below a fit fits."""
+    """Return whether none of its probes contradicts that every size below a fit fits."""
     fits = [probe.micro_batch_size for probe in _searched(stored) if probe.outcome is Outcome.FIT]
     return max(fits) <= stored.evidence.proof.fits
 
 
 def _is_same(now: ProbeResult, then: ProbeResult, tolerance: float) -> bool:
-    """Whether two fits of one size took the same memory: in tensors, and held of the device."""
+    """Return whether two fits of one size took the same memory: in tensors, and held of the device."""
     pairs = ((now.used_bytes, then.used_bytes), (now.held_bytes, then.held_bytes))
     return all(one and other and abs(one - other) <= tolerance * other for one, other in pairs)
 
 
 def _has_more_room(now: ProbeResult, stored: Recommendation, tolerance: float) -> bool:
-    """Whether the next size failed in less memory than there is now, as where other processes held some of a card."""
+    """Return whether the next size failed in less memory than there is now, as beside other processes on a card."""
     failure = _failure(stored)
     if failure is None or failure.limit_bytes is None or now.limit_bytes is None:
         return False
@@ -221,7 +221,7 @@ def _has_more_room(now: ProbeResult, stored: Recommendation, tolerance: float) -
 
 
 def _lets_next_in(start: WarmStart, first: ProbeResult, then: ProbeResult) -> bool:
-    """Whether the little memory that is now taken less is enough for the next size, by the measured curve."""
+    """Return whether the little memory that is now taken less is enough for the next size, by the measured curve."""
     next_size = start.stored.evidence.proof.next_size
     if start.peaks is None or next_size is None or first.limit_bytes is None:
         return False
@@ -259,11 +259,11 @@ def _proof(stored: Recommendation, then: ProbeResult, first: ProbeResult, now: T
     before, today = then.used_bytes or 1, first.used_bytes or 0
     proof, failure = stored.evidence.proof, _failure(stored)
     event = "was not a valid size" if failure and failure.outcome is Outcome.INVALID_SIZE else "ran out of memory"
-    said = f" ({failure.message})" if failure and failure.message else ""
+    message = f" ({failure.message})" if failure and failure.message else ""
     statement = (
         f"{proof.fits} fits: it was run now and took {format_bytes(today)}, against {format_bytes(before)} "
         f"({today / before - 1:+.2%}) when {stored.id} was found. The next size, {proof.next_size}, was not run "
-        f"again: it {event} then{said}, under {_conditions(stored, now)}."
+        f"again: it {event} then{message}, under {_conditions(stored, now)}."
     )
     return Proof(fits=proof.fits, stopped_by="earlier-answer", next_size=proof.next_size, statement=statement)
 

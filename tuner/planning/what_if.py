@@ -36,9 +36,9 @@ Changes = tuple[tuple[str, JsonValue], ...]
 _ERROR = 0.05
 """Relative error of a calibrated curve."""
 _ERROR_OF_PRECISION = 0.08
-"""The same under another precision: other kernels run, with workspaces of their own."""
+"""Relative error under another precision: other kernels run, with workspaces of their own."""
 _ERROR_UNMEASURED = 0.10
-"""The same where nothing fitted that could calibrate it."""
+"""Relative error where nothing fitted that could calibrate the curve."""
 _RATIOS = (0.5, 2.0)
 """Bounds of the ratio of a calibration: a measurement beyond them is no matter of a ratio."""
 _RISING = 0.02
@@ -46,7 +46,7 @@ _RISING = 0.02
 _HELPS = 0.99
 """A change that leaves more than this share of the memory does not help."""
 _BY_MEMORY = {"oom", "earlier-answer"}
-"""Where a search was stopped by something else, less memory is of no use."""
+"""Stops of a search by memory; after any other, less memory is of no use."""
 _BF16_CAPABILITY = (8, 0)
 """Cards below it only emulate bf16."""
 

@@ -81,7 +81,7 @@ class ContextEntry(Document):
     high_mebibytes: PositiveInt
     """The most."""
     source: str
-    """Where the figures come from."""
+    """The source of the figures."""
 
     @property
     def interval(self) -> ByteInterval:
@@ -109,13 +109,13 @@ class GpuEntry(Document):
     total_mebibytes: PositiveInt
     """Torch's `total_memory`."""
     evidence: Literal["reported", "derived"] = "reported"
-    """Where the total comes from: torch's own report, or a rule."""
+    """The kind of source of the total: torch's own report, or a rule."""
     ecc_is_optional: bool = False
-    """Whether ECC is off as the card is shipped, and takes a part of the total when it is switched on."""
+    """True for cards shipped with ECC off, which takes a part of the total when it is switched on."""
     source: str
-    """Where the total comes from, with an address where there is one."""
+    """The source of the total, with an address where there is one."""
     notes: tuple[str, ...] = ()
-    """What somebody who takes this card should know."""
+    """Advice to those who take this card."""
 
 
 class GpuFile(Document):

@@ -142,7 +142,7 @@ def sync_directory(directory: Path) -> None:
 
 @contextmanager
 def holding(directory: Path, patience_seconds: float) -> Iterator[bool]:
-    """Whether this process alone holds ``directory`` during the block; false when another one does.
+    """Hold ``directory`` for this process alone during the block, which gets false when another one holds it.
 
     The kernel lets go when a process ends in whatever way, which may take it a while: that is what the patience is for.
     A process that is forked during the block does not hold the folder.
