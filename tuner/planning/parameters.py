@@ -2,8 +2,8 @@
 
 The constants of the search and of its posterior choose the order of probes: the largest size found for a monotone
 workload depends on none of them. ``benchmarks/search_oracles.py`` counts the probes and OOMs of the search on oracles
-whose answer is known; its rows are named below where they show the effect of a field. Run it before and after a change,
-and compare its JSON.
+whose answer is known. The rows that a change of a field moves most are named below; run the benchmark before and after
+a change, and compare its JSON.
 """
 
 from __future__ import annotations
@@ -24,67 +24,68 @@ class SearchParameters:
     target_fit_probability: float = 0.6823
     """Probability to fit of the size to probe next, when an OOM costs three fits. A search is a code with symbols that
     last 1 (fit) and 3 (OOM): it carries most when the probability ``p`` of the short one solves ``p + p**3 = 1``
-    (Shannon 1948). Rows: all."""
+    (Shannon 1948). Lower values cost OOMs in every row with noise, most in "floor up to 0.3 of the answer"."""
     first_fit_probability: float = 0.85
-    """The same for the first size when there is an estimate. The first size is worth more when it fits: its measurement
-    calibrates the estimate, and a few percent below the answer do that as well as the answer. Rows: "led by an
-    estimate"."""
+    """Probability to fit of the first size where there is an estimate. This size is worth more when it fits: its
+    measurement calibrates the estimate, and a few percent below the answer do that as well as the answer. Rows: "led by
+    an estimate" that is low."""
     sure_share: float = 0.98
-    """Share that the first jump without an estimate may fill: it leaves room for 2 % of noise. Row: "+-2 % of
-    total"."""
+    """Share that the first jump without an estimate may fill: it leaves room for 2 % of noise. Rows: "floor up to 0.3
+    of the answer", "device, +-0.9 % of total"."""
     good_jump: int = 4
-    """Least ratio of a jump that surely fits to the measured size for the jump to be taken: it then tells the slope.
-    Also the divisor of the size after two sizes that an estimate promised have failed. Rows: "exact", "activations 20 %
-    low"."""
+    """Ratio of a jump that surely fits to the measured size from which on the jump is taken: it then tells the
+    slope. After two sizes that an estimate promised have failed, the next is smaller by this factor. Rows: those
+    with noise."""
     slack_probes: int = 6
-    """Probes that memory figures may waste before doubling and halving take over: the ``+ 7`` of the search's guarantee
-    is one more. Rows: "limit really 5 % lower", "+-2 % of total"."""
+    """Probes that memory figures may waste before doubling and halving take over; one less than the constant of the
+    search's guarantee. It bounds the worst case. Row: "+-2 % of total", by little."""
     near_enough: float = 0.9
-    """Share of a size that cannot be judged from which a fit ends the search: each further probe may cost the whole
-    time limit of a probe. A choice; no benchmark."""
+    """Ratio of the largest fit to a size that cannot be judged from which on the fit ends the search: each further
+    probe may cost the whole time limit of a probe. A choice; no row."""
     most_unjudged: int = 3
-    """Sizes that cannot be judged: after as many the largest fit ends the search, for the same reason. A choice."""
+    """Number of sizes that cannot be judged after which the largest fit ends the search, for the same reason. A choice;
+    no row."""
 
     # --- the posterior (tuner.planning.posterior) ---
 
     noise_levels: Levels = ((3e-5, 0.5), (3e-4, 0.2), (3e-3, 0.2), (3e-2, 0.1))
     """Noise of a measured peak, as a share. CUDA peaks lie within 0.05 % (typically) to 0.34 % of a line, and the peak
-    of a CPU process within 0.9 % (``benchmarks/cpu_repeatability.py``); many are exact. Rows: "device, ..." and "+-2 %
-    ..."."""
+    of a CPU process within 0.9 % (``benchmarks/cpu_repeatability.py``); many are exact. Rows: "exact", "samples vary by
+    2 %", "led by an estimate: right"."""
     limit_errors: Levels = ((0.0, 0.9), (0.05, 0.1))
-    """How far the limit that counts may be from the nominal one, as a share: fragmentation takes 0 to 12 %. Row: "limit
-    really 5 % lower"."""
+    """Error of the nominal limit, as a share: fragmentation takes 0 to 12 %. Row: "limit really 5 % lower"."""
     ignorance: float = 0.02
-    """Weight in the posterior that no memory figure can move: a cliff, a jump, a limit of another kind. Rows: "floor up
-    to 0.3 of the answer", "activations twice"."""
+    """Weight in the posterior that no memory figure can move: a cliff, a jump, a limit of another kind. Rows: "limit
+    really 5 % lower", "led by an estimate"."""
     estimate_errors: tuple[tuple[float, float, float], ...] = ((0.003, 0.005, 0.3), (0.03, 0.05, 0.5), (0.15, 0.3, 0.2))
-    """How far an estimate may be off: where it meets the limit (as a share), in its slope (as a share of the slope),
-    and the prior probability. Published estimators reach a median error of 2.5 % to 3.6 %, some are far off. Rows: "led
-    by an estimate"."""
+    """Errors of an estimate: at the limit (as a share), in its slope (as a share of the slope), and the prior
+    probability of both. Published estimators reach a median error of 2.5 % to 3.6 %, some are far off. Rows: "led by an
+    estimate: activations twice" and "20 % low"."""
     estimate_weight: float = 0.7
     """Weight of the calibrated estimate beside the straight line through the measurements, once there is a line. Rows:
-    "led by an estimate"."""
+    "led by an estimate", by little."""
     resident_noise: float = 2e-3
-    """As a share: what one size shows between updates, against what the estimate means at size 0. Rows: "led by an
-    estimate" (half of the runs of the others know the resident bytes too)."""
+    """Noise, as a share, of the memory that one size shows between updates against the estimate at size 0. Rows: "led
+    by an estimate", most where that is far off."""
     elastic_levels: Levels = ((0.0, 0.4), (0.03, 0.2), (0.06, 0.2), (0.1, 0.2))
-    """How much less than it asks for a process can do with, as a share. MKL does without its packing buffers where
-    these are refused: one a thread, of 4.7 MB in a GPT-2 of 128 MiB on two cores
-    (``benchmarks/cpu_math_buffers.py``)."""
+    """Memory that a process can do without although it asks for it, as a share. MKL does without its packing buffers
+    where these are refused: one a thread, of 4.7 MB in a GPT-2 of 128 MiB on two cores. No row: the oracles of
+    ``tests/planning/test_search.py`` are elastic, and ``benchmarks/cpu_math_buffers.py`` measures the buffers."""
     saturated_share: float = 0.97
-    """Where memory may be given up, a peak above this share may be cut off by the limit, and only tells that no less
-    was asked for. From the same measurements."""
+    """Share above which a peak may be cut off by the limit where memory may be given up: such a peak tells only that no
+    less was asked for. As for the field above."""
     clipped_ratio: float = 4.0
-    """Ratios of peak to limit are clipped here, and as far below 0; larger values carry no information. A numerical
-    guard."""
+    """Ratios of peak to limit are clipped here, and as far below 0; larger values carry no information. Row: "led by an
+    estimate: activations twice"."""
     flat_rise: float = 1e-4
-    """A rise below this share of the peak is none: the floor, or noise. Row: "floor up to 0.3 of the answer"."""
+    """Rise, relative to the peak, below which a curve counts as flat: the floor, or noise. Rows: "limit really 5 %
+    lower", "samples vary by 2 %"."""
     kink_slope_ratio: float = 0.8
-    """A rise of less than this share of the later one belongs to another piece of the memory curve (the end of a
+    """Ratio of a slope to the later one below which it belongs to another piece of the memory curve (the end of a
     floor). Row: "floor up to 0.3 of the answer"."""
     kink_size_ratio: float = 1.1
-    """How many times the size a later measurement must have for a kink to be told from noise. Rows: as above, "device,
-    ..."."""
+    """Ratio of a later measurement's size to the one before from which on a kink can be told from noise. Row: as for
+    the field above."""
 
     # --- bounds (tuner.planning.bounds) ---
 
@@ -95,24 +96,24 @@ class SearchParameters:
     # --- warm starts (tuner.planning.warm_start) ---
 
     same_peak_tolerance: float = 0.01
-    """By how much two peaks of one size may differ and still be the same, relatively: probes of one size on the CPU
-    differ by 0.9 % (``benchmarks/cpu_repeatability.py``)."""
+    """Relative difference up to which two peaks of one size are the same: probes of one size on the CPU differ by 0.9 %
+    (``benchmarks/cpu_repeatability.py``)."""
 
     # --- the timing of plans (tuner.planning.objectives) ---
 
     most_timed_plans: int = 4
-    """Each takes a process and some seconds: enough for the fewest steps, a neighbour, and two that promise more. A
-    choice."""
+    """Most plans that are timed, each in a process and some seconds: enough for the fewest steps, a neighbour, and two
+    that promise more. A choice."""
     least_timed_plans: int = 2
-    """Plans that are timed whatever the measurements of the search say: the fewest steps and a neighbour."""
+    """Plans that are timed whatever the measurements of the search say: the fewest steps and a neighbour. A choice."""
     considered_plans: int = 16
     """Plans, from the fewest steps upward, among which the fastest is looked for. A choice."""
     listed_plans: int = 5
     """Plans, from the fewest steps upward, that a recommendation lists, besides those that were timed. A choice."""
     least_time_difference: float = 0.02
-    """Updates of two processes differ by this much on an idle host, relatively: a smaller difference is none."""
+    """Relative difference in time of updates of two processes on an idle host: a smaller difference is none."""
     significant_errors: float = 2.0
-    """Standard errors that a difference in time must have."""
+    """Standard errors above which a difference in time is one. A choice."""
 
     @property
     def saturated_log_likelihood(self) -> float:
