@@ -6,14 +6,15 @@ new message of a driver or library goes there, with its source.
 From the request to the device:
 
 1. ``inventory`` lists the devices of this host, through NVML and the kernel, without torch.
-2. ``gpu_lookup`` finds a card by any of its names, and ``gpu_table`` holds the figures of each, with their sources.
+2. ``gpu_lookup`` finds a card by any of its names, and ``gpu_table`` reads the figures of each, with their sources,
+   from `gpus.toml`.
 3. ``allocator_env`` has the environment variables under which a probe and its job allocate memory.
 4. ``memory_devices`` opens a device in the process that uses it, sets its limit, and reads its peaks.
 
 Where a new thing goes:
 
-- a GPU: a row of ``gpu_table``;
-- another spelling of a GPU's name: `aliases` of its row;
+- a GPU: a table in `gpus.toml`, whose first lines say how;
+- another spelling of a GPU's name: `aliases` of its table;
 - a kind of device (not CUDA, not the CPU): a module in ``memory_devices``, a case in ``memory_devices.factory``, and
   the contract tests of `tests/support/device_contract.py`;
 - an error message that means "out of memory" or "invalid size": ``failures``.

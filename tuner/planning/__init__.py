@@ -5,8 +5,8 @@ can be rebuilt from them after its process has died.
 
 The pipeline, from the request to the recommendation, is that of ``session``:
 
-1. ``bounds`` turns the request and the device into a memory limit and a search space; ``objectives`` says which sizes
-   matter for the objective.
+1. ``bounds`` turns the request and the device into a memory limit and a ``search_space``; ``objectives`` says which
+   sizes matter for the objective.
 2. ``coupled_loss`` asks for the coupling check, and holds the one plan that stays exact where the loss couples samples.
 3. ``warm_start`` seeds the search with a stored recommendation, if one is given.
 4. ``search`` names the next size to probe (ask) and takes its result (tell). ``posterior`` tells it where the threshold
@@ -15,7 +15,8 @@ The pipeline, from the request to the recommendation, is that of ``session``:
 6. ``recommendation`` puts plan, proof, evidence and alternatives into the document; ``what_if`` adds estimated changes
    of the spec.
 
-``fingerprint`` identifies a tuning, so that equal requests share one recommendation.
+``parameters`` has the tuned constants of all of these, each with its reason and its benchmark. ``fingerprint``
+identifies a tuning, so that equal requests share one recommendation.
 
 Where a new thing goes: an objective, ``objectives`` and the request in ``tuner.schemas.requests``; a what-if,
 ``what_if``; a field of the spec that leaves memory as it is, ``fingerprint`` (every other field is part of it); a field

@@ -13,5 +13,5 @@ Nothing here knows of models, batches or GPUs, and nothing imports torch.
 Where a new thing goes: a system error that is the host's fault, ``host_failures``; another way to write or lock a file,
 ``files``; a Python child process that answers requests, ``subprocesses``.
 
-The package may import ``errors``, ``units`` and ``suggestions``, and the standard library. Linux only.
+The package may import ``errors``, ``units`` and ``suggestions``, the standard library and filelock. Linux only.
 """
