@@ -35,7 +35,7 @@ import httpx
 from api_load_rows import Rows, in_turn
 
 from service.domain.api_keys import Scope, make_key
-from service.store.sql_store import open_store
+from service.store.store import open_store
 from tuner.hardware.inventory import cpu
 
 HERE = Path(__file__).resolve().parent

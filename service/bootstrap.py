@@ -24,8 +24,8 @@ from service.folders import make_own
 from service.observability.instruments import Instruments, open_spans
 from service.observability.metrics import Metrics
 from service.settings import Settings
-from service.store.interface import Quota, Store
-from service.store.sql_store import open_store
+from service.store.interface import Quota
+from service.store.store import Store, open_store
 from service.worker.coordinator import Coordinator
 from service.worker.device_worker import WorkerSettings
 from service.worker.executors.base import Executor
@@ -113,7 +113,9 @@ def app_of(system: System, settings: Settings) -> FastAPI:
     )
     parts = Parts(system.cases, system.estimates, Doors(system.access, Sessions(system.store.sessions, system.access)))
     app = make_app(parts, options, on_start=system.start, on_stop=system.stop)
-    readiness = Readiness(system.store, settings.lease_seconds, settings.ready_queue_seconds)
+    readiness = Readiness(
+        system.store.queue, system.store.devices, settings.lease_seconds, settings.ready_queue_seconds
+    )
     health.install(app, system.instruments, readiness)
     dashboard.install(app, parts.doors, options.version)
     return app
@@ -147,7 +149,7 @@ def build(
     if settings.worker and apart is not None:
         worker = _with_process(worker, WorkerProcess(settings, apart))
     store, coordinator, watch = worker.store, worker.coordinator, worker.instruments
-    watch.metrics.watch_queue(store.queue_depths)
+    watch.metrics.watch_queue(store.queue.depths)
     policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
     estimator = WarmEstimates()
     return System(

@@ -38,7 +38,7 @@ from service.application.statistics import SummaryCases
 from service.application.tunings import TuningCases
 from service.domain.work import Event
 from service.store.hit_counter import Tally
-from service.store.interface import Store
+from service.store.store import Store
 
 
 class UseCases:
@@ -56,20 +56,20 @@ class UseCases:
         self, store: Store, policy: Policy, runs_dir: Path, lease_seconds: float, notify: Callable[[], None]
     ) -> None:
         desk = Desk(store, policy, runs_dir, lease_seconds, notify)
-        self._store = store
-        self.tally = Tally(store.count_answers)
+        self._evidence = store.evidence
+        self.tally = Tally(store.statistics.count_hits)
         self.fleet = FleetCases(desk)
         places = QueuePlaces(self.fleet.queue)
         self.tunings = TuningCases(desk, self.tally, places)
         self.jobs = JobCases(desk, places)
-        self.exports = ExportCases(desk)
+        self.exports = ExportCases(store.recommendations)
         self.keys = KeyCases(store.keys)
-        self.summary = SummaryCases(store, self.tally)
+        self.summary = SummaryCases(store.statistics, self.tally)
 
     def events(self, work_id: str, after: int) -> list[Event]:
         """Events of a tuning or job that are newer than the id ``after``; a bounded number of them."""
-        return self._store.events(work_id, after)
+        return self._evidence.events(work_id, after)
 
     def event_counts(self, work_ids: Sequence[str]) -> dict[str, int]:
         """The id of the newest event of each tuning or job."""
-        return self._store.event_counts(work_ids)
+        return self._evidence.event_counts(work_ids)

@@ -22,7 +22,8 @@ from service.errors import (
     ScopeMissingError,
     UnknownDeviceError,
 )
-from service.store.interface import SeenDevice, Store, WorkFilter, WorkItem, WorkRow
+from service.store.interface import SeenDevice, WorkFilter, WorkItem, WorkRow
+from service.store.store import Store
 from tuner.schemas.base import Document
 from tuner.schemas.workload import PythonModel, TransformersModel, WorkloadSpec
 
@@ -47,7 +48,7 @@ class Desk:
         self.runs = RunFiles(runs_dir)
         self.notify = notify
         self.identifiers = IdentifierSource()
-        self.once = OnceEach(store)
+        self.once = OnceEach(store.submissions)
         self._lease_seconds = lease_seconds
 
     def get(self, work_id: str, kind: WorkKind) -> WorkItem:
@@ -56,7 +57,7 @@ class Desk:
         Raises:
             NotFoundError: when there is none of this kind.
         """
-        item = self.store.get(work_id) if views.is_identifier(work_id) else None
+        item = self.store.work.get(work_id) if views.is_identifier(work_id) else None
         if item is None or item.kind is not kind:
             raise NotFoundError(f"there is no {kind} {work_id!r}")
         return item
@@ -69,7 +70,7 @@ class Desk:
             NotOwnerError: when another key made it.
         """
         self.own(work_id, kind, caller, "cancel")
-        item = self.store.cancel(work_id)
+        item = self.store.submissions.cancel(work_id)
         self.notify()
         return item
 
@@ -90,7 +91,7 @@ class Desk:
                 f"the folder of {work_id} cannot be removed: let the operator look at {self.runs.directory(work_id)}, "
                 "and delete it again"
             )
-        self.store.delete(work_id)
+        self.store.retention.delete(work_id)
 
     def page(
         self, kind: WorkKind, limit: int, cursor: str | None, wanted: WorkFilter
@@ -101,7 +102,7 @@ class Desk:
             InvalidCursorError: when the cursor is not one of this list.
         """
         before = views.decode_cursor(cursor, views.PREFIXES[kind])
-        rows = self.store.newest(kind, limit + 1, before, wanted)
+        rows = self.store.work.newest(kind, limit + 1, before, wanted)
         return rows[:limit], views.cursor_after(rows, limit)
 
     def is_alive(self, seen: SeenDevice) -> bool:
@@ -115,11 +116,11 @@ class Desk:
             UnknownDeviceError: when there is none.
             StoreUnavailableError: when there is none, and the database cannot be written: workers may be silent for it.
         """
-        alive = [seen for seen in self.store.devices() if self.is_alive(seen)]
+        alive = [seen for seen in self.store.devices.list() if self.is_alive(seen)]
         alive.sort(key=lambda seen: (seen.served.device.kind == "cpu", len(seen.served.device.id), seen.served.place))
         found = next((seen for seen in alive if device in {None, seen.served.device.id}), None)
         if found is None:
-            self.store.check()  # a worker that cannot write is silent: its device is not unknown
+            self.store.queue.check()  # a worker that cannot write is silent: its device is not unknown
             served = ", ".join(sorted({seen.served.device.id for seen in alive})) or "none"
             raise UnknownDeviceError(f"device {device or '(any)'} is not served here; served: {served}")
         return found

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from service.application import views
-from service.application.context import Desk
 from service.domain.exports import ExportFormatList, ExportRequest
 from service.errors import NotFoundError
+from service.store.interface import RecommendationStore
 from tuner.exports.base import Export, ExportedFile
 from tuner.exports.registry import TARGETS, export
 from tuner.schemas.recommendation import Recommendation
@@ -16,8 +16,8 @@ _FORMATS = ExportFormatList(items=tuple(target.described() for target in TARGETS
 class ExportCases:
     """What callers can do with exports. Safe to share between threads."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._store = desk.store
+    def __init__(self, recommendations: RecommendationStore) -> None:
+        self._recommendations = recommendations
 
     def formats(self) -> ExportFormatList:
         """What recommendations can be exported to."""
@@ -31,7 +31,7 @@ class ExportCases:
             ExportError: when it cannot be exported like that.
         """
         views.check_identifier(recommendation_id, "recommendation")
-        return exported(self._store.recommendation(recommendation_id), request)
+        return exported(self._recommendations.get(recommendation_id), request)
 
     def file(self, recommendation_id: str, request: ExportRequest, name: str) -> ExportedFile:
         """One file of an export.

@@ -39,7 +39,9 @@ class JobCases:
     def __init__(self, desk: Desk, places: QueuePlaces) -> None:
         self._places = places
         self._desk = desk
-        self._store = desk.store
+        self._submissions = desk.store.submissions
+        self._recommendations = desk.store.recommendations
+        self._devices = desk.store.devices
 
     def submit(self, submission: JobSubmission, caller: Caller, once: Idempotency | None = None) -> Submitted:
         """Queue a training run. With ``once``, a request that was answered before is given the same answer.
@@ -109,7 +111,7 @@ class JobCases:
         """
         item = self._desk.own(job_id, WorkKind.JOB, caller, "resume")
         self._check_can_go_on(item)
-        resumed = self._store.resume(job_id, self._desk.policy.quota)
+        resumed = self._submissions.resume(job_id, self._desk.policy.quota)
         self._desk.notify()
         return self._view(resumed)
 
@@ -165,7 +167,7 @@ class JobCases:
             hardware=here.hardware,
             trace_parent=current_trace_parent(),
         )
-        item = self._store.add(work, self._desk.policy.quota, first_time(once, self._submitted))
+        item = self._submissions.add(work, self._desk.policy.quota, first_time(once, self._submitted))
         self._desk.notify()
         return self._submitted(item)
 
@@ -184,7 +186,7 @@ class JobCases:
                 f"{item.id} has no checkpoint to go on from: submit it again, with `training.checkpoint_every`"
             )
         recommendation = JobRequest.model_validate_json(item.payload).recommendation
-        seen = next((it for it in self._store.devices() if it.served.place == item.place), None)
+        seen = next((it for it in self._devices.list() if it.served.place == item.place), None)
         if seen is None or not self._desk.is_alive(seen):
             raise NotResumableError(f"{item.id} ran at {item.place}, which no worker serves now")
         check_same_device(recommendation.device, seen.served.device)
@@ -222,7 +224,7 @@ class JobCases:
 
     def _stored(self, recommendation_id: str) -> Recommendation:
         views.check_identifier(recommendation_id, "recommendation")
-        return self._store.recommendation(recommendation_id)
+        return self._recommendations.get(recommendation_id)
 
     def _check_spec(self, spec: WorkloadSpec) -> None:
         if spec.data is None:

@@ -18,16 +18,18 @@ class FleetCases:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._store = desk.store
+        self._devices = desk.store.devices
+        self._queue = desk.store.queue
+        self._work = desk.store.work
 
     def devices(self) -> DeviceList:
         """The devices, and who holds each."""
-        return DeviceList(items=tuple(self._status(seen) for seen in self._store.devices()))
+        return DeviceList(items=tuple(self._status(seen) for seen in self._devices.list()))
 
     def queue(self, limit: int) -> Queue:
         """What waits, in the order in which it is taken, with how long that may last."""
-        waiting = self._store.queue(limit)
-        seen = [it for it in self._store.devices() if self._desk.is_alive(it) and it.served.unready is None]
+        waiting = self._queue.waiting(limit)
+        seen = [it for it in self._devices.list() if self._desk.is_alive(it) and it.served.unready is None]
         waits: dict[str, float | None] = {}
         for device in {it.device for it in waiting}:
             lines = [it for it in waiting if it.device == device]
@@ -61,13 +63,13 @@ class FleetCases:
     def _recent(self, device: str) -> list[WorkRow]:
         """What ended with success on a device lately, of both kinds."""
         wanted = WorkFilter((State.SUCCEEDED,), device=device)
-        return [row for kind in WorkKind for row in self._store.newest(kind, RECENT, None, wanted)]
+        return [row for kind in WorkKind for row in self._work.newest(kind, RECENT, None, wanted)]
 
     def _running(self, seen: SeenDevice) -> Running | None:
         """What a worker is at; none when it is free, or what it held is gone since."""
         with suppress(NotFoundError):
             if seen.held_by is not None:
-                item = self._store.get(seen.held_by)
+                item = self._work.get(seen.held_by)
                 return Running(item.kind, item.started_at)
         return None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from service.domain.workers import Health
 from service.errors import NotReadyError, ServiceError, StoreUnavailableError
-from service.store.interface import QueueDepth, SeenDevice, Store
+from service.store.interface import DeviceStore, QueueDepth, QueueStore, SeenDevice
 
 _SHARED_SECONDS = 1.0
 """Anyone may ask, without a key: however many do, the database is asked once in this time."""
@@ -25,7 +25,8 @@ class Readiness:
     device could take it: where a live worker stands idle, or where none serves the device at all.
 
     Args:
-        store: where work is kept.
+        queue: the waiting work.
+        devices: the served devices.
         lease_seconds: a worker not heard of for longer is not counted.
         stuck_seconds: how long work may wait where nothing keeps it waiting.
         pause: waits for some seconds.
@@ -33,12 +34,14 @@ class Readiness:
 
     def __init__(
         self,
-        store: Store,
+        queue: QueueStore,
+        devices: DeviceStore,
         lease_seconds: float,
         stuck_seconds: float,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._store = store
+        self._work_queue = queue
+        self._devices = devices
         self._lease_seconds = lease_seconds
         self._stuck_seconds = stuck_seconds
         self._pause = pause
@@ -69,8 +72,8 @@ class Readiness:
             return error
 
     def _look_at_all(self) -> Health:
-        self._store.check()
-        devices = self._store.devices()
+        self._work_queue.check()
+        devices = self._devices.list()
         alive = [seen for seen in devices if seen.age_seconds <= self._lease_seconds]
         unready = [f"{seen.served.place} ({seen.served.unready})" for seen in alive if seen.served.unready]
         silent = sorted(seen.served.place for seen in devices if seen not in alive)
@@ -95,11 +98,11 @@ class Readiness:
         return max((depth.oldest_age_seconds for depth in depths), default=0.0), stuck
 
     def _look(self) -> tuple[Sequence[QueueDepth], list[QueueDepth]]:
-        depths = self._store.queue_depths()
+        depths = self._work_queue.depths()
         old = [depth for depth in depths if depth.oldest_age_seconds > self._stuck_seconds]
         if not old:
             return depths, []
-        serving = [seen for seen in self._store.devices() if seen.age_seconds <= self._lease_seconds]
+        serving = [seen for seen in self._devices.list() if seen.age_seconds <= self._lease_seconds]
         return depths, [depth for depth in old if not _all_busy(depth.device, serving)]
 
     def _in_words(self, depth: QueueDepth) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from service.application.job_files import RunFiles
 from service.application.views import is_identifier
-from service.store.interface import Store
+from service.store.interface import RetentionStore
 from tuner.schemas.base import Document, NonNegativeInt
 
 
@@ -30,7 +30,9 @@ class PruneReport(Document):
     """Folders that could not be removed whole."""
 
 
-def prune(store: Store, runs: RunFiles, seconds: float, *, recommendations: bool, dry_run: bool) -> PruneReport:
+def prune(
+    store: RetentionStore, runs: RunFiles, seconds: float, *, recommendations: bool, dry_run: bool
+) -> PruneReport:
     """Delete work that ended longer ago than that, and its folders.
 
     A folder goes before its job does: when this is interrupted, the next time finds the rest.

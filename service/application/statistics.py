@@ -11,7 +11,7 @@ from service.domain.api_keys import Caller, Scope
 from service.domain.states import State, WorkKind
 from service.domain.workers import Failures, Period, SpentSeconds, StoredAnswers, Summary
 from service.store.hit_counter import Tally
-from service.store.interface import Store, Totals, WorkTotal
+from service.store.interface import StatisticsStore, Totals, WorkTotal
 
 _SHARED_SECONDS = 2.0
 """Pages that are open ask again and again, and counting 100,000 tunings takes some 50 ms: however many ask, each
@@ -22,13 +22,13 @@ class SummaryCases:
     """What callers can ask about what happened. Safe to share between threads: one counts, all get its counts.
 
     Args:
-        store: where work is kept.
+        statistics: counts what happened.
         tally: what counts stored answers.
         clock: seconds that only grow.
     """
 
-    def __init__(self, store: Store, tally: Tally, clock: Callable[[], float] = time.monotonic) -> None:
-        self._store = store
+    def __init__(self, statistics: StatisticsStore, tally: Tally, clock: Callable[[], float] = time.monotonic) -> None:
+        self._statistics = statistics
         self._tally = tally
         self._clock = clock
         self._one_counts = {period: threading.Lock() for period in Period}
@@ -56,7 +56,7 @@ class SummaryCases:
                 return self._counted[period][1]
             asked_at = self._clock()
             self._tally.flush()
-            found = self._store.totals(period.seconds)
+            found = self._statistics.totals(period.seconds)
             self._counted[period] = asked_at, found
             return found
 

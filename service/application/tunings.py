@@ -30,7 +30,9 @@ class TuningCases:
         self._places = places
         self._desk = desk
         self._tally = tally
-        self._store = desk.store
+        self._submissions = desk.store.submissions
+        self._evidence = desk.store.evidence
+        self._recommendations = desk.store.recommendations
 
     def submit(self, submission: TuningSubmission, caller: Caller, once: Idempotency | None = None) -> Submitted:
         """Queue a tuning, or find the one with the same fingerprint that has its answer.
@@ -71,7 +73,7 @@ class TuningCases:
             NotFoundError: when there is no such tuning.
         """
         self._desk.get(tuning_id, WorkKind.TUNING)
-        return ProbeList(items=tuple(self._store.probes(tuning_id)))
+        return ProbeList(items=tuple(self._evidence.probes(tuning_id)))
 
     def cancel(self, tuning_id: str, caller: Caller) -> Tuning:
         """Cancel a tuning; one that has ended stays as it is.
@@ -96,7 +98,7 @@ class TuningCases:
 
     def recommendation_texts(self, recommendation_ids: Sequence[str]) -> dict[str, str]:
         """Recommendations as they are stored, each as JSON, by their ids; unknown ones are left out."""
-        return self._store.recommendation_texts([it for it in recommendation_ids if views.is_identifier(it)])
+        return self._recommendations.texts([name for name in recommendation_ids if views.is_identifier(name)])
 
     def recommendations(self, wanted: RecommendationFilter, limit: int, cursor: str | None) -> bytes:
         """A page of recommendations, newest first: a ``RecommendationPage`` as JSON.
@@ -104,7 +106,7 @@ class TuningCases:
         Raises:
             InvalidCursorError: when the cursor is not one of this list.
         """
-        rows = self._store.recommendations(wanted, limit + 1, views.decode_cursor(cursor, "rec"))
+        rows = self._recommendations.newest(wanted, limit + 1, views.decode_cursor(cursor, "rec"))
         return views.recommendation_page(rows[:limit], views.cursor_after(rows, limit))
 
     # --- helpers ---
@@ -121,8 +123,8 @@ class TuningCases:
                 answer = self._answer_from(known, replace(work, priority=0), request, seen.served, once)
                 self._tally.count(hit=True)
                 return answer
-            work = replace(work, earlier_recommendation_id=find_earlier(self._store, course))
-        item = self._store.add(work, self._desk.policy.quota, first_time(once, _queued))
+            work = replace(work, earlier_recommendation_id=find_earlier(self._recommendations, course))
+        item = self._submissions.add(work, self._desk.policy.quota, first_time(once, _queued))
         if not submission.fresh:
             self._tally.count(hit=False)
         self._desk.notify()
@@ -133,7 +135,7 @@ class TuningCases:
 
         An answer that ends where a probe could not tell is none: asked again, perhaps with more time, it may be better.
         """
-        found = self._store.tuning_with_answer(fingerprint)
+        found = self._recommendations.tuning_with(fingerprint)
         with suppress(NotFoundError):
             known = None if found is None else self.get(found)
             answer = None if known is None else known.recommendation
@@ -167,16 +169,16 @@ class TuningCases:
         if answer is None or _same_question(answer.request, request):
             found = _answered(known)
             if once is not None:
-                self._store.remember(once, found.as_first(once))
+                self._submissions.remember(once, found.as_first(once))
             return found
         changes = {"id": self._desk.identifiers.new("rec"), "request": request, "device": served.device}
         own = answer.model_copy(update=changes)
         first = first_time(once, lambda item: _answered(views.tuning(item, own)))
-        return _answered(views.tuning(self._store.add_answered(work, own, first), own))
+        return _answered(views.tuning(self._submissions.add_answered(work, own, first), own))
 
     def _view(self, item: WorkItem) -> Tuning:
         answer = item.recommendation_id
-        recommendation = self._store.recommendation(answer) if answer else None
+        recommendation = self._recommendations.get(answer) if answer else None
         return views.tuning(item, recommendation, self._places.of(item))
 
 

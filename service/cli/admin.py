@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from service.application.api_keys import KeyCases
     from service.application.retention import PruneReport
     from service.settings import Settings
-    from service.store.interface import Store
+    from service.store.store import Store
 
 _SECONDS_PER_DAY = 86_400.0
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])")
@@ -142,7 +142,7 @@ def prune(
         from service.application.job_files import RunFiles  # noqa: PLC0415 - likewise
 
         files = RunFiles(settings.runs_dir)
-        report = retention.prune(store, files, older_than, recommendations=recommendations, dry_run=dry_run)
+        report = retention.prune(store.retention, files, older_than, recommendations=recommendations, dry_run=dry_run)
     sys.stdout.write((report.model_dump_json(indent=2) if json else _report_in_words(report)) + "\n")
 
 
@@ -164,7 +164,7 @@ def _opened(database_url: str | None) -> Iterator[tuple[Store, Settings]]:
     """
     from service.errors import ServiceError  # noqa: PLC0415 - see the module's docstring
     from service.settings import read_settings  # noqa: PLC0415 - likewise
-    from service.store.sql_store import open_store  # noqa: PLC0415 - likewise
+    from service.store.store import open_store  # noqa: PLC0415 - likewise
 
     settings = read_settings(database_url=database_url)
     try:

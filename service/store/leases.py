@@ -1,17 +1,18 @@
-"""What owners of leases do, each within a transaction of the caller's."""
+"""Leases: claims of queued work, fenced by tokens, renewed, and given up at the end of the work."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, and_, case, func, insert, select, text, update
+from sqlalchemy import ColumnElement, Connection, Engine, and_, case, func, insert, select, text, update
+from sqlalchemy.exc import IntegrityError
+from typing_extensions import override
 
 from service.domain.states import State, sources_of
-from service.domain.work import EventKind
 from service.domain.workers import ServedDevice
 from service.store.database import mapping
-from service.store.database.schema import is_held, now_ms, probes, recommendations, work_items
+from service.store.database.engine import reading, writing
+from service.store.database.schema import is_held, now_ms, recommendations, work_items
 from service.store.database.statements import (
     ABANDONED,
     LEFT_BEHIND,
@@ -23,11 +24,9 @@ from service.store.database.statements import (
     stale,
     state_event,
 )
-from service.store.models import Claim, Ending, Lease
+from service.store.interface import Claim, Ending, Lease, LeaseStore
 from service.store.scheduling import NEXT_QUEUED, take_turn
 from service.store.work_queries import read_item
-from tuner.schemas.results import ProbeResult
-from tuner.schemas.training import TrainingProgress
 
 _work = work_items.c
 
@@ -37,7 +36,7 @@ _ADVISORY_LOCK = 0x636C6169
 
 
 class Candidate(NamedTuple):
-    """Work that may be taken, as it was found."""
+    """Work that may be taken, as it was read."""
 
     id: str
     state: State
@@ -46,16 +45,80 @@ class Candidate(NamedTuple):
     key_id: str | None
 
 
-def is_wanted(connection: Connection, served: ServedDevice) -> bool:
-    """Whether there is something to do for this device: something to take, or to send away from its place."""
+class SqlLeaseStore(LeaseStore):
+    """Leases on SQLite and PostgreSQL; safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @override
+    def claim(self, served: ServedDevice, lease_seconds: float) -> Claim | None:
+        with reading(self._engine) as connection:  # a claim that finds nothing takes no writer's lock
+            if not _is_wanted(connection, served):
+                return None
+        try:
+            with writing(self._engine) as connection:
+                return _claim(connection, served, lease_seconds)
+        except IntegrityError:  # the unique index: another owner has just taken this slot
+            return None
+
+    @override
+    def renew(self, lease: Lease, lease_seconds: float) -> State:
+        expires = {"lease_expires_at": now_ms() + _milliseconds(lease_seconds)}
+        statement = update(work_items).where(held_by(lease)).values(**expires).returning(_work.state)
+        with writing(self._engine) as connection:
+            state = connection.execute(statement).scalar_one_or_none()
+        if state is None:
+            raise stale(lease)
+        return State(state)
+
+    @override
+    def finish(self, lease: Lease, ending: Ending) -> None:
+        given, problem = ending.recommendation, ending.problem
+        values: dict[str, Any] = {
+            "state": ending.state,
+            "problem": mapping.as_json(problem),
+            "problem_code": None if problem is None else problem.code[:_LONGEST_CODE],
+            "result": mapping.as_json(ending.result),
+            "ended_at": now_ms(),
+        }
+        if given is not None:
+            values["recommendation_id"] = given.id
+        may_end = _work.state.in_(sorted(sources_of(ending.state)))
+        with writing(self._engine) as connection:
+            row = change_held(connection, lease, values | _given_up(), [state_event(ending.state)], may_end)
+            if given is not None:
+                stored = mapping.recommendation_values(given, lease.work_id, row["model"])
+                connection.execute(insert(recommendations).values(**stored))
+
+    @override
+    def hand_back(self, lease: Lease) -> None:
+        ours = not_taken_from(lease)
+        with writing(self._engine) as connection:
+            for before, after in ((State.RUNNING, State.QUEUED), (State.CANCELLING, State.CANCELLED)):
+                values = {"state": after, "ended_at": now_ms() if after.terminal else None} | _given_up()
+                if change(connection, and_(ours, _work.state == before), values, [state_event(after)]) is not None:
+                    return
+            raise stale(lease)
+
+    @override
+    def release_slot(self, slot: str, owner_prefix: str) -> None:
+        dead = _work.owner.startswith(owner_prefix, autoescape=True)
+        held = and_(_work.place == slot, is_held, dead)
+        with writing(self._engine) as connection:
+            connection.execute(update(work_items).where(held).values(lease_expires_at=0))
+
+
+def _is_wanted(connection: Connection, served: ServedDevice) -> bool:
+    """Return whether there is something to take for this device, or to send away from its slot."""
     given = {"place": served.place, "hardware": served.hardware}
     if connection.execute(select(_work.id).where(LEFT_BEHIND), given).first() is not None:
         return True
     return _candidate(connection, served) is not None
 
 
-def claim(connection: Connection, served: ServedDevice, lease_seconds: float) -> Claim | None:
-    """Take what is next. Claims wait for one another, or several at a time would find the same submitter's turn."""
+def _claim(connection: Connection, served: ServedDevice, lease_seconds: float) -> Claim | None:
+    """Take the next work. Claims are serialised, or several at a time would find the same submitter's turn."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
     _send_away(connection, served)
@@ -66,17 +129,17 @@ def claim(connection: Connection, served: ServedDevice, lease_seconds: float) ->
 
 
 def _candidate(connection: Connection, served: ServedDevice) -> Candidate | None:
-    """What the device would take now; none when nothing waits, or when something runs at its place."""
-    place = {"place": served.place}
+    """The work that the device would take now; none when nothing waits, or when something runs in its slot."""
+    slot = {"place": served.place}
     needed = {"device": served.device.id, "hardware": served.hardware}
-    if connection.execute(RUNNING_HERE, place).first() is not None:
+    if connection.execute(RUNNING_HERE, slot).first() is not None:
         return None
-    row = connection.execute(ABANDONED, place | needed).first() or connection.execute(NEXT_QUEUED, needed).first()
+    row = connection.execute(ABANDONED, slot | needed).first() or connection.execute(NEXT_QUEUED, needed).first()
     return None if row is None else Candidate(row[0], State(row[1]), *row[2:])
 
 
 def _send_away(connection: Connection, served: ServedDevice) -> None:
-    """What was left at this place, and needs other hardware than there is now, waits for it in the queue again."""
+    """Queue abandoned work of this slot again that needs other hardware than there is now."""
     given = {"place": served.place, "hardware": served.hardware}
     for row in connection.execute(select(_work.id, _work.state).where(LEFT_BEHIND), given).all():
         ended = row.state == State.CANCELLING
@@ -87,7 +150,7 @@ def _send_away(connection: Connection, served: ServedDevice) -> None:
             "place": None,
             "lease_expires_at": None,
             "claimed_at": None,
-            "device_ms": _work.device_ms + _used_by_the_lost(),
+            "device_ms": _work.device_ms + _used_by_lost_owner(),
             "lost_leases": _work.lost_leases + 1,
             "ended_at": now_ms() if ended else None,
         }
@@ -96,7 +159,7 @@ def _send_away(connection: Connection, served: ServedDevice) -> None:
 
 
 def _take(connection: Connection, served: ServedDevice, found: Candidate, lease_seconds: float) -> Claim | None:
-    """Take what was found; none when it was cancelled, or its owner renewed its lease, meanwhile."""
+    """Take a candidate; none when it was cancelled, or its owner renewed its lease, meanwhile."""
     was_queued = found.state is State.QUEUED
     state = State.RUNNING if was_queued else found.state
     lost_leases = found.lost_leases + int(not was_queued)
@@ -106,8 +169,8 @@ def _take(connection: Connection, served: ServedDevice, found: Candidate, lease_
         "place": served.place,
         "token": found.token + 1,
         "claimed_at": now_ms(),
-        "device_ms": _work.device_ms + _used_by_the_lost(),
-        "lease_expires_at": now_ms() + milliseconds(lease_seconds),
+        "device_ms": _work.device_ms + _used_by_lost_owner(),
+        "lease_expires_at": now_ms() + _milliseconds(lease_seconds),
         "lost_leases": lost_leases,
         "started_at": func.coalesce(_work.started_at, now_ms()),
     }
@@ -122,116 +185,18 @@ def _take(connection: Connection, served: ServedDevice, found: Candidate, lease_
     return Claim(lease, read_item(connection, found.id), lost_leases)
 
 
-def _used_by_the_lost() -> ColumnElement[int]:
-    """Milliseconds that an owner who vanished held its device: to its lease's end, or none when that was cut short."""
+def _used_by_lost_owner() -> ColumnElement[int]:
+    """Milliseconds of device time of a vanished owner: to its lease's end, or none when that was cut short."""
     return case((_work.lease_expires_at > _work.claimed_at, _work.lease_expires_at - _work.claimed_at), else_=0)
 
 
-def renew(connection: Connection, lease: Lease, lease_seconds: float) -> State:
-    """Hold the lease longer.
-
-    Raises:
-        StaleLeaseError: when it has ended.
-    """
-    statement = (
-        update(work_items)
-        .where(held_by(lease))
-        .values(lease_expires_at=now_ms() + milliseconds(lease_seconds))
-        .returning(_work.state)
-    )
-    state = connection.execute(statement).scalar_one_or_none()
-    if state is None:
-        raise stale(lease)
-    return State(state)
-
-
-def record_probe(connection: Connection, lease: Lease, ordinal: int, result: ProbeResult) -> None:
-    """Add a probe, and its event. The primary key refuses an ordinal that is there.
-
-    Raises:
-        StaleLeaseError: when the lease has ended.
-    """
-    document = result.model_dump_json()
-    event = EventKind.PROBE, f'{{"ordinal":{ordinal},"result":{document}}}'
-    row = change_held(connection, lease, {"probe_count": ordinal, "lost_leases": 0}, [event])
-    values = {"work_id": lease.work_id, "ordinal": ordinal, "document": document}
-    connection.execute(insert(probes).values(**values, recorded_at=row["updated_at"]))
-
-
-def record_progress(connection: Connection, lease: Lease, progress: Sequence[TrainingProgress]) -> None:
-    """Add updates, one event each.
-
-    Raises:
-        StaleLeaseError: when the lease has ended.
-    """
-    documents = [item.model_dump_json() for item in progress]
-    known = connection.execute(select(_work.progress).where(held_by(lease)).with_for_update()).first()
-    if known is None:
-        raise stale(lease)
-    if known.progress == documents[-1]:
-        return  # the same updates once more: the answer to the first time was lost with its connection
-    values = {"progress": documents[-1], "lost_leases": 0}
-    change_held(connection, lease, values, [(EventKind.PROGRESS, document) for document in documents])
-
-
-def finish(connection: Connection, lease: Lease, ending: Ending) -> None:
-    """End the work, storing what it left.
-
-    Raises:
-        StaleLeaseError: when the lease has ended.
-        ConflictError: when its state does not lead to that end.
-    """
-    values: dict[str, Any] = {
-        "state": ending.state,
-        "problem": mapping.as_json(ending.problem),
-        "problem_code": None if ending.problem is None else ending.problem.code[:_LONGEST_CODE],
-        "result": mapping.as_json(ending.result),
-        "ended_at": now_ms(),
-    }
-    if ending.recommendation is not None:
-        values["recommendation_id"] = ending.recommendation.id
-    may_end = _work.state.in_(sorted(sources_of(ending.state)))
-    row = change_held(connection, lease, values | _given_up(), [state_event(ending.state)], may_end)
-    if ending.recommendation is not None:
-        stored = mapping.recommendation_values(ending.recommendation, lease.work_id, row["model"])
-        connection.execute(insert(recommendations).values(**stored))
-
-
-def hand_back(connection: Connection, lease: Lease) -> None:
-    """Back to the queue, or to CANCELLED; after its end, too, as long as no other owner has taken the work.
-
-    Raises:
-        StaleLeaseError: when the work was taken over, or has ended.
-    """
-    ours = not_taken_from(lease)
-    for before, after in ((State.RUNNING, State.QUEUED), (State.CANCELLING, State.CANCELLED)):
-        values = {"state": after, "ended_at": now_ms() if after.terminal else None} | _given_up()
-        if change(connection, and_(ours, _work.state == before), values, [state_event(after)]) is not None:
-            return
-    raise stale(lease)
-
-
 def _given_up() -> dict[str, Any]:
-    """What an owner leaves behind when it gives up its lease."""
+    """Values of a row whose owner gives up its lease."""
     in_time = now_ms() - func.coalesce(_work.claimed_at, now_ms())
-    used = case((_work.lease_expires_at > now_ms(), in_time), else_=_used_by_the_lost())
+    used = case((_work.lease_expires_at > now_ms(), in_time), else_=_used_by_lost_owner())
     return {"owner": None, "lease_expires_at": None, "claimed_at": None, "device_ms": _work.device_ms + used}
 
 
-def release_place(connection: Connection, place: str, owner_prefix: str) -> None:
-    """Expire the leases of dead owners of a place."""
-    theirs = _work.owner.startswith(owner_prefix, autoescape=True)
-    held = and_(_work.place == place, is_held, theirs)
-    connection.execute(update(work_items).where(held).values(lease_expires_at=0))
-
-
-def recorded_already(connection: Connection, lease: Lease, ordinal: int, result: ProbeResult) -> bool:
-    """Whether this very result is recorded: it was, if the connection broke after it was committed."""
-    mine = and_(probes.c.work_id == lease.work_id, probes.c.ordinal == ordinal)
-    document = connection.execute(select(probes.c.document).where(mine)).scalar_one_or_none()
-    return document == result.model_dump_json()
-
-
-def milliseconds(seconds: float) -> int:
-    """As they are stored."""
+def _milliseconds(seconds: float) -> int:
+    """A duration as it is stored."""
     return int(seconds * 1000)

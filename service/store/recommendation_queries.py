@@ -1,34 +1,97 @@
-"""Lists of recommendations: whatever they are searched by, a page costs what it shows."""
+"""Stored recommendations as they are read: one, several, or a page of a list, which costs what it shows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
 from typing import Any, get_args
 
-from sqlalchemy import BindParameter, ColumnElement, Connection, Integer, Select, bindparam, or_, select, union
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Engine,
+    Integer,
+    Select,
+    and_,
+    bindparam,
+    func,
+    or_,
+    select,
+    union,
+)
+from typing_extensions import override
 
 from service.domain.work import RecommendationSummary
+from service.errors import NotFoundError
 from service.store.database import mapping
-from service.store.database.schema import recommendations
-from service.store.models import RecommendationFilter
+from service.store.database.engine import reading
+from service.store.database.schema import recommendations, work_items
+from service.store.interface import RecommendationFilter, RecommendationStore
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import Objective
 from tuner.schemas.workload import Precision
 
 _answer = recommendations.c
+_work = work_items.c
 _Conditions = list[ColumnElement[bool]]
 _MOST: BindParameter[int] = bindparam("limit", type_=Integer)
+_TEXTS = select(_answer.id, _answer.document).where(_answer.id.in_(bindparam("ids", expanding=True)))
 
 
-def list_recommendations(
-    connection: Connection, wanted: RecommendationFilter, limit: int, before: str | None
-) -> list[RecommendationSummary]:
-    """Summaries, newest first."""
-    given = {name: value for name, value in vars(wanted).items() if value is not None}
-    values = {**given, "before": before, "limit": limit}
-    found = connection.execute(_listing(tuple(given), before is not None), values)
-    return [mapping.recommendation_summary(row) for row in found.mappings()]
+class SqlRecommendationStore(RecommendationStore):
+    """Recommendations on SQLite and PostgreSQL; safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @override
+    def get(self, recommendation_id: str) -> Recommendation:
+        found = self.texts([recommendation_id])
+        if not found:
+            raise NotFoundError(f"there is no recommendation {recommendation_id!r}")
+        return Recommendation.model_validate_json(found[recommendation_id])
+
+    @override
+    def texts(self, recommendation_ids: Sequence[str]) -> dict[str, str]:
+        with reading(self._engine) as connection:
+            found = connection.execute(_TEXTS, {"ids": list(recommendation_ids)})
+            return {row.id: row.document for row in found}
+
+    @override
+    def tuning_with(self, fingerprint: str) -> str | None:
+        statement = (
+            select(_answer.tuning_id)
+            .join(work_items, _work.id == _answer.tuning_id)
+            .where(_answer.fingerprint == fingerprint)
+            .order_by(_answer.id.desc())
+            .limit(1)
+        )
+        with reading(self._engine) as connection:
+            return connection.execute(statement).scalar_one_or_none()
+
+    @override
+    def for_question(self, question: str, limit: int) -> list[Recommendation]:
+        latest = (
+            select(func.max(_answer.id))
+            .join(work_items, _work.recommendation_id == _answer.id)
+            .where(and_(_work.question == question, _answer.feasible))
+            .group_by(_answer.fingerprint)
+        )
+        statement = select(_answer.document).where(_answer.id.in_(latest)).order_by(_answer.id.desc()).limit(limit)
+        with reading(self._engine) as connection:
+            documents = connection.execute(statement).scalars()
+            return [Recommendation.model_validate_json(document) for document in documents]
+
+    @override
+    def newest(
+        self, wanted: RecommendationFilter, limit: int, before: str | None = None
+    ) -> list[RecommendationSummary]:
+        given = {name: value for name, value in vars(wanted).items() if value is not None}
+        values = {**given, "before": before, "limit": limit}
+        with reading(self._engine) as connection:
+            found = connection.execute(_listing(tuple(given), before is not None), values)
+            return [mapping.recommendation_summary(row) for row in found.mappings()]
 
 
 # There are few forms of a list, and making a statement costs as much as running it.

@@ -1,17 +1,18 @@
-"""How work goes: one piece at its owner's wish, or all that ended long ago. Probes and events go with their work."""
+"""Deletion: one piece of work, or all that ended long ago. Probes and events are deleted with their work."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, exists, func, insert, not_, or_, select
+from sqlalchemy import ColumnElement, Engine, and_, delete, exists, func, insert, not_, or_, select
+from typing_extensions import override
 
 from service.domain.states import TERMINAL_STATES, WorkKind
 from service.errors import NotEndedError
 from service.store.database.engine import reading, writing
 from service.store.database.schema import now_ms, recommendations, used_time, work_items
-from service.store.models import Pruned
+from service.store.interface import Pruned, RetentionStore
 from service.store.work_queries import no_work
 
 _work = work_items.c
@@ -19,46 +20,47 @@ _answer = recommendations.c
 _used = used_time.c
 
 _AT_ONCE = 200
-"""Pieces of work, or answers, that one transaction deletes: others that write wait for milliseconds."""
+"""Pieces of work, or recommendations, that one transaction deletes: other writers wait for milliseconds."""
 
 _ended = _work.state.in_(sorted(TERMINAL_STATES))
 
 
-def delete_work(connection: Connection, work_id: str) -> None:
-    """Delete work that has ended, keeping what it used of devices.
+class SqlRetentionStore(RetentionStore):
+    """Deletion on SQLite and PostgreSQL; safe to share between threads."""
 
-    Raises:
-        NotFoundError: when there is none.
-        NotEndedError: when it has not ended.
-    """
-    mine = and_(_work.id == work_id, _ended)
-    counts = and_(mine, _work.key_id.is_not(None), _work.device_ms > 0)
-    used = select(_work.id, _work.key_id, _work.ended_at, _work.device_ms).where(counts)
-    connection.execute(insert(used_time).from_select(["work_id", "key_id", "ended_at", "device_ms"], used))
-    if connection.execute(delete(work_items).where(mine)).rowcount:
-        return
-    state = connection.execute(select(_work.state).where(_work.id == work_id)).scalar_one_or_none()
-    if state is None:
-        raise no_work(work_id)
-    raise NotEndedError(f"{work_id!r} is {state}: cancel it first, and delete it when it has ended")
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
+    @override
+    def delete(self, work_id: str) -> None:
+        doomed = and_(_work.id == work_id, _ended)
+        counts = and_(doomed, _work.key_id.is_not(None), _work.device_ms > 0)
+        used = select(_work.id, _work.key_id, _work.ended_at, _work.device_ms).where(counts)
+        with writing(self._engine) as connection:
+            connection.execute(insert(used_time).from_select(["work_id", "key_id", "ended_at", "device_ms"], used))
+            if connection.execute(delete(work_items).where(doomed)).rowcount:
+                return
+            state = connection.execute(select(_work.state).where(_work.id == work_id)).scalar_one_or_none()
+        if state is None:
+            raise no_work(work_id)
+        raise NotEndedError(f"{work_id!r} is {state}: cancel it first, and delete it when it has ended")
 
-def prune(engine: Engine, seconds: float, *, answers: bool) -> Pruned:
-    """Delete what is older than that, a part at a time; everyone else goes on meanwhile."""
-    deleted = list(_prune_work(engine, seconds))
-    with writing(engine) as connection:
-        connection.execute(delete(used_time).where(_used.ended_at <= _time(seconds)))
-    gone = sum(_prune_answers(engine, seconds)) if answers else 0
-    return _pruned(deleted, gone)
+    @override
+    def prune(self, ended_before_seconds: float, *, recommendations: bool = False) -> Pruned:
+        deleted = list(_prune_work(self._engine, ended_before_seconds))
+        with writing(self._engine) as connection:
+            connection.execute(delete(used_time).where(_used.ended_at <= _time(ended_before_seconds)))
+        gone = sum(_prune_recommendations(self._engine, ended_before_seconds)) if recommendations else 0
+        return _pruned(deleted, gone)
 
-
-def prunable(connection: Connection, seconds: float, *, answers: bool) -> Pruned:
-    """What ``prune`` would delete."""
-    old = _is_old(seconds)
-    found = connection.execute(select(_work.id, _work.kind).where(old).order_by(_work.id))
-    unnamed = _unnamed(seconds, not_(old))
-    gone = connection.execute(select(func.count()).select_from(recommendations).where(unnamed)).scalar_one()
-    return _pruned([(row.id, row.kind) for row in found], gone if answers else 0)
+    @override
+    def prunable(self, ended_before_seconds: float, *, recommendations: bool = False) -> Pruned:
+        old = _is_old(ended_before_seconds)
+        unnamed = _unnamed(ended_before_seconds, not_(old))
+        with reading(self._engine) as connection:
+            found = connection.execute(select(_work.id, _work.kind).where(old).order_by(_work.id)).all()
+            gone = connection.execute(select(func.count(_answer.id)).where(unnamed)).scalar_one()
+        return _pruned([(row.id, row.kind) for row in found], gone if recommendations else 0)
 
 
 def _prune_work(engine: Engine, seconds: float) -> Iterator[tuple[str, str]]:
@@ -72,8 +74,8 @@ def _prune_work(engine: Engine, seconds: float) -> Iterator[tuple[str, str]]:
         yield from ((row.id, row.kind) for row in gone)
 
 
-def _prune_answers(engine: Engine, seconds: float) -> Iterator[int]:
-    """Delete answers in the order of their ids: those that work still names are passed over once."""
+def _prune_recommendations(engine: Engine, seconds: float) -> Iterator[int]:
+    """Delete recommendations in the order of their ids: those that work still names are passed over once."""
     last = ""
     while True:
         with reading(engine) as connection:
@@ -87,9 +89,9 @@ def _prune_answers(engine: Engine, seconds: float) -> Iterator[int]:
         last = found[-1]
 
 
-def _pruned(work: list[tuple[str, Any]], answers: int) -> Pruned:
+def _pruned(work: list[tuple[str, Any]], gone: int) -> Pruned:
     jobs = tuple(sorted(work_id for work_id, kind in work if kind == WorkKind.JOB))
-    return Pruned(tunings=len(work) - len(jobs), jobs=len(jobs), recommendations=answers, job_ids=jobs)
+    return Pruned(tunings=len(work) - len(jobs), jobs=len(jobs), recommendations=gone, job_ids=jobs)
 
 
 def _is_old(seconds: float) -> ColumnElement[bool]:
@@ -97,7 +99,7 @@ def _is_old(seconds: float) -> ColumnElement[bool]:
 
 
 def _unnamed(seconds: float, *remaining: ColumnElement[bool]) -> ColumnElement[bool]:
-    """That an answer is as old, and that no work names it; of all work, or of what remains."""
+    """The condition that a recommendation is as old and that no work names it: all work, or ``remaining`` alone."""
     names = [exists().where(column == _answer.id, *remaining) for column in _naming]
     return and_(_answer.created_at <= _time(seconds), not_(or_(*names)))
 

@@ -6,16 +6,20 @@ recently, on whatever device.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, bindparam, func, select, union_all, update
+from sqlalchemy import Connection, Engine, Select, bindparam, func, select, union_all, update
+from typing_extensions import override
 
 from service.domain.states import WorkKind
-from service.store.database.schema import is_queued, now_ms, submitters, work_items
-from service.store.models import QueueDepth, Waiting
+from service.store.database.engine import insert_or_replace, reading, writing
+from service.store.database.schema import health, is_queued, now_ms, submitters, work_items
+from service.store.interface import PROVEN_SECONDS, QueueDepth, QueueStore, Waiting
 
 _work = work_items.c
 
@@ -73,7 +77,7 @@ def take_turn(connection: Connection, key_id: str | None) -> None:
 
 
 class Queued(NamedTuple):
-    """What the order depends on, of one piece of work that waits."""
+    """One piece of waiting work: the columns that decide the order."""
 
     id: str
     device: str
@@ -88,72 +92,94 @@ _RANK = func.row_number().over(partition_by=_LANE, order_by=(_work.created_at, _
 _RANKED = select(*_LANE, _work.created_at, _work.id, _RANK).where(is_queued).subquery()
 _FIRST_ONES = select(_RANKED).where(_RANKED.c.rank <= bindparam("limit"))
 """The first of each submitter in each lane: the index has all that this needs."""
+_AGE = (now_ms() - _work.updated_at).label("age_ms")
+_WAITING = (_work.id, _work.kind, _work.device, _work.model, _work.priority, _work.hardware, _AGE)
 
 
-def waiting(connection: Connection, limit: int) -> list[Waiting]:
-    """The first of every device, then the second of every device, and so on: at most ``limit``."""
-    found = connection.execute(_FIRST_ONES, {"limit": limit})
-    queued = [Queued(it.id, it.device, it.hardware, it.key_id or "", it.priority, it.created_at) for it in found]
-    turns = {row.id: row.turn for row in connection.execute(select(submitters))}
-    positions = positioned(queued, turns, limit)
-    age = (now_ms() - _work.updated_at).label("age_ms")
-    columns = (_work.id, _work.kind, _work.device, _work.model, _work.priority, _work.hardware, age)
-    rows = connection.execute(select(*columns).where(is_queued, _work.id.in_(positions)))
-    told = [
-        Waiting(
-            id=it.id,
-            kind=WorkKind(it.kind),
-            device=it.device,
-            model=it.model,
-            priority=it.priority,
-            position=positions[it.id],
-            age_seconds=max(0, it.age_ms) / 1000,
-            hardware=it.hardware,
-        )
-        for it in rows
-    ]
-    return sorted(told, key=lambda it: (it.position, it.device, it.id))
+class SqlQueueStore(QueueStore):
+    """The queue on SQLite and PostgreSQL; safe to share between threads."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._checking = threading.Lock()
+        self._proven_until = 0.0
+
+    @override
+    def waiting(self, limit: int) -> list[Waiting]:
+        with reading(self._engine) as connection:
+            found = connection.execute(_FIRST_ONES, {"limit": limit})
+            queued = [
+                Queued(row.id, row.device, row.hardware, row.key_id or "", row.priority, row.created_at)
+                for row in found
+            ]
+            turns = {row.id: row.turn for row in connection.execute(select(submitters))}
+            positions = positioned(queued, turns, limit)
+            rows = connection.execute(select(*_WAITING).where(is_queued, _work.id.in_(positions)))
+            entries = [
+                Waiting(
+                    id=row.id,
+                    kind=WorkKind(row.kind),
+                    device=row.device,
+                    model=row.model,
+                    priority=row.priority,
+                    position=positions[row.id],
+                    age_seconds=max(0, row.age_ms) / 1000,
+                    hardware=row.hardware,
+                )
+                for row in rows
+            ]
+        return sorted(entries, key=lambda entry: (entry.position, entry.device, entry.id))
+
+    @override
+    def depths(self) -> list[QueueDepth]:
+        age = now_ms() - func.min(_work.updated_at)
+        statement = select(_work.device, func.count().label("waiting"), age.label("age_ms")).where(is_queued)
+        with reading(self._engine) as connection:
+            found = connection.execute(statement.group_by(_work.device).order_by(_work.device))
+            return [QueueDepth(row.device, row.waiting, max(0.0, row.age_ms / 1000)) for row in found]
+
+    @override
+    def check(self) -> None:
+        with self._checking:
+            if self._clock() < self._proven_until:
+                return
+            with writing(self._engine) as connection:
+                insert_or_replace(connection, health, {"id": 1, "checked_at": now_ms()})
+            self._proven_until = self._clock() + PROVEN_SECONDS
 
 
 def positioned(queued: Sequence[Queued], turns: Mapping[str, int], limit: int) -> dict[str, int]:
-    """Of the first ``limit`` the places, each in the order of the kind of device that takes it first."""
-    places: dict[str, int] = {}
-    device_of = {it.id: it.device for it in queued}
+    """Positions of the first ``limit``, each in the order of the kind of device that takes it first."""
+    positions: dict[str, int] = {}
+    device_of = {work.id: work.device for work in queued}
     for _, group in groupby(sorted(queued, key=_device), key=_device):
         on_device = list(group)
-        for kind in {it.hardware for it in on_device} - {None} or {None}:
-            lane = [it for it in on_device if it.hardware in {None, kind}]
-            for position, it in enumerate(islice(in_turn(lane, turns), limit), start=1):
-                places[it.id] = min(position, places.get(it.id, position))
-    first_ones = sorted(places, key=lambda it: (places[it], device_of[it], it))[:limit]
-    return {it: places[it] for it in first_ones}
+        for kind in {work.hardware for work in on_device} - {None} or {None}:
+            lane = [work for work in on_device if work.hardware in {None, kind}]
+            for position, work in enumerate(islice(in_turn(lane, turns), limit), start=1):
+                positions[work.id] = min(position, positions.get(work.id, position))
+    first_ones = sorted(positions, key=lambda work_id: (positions[work_id], device_of[work_id], work_id))[:limit]
+    return {work_id: positions[work_id] for work_id in first_ones}
 
 
 def in_turn(queued: Iterable[Queued], turns: Mapping[str, int]) -> Iterator[Queued]:
-    """The order in which one device takes these, if no other takes any and nothing comes."""
+    """Yield work in the order in which one device takes it, if no other takes any and nothing is added."""
     turn_of = dict(turns)
     now = max(turn_of.values(), default=0)
-    by_urgency = sorted(queued, key=lambda it: (-it.priority, it.created_at, it.id))
-    for _, equals in groupby(by_urgency, key=lambda it: it.priority):
+    by_urgency = sorted(queued, key=lambda work: (-work.priority, work.created_at, work.id))
+    for _, equals in groupby(by_urgency, key=lambda work: work.priority):
         lines: dict[str, deque[Queued]] = {}
-        for it in equals:
-            lines.setdefault(it.submitter, deque()).append(it)
+        for work in equals:
+            lines.setdefault(work.submitter, deque()).append(work)
         while lines:
-            who = min(lines, key=lambda it: (turn_of.get(it, 0), lines[it][0].created_at, lines[it][0].id))
+            key = min(lines, key=lambda key: (turn_of.get(key, 0), lines[key][0].created_at, lines[key][0].id))
             now += 1
-            turn_of[who] = now
-            yield lines[who].popleft()
-            if not lines[who]:
-                del lines[who]
+            turn_of[key] = now
+            yield lines[key].popleft()
+            if not lines[key]:
+                del lines[key]
 
 
 def _device(queued: Queued) -> str:
     return queued.device
-
-
-def depths(connection: Connection) -> list[QueueDepth]:
-    """What waits for each device, by the device's id."""
-    age = now_ms() - func.min(_work.updated_at)
-    statement = select(_work.device, func.count().label("waiting"), age.label("age_ms")).where(is_queued)
-    found = connection.execute(statement.group_by(_work.device).order_by(_work.device))
-    return [QueueDepth(row.device, row.waiting, max(0.0, row.age_ms / 1000)) for row in found]

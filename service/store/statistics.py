@@ -1,18 +1,20 @@
-"""What happened in a period: counted in the database, from indexes that hold all that is counted."""
+"""Statistics of a period, counted in the database from indexes that hold every counted column."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, case, func, literal, or_, select, union_all
+from sqlalchemy import Connection, Engine, RowMapping, Select, case, func, literal, or_, select, union_all
+from typing_extensions import override
 
 from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
-from service.store.database.engine import insert_or_skip
+from service.store.database.engine import insert_or_skip, reading, writing
 from service.store.database.mapping import moment
 from service.store.database.schema import is_failed, is_held, now_ms, stored_answers, work_items
-from service.store.models import FailureGroup, Totals, WorkTotal
+from service.store.interface import StatisticsStore, Totals, WorkTotal
+from service.store.models import FailureGroup
 
 _work = work_items.c
 _answers = stored_answers.c
@@ -24,35 +26,46 @@ _LONGEST_MESSAGE = 1000
 _MS_PER_HOUR = 3_600_000
 
 
-def totals(connection: Connection, seconds: float | None) -> Totals:
-    """What ended within that time, and what has not ended."""
-    since = 0 if seconds is None else connection.execute(select(now_ms())).scalar_one() - int(seconds * 1000)
-    groups = connection.execute(_failed_since(since)).mappings().all()
-    counted = select(func.sum(_answers.hits), func.sum(_answers.misses)).where(_answers.hour >= since // _MS_PER_HOUR)
-    hits, misses = connection.execute(counted).one()
-    return Totals(
-        work=tuple(_work_total(row) for row in connection.execute(_counted(since)).mappings()),
-        failures=tuple(_failure_group(connection, group) for group in groups),
-        hits=int(hits or 0),
-        misses=int(misses or 0),
-    )
+class SqlStatisticsStore(StatisticsStore):
+    """Counts on SQLite and PostgreSQL; safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @override
+    def totals(self, seconds: float | None) -> Totals:
+        with reading(self._engine) as connection:
+            since = 0 if seconds is None else _now(connection) - int(seconds * 1000)
+            groups = connection.execute(_failed_since(since)).mappings().all()
+            sums = select(func.sum(_answers.hits), func.sum(_answers.misses))
+            hits, misses = connection.execute(sums.where(_answers.hour >= since // _MS_PER_HOUR)).one()
+            return Totals(
+                work=tuple(_work_total(row) for row in connection.execute(_counted(since)).mappings()),
+                failures=tuple(_failure_group(connection, group) for group in groups),
+                hits=int(hits or 0),
+                misses=int(misses or 0),
+            )
+
+    @override
+    def count_hits(self, hits: int, misses: int) -> None:
+        more = {"hits": _answers.hits + hits, "misses": _answers.misses + misses}
+        with writing(self._engine) as connection:
+            hour = _now(connection) // _MS_PER_HOUR
+            insert_or_skip(connection, stored_answers, {"hour": hour, "hits": 0, "misses": 0})
+            connection.execute(stored_answers.update().where(_answers.hour == hour).values(**more))
 
 
-def count_answers(connection: Connection, hits: int, misses: int) -> None:
-    """Add to this hour's."""
-    hour = connection.execute(select(now_ms())).scalar_one() // _MS_PER_HOUR
-    insert_or_skip(connection, stored_answers, {"hour": hour, "hits": 0, "misses": 0})
-    more = {"hits": _answers.hits + hits, "misses": _answers.misses + misses}
-    connection.execute(stored_answers.update().where(_answers.hour == hour).values(**more))
+def _now(connection: Connection) -> int:
+    return connection.execute(select(now_ms())).scalar_one()
 
 
 def _counted(since: int) -> Select[Any]:
-    """Rows by kind, state and place: what ended, what has not, and no row but the time of what runs right now."""
+    """Counts and device time by kind, state and slot, of work that ended since or has not ended."""
     group = (_work.kind, _work.state, _work.place)
-    told = (*group, func.count().label("count"), func.sum(_work.device_ms).label("ms"))
+    counts = (*group, func.count().label("count"), func.sum(_work.device_ms).label("ms"))
     running = case((_work.claimed_at.is_not(None), now_ms() - _work.claimed_at), else_=0)
     parts = union_all(
-        select(*told).where(or_(_work.ended_at > since, _work.ended_at.is_(None))).group_by(*group),
+        select(*counts).where(or_(_work.ended_at > since, _work.ended_at.is_(None))).group_by(*group),
         select(*group, literal(0), running).where(is_held),
     ).subquery()
     columns = (parts.c.kind, parts.c.state, parts.c.place)
@@ -72,7 +85,7 @@ def _failure_group(connection: Connection, group: RowMapping) -> FailureGroup:
     same = (is_failed, _work.kind == group["kind"], named)
     newest = select(_work.id, _work.ended_at, _work.problem).where(*same)
     found = connection.execute(newest.order_by(_work.ended_at.desc(), _work.id.desc()).limit(_LOOKED_AT)).all()
-    messages = Counter(Problem.model_validate_json(it.problem).detail for it in found if it.problem)
+    messages = Counter(Problem.model_validate_json(row.problem).detail for row in found if row.problem)
     return FailureGroup(
         kind=WorkKind(group["kind"]),
         code=code or "",

@@ -1,28 +1,36 @@
-"""How work gets in, once: with its first event and, under an idempotency key, with its answer."""
+"""Submissions: work is added once, with its first event and, under an idempotency key, with its response."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, insert, select, tuple_, update
+from sqlalchemy import Connection, Engine, and_, delete, insert, select, tuple_, update
+from sqlalchemy.exc import IntegrityError
+from typing_extensions import override
 
 from service.domain.states import RESUMABLE_STATES, State, WorkKind
-from service.errors import NotResumableError
+from service.errors import ConflictError, NotResumableError
 from service.store.api_keys import check_quota
-from service.store.database.engine import insert_or_skip
-from service.store.database.schema import idempotency_keys, now_ms, submitters, work_items
+from service.store.database.engine import insert_or_skip, reading, writing
+from service.store.database.mapping import recommendation_values
+from service.store.database.schema import idempotency_keys, now_ms, recommendations, submitters, work_items
 from service.store.database.statements import change, state_event
-from service.store.models import (
+from service.store.interface import (
     KEPT_SECONDS,
+    UNLIMITED,
     AnsweredBeforeError,
     FirstAnswer,
     FirstTime,
     Idempotency,
     NewWork,
     Quota,
+    SubmissionStore,
     WorkItem,
 )
 from service.store.work_queries import read_item
+from tuner.schemas.recommendation import Recommendation
 
 _work = work_items.c
 _key = idempotency_keys.c
@@ -31,19 +39,88 @@ _FORGOTTEN_AT_ONCE = 100
 """Expired keys that are deleted when one comes: more than come, so that they do not pile up."""
 
 
-def add_work(
+class SqlSubmissionStore(SubmissionStore):
+    """Submissions on SQLite and PostgreSQL; safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @override
+    def add(self, work: NewWork, quota: Quota = UNLIMITED, first: FirstTime | None = None) -> WorkItem:
+        with _refusing_taken(work.id), writing(self._engine) as connection:
+            return _insert(connection, work, {"state": State.QUEUED}, quota, first)
+
+    @override
+    def add_answered(self, work: NewWork, recommendation: Recommendation, first: FirstTime | None = None) -> WorkItem:
+        ended = {"state": State.SUCCEEDED, "started_at": now_ms(), "ended_at": now_ms()}
+        answered = ended | {"recommendation_id": recommendation.id}
+        stored = recommendation_values(recommendation, work.id, work.model)
+        with _refusing_taken(work.id), writing(self._engine) as connection:
+            item = _insert(connection, work, answered, UNLIMITED, first)
+            connection.execute(insert(recommendations).values(**stored))
+            return item
+
+    @override
+    def remember(self, idempotency: Idempotency, answer: FirstAnswer) -> None:
+        with writing(self._engine) as connection:
+            _remember(connection, idempotency, answer)
+
+    @override
+    def first_answer(self, owner: str, key: str) -> FirstAnswer | None:
+        with reading(self._engine) as connection:
+            return _first_answer(connection, owner, key)
+
+    @override
+    def cancel(self, work_id: str) -> WorkItem:
+        queued = and_(_work.id == work_id, _work.state == State.QUEUED)
+        running = and_(_work.id == work_id, _work.state == State.RUNNING)
+        ended = {"state": State.CANCELLED, "ended_at": now_ms()}
+        with writing(self._engine) as connection:
+            if change(connection, queued, ended, [state_event(State.CANCELLED)]) is None:
+                change(connection, running, {"state": State.CANCELLING}, [state_event(State.CANCELLING)])
+            return read_item(connection, work_id)
+
+    @override
+    def resume(self, work_id: str, quota: Quota = UNLIMITED) -> WorkItem:
+        resumable = and_(_work.id == work_id, _work.kind == WorkKind.JOB, _work.state.in_(sorted(RESUMABLE_STATES)))
+        cleared = dict.fromkeys(("ended_at", "problem", "problem_code", "result"))
+        values = {"state": State.QUEUED, "lost_leases": 0, **cleared}
+        with writing(self._engine) as connection:
+            check_quota(connection, read_item(connection, work_id).key_id, quota)
+            changed = change(connection, resumable, values, [state_event(State.QUEUED)])
+            item = read_item(connection, work_id)
+        if changed is None:
+            raise NotResumableError(f"{work_id} is {item.state}: only a job that is FAILED or CANCELLED can be resumed")
+        return item
+
+
+@contextmanager
+def _refusing_taken(work_id: str) -> Iterator[None]:
+    """Translate a primary key that is taken already.
+
+    Raises:
+        ConflictError: naming the work.
+    """
+    try:
+        yield
+    except IntegrityError:
+        raise ConflictError(f"{work_id!r} exists already") from None
+
+
+def _insert(
     connection: Connection, work: NewWork, values: dict[str, Any], quota: Quota, first: FirstTime | None
 ) -> WorkItem:
     """Store new work in the state that ``values`` name. The primary key refuses an id that is there.
 
-    The idempotency key is taken before anything else: who sends it at the same time waits here, then finds the answer.
+    The idempotency key is taken before anything else: a concurrent request with the key waits here, then finds the
+    response.
 
     Raises:
-        AnsweredBeforeError: when something was answered under this idempotency key already.
+        AnsweredBeforeError: when this idempotency key has a response already.
         QuotaExceededError: when its key has used its quota.
     """
     if first is not None:
-        remember(connection, first.idempotency, FirstAnswer(first.idempotency.digest, work.id, 0, ""))
+        _remember(connection, first.idempotency, FirstAnswer(first.idempotency.digest, work.id, 0, ""))
     check_quota(connection, work.key_id, quota)
     given = {name: getattr(work, name) for name in NewWork.__dataclass_fields__}
     times = {"created_at": now_ms(), "updated_at": now_ms()}
@@ -56,26 +133,8 @@ def add_work(
     return item
 
 
-def resume(connection: Connection, work_id: str, quota: Quota) -> WorkItem:
-    """Queue a job again that failed or was cancelled.
-
-    Raises:
-        NotFoundError: when there is none.
-        NotResumableError: when it is in another state, or no job.
-        QuotaExceededError: when its key has used its quota.
-    """
-    check_quota(connection, read_item(connection, work_id).key_id, quota)
-    may_go_on = and_(_work.id == work_id, _work.kind == WorkKind.JOB, _work.state.in_(sorted(RESUMABLE_STATES)))
-    forgotten = dict.fromkeys(("ended_at", "problem", "problem_code", "result"))
-    values = {"state": State.QUEUED, "lost_leases": 0, **forgotten}
-    if change(connection, may_go_on, values, [state_event(State.QUEUED)]) is None:
-        item = read_item(connection, work_id)
-        raise NotResumableError(f"{work_id} is {item.state}: only a job that is FAILED or CANCELLED can be resumed")
-    return read_item(connection, work_id)
-
-
-def remember(connection: Connection, idempotency: Idempotency, answer: FirstAnswer) -> None:
-    """Store a first answer, and forget the oldest.
+def _remember(connection: Connection, idempotency: Idempotency, answer: FirstAnswer) -> None:
+    """Store a first response, and delete the oldest ones.
 
     Raises:
         AnsweredBeforeError: when there is one already.
@@ -91,12 +150,12 @@ def remember(connection: Connection, idempotency: Idempotency, answer: FirstAnsw
         "body": answer.body,
     }
     while not insert_or_skip(connection, idempotency_keys, values):
-        if (found := first_answer(connection, idempotency.owner, idempotency.key)) is not None:
+        if (found := _first_answer(connection, idempotency.owner, idempotency.key)) is not None:
             raise AnsweredBeforeError(found)
 
 
-def first_answer(connection: Connection, owner: str, key: str) -> FirstAnswer | None:
-    """What was answered under a key that has not expired."""
+def _first_answer(connection: Connection, owner: str, key: str) -> FirstAnswer | None:
+    """The response under a key that has not expired."""
     mine = and_(_key.owner == owner, _key.key == key, _key.created_at > _oldest_kept())
     row = connection.execute(select(idempotency_keys).where(mine)).first()
     return None if row is None else FirstAnswer(row.digest, row.work_id, row.status, row.body)

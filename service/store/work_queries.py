@@ -1,4 +1,4 @@
-"""What is read, each within a transaction of the caller's."""
+"""Tunings and jobs as they are read: one in full, or a page of a list."""
 
 from __future__ import annotations
 
@@ -7,35 +7,45 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, String, and_, bindparam, cast, func, select, union_all
+from sqlalchemy import Connection, Engine, Row, Select, String, bindparam, cast, func, select, union_all
+from typing_extensions import override
 
 from service.domain.states import WorkKind
-from service.domain.work import Event, RecordedProbe
-from service.domain.workers import ServedDevice
 from service.errors import NotFoundError
 from service.store.database import mapping
-from service.store.database.schema import (
-    events,
-    is_held,
-    is_queued,
-    now_ms,
-    probes,
-    recommendations,
-    work_items,
-    workers,
-)
-from service.store.models import SeenDevice, WorkFilter, WorkItem
-from tuner.schemas.recommendation import Recommendation
+from service.store.database.engine import reading
+from service.store.database.schema import work_items
+from service.store.interface import EVERYTHING, WorkFilter, WorkItem, WorkRow, WorkStore
 
 _work = work_items.c
-_answer = recommendations.c
-
 
 _ITEM = select(work_items).where(_work.id == bindparam("id"))
 
 
+class SqlWorkStore(WorkStore):
+    """Tunings and jobs on SQLite and PostgreSQL; safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._listed = mapping.KeptRows()
+
+    @override
+    def get(self, work_id: str) -> WorkItem:
+        with reading(self._engine) as connection:
+            return read_item(connection, work_id)
+
+    @override
+    def newest(
+        self, kind: WorkKind, limit: int, before: str | None = None, wanted: WorkFilter = EVERYTHING
+    ) -> list[WorkRow]:
+        listing = Listing(kind, limit, before, wanted)
+        with reading(self._engine) as connection:
+            kept = self._listed.find(listing.versions(connection))
+            return [self._listed.take(row) for row in listing.rows(connection)] if kept is None else kept
+
+
 def read_item(connection: Connection, work_id: str) -> WorkItem:
-    """One piece of work.
+    """One piece of work, within a transaction of the caller's.
 
     Raises:
         NotFoundError: when there is none.
@@ -121,86 +131,3 @@ def _versions(given: tuple[str, ...], later: bool, states: int) -> Select[Any]: 
     page = _listing(given, later, states).with_only_columns(*parts).subquery().c
     version = page.id + " " + cast(page.updated_at, String) + " " + cast(page.event_count, String)
     return select(func.aggregate_strings(version, mapping.BETWEEN_VERSIONS))
-
-
-def read_probes(connection: Connection, work_id: str) -> list[RecordedProbe]:
-    """Every recorded probe, in order."""
-    statement = select(probes).where(probes.c.work_id == work_id).order_by(probes.c.ordinal)
-    return [mapping.recorded_probe(row) for row in connection.execute(statement).mappings()]
-
-
-def read_events(connection: Connection, work_id: str, after: int, limit: int) -> list[Event]:
-    """Events with a larger id, in order."""
-    newer = and_(events.c.work_id == work_id, events.c.id > after)
-    found = connection.execute(select(events).where(newer).order_by(events.c.id).limit(limit))
-    return [mapping.event(row) for row in found.mappings()]
-
-
-def event_counts(connection: Connection, work_ids: Sequence[str]) -> dict[str, int]:
-    """The id of the newest event of each."""
-    found = connection.execute(select(_work.id, _work.event_count).where(_work.id.in_(work_ids)))
-    return {row.id: row.event_count for row in found}
-
-
-# --- recommendations ---
-
-
-_TEXTS = select(_answer.id, _answer.document).where(_answer.id.in_(bindparam("ids", expanding=True)))
-
-
-def recommendation_texts(connection: Connection, recommendation_ids: Sequence[str]) -> dict[str, str]:
-    """The stored JSON of each; unknown ones are left out."""
-    found = connection.execute(_TEXTS, {"ids": list(recommendation_ids)})
-    return {row.id: row.document for row in found}
-
-
-def tuning_with_answer(connection: Connection, fingerprint: str) -> str | None:
-    """The tuning of the newest recommendation with this fingerprint, of those that are still there."""
-    statement = (
-        select(_answer.tuning_id)
-        .join(work_items, _work.id == _answer.tuning_id)
-        .where(_answer.fingerprint == fingerprint)
-        .order_by(_answer.id.desc())
-        .limit(1)
-    )
-    return connection.execute(statement).scalar_one_or_none()
-
-
-def answers_to(connection: Connection, question: str, limit: int) -> list[Recommendation]:
-    """Feasible recommendations, newest first, of each fingerprint the newest."""
-    asked = and_(_work.question == question, _answer.feasible)
-    latest = (
-        select(func.max(_answer.id))
-        .join(work_items, _work.recommendation_id == _answer.id)
-        .where(asked)
-        .group_by(_answer.fingerprint)
-    )
-    statement = select(_answer.document).where(_answer.id.in_(latest)).order_by(_answer.id.desc()).limit(limit)
-    return [Recommendation.model_validate_json(it) for it in connection.execute(statement).scalars()]
-
-
-# --- devices ---
-
-
-def seen_devices(connection: Connection) -> list[SeenDevice]:
-    """Every announced device, with what holds it and what waits for it."""
-    found = connection.execute(select(workers, now_ms().label("now")).order_by(workers.c.place)).all()
-    holding = connection.execute(select(_work.place, _work.id).where(is_held))
-    holders: dict[str | None, str] = {row.place: row.id for row in holding}
-    queued = _queued(connection)
-    return [
-        SeenDevice(
-            served=served,
-            age_seconds=max(0.0, (row.now - row.heartbeat_at) / 1000),
-            held_by=holders.get(served.place),
-            queued=sum(queued.get((served.device.id, kind), 0) for kind in (None, served.hardware)),
-        )
-        for served, row in ((ServedDevice.model_validate_json(row.document), row) for row in found)
-    ]
-
-
-def _queued(connection: Connection) -> dict[tuple[str, str | None], int]:
-    """How much waits, by the device and the hardware it needs."""
-    lane: tuple[Any, ...] = (_work.device, _work.hardware)
-    found = connection.execute(select(*lane, func.count().label("queued")).where(is_queued).group_by(*lane))
-    return {(row.device, row.hardware): row.queued for row in found}

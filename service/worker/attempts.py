@@ -11,7 +11,7 @@ from service.observability.instruments import Instruments
 from service.observability.logging import logging_about
 from service.observability.tracing import Attribute, SpanKind
 from service.problem_mapping import stored_problem
-from service.store.interface import Claim, Ending, Lease, Store
+from service.store.interface import Claim, Ending, Lease, LeaseStore, WorkStore
 from service.worker.lease import Hold, Stop
 from service.worker.runner import Driver, Site, StoppedError
 from tuner.errors import HostTroubleError
@@ -27,14 +27,18 @@ class Attempts:
     """Run claimed work, one piece at a time. For the worker's thread.
 
     Args:
-        store: where endings are recorded.
+        leases: of the work; they end with it.
+        work: tells whether work still waits.
         driver: drives claimed work.
         site: the device, and the health of its host.
         instruments: metrics and spans.
     """
 
-    def __init__(self, store: Store, driver: Driver, site: Site, instruments: Instruments) -> None:
-        self._store = store
+    def __init__(
+        self, leases: LeaseStore, work: WorkStore, driver: Driver, site: Site, instruments: Instruments
+    ) -> None:
+        self._leases = leases
+        self._work = work
         self._driver = driver
         self._place = site.served.place
         self._device = site.served.device.id
@@ -54,7 +58,7 @@ class Attempts:
         if self._unreturned is None:
             return
         try:
-            self._store.hand_back(self._unreturned)
+            self._leases.hand_back(self._unreturned)
         except StaleLeaseError as error:
             _log.info("%s: %s", self._place, error)
         self._unreturned = None
@@ -124,12 +128,12 @@ class Attempts:
     def _waits(self, work_id: str) -> bool:
         """Tell whether work is still to be done, and here: elsewhere it needs no room on this host."""
         try:
-            return self._store.get(work_id).state is State.QUEUED
+            return self._work.get(work_id).state is State.QUEUED
         except (NotFoundError, StoreUnavailableError):
             return False
 
     def _finish(self, claim: Claim, hold: Hold, ending: Ending) -> str:
-        hold.persist(lambda: self._store.finish(hold.lease, ending))
+        hold.persist(lambda: self._leases.finish(hold.lease, ending))
         began = claim.item.started_at or datetime.now(UTC)
         seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
         self._watch.metrics.ended(claim.item.kind, ending.state, seconds)
@@ -145,5 +149,5 @@ class Attempts:
         if reason is Stop.LOST:
             self._keep_lost(hold)
         else:
-            hold.persist(lambda: self._store.hand_back(hold.lease))
+            hold.persist(lambda: self._leases.hand_back(hold.lease))
         return reason.name if reason else "INTERRUPTED"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.store.interface import Store
+from service.store.store import Store
 from service.worker.device_worker import DeviceWorker, WorkerSettings
 from service.worker.executors.base import Executor
 from service.worker.lease import Stop

@@ -15,7 +15,8 @@ from service.domain.workers import ServedDevice
 from service.errors import DeviceTakenError, ServiceError, StoreUnavailableError
 from service.observability.instruments import Instruments
 from service.observability.logging import logging_about, sparse_logger
-from service.store.interface import SeenDevice, Store
+from service.store.interface import SeenDevice
+from service.store.store import Store
 from service.worker.attempts import Attempts
 from service.worker.device_lock import DeviceLock, folder_identity
 from service.worker.executors.base import Executor
@@ -75,14 +76,21 @@ class DeviceWorker:
             environment=executor.environment(),
             versions=versions,
         )
-        self._store = store
+        self._leases = store.leases
+        self._devices = store.devices
         self._executor = executor
         self._settings = settings
         self._watch = settings.instruments
         self._lock = DeviceLock(settings.locks_dir, device.id)
         self._health = Health(self.served.place, self._check, self._tell_health)
         site = Site(self.served, settings.runs_dir, self._health)
-        self._attempts = Attempts(store, Driver(store, executor, site, settings.instruments), site, self._watch)
+        self._attempts = Attempts(
+            store.leases,
+            store.work,
+            Driver(store.evidence, store.recommendations, executor, site, settings.instruments),
+            site,
+            self._watch,
+        )
         self._hold: Hold | None = None
         self._stop = Stop.SHUTDOWN
         self._stopping = threading.Event()
@@ -106,9 +114,9 @@ class DeviceWorker:
         self._watch.metrics.device_served(self.served.device.id)
         try:
             self._await_silence()
-            self._store.release_place(self.served.place, self._settings.owner_prefix)
+            self._leases.release_slot(self.served.place, self._settings.owner_prefix)
             self._health.may_work()
-            self._store.announce(self.served.model_copy(update={"unready": self._health.unready}))
+            self._devices.announce(self.served.model_copy(update={"unready": self._health.unready}))
         except BaseException:
             self._lock.release()
             raise
@@ -159,7 +167,7 @@ class DeviceWorker:
 
     def _other_here(self) -> SeenDevice | None:
         """A worker of this place, heard of lately, whose death no lock file of ours could prove."""
-        for seen in self._store.devices():
+        for seen in self._devices.list():
             foreign = not seen.served.owner.startswith(self._settings.owner_prefix)
             if seen.served.place == self.served.place and foreign and seen.age_seconds <= self._settings.lease_seconds:
                 return seen
@@ -211,11 +219,11 @@ class DeviceWorker:
             return False
         self._attempts.return_late()
         claimed_at = time.monotonic()
-        claim = self._store.claim(self.served, self._settings.lease_seconds)
+        claim = self._leases.claim(self.served, self._settings.lease_seconds)
         if claim is None:
             return False
         terms = LeaseTerms(self._settings.lease_seconds, self._settings.shutdown_grace_seconds)
-        hold = Hold(self._store, claim.lease, terms, claimed_at)
+        hold = Hold(self._leases, claim.lease, terms, claimed_at)
         self._hold = hold
         try:
             if self._stopping.is_set():
@@ -249,7 +257,7 @@ class DeviceWorker:
 
     def _announce(self) -> None:
         try:
-            self._store.announce(self.served.model_copy(update={"unready": self._health.unready}))
+            self._devices.announce(self.served.model_copy(update={"unready": self._health.unready}))
         except StoreUnavailableError as error:
             self._warnings.warning("%s: cannot announce: %s", self.served.place, error)
         else:
@@ -257,6 +265,6 @@ class DeviceWorker:
 
     def _leave(self) -> None:
         try:
-            self._store.withdraw(self.served)
+            self._devices.withdraw(self.served)
         except ServiceError as error:
             _log.warning("%s: cannot withdraw: %s", self.served.place, error)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from service.domain.states import State
 from service.errors import StaleLeaseError, StoreUnavailableError
 from service.observability.logging import sparse_logger
-from service.store.interface import Lease, Store
+from service.store.interface import Lease, LeaseStore
 
 _log = logging.getLogger(__name__)
 
@@ -51,14 +51,14 @@ class Hold:
 
     def __init__(
         self,
-        store: Store,
+        leases: LeaseStore,
         lease: Lease,
         terms: LeaseTerms,
         claimed_at: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lease = lease
-        self._store = store
+        self._leases = leases
         self._lease_seconds = terms.lease_seconds
         self._clock = clock
         self._renewed_at = claimed_at
@@ -95,7 +95,7 @@ class Hold:
         """Hold the lease longer, and learn of a cancellation. Called by the heartbeat."""
         before, was_unanswered, self._unanswered = self._clock(), self._unanswered, True
         try:
-            state = self._store.renew(self.lease, self._lease_seconds)
+            state = self._leases.renew(self.lease, self._lease_seconds)
         except StaleLeaseError:
             self._unanswered = was_unanswered
             self.request(Stop.LOST)

@@ -17,7 +17,7 @@ from service.domain.workers import ServedDevice
 from service.errors import ServiceError
 from service.observability.instruments import Instruments
 from service.problem_mapping import stored_problem
-from service.store.interface import Claim, Ending, Store, WorkItem
+from service.store.interface import Claim, Ending, EvidenceStore, RecommendationStore, WorkItem
 from service.worker.executors.base import Executor, TrainingRun
 from service.worker.host_health import Health
 from service.worker.lease import Hold
@@ -77,12 +77,14 @@ class Driver:
 
     def __init__(
         self,
-        store: Store,
+        evidence: EvidenceStore,
+        recommendations: RecommendationStore,
         executor: Executor,
         site: Site,
         instruments: Instruments,
     ) -> None:
-        self._store = store
+        self._evidence = evidence
+        self._recommendations = recommendations
         self._executor = executor
         self._served = site.served
         self._runs_dir = site.runs_dir
@@ -145,7 +147,7 @@ class Driver:
             span.set("outcome", result.outcome.value)
         if result.outcome in _UNEXPLAINED:
             self._excuse()
-        hold.persist(lambda: self._store.record_probe(hold.lease, ordinal, result))
+        hold.persist(lambda: self._evidence.record_probe(hold.lease, ordinal, result))
         self._watch.metrics.probed(self._served.device.id, result.outcome.value)
         return result
 
@@ -157,13 +159,13 @@ class Driver:
         """
         served = self._served
         tuning = Tuning(request, served.device, environment=served.environment, versions=served.versions)
-        recorded = hold.persist(lambda: self._store.probes(item.id))
+        recorded = hold.persist(lambda: self._evidence.probes(item.id))
         if recorded and tuning.fingerprint != item.fingerprint:
             raise EnvironmentChangedError(
                 f"{len(recorded)} probes ran before the device, its memory or a version changed "
                 f"(fingerprint {item.fingerprint}, now {tuning.fingerprint}): submit it again"
             )
-        hold.persist(lambda: recall_earlier(self._store, item, tuning))
+        hold.persist(lambda: recall_earlier(self._recommendations, item, tuning))
         for probe in recorded:
             tuning.record(probe.result)
         return tuning
@@ -189,7 +191,7 @@ class Driver:
             nonlocal newest
             fresh = [update for update in updates if update.update > newest]
             if fresh:
-                hold.persist(lambda: self._store.record_progress(hold.lease, fresh))
+                hold.persist(lambda: self._evidence.record_progress(hold.lease, fresh))
                 newest = fresh[-1].update
 
         mark_place(run.directory, self._served.place)

@@ -12,8 +12,7 @@ import pytest
 from service.client import Client
 from service.domain.identifiers import IdentifierSource
 from service.store.database.engine import open_engine
-from service.store.interface import Store
-from service.store.sql_store import SqlStore
+from service.store.store import Store
 from tests.support.service.postgres import Databases, databases
 from tests.support.service.running import Running, StartService, migrated, running
 from tests.support.service.scripted import ScriptedRunner, Trainer
@@ -51,7 +50,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def store(database_url: str) -> Iterator[Store]:
     """An empty store of each backend."""
-    opened = SqlStore(open_engine(database_url))
+    opened = Store(open_engine(database_url))
     yield opened
     opened.close()
 

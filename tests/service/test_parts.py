@@ -25,7 +25,7 @@ from service.errors import (
 )
 from service.problem_mapping import problem_of
 from service.settings import Settings
-from service.store.interface import Store
+from service.store.store import Store
 from service.worker.device_lock import DeviceLock
 from service.worker.lease import Hold, LeaseTerms, Stop
 from tests.support.factories import gpt_spec, recommendation
@@ -226,10 +226,10 @@ def clock() -> Clock:
 @pytest.fixture
 def hold(store: Store, clock: Clock, new_id: Callable[[str], str]) -> Hold:
     """A hold on a running tuning."""
-    store.add(new_work(new_id("tun")))
-    claim = store.claim(SERVED, TERMS.lease_seconds)
+    store.submissions.add(new_work(new_id("tun")))
+    claim = store.leases.claim(SERVED, TERMS.lease_seconds)
     assert claim is not None
-    return Hold(store, claim.lease, TERMS, claim_time(clock), clock)
+    return Hold(store.leases, claim.lease, TERMS, claim_time(clock), clock)
 
 
 def claim_time(clock: Clock) -> float:
@@ -249,7 +249,7 @@ def test_a_hold_lets_work_go_on_while_it_is_renewed(hold: Hold, clock: Clock) ->
 
 def test_a_cancellation_is_heard_at_the_next_renewal(hold: Hold, store: Store) -> None:
     """It gives the work little time to end."""
-    store.cancel(hold.lease.work_id)
+    store.submissions.cancel(hold.lease.work_id)
     assert hold.reason() is None
     hold.renew()
     assert hold.reason() is Stop.CANCELLED
@@ -267,7 +267,7 @@ def test_the_most_pressing_reason_counts(hold: Hold) -> None:
 
 def test_a_lease_taken_over_is_lost(hold: Hold, store: Store) -> None:
     """A renewal that is refused stops the work at once."""
-    store.release_place(SERVED.place, SERVED.owner)
+    store.leases.release_slot(SERVED.place, SERVED.owner)
     hold.renew()
     assert hold.stop_within() == 0.0
 
@@ -300,15 +300,15 @@ def test_a_lease_that_ended_in_an_outage_is_told_from_one_taken_over(
 ) -> None:
     """Also when the store is back, and refuses the renewal, before the worker has noticed anything."""
     with monkeypatch.context() as away:
-        away.setattr(store, "renew", Mock(side_effect=StoreUnavailableError("away")))
+        away.setattr(store.leases, "renew", Mock(side_effect=StoreUnavailableError("away")))
         hold.renew()
     told = [hold.is_unanswered]
     hold.renew()
     told.append(hold.is_unanswered)
     assert told == [True, False]
-    store.release_place(SERVED.place, SERVED.owner)
+    store.leases.release_slot(SERVED.place, SERVED.owner)
     with monkeypatch.context() as away:
-        away.setattr(store, "renew", Mock(side_effect=StoreUnavailableError("away")))
+        away.setattr(store.leases, "renew", Mock(side_effect=StoreUnavailableError("away")))
         hold.renew()
     hold.renew()
     assert (hold.reason(), hold.is_unanswered) == (Stop.LOST, True)

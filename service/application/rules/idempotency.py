@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from service.errors import IdempotencyKeyInFlightError, IdempotencyKeyReusedError
-from service.store.interface import AnsweredBeforeError, FirstAnswer, FirstTime, Idempotency, Store, WorkItem
+from service.store.interface import AnsweredBeforeError, FirstAnswer, FirstTime, Idempotency, SubmissionStore, WorkItem
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class OnceEach:
     store decides: who comes second is given the first answer.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, submissions: SubmissionStore) -> None:
+        self._submissions = submissions
         self._lock = threading.Lock()
         self._in_flight: set[tuple[str, str]] = set()
 
@@ -59,7 +59,7 @@ class OnceEach:
         if idempotency is None:
             return make()
         with self._alone(idempotency):
-            first = self._store.first_answer(idempotency.owner, idempotency.key)
+            first = self._submissions.first_answer(idempotency.owner, idempotency.key)
             if first is not None:
                 return _again(first, idempotency)
             try:

@@ -6,7 +6,7 @@ import logging
 from contextlib import suppress
 
 from service.errors import NotFoundError
-from service.store.interface import Store, WorkItem
+from service.store.interface import RecommendationStore, WorkItem
 from tuner.errors import SpecError
 from tuner.planning.session import Tuning
 from tuner.planning.warm_start import WarmStart
@@ -18,31 +18,31 @@ _LOOKED_AT = 8
 """Answers, from the newest on, among which one is looked for that a single probe may confirm."""
 
 
-def find_earlier(store: Store, tuning: Tuning) -> str | None:
+def find_earlier(store: RecommendationStore, tuning: Tuning) -> str | None:
     """Id of the answer that leads ``tuning`` best: one that a probe may confirm, else the newest of any use."""
-    leads = [led for it in store.answers_to(tuning.question, _LOOKED_AT) if (led := _lead(store, tuning, it))]
+    leads = [led for it in store.for_question(tuning.question, _LOOKED_AT) if (led := _lead(store, tuning, it))]
     confirmable = [it for it in leads if it.size is not None]
     return next((it.stored.id for it in [*confirmable, *leads]), None)
 
 
-def recall_earlier(store: Store, item: WorkItem, tuning: Tuning) -> None:
+def recall_earlier(store: RecommendationStore, item: WorkItem, tuning: Tuning) -> None:
     """Let the answer that a queued tuning refers to lead it; where that is no more, or asks another question, none."""
     if item.earlier_recommendation_id is None:
         return
     try:
-        tuning.warm_start_from(store.recommendation(item.earlier_recommendation_id))
+        tuning.warm_start_from(store.get(item.earlier_recommendation_id))
     except (NotFoundError, SpecError) as error:
         _log.info("%s is not led by %s: %s", item.id, item.earlier_recommendation_id, error)
 
 
-def _lead(store: Store, tuning: Tuning, answer: Recommendation) -> WarmStart | None:
+def _lead(store: RecommendationStore, tuning: Tuning, answer: Recommendation) -> WarmStart | None:
     with suppress(NotFoundError, SpecError):
         start = tuning.possible_warm_start(_fully_proven(store, answer))
         return start if start.is_useful else None
     return None
 
 
-def _fully_proven(store: Store, answer: Recommendation) -> Recommendation:
+def _fully_proven(store: RecommendationStore, answer: Recommendation) -> Recommendation:
     """The answer that has measured what ``answer`` rests on: chains are cut, so it is at most one step away.
 
     Raises:
@@ -51,4 +51,4 @@ def _fully_proven(store: Store, answer: Recommendation) -> Recommendation:
     rests_on = answer.evidence.earlier
     if answer.evidence.proof.stopped_by != "earlier-answer" or rests_on is None:
         return answer
-    return store.recommendation(rests_on.recommendation_id)
+    return store.get(rests_on.recommendation_id)

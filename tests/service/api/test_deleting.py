@@ -95,7 +95,7 @@ def test_a_job_is_deleted_after_its_folder(service: Running, monkeypatch: pytest
         raise StoreUnavailableError("the connection broke")
 
     with monkeypatch.context() as broken:
-        broken.setattr(service.system.store, "delete", lost)
+        broken.setattr(service.system.store.retention, "delete", lost)
         problem_in(service.http.delete(location), 503, "store-unavailable")
     assert not directory.exists()
     assert service.http.get(location).status_code == 200

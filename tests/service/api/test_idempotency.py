@@ -80,7 +80,7 @@ def test_another_request_under_the_key_is_refused(service: Running) -> None:
 def test_a_request_in_flight_is_not_made_twice(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the first is being answered the second is 409 with when to come back; then it is given the answer."""
     entered, go_on = threading.Event(), threading.Event()
-    devices = service.system.store.devices
+    devices = service.system.store.devices.list
 
     def slowly() -> Any:
         entered.set()
@@ -88,7 +88,7 @@ def test_a_request_in_flight_is_not_made_twice(service: Running, monkeypatch: py
         return devices()
 
     answers: list[httpx.Response] = []
-    monkeypatch.setattr(service.system.store, "devices", slowly)
+    monkeypatch.setattr(service.system.store.devices, "list", slowly)
     first = threading.Thread(
         target=lambda: answers.append(httpx.post(f"{service.url}/v1/tunings", json=body(), headers=KEY))
     )
@@ -105,7 +105,7 @@ def test_a_request_in_flight_is_not_made_twice(service: Running, monkeypatch: py
 def test_the_database_decides_between_processes(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looked before the other had stored its answer, and stores second, is given the first answer."""
     first = service.http.post("/v1/tunings", json=body(), headers=KEY)
-    monkeypatch.setattr(service.system.store, "first_answer", lambda *_: None)
+    monkeypatch.setattr(service.system.store.submissions, "first_answer", lambda *_: None)
     assert_replayed(first, service.http.post("/v1/tunings", json=body(), headers=KEY))
     other = service.http.post("/v1/tunings", json=body(effective_batch_size=7), headers=KEY)
     problem_in(other, 422, "idempotency-key-reused")
@@ -159,6 +159,6 @@ def test_odd_keys_are_refused(shared_service: Running, key: str | bytes) -> None
 def test_an_answer_outlives_the_service(service: Running) -> None:
     """It is stored with what it created, where another process finds it."""
     first = service.http.post("/v1/tunings", json=body(), headers=KEY)
-    kept = service.system.store.first_answer("", "a-key")
+    kept = service.system.store.submissions.first_answer("", "a-key")
     assert isinstance(kept, FirstAnswer)
     assert (kept.status, kept.body, kept.work_id) == (202, first.text, first.json()["id"])

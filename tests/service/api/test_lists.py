@@ -142,7 +142,7 @@ def test_a_recommendation_is_sent_as_it_is_stored(service: Running) -> None:
     """Reading and writing it again would give the same bytes."""
     tuning = submitted(service)
     text = service.http.get(f"/v1/recommendations/{tuning['recommendation_id']}").text
-    stored = service.system.store.recommendation(tuning["recommendation_id"])
+    stored = service.system.store.recommendations.get(tuning["recommendation_id"])
     assert stored.model_dump_json() == text
 
 

@@ -94,12 +94,12 @@ def test_a_wait_is_for_the_hardware_it_needs(service: Running) -> None:
     store = service.system.store
     for _ in range(3):
         assert ended(service.http, service.http.post("/v1/tunings", json=body(fresh=True)).headers["location"])
-    (here,) = (seen.served for seen in store.devices())
+    (here,) = (seen.served for seen in store.devices.list())
     other = here.device.model_copy(update={"total_bytes": here.device.total_bytes + 1})
     idle = here.model_copy(update={"place": "other/cpu", "owner": "other", "device": other})
-    store.announce(idle)
+    store.devices.announce(idle)
     for number, hardware in enumerate((idle.hardware, "none|1")):
-        store.add(new_work(f"tun_{number:032x}", hardware=hardware))
+        store.submissions.add(new_work(f"tun_{number:032x}", hardware=hardware))
     waits = {it["id"][-1]: it["expected_wait_seconds"] for it in service.http.get("/v1/queue").json()["items"]}
     assert waits == {"0": 0.0, "1": None}
 
@@ -109,7 +109,7 @@ def test_work_that_is_deleted_meanwhile_leaves_the_queue_readable(
 ) -> None:
     """What a device held when it was looked at may be gone when its start is looked up."""
     waits, store = submitted(busy, effective_batch_size=5), busy.system.store
-    devices = store.devices
+    devices = store.devices.list
 
     def deleted_after() -> list[SeenDevice]:
         seen = devices()
@@ -117,10 +117,10 @@ def test_work_that_is_deleted_meanwhile_leaves_the_queue_readable(
             if it.held_by is not None and it.held_by != waits:
                 busy.http.post(f"/v1/tunings/{it.held_by}/cancel")
                 ended(busy.http, f"/v1/tunings/{it.held_by}")
-                store.delete(it.held_by)
+                store.retention.delete(it.held_by)
         return seen
 
-    monkeypatch.setattr(store, "devices", deleted_after)
+    monkeypatch.setattr(store.devices, "list", deleted_after)
     assert busy.http.get("/v1/queue").status_code == 200
 
 

@@ -11,7 +11,8 @@ from service.domain.states import State, WorkKind
 from service.domain.workers import Period
 from service.errors import StoreUnavailableError
 from service.store.hit_counter import Tally
-from service.store.interface import Ending, Store
+from service.store.interface import Ending
+from service.store.store import Store
 from tests.support.factories import tuning_request
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, new_work
@@ -43,17 +44,17 @@ def test_a_summary_tells_what_ended_and_how_answers_were_found(start_service: St
 def test_a_summary_is_counted_once_for_all_who_ask(store: Store, new_id: NewId) -> None:
     """Each period by itself, with what each caller may be told; two seconds later it is counted anew."""
     now = [100.0]
-    cases = SummaryCases(store, Tally(store.count_answers), lambda: now[0])
+    cases = SummaryCases(store.statistics, Tally(store.statistics.count_hits), lambda: now[0])
     reader = Caller(key_id="a" * 16, scopes=frozenset({Scope.TUNINGS_READ}))
-    failed = store.add(new_work(new_id("job"), WorkKind.JOB)).id
-    store.finish(claimed(store).lease, Ending(State.FAILED))
+    failed = store.submissions.add(new_work(new_id("job"), WorkKind.JOB)).id
+    store.leases.finish(claimed(store).lease, Ending(State.FAILED))
 
     def told(caller: Caller, period: Period = Period.DAY) -> tuple[int, list[str]]:
         found = cases.read(period, caller)
         return found.tunings[State.QUEUED], [it.newest_id for it in found.failures]
 
     assert told(KEYLESS) == (0, [failed])
-    store.add(new_work(new_id("tun")))
+    store.submissions.add(new_work(new_id("tun")))
     now[0] += 2.0
     assert (told(KEYLESS), told(reader), told(KEYLESS, Period.ALL)) == ((0, [failed]), (0, []), (1, [failed]))
     now[0] += 0.1
@@ -124,6 +125,6 @@ def test_what_the_store_does_not_take_is_kept() -> None:
 def test_what_is_queued_is_in_every_period(start_service: StartService) -> None:
     """However old it is."""
     service = start_service(worker=False)
-    service.system.store.add(new_work("tun_" + "1" * 32))
+    service.system.store.submissions.add(new_work("tun_" + "1" * 32))
     with service.client as client:
         assert [client.summary(period).tunings[State.QUEUED] for period in Period] == [1, 1, 1]

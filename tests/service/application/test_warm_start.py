@@ -26,8 +26,8 @@ from service.domain.work import TuningPage, TuningSubmission
 from service.domain.workers import ServedDevice
 from service.store.database.engine import open_engine, writing
 from service.store.database.migrate import configuration, upgrade
-from service.store.interface import Ending, Store, WorkItem
-from service.store.sql_store import SqlStore, open_store
+from service.store.interface import Ending, WorkItem
+from service.store.store import Store, open_store
 from service.worker.coordinator import Coordinator
 from service.worker.device_worker import WorkerSettings
 from service.worker.executors.inline import InlineExecutor
@@ -61,7 +61,7 @@ def serving(store: Store, versions: dict[str, str] | None = None, **device: Any)
     """Announce the worker of the one place, and that it is this one now."""
     changes = {"versions": versions or {"torch": "2.8"}, "device": CPU.model_copy(update=device)}
     served = SERVED.model_copy(update=changes)
-    store.announce(served)
+    store.devices.announce(served)
     return served
 
 
@@ -86,15 +86,15 @@ def course(item: WorkItem, served: ServedDevice) -> Tuning:
 
 def work_off(store: Store, served: ServedDevice, runner: ProbeRunner | None = None) -> Recommendation:
     """Claim what is queued, run it, and store its answer; what is asked of an estimate is asked."""
-    claim = store.claim(served, 3600.0)  # real probes take long on a busy machine, and nobody renews the lease
+    claim = store.leases.claim(served, 3600.0)  # real probes take long on a busy machine, and nobody renews the lease
     assert claim is not None
     tuning = course(claim.item, served)
-    recall_earlier(store, claim.item, tuning)
+    recall_earlier(store.recommendations, claim.item, tuning)
     runner = runner or ScriptedRunner(37)
     if (question := tuning.to_expect()) is not None:
         tuning.expect(runner.expect(question))
     found = finish(tuning, runner, IdentifierSource().new("rec"))
-    store.finish(claim.lease, Ending(State.SUCCEEDED, recommendation=found))
+    store.leases.finish(claim.lease, Ending(State.SUCCEEDED, recommendation=found))
     return found
 
 
@@ -201,7 +201,7 @@ def test_an_answer_is_served_for_its_own_fingerprint_only(store: Store, seed: in
     proven: set[str] = set()
     for _ in range(60):
         request, served = drawn(source)
-        store.announce(served)
+        store.devices.announce(served)
         asked = Tuning(request, served.device, environment=served.environment, versions=served.versions)
         tuning, queued = submit(store, request)
         assert queued == (asked.fingerprint not in answers)
@@ -211,7 +211,7 @@ def test_an_answer_is_served_for_its_own_fingerprint_only(store: Store, seed: in
             continue
         assert (tuning.earlier_recommendation_id is not None) == (asked.question in proven)
         if tuning.earlier_recommendation_id is not None:
-            earlier = store.recommendation(tuning.earlier_recommendation_id)
+            earlier = store.recommendations.get(tuning.earlier_recommendation_id)
             assert earlier.fingerprint != asked.fingerprint
             assert earlier.evidence.proof.stopped_by != "earlier-answer"
         found = work_off(store, served)
@@ -242,7 +242,7 @@ def start(store: Store, tmp_path: Path) -> Iterator[Callable[..., Coordinator]]:
             shutdown_grace_seconds=1.0,
         )
         started.append(Coordinator(store, [InlineExecutor(CPU, runner, Trainer())], versions, terms))
-        store.withdraw(SERVED)  # announced by the tests for another owner
+        store.devices.withdraw(SERVED)  # announced by the tests for another owner
         started[-1].start()
         return started[-1]
 
@@ -255,11 +255,11 @@ def answer_to(store: Store, tuning_id: str) -> Recommendation:
     """The recommendation of a tuning once it has ended."""
     pause = threading.Event()
     for _ in range(int(PATIENCE_SECONDS / 0.01)):
-        if (item := store.get(tuning_id)).state.terminal:
+        if (item := store.work.get(tuning_id)).state.terminal:
             assert item.state is State.SUCCEEDED, item
-            return store.recommendation(str(item.recommendation_id))
+            return store.recommendations.get(str(item.recommendation_id))
         pause.wait(0.01)
-    raise AssertionError(f"still {store.get(tuning_id)}")
+    raise AssertionError(f"still {store.work.get(tuning_id)}")
 
 
 def test_one_probe_confirms_the_answer(
@@ -301,11 +301,11 @@ def test_after_a_crash_the_tuning_goes_on_as_if_nothing_had_happened(
     whole.record_coupling(undisturbed.coupling)
     expected = finish(whole, undisturbed, "rec_expected")
     tuning, _ = submit(store)
-    claim = store.claim(SERVED, 60.0)
+    claim = store.leases.claim(SERVED, 60.0)
     assert claim is not None
     for ordinal, result in enumerate(expected.evidence.probes[:kept], start=1):
-        store.record_probe(claim.lease, ordinal, result)
-    store.release_place(SERVED.place, "host:")
+        store.evidence.record_probe(claim.lease, ordinal, result)
+    store.leases.release_slot(SERVED.place, "host:")
     runner = MovedRunner(40)
     start(runner)
     found = answer_to(store, tuning.id)
@@ -339,11 +339,11 @@ def test_after_a_crash_behind_the_confirming_probe_nothing_is_run(
 ) -> None:
     """What it found is recorded, and decides."""
     tuning, _ = submit(store)
-    claim = store.claim(SERVED, 60.0)
+    claim = store.leases.claim(SERVED, 60.0)
     assert claim is not None
     fit = [it for it in answered.evidence.probes if it.outcome is Outcome.FIT and it.micro_batch_size == 37]
-    store.record_probe(claim.lease, 1, fit[-1])
-    store.release_place(SERVED.place, "host:")
+    store.evidence.record_probe(claim.lease, 1, fit[-1])
+    store.leases.release_slot(SERVED.place, "host:")
     runner = ScriptedRunner(37)
     start(runner)
     assert answer_to(store, tuning.id).evidence.proof.stopped_by == "earlier-answer"
@@ -363,7 +363,7 @@ def test_a_reference_that_leads_nowhere_is_no_failure(
         payload=request.model_dump_json(),
         earlier_recommendation_id=reference if reference == "rec_none" else answered.id,
     )
-    store.add(work)
+    store.submissions.add(work)
     start(ScriptedRunner(37))
     found = answer_to(store, work.id)
     assert (found.micro_batch_size, found.evidence.proof.stopped_by, found.evidence.earlier) == (37, "oom", None)
@@ -380,18 +380,18 @@ def test_the_store_finds_answers_by_their_question(store: Store, new_id: NewId) 
         submit(store, tuning_request(memory_limit_bytes=limit), fresh=True)
         made.append(work_off(store, served, ScriptedRunner(largest)).id)
     question = Tuning(REQUEST, served.device, environment={}, versions={}).question
-    store.add(new_work(new_id("tun"), question=question))
-    assert [it.id for it in store.answers_to(question, 9)] == [made[3], made[1], made[0]]
-    assert [it.id for it in store.answers_to(question, 2)] == [made[3], made[1]]
-    assert store.answers_to("0" * 64, 9) == []
+    store.submissions.add(new_work(new_id("tun"), question=question))
+    assert [it.id for it in store.recommendations.for_question(question, 9)] == [made[3], made[1], made[0]]
+    assert [it.id for it in store.recommendations.for_question(question, 2)] == [made[3], made[1]]
+    assert store.recommendations.for_question("0" * 64, 9) == []
 
 
 def test_the_store_keeps_what_leads_a_tuning(store: Store, new_id: NewId) -> None:
     """The reference is read back, in the item and in the list; without one there is none."""
-    led = store.add(new_work(new_id("tun"), earlier_recommendation_id="rec_1"))
-    plain = store.add(new_work(new_id("tun")))
+    led = store.submissions.add(new_work(new_id("tun"), earlier_recommendation_id="rec_1"))
+    plain = store.submissions.add(new_work(new_id("tun")))
     assert led.earlier_recommendation_id == "rec_1"
-    listed = {row.id: row.earlier_recommendation_id for row in store.newest(WorkKind.TUNING, 2)}
+    listed = {row.id: row.earlier_recommendation_id for row in store.work.newest(WorkKind.TUNING, 2)}
     assert listed == {led.id: "rec_1", plain.id: None}
 
 
@@ -399,7 +399,7 @@ def test_a_database_from_before_goes_on(database_url: str, new_id: NewId) -> Non
     """Tunings that are there already keep no question: they are read as ever, are served, and lead nothing."""
     engine = open_engine(database_url)
     upgrade(engine)
-    store = SqlStore(engine)
+    store = Store(engine)
     served = serving(store)
     submit(store)
     found = work_off(store, served)
@@ -409,12 +409,12 @@ def test_a_database_from_before_goes_on(database_url: str, new_id: NewId) -> Non
         assert not {"question", "earlier_recommendation_id"} & set(columns)
     engine.dispose()
     again = open_store(database_url)
-    assert again.newest(WorkKind.TUNING, 1)[0].earlier_recommendation_id is None
+    assert again.work.newest(WorkKind.TUNING, 1)[0].earlier_recommendation_id is None
     assert submit(again)[0].recommendation == found
     serving(again, UPGRADED)
     tuning, queued = submit(again)
     assert (queued, tuning.earlier_recommendation_id) == (True, None)
-    again.add(replace(new_work(new_id("tun")), question="0" * 64))
+    again.submissions.add(replace(new_work(new_id("tun")), question="0" * 64))
     again.close()
 
 
@@ -449,11 +449,11 @@ def test_a_real_answer_is_confirmed_by_one_real_probe(store: Store) -> None:
     request = tuning_request(spec, 8192, memory_limit_bytes=163 * MIB, memory_margin=0.0, granularity=256)
     with ProbeSupervisor(find_device("cpu")) as runner:
         served = SERVED.model_copy(update={"device": runner.device, "environment": runner.environment()})
-        store.announce(served)
+        store.devices.announce(served)
         submit(store, request)
         first = work_off(store, served, runner)
         upgraded = served.model_copy(update={"versions": UPGRADED})
-        store.announce(upgraded)
+        store.devices.announce(upgraded)
         tuning, queued = submit(store, request)
         second = work_off(store, upgraded, runner)
     assert first.evidence.proof.stopped_by == "oom"

@@ -31,7 +31,8 @@ from service.domain.states import State
 from service.entrypoints.serve import check_and_build
 from service.errors import ConfigurationError, NotAuthenticatedError, StoreUnavailableError
 from service.settings import Settings
-from service.store.interface import KeyStore, Store
+from service.store.interface import KeyStore
+from service.store.store import Store
 from tests.support.factories import tuning_request
 from tests.support.paths import OPENAPI
 from tests.support.service.running import Running, StartService, running
@@ -460,7 +461,7 @@ def test_only_its_owner_or_an_admin_cancels(start_service: StartService) -> None
     started = threading.Event()
     service = start_service(ScriptedRunner(37, until_stopped(started)))
     keys = service.system.store.keys
-    ownerless = service.system.store.add(new_work("tun_" + "1" * 32)).id
+    ownerless = service.system.store.submissions.add(new_work("tun_" + "1" * 32)).id
     both = (Scope.TUNINGS_READ, Scope.TUNINGS_WRITE)
     owner, other, admin = new_key(keys, *both), new_key(keys, *both), new_key(keys, Scope.ADMIN)
     with Client(service.url, api_key=owner) as mine, Client(service.url, api_key=other) as theirs:

@@ -14,8 +14,7 @@ from service.application.job_files import RunFiles
 from service.application.retention import PruneReport, prune
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import WorkKind
-from service.store.interface import Store
-from service.store.sql_store import open_store
+from service.store.store import Store, open_store
 from tests.support.command import called
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import answered, ended, set_work
@@ -67,7 +66,7 @@ def test_old_work_goes_with_its_folders(kept: Kept) -> None:
     """First it is said what would go, then it goes; young jobs and their folders stay, and so do recommendations."""
     old, young = kept.job(LONG_AGO), kept.job(None)
     answer = answered(kept.store, IdentifierSource().new)
-    set_work(kept.url, str(kept.store.tuning_with_answer(answer.fingerprint)), ended_at=LONG_AGO)
+    set_work(kept.url, str(kept.store.recommendations.tuning_with(answer.fingerprint)), ended_at=LONG_AGO)
     said = kept.command("--older-than", "30d", "--dry-run")
     assert said.stdout.splitlines() == [
         "Would delete 1 tunings, 1 jobs, 0 recommendations, 1 folders:",
@@ -79,9 +78,9 @@ def test_old_work_goes_with_its_folders(kept: Kept) -> None:
     assert report == PruneReport(
         dry_run=False, tunings=1, jobs=1, recommendations=0, job_ids=(old,), folders=(str(kept.folder(old)),)
     )
-    assert [row.id for row in kept.store.newest(WorkKind.JOB, 5)] == [young]
+    assert [row.id for row in kept.store.work.newest(WorkKind.JOB, 5)] == [young]
     assert sorted(it.name for it in kept.folder(young).parent.iterdir()) == [young]
-    assert kept.store.recommendation(answer.id) == answer
+    assert kept.store.recommendations.get(answer.id) == answer
     again = json.loads(kept.command("--older-than", "30d", "--recommendations", "--json").stdout)
     assert (again["tunings"], again["jobs"], again["recommendations"]) == (0, 0, 1)
 
@@ -105,7 +104,7 @@ def test_what_is_wrong_is_said(kept: Kept, arguments: tuple[str, ...], word: str
     assert word in ended_so.stderr
     assert "s3cr3t" not in ended_so.stderr + ended_so.stdout
     assert kept.folder(job_id).exists()
-    assert kept.store.get(job_id).id == job_id
+    assert kept.store.work.get(job_id).id == job_id
 
 
 def test_nothing_outside_the_runs_is_removed(kept: Kept, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -116,7 +115,7 @@ def test_nothing_outside_the_runs_is_removed(kept: Kept, tmp_path_factory: pytes
     kept.folder(linked).rename(kept.data_dir / "moved")
     kept.folder(linked).symlink_to(outside)
     ended(kept.store, new_work("..", WorkKind.JOB))
-    report = prune(kept.store, RunFiles(kept.data_dir / "runs"), 0.0, recommendations=False, dry_run=False)
+    report = prune(kept.store.retention, RunFiles(kept.data_dir / "runs"), 0.0, recommendations=False, dry_run=False)
     assert (report.jobs, report.folders) == (2, ())
     assert (outside / "precious").read_text() == "data"
     assert (kept.data_dir / "batchwright.db").exists()
@@ -127,7 +126,7 @@ def test_an_interrupted_prune_is_finished_by_the_next(kept: Kept) -> None:
     job_id = kept.job(LONG_AGO)
     runs = RunFiles(kept.data_dir / "runs")
     runs.remove(job_id)
-    assert prune(kept.store, runs, DAY, recommendations=False, dry_run=False).job_ids == (job_id,)
+    assert prune(kept.store.retention, runs, DAY, recommendations=False, dry_run=False).job_ids == (job_id,)
 
 
 def test_a_folder_that_cannot_be_removed_is_named(kept: Kept) -> None:
@@ -142,5 +141,5 @@ def test_a_folder_that_cannot_be_removed_is_named(kept: Kept) -> None:
             return False
 
     job_id = kept.job(LONG_AGO)
-    report = prune(kept.store, Stuck(kept.data_dir / "runs"), DAY, recommendations=False, dry_run=False)
+    report = prune(kept.store.retention, Stuck(kept.data_dir / "runs"), DAY, recommendations=False, dry_run=False)
     assert (report.folders, report.folders_left) == ((), (str(kept.folder(job_id)),))

@@ -496,7 +496,7 @@ def test_a_stream_of_events_takes_the_cookie(
     monkeypatch.setattr(streaming, "_KEEP_ALIVE_SECONDS", 0.05)
     ending = new_key(locked[0], Scope.ADMIN)
     work = new_work("tun_" + "7" * 32, key_id=ending.split("_")[1])
-    locked[0].store.add(work)
+    locked[0].store.submissions.add(work)
     browser.sign_in(ending)
     timer = threading.Timer(0.2, locked[0].store.keys.revoke, [ending.split("_")[1]])
     timer.start()
@@ -515,7 +515,7 @@ def test_neither_keys_nor_tokens_are_written_anywhere(
     token = browser.cookies[COOKIE]
     pages = browser.get("/").text + browser.get("/v1/jobs").text
     browser.ask("POST", "/sign-out", data={"csrf_token": "wrong"})
-    folder = Path(str(locked[0].store._engine.url.database)).parent  # type: ignore[attr-defined]
+    folder = Path(str(locked[0].store.engine.url.database)).parent
     stored = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     for secret in (token, key.split("_")[2]):
         assert secret not in pages + caplog.text

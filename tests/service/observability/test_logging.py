@@ -214,7 +214,7 @@ def test_an_unforeseen_error_leads_to_its_line(
     def fail(*_: object) -> None:
         raise KeyError("secret")
 
-    monkeypatch.setattr(service.system.store, "devices", fail)
+    monkeypatch.setattr(service.system.store.devices, "list", fail)
     answer = service.http.get("/v1/devices", headers={"X-Request-ID": REQUEST_ID})
     assert answer.status_code == 500
     assert answer.headers["content-type"] == "application/problem+json"

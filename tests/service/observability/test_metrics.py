@@ -18,7 +18,8 @@ from service.domain.api_keys import Scope, make_key
 from service.domain.identifiers import IdentifierSource
 from service.errors import ConfigurationError, EstimatesBusyError, NotReadyError, StoreUnavailableError
 from service.observability.metrics import Metrics
-from service.store.interface import QueueDepth, Store
+from service.store.interface import QueueDepth
+from service.store.store import Store
 from tests.support.factories import tuning_request
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import SERVED, new_work
@@ -137,9 +138,9 @@ def test_requests_are_timed_by_route(start_service: StartService) -> None:
 def test_what_waits_is_told_by_device(store: Store) -> None:
     """How many, and for how long the oldest has; nothing of it when the database is away."""
     for _ in range(2):
-        store.add(new_work(IdentifierSource().new("tun")))
+        store.submissions.add(new_work(IdentifierSource().new("tun")))
     metrics = Metrics()
-    metrics.watch_queue(store.queue_depths)
+    metrics.watch_queue(store.queue.depths)
     samples = samples_of(metrics.exposition().decode())
     assert value(samples, "batchwright_queue_items", device="cpu") == 2
     assert 0 <= value(samples, "batchwright_queue_oldest_age_seconds", device="cpu") < 60
@@ -244,24 +245,24 @@ def test_a_taken_metrics_port_is_named() -> None:
 
 def look(store: Store, stuck_seconds: float = 60.0, pause: Callable[[float], object] = lambda _: None) -> Readiness:
     """Readiness over a store, that does not wait."""
-    return Readiness(store, 15.0, stuck_seconds, pause)
+    return Readiness(store.queue, store.devices, 15.0, stuck_seconds, pause)
 
 
 def test_ready_with_one_live_worker_of_several(store: Store) -> None:
     """A host that is gone does not take the service with it; it is named."""
     with pytest.raises(NotReadyError, match="no worker was heard of within 15 s"):
         look(store).check()
-    store.announce(SERVED)
-    store.announce(SERVED.model_copy(update={"place": "gone/cpu", "owner": "gone"}))
+    store.devices.announce(SERVED)
+    store.devices.announce(SERVED.model_copy(update={"place": "gone/cpu", "owner": "gone"}))
     assert look(store).check().checks["workers"] == "2 of 2 heard of"
     with pytest.raises(NotReadyError, match="not heard of: gone/cpu, host/cpu"):
-        Readiness(store, -1.0, 60.0).check()
+        Readiness(store.queue, store.devices, -1.0, 60.0).check()
 
 
 def test_work_that_nothing_takes_is_no_readiness(store: Store) -> None:
     """Healthy while everything is pending: not this one. The reason names the device, the age and the setting."""
-    store.announce(SERVED)
-    store.add(new_work(IdentifierSource().new("tun")))
+    store.devices.announce(SERVED)
+    store.submissions.add(new_work(IdentifierSource().new("tun")))
     assert look(store).check().status == "ok"
     with pytest.raises(NotReadyError, match=r"1 wait for cpu, .* idle or unserved .*BATCHWRIGHT_READY_QUEUE_SECONDS"):
         look(store, stuck_seconds=-1.0).check()
@@ -272,7 +273,7 @@ def test_many_who_ask_get_the_answer_of_one_look(store: Store) -> None:
     looks = look(store)
     with pytest.raises(NotReadyError):
         looks.check()
-    store.announce(SERVED)
+    store.devices.announce(SERVED)
     with pytest.raises(NotReadyError, match="no worker was heard of"):
         looks.check()
     assert look(store).check().status == "ok"
@@ -280,24 +281,24 @@ def test_many_who_ask_get_the_answer_of_one_look(store: Store) -> None:
 
 def test_work_for_a_device_that_nobody_serves_is_no_readiness(store: Store) -> None:
     """Another device's worker does not count."""
-    store.announce(SERVED)
-    store.add(new_work(IdentifierSource().new("tun"), device="cuda:7"))
+    store.devices.announce(SERVED)
+    store.submissions.add(new_work(IdentifierSource().new("tun"), device="cuda:7"))
     with pytest.raises(NotReadyError, match="cuda:7"):
         look(store, stuck_seconds=-1.0).check()
 
 
 def test_work_that_waits_behind_other_work_is_no_fault(store: Store) -> None:
     """However long: its device is busy."""
-    store.announce(SERVED)
+    store.devices.announce(SERVED)
     for _ in range(2):
-        store.add(new_work(IdentifierSource().new("tun")))
-    assert store.claim(SERVED, 60.0) is not None
+        store.submissions.add(new_work(IdentifierSource().new("tun")))
+    assert store.leases.claim(SERVED, 60.0) is not None
     assert look(store, stuck_seconds=-1.0).check().status == "ok"
 
 
 def test_a_worker_between_two_pieces_of_work_is_looked_at_twice(store: Store) -> None:
     """It looks idle for a moment; by the second look it has taken the next."""
-    store.announce(SERVED)
+    store.devices.announce(SERVED)
     for _ in range(2):
-        store.add(new_work(IdentifierSource().new("tun")))
-    assert look(store, -1.0, lambda _: store.claim(SERVED, 60.0)).check().status == "ok"
+        store.submissions.add(new_work(IdentifierSource().new("tun")))
+    assert look(store, -1.0, lambda _: store.leases.claim(SERVED, 60.0)).check().status == "ok"

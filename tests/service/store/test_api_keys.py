@@ -15,7 +15,8 @@ from service.domain.states import State
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
 from service.store.database.engine import open_engine, writing
 from service.store.database.schema import api_keys, sessions, work_items
-from service.store.interface import UNLIMITED, Ending, KeyStore, Lease, Quota, Store
+from service.store.interface import UNLIMITED, Ending, KeyStore, Lease, Quota
+from service.store.store import Store
 from tests.support.service.scripted import SERVED, new_work
 
 READ = (Scope.TUNINGS_READ,)
@@ -56,7 +57,7 @@ def now_ms() -> int:
 
 def claimed(store: Store) -> Lease:
     """Claim what is next; there must be something."""
-    claim = store.claim(SERVED, 60.0)
+    claim = store.leases.claim(SERVED, 60.0)
     assert claim is not None
     return claim.lease
 
@@ -138,8 +139,8 @@ def test_use_is_noted_at_most_so_often(store: Store, database_url: str) -> None:
 def test_work_names_its_key(store: Store, new_id: NewId) -> None:
     """The key that made a piece of work comes back with it; none stays none."""
     with_key, without = new_work(new_id("tun"), key_id="a" * 16), new_work(new_id("tun"))
-    assert store.add(with_key).key_id == "a" * 16
-    assert store.add(without).key_id is None
+    assert store.submissions.add(with_key).key_id == "a" * 16
+    assert store.submissions.add(without).key_id is None
 
 
 def test_a_key_queues_as_much_as_its_quota(store: Store, new_id: NewId) -> None:
@@ -147,25 +148,25 @@ def test_a_key_queues_as_much_as_its_quota(store: Store, new_id: NewId) -> None:
     key_id, other = added(store.keys).id, added(store.keys).id
     quota = Quota(queued=2)
     for _ in range(2):
-        store.add(new_work(new_id("tun"), key_id=key_id), quota)
+        store.submissions.add(new_work(new_id("tun"), key_id=key_id), quota)
     refused = new_work(new_id("tun"), key_id=key_id)
     with pytest.raises(QuotaExceededError, match="2 tunings and jobs queued, of 2") as caught:
-        store.add(refused, quota)
+        store.submissions.add(refused, quota)
     assert caught.value.retry_after_seconds >= 1
     with pytest.raises(NotFoundError):
-        store.get(refused.id)
-    store.add(new_work(new_id("tun"), key_id=other), quota)
+        store.work.get(refused.id)
+    store.submissions.add(new_work(new_id("tun"), key_id=other), quota)
     for _ in range(3):
-        store.add(new_work(new_id("tun")), quota)
-    store.add(refused, UNLIMITED)
+        store.submissions.add(new_work(new_id("tun")), quota)
+    store.submissions.add(refused, UNLIMITED)
 
 
 def test_what_runs_is_queued_no_more(store: Store, new_id: NewId) -> None:
     """A place in the queue is free again when the work is claimed."""
     key_id = added(store.keys).id
-    store.add(new_work(new_id("tun"), key_id=key_id), Quota(queued=1))
+    store.submissions.add(new_work(new_id("tun"), key_id=key_id), Quota(queued=1))
     claimed(store)
-    store.add(new_work(new_id("tun"), key_id=key_id), Quota(queued=1))
+    store.submissions.add(new_work(new_id("tun"), key_id=key_id), Quota(queued=1))
 
 
 def test_concurrent_submissions_do_not_pass_the_quota(store: Store, new_id: NewId) -> None:
@@ -174,7 +175,7 @@ def test_concurrent_submissions_do_not_pass_the_quota(store: Store, new_id: NewI
 
     def submit(_: int) -> bool:
         try:
-            store.add(new_work(new_id("tun"), key_id=key_id), Quota(queued=3))
+            store.submissions.add(new_work(new_id("tun"), key_id=key_id), Quota(queued=3))
         except QuotaExceededError:
             return False
         return True
@@ -187,16 +188,16 @@ def test_time_on_devices_is_counted(store: Store, new_id: NewId, set_work: SetTi
     """Of what runs and what has ended, not of what waits; above the quota nothing more is taken."""
     key_id = added(store.keys).id
     quota = Quota(device_seconds=30.0, window_seconds=1000.0)
-    first = store.add(new_work(new_id("tun"), key_id=key_id), quota).id
+    first = store.submissions.add(new_work(new_id("tun"), key_id=key_id), quota).id
     lease = claimed(store)
     set_work(first, claimed_at=now_ms() - 20_000)
-    store.add(new_work(new_id("tun"), key_id=key_id), quota)
+    store.submissions.add(new_work(new_id("tun"), key_id=key_id), quota)
     set_work(first, claimed_at=now_ms() - 31_000)
     with pytest.raises(QuotaExceededError, match=r"used 3\d s on devices, of 30 s") as running:
-        store.add(new_work(new_id("tun"), key_id=key_id), quota)
-    store.finish(lease, Ending(State.FAILED))
+        store.submissions.add(new_work(new_id("tun"), key_id=key_id), quota)
+    store.leases.finish(lease, Ending(State.FAILED))
     with pytest.raises(QuotaExceededError, match=r"used 3\d s") as ended:
-        store.add(new_work(new_id("tun"), key_id=key_id), quota)
+        store.submissions.add(new_work(new_id("tun"), key_id=key_id), quota)
     assert running.value.retry_after_seconds == 60
     assert 990 <= ended.value.retry_after_seconds <= 1001
 
@@ -205,31 +206,31 @@ def test_what_ended_before_the_window_counts_no_more(store: Store, new_id: NewId
     """Only what ended within it, whole."""
     key_id = added(store.keys).id
     quota = Quota(device_seconds=30.0, window_seconds=1000.0)
-    first = store.add(new_work(new_id("tun"), key_id=key_id), quota).id
-    store.finish(claimed(store), Ending(State.FAILED))
+    first = store.submissions.add(new_work(new_id("tun"), key_id=key_id), quota).id
+    store.leases.finish(claimed(store), Ending(State.FAILED))
     set_work(first, device_ms=90_000, ended_at=now_ms() - 700_000)
     with pytest.raises(QuotaExceededError) as caught:
-        store.add(new_work(new_id("tun"), key_id=key_id), quota)
+        store.submissions.add(new_work(new_id("tun"), key_id=key_id), quota)
     assert caught.value.retry_after_seconds <= 301
     set_work(first, ended_at=now_ms() - 1_001_000)
-    store.add(new_work(new_id("tun"), key_id=key_id), quota)
+    store.submissions.add(new_work(new_id("tun"), key_id=key_id), quota)
 
 
 def test_the_times_of_all_claims_are_added(store: Store, new_id: NewId, set_work: SetTimes) -> None:
     """What was handed back, what a vanished worker held to the end of its lease, and the last claim."""
     key_id = added(store.keys).id
-    work_id = store.add(new_work(new_id("tun"), key_id=key_id)).id
+    work_id = store.submissions.add(new_work(new_id("tun"), key_id=key_id)).id
     lease = claimed(store)
     set_work(work_id, claimed_at=now_ms() - 10_000)
-    store.hand_back(lease)
+    store.leases.hand_back(lease)
     claimed(store)
     set_work(work_id, claimed_at=now_ms() - 30_000, lease_expires_at=now_ms() - 10_000)
     lease = claimed(store)
     set_work(work_id, claimed_at=now_ms() - 5_000)
-    store.finish(lease, Ending(State.FAILED))
+    store.leases.finish(lease, Ending(State.FAILED))
     with pytest.raises(QuotaExceededError, match="used 35 s"):
-        store.add(new_work(new_id("tun"), key_id=key_id), Quota(device_seconds=34.0))
-    store.add(new_work(new_id("tun"), key_id=key_id), Quota(device_seconds=37.0))
+        store.submissions.add(new_work(new_id("tun"), key_id=key_id), Quota(device_seconds=34.0))
+    store.submissions.add(new_work(new_id("tun"), key_id=key_id), Quota(device_seconds=37.0))
 
 
 # --- sessions ---

@@ -12,8 +12,8 @@ from service.domain.states import State, WorkKind
 from service.errors import StaleLeaseError
 from service.store.database.engine import open_engine, reading
 from service.store.database.schema import probes
-from service.store.interface import Ending, Store
-from service.store.sql_store import SqlStore
+from service.store.interface import Ending
+from service.store.store import Store
 from tests.support.factories import probe_result
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, elsewhere, engine_at, fill
@@ -31,25 +31,25 @@ def test_a_thousand_items_are_each_run_once(store: Store, database_url: str) -> 
     together = threading.Barrier(CLAIMERS)
 
     def work(name: int) -> None:
-        mine = SqlStore(open_engine(database_url))
+        own = Store(open_engine(database_url))
         served = elsewhere(f"host{name}")
         together.wait()
         while len(run) < ITEMS:
             vanishes = (len(run) + name) % 10 == 0
-            claim = mine.claim(served, 0.0 if vanishes else LEASE_SECONDS)
+            claim = own.leases.claim(served, 0.0 if vanishes else LEASE_SECONDS)
             if claim is None:
                 continue
             if vanishes:
                 vanished.append(claim.item.id)
                 continue
             run.append(claim.item.id)
-            mine.finish(claim.lease, Ending(State.SUCCEEDED))
-        mine.close()
+            own.leases.finish(claim.lease, Ending(State.SUCCEEDED))
+        own.close()
 
     with ThreadPoolExecutor(CLAIMERS) as pool:
         list(pool.map(work, range(CLAIMERS)))
     assert Counter(run) == Counter(ids)
-    rows = store.newest(WorkKind.TUNING, ITEMS + 1)
+    rows = store.work.newest(WorkKind.TUNING, ITEMS + 1)
     assert {row.state for row in rows} == {State.SUCCEEDED}
     assert Counter({row.id: row.attempts for row in rows}) == Counter(run) + Counter(vanished)
 
@@ -58,7 +58,7 @@ def test_claimers_at_once_take_turns(store: Store, new_id: NewId) -> None:
     """When several devices become free together, they do not all take the work of the same key."""
     for key in KEYS:
         for _ in range(4):
-            store.add(new_work(new_id("tun"), key_id=key or None))
+            store.submissions.add(new_work(new_id("tun"), key_id=key or None))
     together = threading.Barrier(6)
 
     def claim(name: int) -> str | None:
@@ -71,18 +71,18 @@ def test_claimers_at_once_take_turns(store: Store, new_id: NewId) -> None:
 
 def test_of_two_owners_of_one_item_only_the_later_records(store: Store, database_url: str, new_id: NewId) -> None:
     """While one is taken over again and again, every report of an earlier owner is refused."""
-    work_id = store.add(new_work(new_id("tun"))).id
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
     refused = 0
     for ordinal in range(1, 11):
         earlier = claimed(store, elsewhere("one"), lease_seconds=0.0).lease
         later = claimed(store, elsewhere("two"), LEASE_SECONDS if ordinal == 10 else 0.0)
         with ThreadPoolExecutor(2) as pool:
             reports = [
-                pool.submit(store.record_probe, lease, 1, probe_result(size))
+                pool.submit(store.evidence.record_probe, lease, 1, probe_result(size))
                 for size, lease in ((4, earlier), (8, later.lease))
             ]
             refused += sum(isinstance(report.exception(), StaleLeaseError) for report in reports)
     with engine_at(database_url) as engine, reading(engine) as connection:
         assert connection.execute(select(func.count()).select_from(probes)).scalar_one() == 1
     assert refused == 19
-    assert [probe.result.micro_batch_size for probe in store.probes(work_id)] == [8]
+    assert [probe.result.micro_batch_size for probe in store.evidence.probes(work_id)] == [8]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
+from operator import attrgetter
 
 import pytest
 
@@ -14,8 +15,8 @@ from service.domain.states import State, WorkKind, sources_of
 from service.domain.work import EventKind
 from service.errors import ConfigurationError, ConflictError, NotFoundError, StaleLeaseError, StoreUnavailableError
 from service.problem_mapping import make_problem
-from service.store.interface import Claim, Ending, Lease, RecommendationFilter, Store
-from service.store.sql_store import open_store
+from service.store.interface import Claim, Ending, Lease, RecommendationFilter
+from service.store.store import Store, open_store
 from tests.support.factories import probe_result, recommendation
 from tests.support.service.scripted import SERVED, new_work, progress
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, elsewhere
@@ -25,8 +26,8 @@ from tuner.schemas.training import RunOutcome, TrainingResult
 def test_added_work_is_queued_and_read_back_whole(store: Store, new_id: NewId) -> None:
     """What is added is QUEUED, has one event, and holds what was given."""
     work = new_work(new_id("tun"))
-    item = store.add(work)
-    assert item == store.get(work.id)
+    item = store.submissions.add(work)
+    assert item == store.work.get(work.id)
     assert (item.state, item.attempts, item.probes, item.events) == (State.QUEUED, 0, 0, 1)
     assert (item.payload, item.fingerprint, item.model) == (work.payload, work.fingerprint, work.model)
     assert item.created_at.tzinfo is not None
@@ -36,31 +37,35 @@ def test_added_work_is_queued_and_read_back_whole(store: Store, new_id: NewId) -
 def test_an_id_is_taken_once(store: Store, new_id: NewId) -> None:
     """Adding the same id again is a conflict and changes nothing."""
     work = new_work(new_id("tun"))
-    store.add(work)
+    store.submissions.add(work)
     with pytest.raises(ConflictError, match=work.id):
-        store.add(replace(work, model="other"))
-    assert store.get(work.id).model == "mlp"
+        store.submissions.add(replace(work, model="other"))
+    assert store.work.get(work.id).model == "mlp"
 
 
-@pytest.mark.parametrize("call", ["get", "cancel", "recommendation"])
+@pytest.mark.parametrize("call", ["work.get", "submissions.cancel", "recommendations.get", "retention.delete"])
 def test_a_missing_key_is_not_found(store: Store, call: str) -> None:
     """Every read of one thing says when there is none, naming the id."""
     with pytest.raises(NotFoundError, match="tun_none"):
-        getattr(store, call)("tun_none")
+        attrgetter(call)(store)("tun_none")
 
 
 def test_lists_of_unknown_work_are_empty(store: Store) -> None:
     """Probes, events and counts of unknown work are empty, not errors."""
-    assert (store.probes("tun_none"), store.events("tun_none"), store.event_counts(["tun_none"])) == ([], [], {})
+    assert (
+        store.evidence.probes("tun_none"),
+        store.evidence.events("tun_none"),
+        store.evidence.event_counts(["tun_none"]),
+    ) == ([], [], {})
 
 
 def test_the_list_is_newest_first_by_kind_and_in_pages(store: Store, new_id: NewId) -> None:
     """A page begins after the id it is given; other kinds do not show."""
-    tunings = [store.add(new_work(new_id("tun"))).id for _ in range(3)]
-    store.add(new_work(new_id("job"), WorkKind.JOB))
-    newest = store.newest(WorkKind.TUNING, 2)
+    tunings = [store.submissions.add(new_work(new_id("tun"))).id for _ in range(3)]
+    store.submissions.add(new_work(new_id("job"), WorkKind.JOB))
+    newest = store.work.newest(WorkKind.TUNING, 2)
     assert [row.id for row in newest] == [tunings[2], tunings[1]]
-    assert [row.id for row in store.newest(WorkKind.TUNING, 2, before=tunings[1])] == [tunings[0]]
+    assert [row.id for row in store.work.newest(WorkKind.TUNING, 2, before=tunings[1])] == [tunings[0]]
 
 
 def test_claims_come_in_order_of_priority_then_age(store: Store, new_id: NewId) -> None:
@@ -68,19 +73,19 @@ def test_claims_come_in_order_of_priority_then_age(store: Store, new_id: NewId) 
     first, second = new_id("tun"), new_id("tun")
     urgent = new_id("tun")
     for work in (new_work(first), new_work(second), new_work(urgent, priority=5)):
-        store.add(work)
+        store.submissions.add(work)
     order = []
     for _ in range(3):
         claim = claimed(store)
         order.append(claim.item.id)
-        store.finish(claim.lease, Ending(State.FAILED))
+        store.leases.finish(claim.lease, Ending(State.FAILED))
     assert order == [urgent, first, second]
-    assert store.claim(SERVED, LEASE_SECONDS) is None
+    assert store.leases.claim(SERVED, LEASE_SECONDS) is None
 
 
 def test_a_claim_runs_and_counts_the_attempt(store: Store, new_id: NewId) -> None:
     """Claimed work is RUNNING at its owner's place, with a token of one."""
-    work = store.add(new_work(new_id("tun")))
+    work = store.submissions.add(new_work(new_id("tun")))
     claim = claimed(store)
     assert claim.lease == Lease(work.id, SERVED.owner, 1)
     assert (claim.item.state, claim.item.place, claim.item.attempts) == (State.RUNNING, SERVED.place, 1)
@@ -91,25 +96,25 @@ def test_a_claim_runs_and_counts_the_attempt(store: Store, new_id: NewId) -> Non
 def test_a_place_runs_one_thing(store: Store, new_id: NewId) -> None:
     """Nothing more is claimed for a place that runs something; another place may claim."""
     for _ in range(2):
-        store.add(new_work(new_id("tun")))
+        store.submissions.add(new_work(new_id("tun")))
     claimed(store)
-    assert store.claim(SERVED, LEASE_SECONDS) is None
+    assert store.leases.claim(SERVED, LEASE_SECONDS) is None
     assert claimed(store, elsewhere("other")).item.place == "other/cpu"
 
 
 def test_only_work_for_the_device_is_claimed(store: Store, new_id: NewId) -> None:
     """Work for another device waits."""
-    store.add(new_work(new_id("tun"), device="cuda:0"))
-    assert store.claim(SERVED, LEASE_SECONDS) is None
+    store.submissions.add(new_work(new_id("tun"), device="cuda:0"))
+    assert store.leases.claim(SERVED, LEASE_SECONDS) is None
 
 
 def test_an_expired_lease_is_taken_over_with_a_new_token(store: Store, new_id: NewId) -> None:
     """Abandoned work comes before the queue, and its new owner is told that a lease was lost."""
-    abandoned = store.add(new_work(new_id("tun"))).id
-    store.add(new_work(new_id("tun"), priority=9))
-    store.cancel(store.newest(WorkKind.TUNING, 1)[0].id)
+    abandoned = store.submissions.add(new_work(new_id("tun"))).id
+    store.submissions.add(new_work(new_id("tun"), priority=9))
+    store.submissions.cancel(store.work.newest(WorkKind.TUNING, 1)[0].id)
     claimed(store, lease_seconds=0.0)
-    store.add(new_work(new_id("tun"), priority=9))
+    store.submissions.add(new_work(new_id("tun"), priority=9))
     claim = claimed(store, elsewhere("other"))
     assert (claim.item.id, claim.lease.token, claim.lost_leases) == (abandoned, 2, 1)
 
@@ -121,25 +126,25 @@ _LATE = [*product(_REPORTS, ["expired", "taken over", "ended"]), *product(["hand
 @pytest.mark.parametrize(("report", "how"), _LATE)
 def test_a_late_report_is_refused_and_changes_nothing(store: Store, new_id: NewId, report: str, how: str) -> None:
     """Whatever the owner of a lease that ended reports, it is refused and nothing of it is kept."""
-    work_id = store.add(new_work(new_id("tun"))).id
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
     lease = claimed(store, lease_seconds=LEASE_SECONDS if how == "ended" else 0.0).lease
     if how == "ended":
-        store.finish(lease, Ending(State.SUCCEEDED))
+        store.leases.finish(lease, Ending(State.SUCCEEDED))
     if how == "taken over":
         claimed(store, elsewhere("other"))
-    before = store.get(work_id)
+    before = store.work.get(work_id)
     reports: dict[str, Callable[[], object]] = {
-        "renew": lambda: store.renew(lease, LEASE_SECONDS),
-        "probe": lambda: store.record_probe(lease, 1, probe_result(4)),
-        "progress": lambda: store.record_progress(lease, [progress(1)]),
-        "finish": lambda: store.finish(lease, Ending(State.SUCCEEDED, recommendation=recommendation())),
-        "hand_back": lambda: store.hand_back(lease),
+        "renew": lambda: store.leases.renew(lease, LEASE_SECONDS),
+        "probe": lambda: store.evidence.record_probe(lease, 1, probe_result(4)),
+        "progress": lambda: store.evidence.record_progress(lease, [progress(1)]),
+        "finish": lambda: store.leases.finish(lease, Ending(State.SUCCEEDED, recommendation=recommendation())),
+        "hand_back": lambda: store.leases.hand_back(lease),
     }
     with pytest.raises(StaleLeaseError, match=work_id):
         reports[report]()
-    assert store.get(work_id) == before
-    assert store.probes(work_id) == []
-    assert store.recommendations(RecommendationFilter(), 10) == []
+    assert store.work.get(work_id) == before
+    assert store.evidence.probes(work_id) == []
+    assert store.recommendations.newest(RecommendationFilter(), 10) == []
 
 
 @pytest.mark.parametrize(("cancelled", "state"), [(False, State.QUEUED), (True, State.CANCELLED)])
@@ -147,15 +152,15 @@ def test_work_is_handed_back_late_where_nobody_took_it(
     store: Store, new_id: NewId, state: State, *, cancelled: bool
 ) -> None:
     """An owner that could not reach the store in time did not vanish: no lease is lost, and no time is counted."""
-    work_id = store.add(new_work(new_id("tun"))).id
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
     lease = claimed(store, lease_seconds=0.0).lease
     if cancelled:
-        store.cancel(work_id)
-    store.hand_back(lease)
-    item = store.get(work_id)
+        store.submissions.cancel(work_id)
+    store.leases.hand_back(lease)
+    item = store.work.get(work_id)
     assert (item.state, item.ended_at is not None) == (state, cancelled)
     with pytest.raises(StaleLeaseError):
-        store.hand_back(lease)
+        store.leases.hand_back(lease)
     if not cancelled:
         assert (claim := claimed(store)).lost_leases == 0
         assert claim.lease.token == 2
@@ -163,61 +168,61 @@ def test_work_is_handed_back_late_where_nobody_took_it(
 
 def test_a_renewed_lease_holds(store: Store, new_id: NewId) -> None:
     """After a renewal the work is not up for claim."""
-    store.add(new_work(new_id("tun")))
+    store.submissions.add(new_work(new_id("tun")))
     lease = claimed(store).lease
-    assert store.renew(lease, LEASE_SECONDS) is State.RUNNING
-    assert store.claim(elsewhere("other"), LEASE_SECONDS) is None
+    assert store.leases.renew(lease, LEASE_SECONDS) is State.RUNNING
+    assert store.leases.claim(elsewhere("other"), LEASE_SECONDS) is None
 
 
 def test_probes_are_kept_in_order_and_counted(store: Store, new_id: NewId) -> None:
     """Recorded probes come back equal, in order, and clear the count of lost leases."""
-    work_id = store.add(new_work(new_id("tun"))).id
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
     claimed(store, lease_seconds=0.0)
     claim = claimed(store)
     results = [probe_result(4), probe_result(8)]
     for ordinal, result in enumerate(results, start=1):
-        store.record_probe(claim.lease, ordinal, result)
-    assert [probe.result for probe in store.probes(work_id)] == results
-    assert store.get(work_id).probes == 2
-    store.release_place(SERVED.place, "host:")
+        store.evidence.record_probe(claim.lease, ordinal, result)
+    assert [probe.result for probe in store.evidence.probes(work_id)] == results
+    assert store.work.get(work_id).probes == 2
+    store.leases.release_slot(SERVED.place, "host:")
     assert claimed(store).lost_leases == 1
 
 
 def test_an_ordinal_is_recorded_once(store: Store, new_id: NewId) -> None:
     """A second probe with the same ordinal is a conflict, and leaves the first and its event alone."""
-    work_id = store.add(new_work(new_id("tun"))).id
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
     lease = claimed(store).lease
-    store.record_probe(lease, 1, probe_result(4))
-    before = store.get(work_id)
+    store.evidence.record_probe(lease, 1, probe_result(4))
+    before = store.work.get(work_id)
     with pytest.raises(ConflictError, match="probe 1"):
-        store.record_probe(lease, 1, probe_result(8))
-    assert store.probes(work_id)[0].result.micro_batch_size == 4
-    assert store.get(work_id) == before
+        store.evidence.record_probe(lease, 1, probe_result(8))
+    assert store.evidence.probes(work_id)[0].result.micro_batch_size == 4
+    assert store.work.get(work_id) == before
 
 
 def test_progress_is_kept_with_one_event_each(store: Store, new_id: NewId) -> None:
     """The last update becomes the job's progress; all become events."""
-    work_id = store.add(new_work(new_id("job"), WorkKind.JOB)).id
+    work_id = store.submissions.add(new_work(new_id("job"), WorkKind.JOB)).id
     lease = claimed(store).lease
-    store.record_progress(lease, [progress(1), progress(2)])
-    store.record_progress(lease, [])
-    assert store.get(work_id).progress == progress(2)
-    seen = [event.progress.update for event in store.events(work_id) if event.progress is not None]
+    store.evidence.record_progress(lease, [progress(1), progress(2)])
+    store.evidence.record_progress(lease, [])
+    assert store.work.get(work_id).progress == progress(2)
+    seen = [event.progress.update for event in store.evidence.events(work_id) if event.progress is not None]
     assert seen == [1, 2]
 
 
 def test_finishing_stores_the_answer_and_frees_the_place(store: Store, new_id: NewId) -> None:
     """The recommendation is stored with the end, can be found by what it is searched by, and the place is free."""
-    work_id = store.add(new_work(new_id("tun"))).id
-    store.add(new_work(new_id("tun")))
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
+    store.submissions.add(new_work(new_id("tun")))
     answer = recommendation(id=new_id("rec"))
-    store.finish(claimed(store).lease, Ending(State.SUCCEEDED, recommendation=answer))
-    item = store.get(work_id)
+    store.leases.finish(claimed(store).lease, Ending(State.SUCCEEDED, recommendation=answer))
+    item = store.work.get(work_id)
     assert (item.state, item.recommendation_id) == (State.SUCCEEDED, answer.id)
     assert item.ended_at is not None
-    assert store.recommendation(answer.id) == answer
-    assert store.tuning_with_answer(answer.fingerprint) == work_id
-    assert store.tuning_with_answer("1" * 64) is None
+    assert store.recommendations.get(answer.id) == answer
+    assert store.recommendations.tuning_with(answer.fingerprint) == work_id
+    assert store.recommendations.tuning_with("1" * 64) is None
     assert claimed(store).item.id != work_id
 
 
@@ -236,71 +241,74 @@ def test_recommendations_are_found_by_their_fields(
     store: Store, new_id: NewId, wanted: RecommendationFilter, *, found: bool
 ) -> None:
     """A filter restricts by model, fingerprint, and device id or name."""
-    store.add(new_work(new_id("tun")))
+    store.submissions.add(new_work(new_id("tun")))
     answer = recommendation(id=new_id("rec"))
-    store.finish(claimed(store).lease, Ending(State.SUCCEEDED, recommendation=answer))
-    rows = store.recommendations(wanted, 10)
+    store.leases.finish(claimed(store).lease, Ending(State.SUCCEEDED, recommendation=answer))
+    rows = store.recommendations.newest(wanted, 10)
     assert [row.id for row in rows] == ([answer.id] if found else [])
-    assert store.recommendations(wanted, 10, before=answer.id) == []
+    assert store.recommendations.newest(wanted, 10, before=answer.id) == []
 
 
 def test_an_answered_tuning_begins_at_its_end(store: Store, new_id: NewId) -> None:
     """A tuning whose answer is known is stored with it, and nobody claims it."""
     answer = recommendation(id=new_id("rec"))
-    item = store.add_answered(new_work(new_id("tun"), fingerprint=answer.fingerprint), answer)
+    item = store.submissions.add_answered(new_work(new_id("tun"), fingerprint=answer.fingerprint), answer)
     assert (item.state, item.recommendation_id) == (State.SUCCEEDED, answer.id)
-    assert store.claim(SERVED, LEASE_SECONDS) is None
-    assert store.tuning_with_answer(answer.fingerprint) == item.id
+    assert store.leases.claim(SERVED, LEASE_SECONDS) is None
+    assert store.recommendations.tuning_with(answer.fingerprint) == item.id
 
 
 def test_failures_and_results_are_kept(store: Store, new_id: NewId) -> None:
     """A problem and a training result come back as they were given."""
-    work_id = store.add(new_work(new_id("job"), WorkKind.JOB)).id
+    work_id = store.submissions.add(new_work(new_id("job"), WorkKind.JOB)).id
     problem = make_problem(500, "training-failed", "It failed", "loss is not finite")
     result = TrainingResult(outcome=RunOutcome.FAILED, message="loss is not finite", updates=3)
-    store.finish(claimed(store).lease, Ending(State.FAILED, problem=problem, result=result))
-    item = store.get(work_id)
+    store.leases.finish(claimed(store).lease, Ending(State.FAILED, problem=problem, result=result))
+    item = store.work.get(work_id)
     assert (item.problem, item.result) == (problem, result)
 
 
 def test_handed_back_work_keeps_what_it_has(store: Store, new_id: NewId) -> None:
     """Handed back, it is queued with its probes, and the next claim is a fresh attempt."""
-    work_id = store.add(new_work(new_id("tun"))).id
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
     lease = claimed(store).lease
-    store.record_probe(lease, 1, probe_result(4))
-    store.hand_back(lease)
-    assert store.get(work_id).state is State.QUEUED
+    store.evidence.record_probe(lease, 1, probe_result(4))
+    store.leases.hand_back(lease)
+    assert store.work.get(work_id).state is State.QUEUED
     claim = claimed(store)
     assert (claim.lease.token, claim.item.probes, claim.lost_leases) == (2, 1, 0)
 
 
 def test_cancelling_follows_the_state(store: Store, new_id: NewId) -> None:
     """Queued work ends at once, running work is told, ended work stays; each may be repeated."""
-    queued, running = store.add(new_work(new_id("tun"))).id, store.add(new_work(new_id("tun"))).id
-    assert [store.cancel(queued).state for _ in range(2)] == [State.CANCELLED, State.CANCELLED]
+    queued, running = (
+        store.submissions.add(new_work(new_id("tun"))).id,
+        store.submissions.add(new_work(new_id("tun"))).id,
+    )
+    assert [store.submissions.cancel(queued).state for _ in range(2)] == [State.CANCELLED, State.CANCELLED]
     lease = claimed(store).lease
-    assert [store.cancel(running).state for _ in range(2)] == [State.CANCELLING, State.CANCELLING]
-    assert store.renew(lease, LEASE_SECONDS) is State.CANCELLING
-    store.finish(lease, Ending(State.CANCELLED))
-    before = store.get(running)
-    assert store.cancel(running) == before
+    assert [store.submissions.cancel(running).state for _ in range(2)] == [State.CANCELLING, State.CANCELLING]
+    assert store.leases.renew(lease, LEASE_SECONDS) is State.CANCELLING
+    store.leases.finish(lease, Ending(State.CANCELLED))
+    before = store.work.get(running)
+    assert store.submissions.cancel(running) == before
     assert before.state is State.CANCELLED
 
 
 def test_cancelled_work_that_is_handed_back_ends(store: Store, new_id: NewId) -> None:
     """A worker that stops between a cancellation and hearing of it does not put the work back in the queue."""
-    work_id = store.add(new_work(new_id("tun"))).id
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
     lease = claimed(store).lease
-    store.cancel(work_id)
-    store.hand_back(lease)
-    assert store.get(work_id).state is State.CANCELLED
+    store.submissions.cancel(work_id)
+    store.leases.hand_back(lease)
+    assert store.work.get(work_id).state is State.CANCELLED
 
 
 def test_a_cancelled_run_whose_worker_died_is_claimed_to_be_ended(store: Store, new_id: NewId) -> None:
     """CANCELLING with an expired lease is claimed as it is."""
-    work_id = store.add(new_work(new_id("tun"))).id
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
     claimed(store, lease_seconds=0.0)
-    store.cancel(work_id)
+    store.submissions.cancel(work_id)
     claim = claimed(store)
     assert (claim.item.id, claim.item.state) == (work_id, State.CANCELLING)
 
@@ -308,87 +316,87 @@ def test_a_cancelled_run_whose_worker_died_is_claimed_to_be_ended(store: Store, 
 @pytest.mark.parametrize("target", [State.CANCELLED, State.QUEUED, State.RUNNING])
 def test_an_end_that_the_table_does_not_allow_is_refused(store: Store, new_id: NewId, target: State) -> None:
     """RUNNING cannot end in a state that its row of the table does not name as an end."""
-    work_id = store.add(new_work(new_id("tun"))).id
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
     lease = claimed(store).lease
     if target in {State.CANCELLED, State.RUNNING}:
         with pytest.raises(ConflictError, match="RUNNING"):
-            store.finish(lease, Ending(target))
-        assert store.get(work_id).state is State.RUNNING
+            store.leases.finish(lease, Ending(target))
+        assert store.work.get(work_id).state is State.RUNNING
     else:
         assert State.RUNNING in sources_of(target)
 
 
 def test_events_are_numbered_without_gaps(store: Store, new_id: NewId) -> None:
     """Events tell everything that happened, in order, and can be read from any of them on."""
-    work_id = store.add(new_work(new_id("tun"))).id
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
     lease = claimed(store).lease
-    store.record_probe(lease, 1, probe_result(4))
-    store.cancel(work_id)
-    store.finish(lease, Ending(State.CANCELLED))
-    events = store.events(work_id)
+    store.evidence.record_probe(lease, 1, probe_result(4))
+    store.submissions.cancel(work_id)
+    store.leases.finish(lease, Ending(State.CANCELLED))
+    events = store.evidence.events(work_id)
     assert [event.id for event in events] == [1, 2, 3, 4, 5]
     told = [event.state for event in events]
     assert told == [State.QUEUED, State.RUNNING, None, State.CANCELLING, State.CANCELLED]
     assert events[2].kind is EventKind.PROBE
     assert events[2].probe is not None
     assert events[2].probe.result == probe_result(4)
-    assert [event.id for event in store.events(work_id, after=3)] == [4, 5]
-    assert [event.id for event in store.events(work_id, after=1, limit=2)] == [2, 3]
-    assert store.event_counts([work_id, "tun_none"]) == {work_id: 5}
+    assert [event.id for event in store.evidence.events(work_id, after=3)] == [4, 5]
+    assert [event.id for event in store.evidence.events(work_id, after=1, limit=2)] == [2, 3]
+    assert store.evidence.event_counts([work_id, "tun_none"]) == {work_id: 5}
 
 
 def test_a_place_is_released_for_the_owners_that_are_dead(store: Store, new_id: NewId) -> None:
     """Leases of a place expire when its owners are known dead; those of owners with another name do not."""
-    work_id = store.add(new_work(new_id("tun"))).id
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
     claimed(store)
-    store.release_place(SERVED.place, "host:another")
-    assert store.claim(SERVED, LEASE_SECONDS) is None
-    store.release_place(SERVED.place, "host:scope:")
+    store.leases.release_slot(SERVED.place, "host:another")
+    assert store.leases.claim(SERVED, LEASE_SECONDS) is None
+    store.leases.release_slot(SERVED.place, "host:scope:")
     assert claimed(store).item.id == work_id
 
 
 def test_devices_say_who_holds_them_and_what_waits(store: Store, new_id: NewId) -> None:
     """A device shows its worker's announcement, its holder and its queue; it leaves with its own worker only."""
-    store.announce(SERVED)
-    store.announce(SERVED)
-    work_id = store.add(new_work(new_id("tun"))).id
-    store.add(new_work(new_id("tun")))
+    store.devices.announce(SERVED)
+    store.devices.announce(SERVED)
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
+    store.submissions.add(new_work(new_id("tun")))
     claimed(store)
-    (seen,) = store.devices()
+    (seen,) = store.devices.list()
     assert (seen.served, seen.held_by, seen.queued) == (SERVED, work_id, 1)
     assert seen.age_seconds < 60
-    store.withdraw(SERVED.model_copy(update={"owner": "another"}))
-    assert len(store.devices()) == 1
-    store.withdraw(SERVED)
-    assert store.devices() == []
+    store.devices.withdraw(SERVED.model_copy(update={"owner": "another"}))
+    assert len(store.devices.list()) == 1
+    store.devices.withdraw(SERVED)
+    assert store.devices.list() == []
 
 
 def test_the_check_writes(store: Store) -> None:
     """A store that can be written passes its check, again and again."""
-    store.check()
-    store.check()
+    store.queue.check()
+    store.queue.check()
 
 
 def test_everything_survives_a_restart(database_url: str, new_id: NewId) -> None:
     """Opening the same database again finds what was there, and migrating again changes nothing."""
     first = open_store(database_url)
-    work_id = first.add(new_work(new_id("tun"))).id
-    first.record_probe(claimed(first).lease, 1, probe_result(4))
+    work_id = first.submissions.add(new_work(new_id("tun"))).id
+    first.evidence.record_probe(claimed(first).lease, 1, probe_result(4))
     first.close()
     again = open_store(database_url)
-    assert [probe.result.micro_batch_size for probe in again.probes(work_id)] == [4]
+    assert [probe.result.micro_batch_size for probe in again.evidence.probes(work_id)] == [4]
     again.close()
 
 
 def test_concurrent_claims_of_one_place_give_one_run(store: Store, new_id: NewId) -> None:
     """The database itself keeps a place to one run, whoever claims at the same time."""
     for _ in range(8):
-        store.add(new_work(new_id("tun")))
+        store.submissions.add(new_work(new_id("tun")))
     together = threading.Barrier(8)
 
     def claim(name: int) -> Claim | None:
         together.wait()
-        return store.claim(SERVED.model_copy(update={"owner": f"owner{name}"}), LEASE_SECONDS)
+        return store.leases.claim(SERVED.model_copy(update={"owner": f"owner{name}"}), LEASE_SECONDS)
 
     with ThreadPoolExecutor(8) as pool:
         won = [result for result in pool.map(claim, range(8)) if result is not None]

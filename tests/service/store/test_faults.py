@@ -14,17 +14,9 @@ from service.domain.api_keys import Scope, make_key
 from service.domain.states import State, WorkKind
 from service.errors import ConfigurationError, StaleLeaseError, StoreUnavailableError
 from service.store.database.engine import open_engine, reading, writing
-from service.store.interface import (
-    PROVEN_SECONDS,
-    Claim,
-    Ending,
-    FirstAnswer,
-    Idempotency,
-    Lease,
-    RecommendationFilter,
-    Store,
-)
-from service.store.sql_store import SqlStore, open_store
+from service.store.interface import PROVEN_SECONDS, Claim, Ending, FirstAnswer, Idempotency, Lease, RecommendationFilter
+from service.store.scheduling import SqlQueueStore
+from service.store.store import Store, open_store
 from tests.support.factories import probe_result, recommendation
 from tests.support.service.postgres import Databases
 from tests.support.service.scripted import SERVED, new_work, progress
@@ -62,9 +54,9 @@ def test_no_error_of_a_connection_shows_the_password(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def postgresql_store(postgresql: Databases) -> Iterator[SqlStore]:
+def postgresql_store(postgresql: Databases) -> Iterator[Store]:
     """A store on PostgreSQL."""
-    opened = SqlStore(open_engine(postgresql.migrated()))
+    opened = Store(open_engine(postgresql.migrated()))
     yield opened
     opened.close()
 
@@ -91,40 +83,42 @@ def losing_its_connection(engine: Engine) -> Iterator[list[int]]:
 
 ANSWER = FirstAnswer("d" * 64, "tun", 202, "{}")
 READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
-    "add": lambda store, _: store.add(new_work("tun_new")),
-    "add_answered": lambda store, _: store.add_answered(new_work("tun_new"), recommendation(id="rec_new")),
-    "remember": lambda store, _: store.remember(Idempotency("", "k", "d"), ANSWER),
-    "first_answer": lambda store, _: store.first_answer("", "k"),
-    "delete": lambda store, _: store.delete("tun_done"),
-    "prune": lambda store, _: store.prune(0.0),
-    "prunable": lambda store, _: store.prunable(0.0),
-    "queue": lambda store, _: store.queue(5),
-    "queue_depths": lambda store, _: store.queue_depths(),
-    "get": lambda store, lease: store.get(lease.work_id),
-    "newest": lambda store, _: store.newest(WorkKind.TUNING, 5),
-    "cancel": lambda store, lease: store.cancel(lease.work_id),
-    "resume": lambda store, _: store.resume("job_over"),
-    "probes": lambda store, lease: store.probes(lease.work_id),
-    "events": lambda store, lease: store.events(lease.work_id),
-    "event_counts": lambda store, lease: store.event_counts([lease.work_id]),
-    "recommendation": lambda store, _: store.recommendation("rec_done"),
-    "recommendation_texts": lambda store, _: store.recommendation_texts(["rec_done"]),
-    "tuning_with_answer": lambda store, _: store.tuning_with_answer("f"),
-    "answers_to": lambda store, _: store.answers_to("q", 5),
-    "recommendations": lambda store, _: store.recommendations(RecommendationFilter(), 5),
-    "totals": lambda store, _: store.totals(3600.0),
-    "count_answers": lambda store, _: store.count_answers(1, 2),
-    "claim": lambda store, _: store.claim(SERVED.model_copy(update={"place": "other"}), LEASE_SECONDS),
-    "renew": lambda store, lease: store.renew(lease, LEASE_SECONDS),
-    "record_probe": lambda store, lease: store.record_probe(lease, 1, probe_result(4)),
-    "record_progress": lambda store, lease: store.record_progress(lease, [progress(1)]),
-    "finish": lambda store, lease: store.finish(lease, Ending(State.FAILED)),
-    "hand_back": lambda store, lease: store.hand_back(lease),
-    "release_place": lambda store, _: store.release_place("other", "host:"),
-    "announce": lambda store, _: store.announce(SERVED),
-    "withdraw": lambda store, _: store.withdraw(SERVED),
-    "devices": lambda store, _: store.devices(),
-    "check": lambda store, _: store.check(),
+    "submissions.add": lambda store, _: store.submissions.add(new_work("tun_new")),
+    "submissions.add_answered": lambda store, _: store.submissions.add_answered(
+        new_work("tun_new"), recommendation(id="rec_new")
+    ),
+    "submissions.remember": lambda store, _: store.submissions.remember(Idempotency("", "k", "d"), ANSWER),
+    "submissions.first_answer": lambda store, _: store.submissions.first_answer("", "k"),
+    "retention.delete": lambda store, _: store.retention.delete("tun_done"),
+    "retention.prune": lambda store, _: store.retention.prune(0.0),
+    "retention.prunable": lambda store, _: store.retention.prunable(0.0),
+    "queue.waiting": lambda store, _: store.queue.waiting(5),
+    "queue.depths": lambda store, _: store.queue.depths(),
+    "work.get": lambda store, lease: store.work.get(lease.work_id),
+    "work.newest": lambda store, _: store.work.newest(WorkKind.TUNING, 5),
+    "submissions.cancel": lambda store, lease: store.submissions.cancel(lease.work_id),
+    "submissions.resume": lambda store, _: store.submissions.resume("job_over"),
+    "evidence.probes": lambda store, lease: store.evidence.probes(lease.work_id),
+    "evidence.events": lambda store, lease: store.evidence.events(lease.work_id),
+    "evidence.event_counts": lambda store, lease: store.evidence.event_counts([lease.work_id]),
+    "recommendations.get": lambda store, _: store.recommendations.get("rec_done"),
+    "recommendations.texts": lambda store, _: store.recommendations.texts(["rec_done"]),
+    "recommendations.tuning_with": lambda store, _: store.recommendations.tuning_with("f"),
+    "recommendations.for_question": lambda store, _: store.recommendations.for_question("q", 5),
+    "recommendations.newest": lambda store, _: store.recommendations.newest(RecommendationFilter(), 5),
+    "statistics.totals": lambda store, _: store.statistics.totals(3600.0),
+    "statistics.count_hits": lambda store, _: store.statistics.count_hits(1, 2),
+    "leases.claim": lambda store, _: store.leases.claim(SERVED.model_copy(update={"place": "other"}), LEASE_SECONDS),
+    "leases.renew": lambda store, lease: store.leases.renew(lease, LEASE_SECONDS),
+    "evidence.record_probe": lambda store, lease: store.evidence.record_probe(lease, 1, probe_result(4)),
+    "evidence.record_progress": lambda store, lease: store.evidence.record_progress(lease, [progress(1)]),
+    "leases.finish": lambda store, lease: store.leases.finish(lease, Ending(State.FAILED)),
+    "leases.hand_back": lambda store, lease: store.leases.hand_back(lease),
+    "leases.release_slot": lambda store, _: store.leases.release_slot("other", "host:"),
+    "devices.announce": lambda store, _: store.devices.announce(SERVED),
+    "devices.withdraw": lambda store, _: store.devices.withdraw(SERVED),
+    "devices.list": lambda store, _: store.devices.list(),
+    "queue.check": lambda store, _: store.queue.check(),
     "keys.add": lambda store, _: store.keys.add(make_key("ci", (Scope.ADMIN,))[0]),
     "keys.find": lambda store, _: store.keys.find("0" * 16),
     "keys.list": lambda store, _: store.keys.list(),
@@ -138,24 +132,25 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
 """Every method that uses the database."""
 
 
-def test_no_method_is_left_out() -> None:
-    """A method of the interface that is not in the table above fails here."""
-    of_store = {name for name in Store.__abstractmethods__ if name not in {"keys", "sessions", "close"}}
-    assert of_store == {name for name in READS_AND_WRITES if "." not in name}
+def test_no_method_is_left_out(store: Store) -> None:
+    """A method of an interface that is not in the table above fails here."""
+    parts = {attribute: part for attribute, part in vars(store).items() if attribute != "engine"}
+    methods = {f"{attribute}.{name}" for attribute, part in parts.items() for name in dir(part) if name[0] != "_"}
+    assert methods == set(READS_AND_WRITES)
 
 
 @pytest.mark.parametrize("name", READS_AND_WRITES)
-def test_a_connection_lost_within_a_call_is_said_and_mended(postgresql_store: SqlStore, name: str) -> None:
+def test_a_connection_lost_within_a_call_is_said_and_mended(postgresql_store: Store, name: str) -> None:
     """The call fails as a whole, with our error; the same call, made again, is done."""
     store, call = postgresql_store, READS_AND_WRITES[name]
     store.keys.add(make_key("first", (Scope.ADMIN,))[0])
-    store.add_answered(new_work("tun_done"), recommendation(id="rec_done"))
-    store.add(new_work("job_over", WorkKind.JOB))
-    store.cancel("job_over")
-    store.add(new_work("tun_1"))
+    store.submissions.add_answered(new_work("tun_done"), recommendation(id="rec_done"))
+    store.submissions.add(new_work("job_over", WorkKind.JOB))
+    store.submissions.cancel("job_over")
+    store.submissions.add(new_work("tun_1"))
     lease = claimed(store).lease
-    store.add(new_work("tun_2"))
-    with losing_its_connection(store._engine) as ended:
+    store.submissions.add(new_work("tun_2"))
+    with losing_its_connection(store.engine) as ended:
         with pytest.raises(StoreUnavailableError, match="database"):
             call(store, lease)
         assert ended
@@ -164,12 +159,12 @@ def test_a_connection_lost_within_a_call_is_said_and_mended(postgresql_store: Sq
 
 def test_a_server_that_became_a_standby_is_left(postgresql: Databases) -> None:
     """A write that it refuses is no fault of ours; the next call connects anew, and finds a server that writes."""
-    store = SqlStore(open_engine(postgresql.migrated()))
-    with store._engine.connect() as pooled, pooled.begin():
+    store = Store(open_engine(postgresql.migrated()))
+    with store.engine.connect() as pooled, pooled.begin():
         pooled.execute(text("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"))
     with pytest.raises(StoreUnavailableError, match="read-only"):
-        store.add(new_work("tun_1"))
-    assert store.add(new_work("tun_1")).state is State.QUEUED
+        store.submissions.add(new_work("tun_1"))
+    assert store.submissions.add(new_work("tun_1")).state is State.QUEUED
     store.close()
 
 
@@ -182,33 +177,33 @@ def test_a_broken_file_is_a_database_that_cannot_be_used(tmp_path: Path) -> None
 
 def test_a_commit_whose_answer_was_lost_can_be_tried_again(store: Store, new_id: NewId) -> None:
     """The same result under the same ordinal is taken for what it is; the lease decides first."""
-    store.add(new_work(new_id("tun")))
+    store.submissions.add(new_work(new_id("tun")))
     lease = claimed(store).lease
-    store.record_probe(lease, 1, probe_result(4))
-    store.record_probe(lease, 1, probe_result(4))
-    assert len(store.probes(lease.work_id)) == 1
-    assert store.get(lease.work_id).events == 3
-    store.finish(lease, Ending(State.FAILED))
+    store.evidence.record_probe(lease, 1, probe_result(4))
+    store.evidence.record_probe(lease, 1, probe_result(4))
+    assert len(store.evidence.probes(lease.work_id)) == 1
+    assert store.work.get(lease.work_id).events == 3
+    store.leases.finish(lease, Ending(State.FAILED))
     with pytest.raises(StaleLeaseError):
-        store.record_probe(lease, 1, probe_result(4))
+        store.evidence.record_probe(lease, 1, probe_result(4))
 
 
 def test_progress_that_is_sent_again_is_told_once(store: Store, new_id: NewId) -> None:
     """But a run that goes on from an earlier checkpoint tells of the same updates anew."""
-    store.add(new_work(new_id("job"), WorkKind.JOB))
+    store.submissions.add(new_work(new_id("job"), WorkKind.JOB))
     lease = claimed(store).lease
     for updates in ((1, 2), (1, 2), (3,), (3,)):
-        store.record_progress(lease, [progress(update) for update in updates])
-    told = [it.progress.update for it in store.events(lease.work_id) if it.progress is not None]
+        store.evidence.record_progress(lease, [progress(update) for update in updates])
+    told = [it.progress.update for it in store.evidence.events(lease.work_id) if it.progress is not None]
     assert told == [1, 2, 3]
-    assert store.get(lease.work_id).progress == progress(3)
-    store.record_progress(lease, [progress(2)])
-    assert store.get(lease.work_id).progress == progress(2)
+    assert store.work.get(lease.work_id).progress == progress(3)
+    store.evidence.record_progress(lease, [progress(2)])
+    assert store.work.get(lease.work_id).progress == progress(2)
 
 
-def test_a_stopped_process_keeps_nobody_waiting(postgresql_store: SqlStore) -> None:
+def test_a_stopped_process_keeps_nobody_waiting(postgresql_store: Store) -> None:
     """PostgreSQL ends transactions that stand still, and no call waits for a lock without end."""
-    with reading(postgresql_store._engine) as connection:
+    with reading(postgresql_store.engine) as connection:
         limits = [connection.execute(text(f"SHOW {name}")).scalar_one() for name in ("lock_timeout", IDLE)]
     assert limits == ["10s", "10s"]
 
@@ -221,50 +216,50 @@ def test_the_check_writes_once_in_a_while(database_url: str) -> None:
     now = [100.0]
     engine = open_engine(database_url)
     open_store(database_url).close()
-    store = SqlStore(engine, clock=lambda: now[0])
+    queue = SqlQueueStore(engine, clock=lambda: now[0])
 
     def checked_at() -> Any:
         with reading(engine) as connection:
             return connection.execute(text("SELECT checked_at FROM health")).scalar_one()
 
-    store.check()
+    queue.check()
     with writing(engine) as connection:
         connection.execute(text("UPDATE health SET checked_at = 0"))
     now[0] += PROVEN_SECONDS - 0.1
-    store.check()
+    queue.check()
     assert checked_at() == 0
     now[0] += 0.2
-    store.check()
+    queue.check()
     assert checked_at() > 0
-    store.close()
+    engine.dispose()
 
 
 def test_a_failed_check_proves_nothing(tmp_path: Path) -> None:
     """Each call tries again until one succeeds."""
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
-    with writing(store._engine) as connection:
+    with writing(store.engine) as connection:
         connection.execute(text("ALTER TABLE health RENAME TO hidden"))
     for _ in range(2):
         with pytest.raises(StoreUnavailableError):
-            store.check()
-    with writing(store._engine) as connection:
+            store.queue.check()
+    with writing(store.engine) as connection:
         connection.execute(text("ALTER TABLE hidden RENAME TO health"))
-    store.check()
+    store.queue.check()
     store.close()
 
 
 def test_a_worker_not_heard_of_for_a_day_is_forgotten(store: Store) -> None:
     """A host that is gone for good leaves the list when another worker announces itself."""
     gone = SERVED.model_copy(update={"place": "gone/cpu"})
-    store.announce(gone)
-    with writing(store._engine) as connection:  # type: ignore[attr-defined]
+    store.devices.announce(gone)
+    with writing(store.engine) as connection:
         connection.execute(text("UPDATE workers SET heartbeat_at = heartbeat_at - 86401000"))
-    store.announce(SERVED)
-    assert [seen.served.place for seen in store.devices()] == [SERVED.place]
+    store.devices.announce(SERVED)
+    assert [seen.served.place for seen in store.devices.list()] == [SERVED.place]
 
 
 def test_only_a_whole_claim_is_made(store: Store, new_id: NewId) -> None:
     """Claims are documents of what was taken: the item as it now is."""
-    item = store.add(new_work(new_id("tun")))
+    item = store.submissions.add(new_work(new_id("tun")))
     claim = claimed(store)
-    assert claim == Claim(Lease(item.id, SERVED.owner, 1), store.get(item.id), 0)
+    assert claim == Claim(Lease(item.id, SERVED.owner, 1), store.work.get(item.id), 0)

@@ -22,9 +22,9 @@ from service.store.interface import (
     FirstTime,
     Idempotency,
     Quota,
-    Store,
     WorkItem,
 )
+from service.store.store import Store
 from tests.support.factories import recommendation
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import NewId, engine_at
@@ -54,41 +54,41 @@ def test_an_answer_is_remembered_with_what_it_created(store: Store, new_id: NewI
         seen.append(item)
         return FirstAnswer(ASKED.digest, item.id, 202, "the body")
 
-    item = store.add(new_work(new_id("tun")), first=FirstTime(ASKED, answer))
-    assert seen == [item] == [store.get(item.id)]
-    assert store.first_answer("", "k-1") == FirstAnswer(ASKED.digest, item.id, 202, "the body")
-    assert store.first_answer("a" * 16, "k-1") is None
-    assert store.first_answer("", "k-2") is None
+    item = store.submissions.add(new_work(new_id("tun")), first=FirstTime(ASKED, answer))
+    assert seen == [item] == [store.work.get(item.id)]
+    assert store.submissions.first_answer("", "k-1") == FirstAnswer(ASKED.digest, item.id, 202, "the body")
+    assert store.submissions.first_answer("a" * 16, "k-1") is None
+    assert store.submissions.first_answer("", "k-2") is None
 
 
 def test_the_same_key_adds_nothing(store: Store, new_id: NewId) -> None:
     """The second request is told what the first was answered, whatever it asks itself; nothing of it is stored."""
-    item = store.add(new_work(new_id("tun")), first=first_time())
+    item = store.submissions.add(new_work(new_id("tun")), first=first_time())
     other = new_work(new_id("tun"))
     with pytest.raises(AnsweredBeforeError) as caught:
-        store.add(other, first=first_time(replace(ASKED, digest="e" * 64)))
+        store.submissions.add(other, first=first_time(replace(ASKED, digest="e" * 64)))
     assert caught.value.first == FirstAnswer(ASKED.digest, item.id, 202, f"{item.id} QUEUED")
     with pytest.raises(NotFoundError):
-        store.get(other.id)
+        store.work.get(other.id)
 
 
 def test_owners_do_not_share_keys(store: Store, new_id: NewId) -> None:
     """The same key of two owners is two keys."""
     for owner in ("", "a" * 16, "b" * 16):
-        store.add(new_work(new_id("tun")), first=first_time(replace(ASKED, owner=owner)))
-    assert len(store.newest(WorkKind.TUNING, 10)) == 3
+        store.submissions.add(new_work(new_id("tun")), first=first_time(replace(ASKED, owner=owner)))
+    assert len(store.work.newest(WorkKind.TUNING, 10)) == 3
 
 
 def test_a_stored_answer_is_remembered_too(store: Store, new_id: NewId) -> None:
     """Also what creates an answered tuning, and what creates nothing."""
     answer = recommendation(id=new_id("rec"))
-    item = store.add_answered(new_work(new_id("tun")), answer, first_time(status=200))
-    assert store.first_answer("", "k-1") == FirstAnswer(ASKED.digest, item.id, 200, f"{item.id} SUCCEEDED")
+    item = store.submissions.add_answered(new_work(new_id("tun")), answer, first_time(status=200))
+    assert store.submissions.first_answer("", "k-1") == FirstAnswer(ASKED.digest, item.id, 200, f"{item.id} SUCCEEDED")
     again = replace(ASKED, key="k-2")
-    store.remember(again, FirstAnswer(again.digest, item.id, 200, "found"))
+    store.submissions.remember(again, FirstAnswer(again.digest, item.id, 200, "found"))
     for call in (
-        lambda: store.remember(again, FirstAnswer(again.digest, "other", 200, "")),
-        lambda: store.add(new_work(new_id("tun")), first=first_time(again)),
+        lambda: store.submissions.remember(again, FirstAnswer(again.digest, "other", 200, "")),
+        lambda: store.submissions.add(new_work(new_id("tun")), first=first_time(again)),
     ):
         with pytest.raises(AnsweredBeforeError) as caught:
             call()
@@ -98,22 +98,22 @@ def test_a_stored_answer_is_remembered_too(store: Store, new_id: NewId) -> None:
 def test_what_fails_leaves_its_key_free(store: Store, new_id: NewId) -> None:
     """A conflict, a used quota and an answer that cannot be made remember nothing."""
     work = new_work(new_id("tun"))
-    store.add(work)
+    store.submissions.add(work)
     with pytest.raises(ConflictError):
-        store.add(work, first=first_time())
+        store.submissions.add(work, first=first_time())
     key, _ = make_key("ci", (Scope.ADMIN,))
     store.keys.add(key)
     with pytest.raises(QuotaExceededError):
-        store.add(new_work(new_id("tun"), key_id=key.id), Quota(queued=0), first_time())
+        store.submissions.add(new_work(new_id("tun"), key_id=key.id), Quota(queued=0), first_time())
 
     def fail(_item: WorkItem) -> FirstAnswer:
         raise ValueError("no answer")
 
     unanswered = new_work(new_id("tun"))
     with pytest.raises(ValueError, match="no answer"):
-        store.add(unanswered, first=FirstTime(ASKED, fail))
-    assert store.first_answer("", "k-1") is None
-    store.add(unanswered, first=first_time())
+        store.submissions.add(unanswered, first=FirstTime(ASKED, fail))
+    assert store.submissions.first_answer("", "k-1") is None
+    store.submissions.add(unanswered, first=first_time())
 
 
 def test_a_first_answer_is_found_when_the_quota_is_used(store: Store, new_id: NewId) -> None:
@@ -121,30 +121,30 @@ def test_a_first_answer_is_found_when_the_quota_is_used(store: Store, new_id: Ne
     key, _ = make_key("ci", (Scope.ADMIN,))
     store.keys.add(key)
     asked, one = replace(ASKED, owner=key.id), Quota(queued=1)
-    store.add(new_work(new_id("tun"), key_id=key.id), one, first_time(asked))
+    store.submissions.add(new_work(new_id("tun"), key_id=key.id), one, first_time(asked))
     with pytest.raises(AnsweredBeforeError):
-        store.add(new_work(new_id("tun"), key_id=key.id), one, first_time(asked))
+        store.submissions.add(new_work(new_id("tun"), key_id=key.id), one, first_time(asked))
 
 
 def test_the_answer_outlives_the_work(store: Store, new_id: NewId) -> None:
     """Deleting the work does not let the same request create it again."""
-    item = store.add(new_work(new_id("tun")), first=first_time())
-    store.cancel(item.id)
-    store.delete(item.id)
+    item = store.submissions.add(new_work(new_id("tun")), first=first_time())
+    store.submissions.cancel(item.id)
+    store.retention.delete(item.id)
     with pytest.raises(AnsweredBeforeError):
-        store.add(new_work(new_id("tun")), first=first_time())
+        store.submissions.add(new_work(new_id("tun")), first=first_time())
 
 
 def test_a_key_is_forgotten_after_its_time(store: Store, database_url: str, new_id: NewId) -> None:
     """A moment before, it is known; after it, it is new, and creates."""
-    first = store.add(new_work(new_id("tun")), first=first_time())
+    first = store.submissions.add(new_work(new_id("tun")), first=first_time())
     grow_older(database_url, KEPT_SECONDS - 60)
     with pytest.raises(AnsweredBeforeError):
-        store.add(new_work(new_id("tun")), first=first_time())
+        store.submissions.add(new_work(new_id("tun")), first=first_time())
     grow_older(database_url, 61)
-    assert store.first_answer("", "k-1") is None
-    second = store.add(new_work(new_id("tun")), first=first_time())
-    found = store.first_answer("", "k-1")
+    assert store.submissions.first_answer("", "k-1") is None
+    second = store.submissions.add(new_work(new_id("tun")), first=first_time())
+    found = store.submissions.first_answer("", "k-1")
     assert found is not None
     assert found.work_id == second.id != first.id
 
@@ -152,9 +152,9 @@ def test_a_key_is_forgotten_after_its_time(store: Store, database_url: str, new_
 def test_expired_keys_are_deleted_as_new_ones_come(store: Store, database_url: str, new_id: NewId) -> None:
     """However many there are, one new key takes many away."""
     for number in range(20):
-        store.remember(replace(ASKED, key=f"old-{number}"), FirstAnswer(ASKED.digest, "tun", 200, "{}"))
+        store.submissions.remember(replace(ASKED, key=f"old-{number}"), FirstAnswer(ASKED.digest, "tun", 200, "{}"))
     grow_older(database_url, KEPT_SECONDS + 1)
-    store.add(new_work(new_id("tun")), first=first_time())
+    store.submissions.add(new_work(new_id("tun")), first=first_time())
     with engine_at(database_url) as engine, reading(engine) as connection:
         assert connection.execute(select(func.count()).select_from(idempotency_keys)).scalar_one() == 1
 
@@ -170,12 +170,12 @@ def test_of_concurrent_requests_one_creates(store: Store, new_id: NewId, quota: 
     def submit(_: int) -> str:
         together.wait()
         try:
-            store.add(new_work(new_id("tun"), key_id=key.id), quota, first_time(asked))
+            store.submissions.add(new_work(new_id("tun"), key_id=key.id), quota, first_time(asked))
         except AnsweredBeforeError as error:
             return error.first.body
         return "created"
 
     with ThreadPoolExecutor(8) as pool:
         told = list(pool.map(submit, range(8)))
-    (item,) = store.newest(WorkKind.TUNING, 10)
+    (item,) = store.work.newest(WorkKind.TUNING, 10)
     assert sorted(told) == sorted(["created", *[f"{item.id} {State.QUEUED}"] * 7])

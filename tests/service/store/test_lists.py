@@ -14,7 +14,8 @@ from service.errors import NotFoundError
 from service.store import recommendation_queries
 from service.store.database.engine import reading
 from service.store.database.migrate import upgrade
-from service.store.interface import RecommendationFilter, Store, WorkFilter
+from service.store.interface import RecommendationFilter, WorkFilter
+from service.store.store import Store
 from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import NewId, claimed, ended, engine_at, fill
@@ -45,23 +46,23 @@ def test_a_list_shows_what_its_filter_names(
 ) -> None:
     """Every field restricts, several together; jobs do not show."""
     changes: list[dict[str, Any]] = [{}, {}, {"fingerprint": "e" * 64}, {"model": "gpt", "device": "cuda:0"}]
-    ids = [store.add(new_work(new_id("tun"), **given)).id for given in [*changes, {"model": "gpt"}]]
-    store.add(new_work(new_id("job"), WorkKind.JOB))
+    ids = [store.submissions.add(new_work(new_id("tun"), **given)).id for given in [*changes, {"model": "gpt"}]]
+    store.submissions.add(new_work(new_id("job"), WorkKind.JOB))
     assert claimed(store).item.id == ids[0]
-    rows = store.newest(TUNING, 10, wanted=WorkFilter(**wanted))
+    rows = store.work.newest(TUNING, 10, wanted=WorkFilter(**wanted))
     assert [row.id for row in rows] == [ids[place] for place in found]
 
 
 def test_a_list_that_was_seen_before_shows_what_changed_since(store: Store, new_id: NewId) -> None:
     """What is kept of rows is never what they were: a new state shows, a new row comes first, a deleted one is gone."""
-    ids = [store.add(new_work(new_id("tun"))).id for _ in range(3)]
-    before = store.newest(TUNING, 10)
-    assert store.newest(TUNING, 10) == before
-    store.cancel(ids[0])
-    store.cancel(ids[1])
-    store.delete(ids[1])
-    ids.append(store.add(new_work(new_id("tun"))).id)
-    seen = [(row.id, row.state) for row in store.newest(TUNING, 10)]
+    ids = [store.submissions.add(new_work(new_id("tun"))).id for _ in range(3)]
+    before = store.work.newest(TUNING, 10)
+    assert store.work.newest(TUNING, 10) == before
+    store.submissions.cancel(ids[0])
+    store.submissions.cancel(ids[1])
+    store.retention.delete(ids[1])
+    ids.append(store.submissions.add(new_work(new_id("tun"))).id)
+    seen = [(row.id, row.state) for row in store.work.newest(TUNING, 10)]
     assert seen == [(ids[3], State.QUEUED), (ids[2], State.QUEUED), (ids[0], State.CANCELLED)]
 
 
@@ -71,7 +72,7 @@ def test_a_filtered_list_has_pages(store: Store, database_url: str) -> None:
         mine = fill(engine, 7, model="gpt")
         fill(engine, 7, model="mlp")
     wanted, seen, before = WorkFilter(model="gpt"), [], None
-    while page := store.newest(TUNING, 3, before, wanted):
+    while page := store.work.newest(TUNING, 3, before, wanted):
         seen += [row.id for row in page]
         before = page[-1].id
     assert seen == mine[::-1]
@@ -80,10 +81,10 @@ def test_a_filtered_list_has_pages(store: Store, database_url: str) -> None:
 def test_a_row_tells_its_priority_and_an_item_its_trace(store: Store, new_id: NewId) -> None:
     """Both come back as they were given, from every read."""
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    item = store.add(new_work(new_id("tun"), priority=7, trace_parent=parent))
+    item = store.submissions.add(new_work(new_id("tun"), priority=7, trace_parent=parent))
     assert (item.priority, item.trace_parent) == (7, parent)
     assert claimed(store).item.trace_parent == parent
-    assert store.newest(TUNING, 1)[0].priority == 7
+    assert store.work.newest(TUNING, 1)[0].priority == 7
 
 
 def test_the_text_of_a_recommendation_is_what_is_stored(store: Store, new_id: NewId) -> None:
@@ -91,11 +92,11 @@ def test_the_text_of_a_recommendation_is_what_is_stored(store: Store, new_id: Ne
     answers = [recommendation(id=new_id("rec")) for _ in range(2)]
     for answer in answers:
         ended(store, new_work(new_id("tun")), answer)
-    texts = store.recommendation_texts(["rec_none", *(it.id for it in answers)])
+    texts = store.recommendations.texts(["rec_none", *(it.id for it in answers)])
     assert texts == {it.id: it.model_dump_json() for it in answers}
-    assert store.recommendation_texts([]) == {}
+    assert store.recommendations.texts([]) == {}
     with pytest.raises(NotFoundError, match="rec_none"):
-        store.recommendation("rec_none")
+        store.recommendations.get("rec_none")
 
 
 ANSWERS: list[tuple[str, str, dict[str, Any]]] = [
@@ -131,13 +132,15 @@ def test_recommendations_are_found_by_what_they_are(store: Store, new_id: NewId)
     for precision, objective, more in ANSWERS:
         request = tuning_request(mlp_spec(precision=precision), objective=objective)
         made.append(recommendation(id=new_id("rec"), request=request, **more))
-        store.add_answered(new_work(new_id("tun"), model="gpt" if len(made) == len(ANSWERS) else "mlp"), made[-1])
+        store.submissions.add_answered(
+            new_work(new_id("tun"), model="gpt" if len(made) == len(ANSWERS) else "mlp"), made[-1]
+        )
     for given, found in SEARCHES:
         wanted = RecommendationFilter(**given)
-        rows = store.recommendations(wanted, 10)
+        rows = store.recommendations.newest(wanted, 10)
         told = [(row.id, row.precision, row.objective) for row in rows]
         assert told == [(made[place].id, *ANSWERS[place][:2]) for place in found], given
-        pages = [store.recommendations(wanted, 1, row.id) for row in rows]
+        pages = [store.recommendations.newest(wanted, 1, row.id) for row in rows]
         assert [row for page in pages for row in page] == rows[1:], given
 
 
@@ -147,14 +150,14 @@ def test_of_each_fingerprint_the_newest_answer_counts(store: Store, new_id: NewI
 
     def answer(fingerprint: str, **changes: Any) -> str:
         made = recommendation(id=new_id("rec"), fingerprint=fingerprint * 64)
-        store.add_answered(new_work(new_id("tun"), fingerprint=fingerprint * 64, **changes), made)
+        store.submissions.add_answered(new_work(new_id("tun"), fingerprint=fingerprint * 64, **changes), made)
         return made.id
 
     other = answer("1", question=question)
     answer("2", question="b" * 64)
     copies = [answer("2", question=question) for _ in range(5)]
-    assert [it.id for it in store.answers_to(question, 8)] == [copies[-1], other]
-    assert [it.id for it in store.answers_to(question, 1)] == [copies[-1]]
+    assert [it.id for it in store.recommendations.for_question(question, 8)] == [copies[-1], other]
+    assert [it.id for it in store.recommendations.for_question(question, 1)] == [copies[-1]]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

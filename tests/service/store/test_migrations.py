@@ -20,7 +20,7 @@ from service.store.database.engine import reading, writing
 from service.store.database.migrate import configuration, upgrade
 from service.store.database.schema import metadata
 from service.store.interface import Ending, Quota, RecommendationFilter
-from service.store.sql_store import open_store
+from service.store.store import open_store
 from tests.support.factories import probe_result, recommendation
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import claimed, engine_at
@@ -94,26 +94,26 @@ def test_what_a_revision_left_is_kept_and_goes_on(database_url: str, revision: s
     with engine_at(database_url) as engine:
         write_as_of(engine, revision)
     store = open_store(database_url)
-    items = {row.id: row for row in store.newest(WorkKind.TUNING, 10)}
+    items = {row.id: row for row in store.work.newest(WorkKind.TUNING, 10)}
     assert [it.state for it in items.values()] == [State.QUEUED, State.RUNNING, State.SUCCEEDED]
     assert {it.key_id for it in items.values()} == {REVISIONS[revision].get("key_id")}
     assert {it.earlier_recommendation_id for it in items.values()} == {
         REVISIONS[revision].get("earlier_recommendation_id")
     }
     assert (items["tun_3"].priority, items["tun_1"].probes, items["tun_1"].fingerprint) == (2, 1, "f" * 64)
-    assert store.get("tun_1").payload == new_work("").payload
-    assert [it.result for it in store.probes("tun_1")] == [probe_result(4)]
-    assert store.recommendation("rec_1") == recommendation(id="rec_1")
-    assert store.tuning_with_answer(recommendation().fingerprint) == "tun_1"
-    assert [it.id for it in store.recommendations(RecommendationFilter(model="mlp"), 5)] == ["rec_1"]
+    assert store.work.get("tun_1").payload == new_work("").payload
+    assert [it.result for it in store.evidence.probes("tun_1")] == [probe_result(4)]
+    assert store.recommendations.get("rec_1") == recommendation(id="rec_1")
+    assert store.recommendations.tuning_with(recommendation().fingerprint) == "tun_1"
+    assert [it.id for it in store.recommendations.newest(RecommendationFilter(model="mlp"), 5)] == ["rec_1"]
     assert [key.name for key in store.keys.list()] == ([] if revision == "0001" else ["ci"])
-    assert [it.id for it in store.queue(5)] == ["tun_3"]
+    assert [it.id for it in store.queue.waiting(5)] == ["tun_3"]
     for expected, attempt in (("tun_2", 2), ("tun_3", 1)):
         claim = claimed(store)
         assert (claim.item.id, claim.item.attempts) == (expected, attempt)
-        store.finish(claim.lease, Ending(State.FAILED))
-    store.delete("tun_1")
-    store.add(new_work("tun_4", key_id=KEY), Quota(device_seconds=1000.0))
+        store.leases.finish(claim.lease, Ending(State.FAILED))
+    store.retention.delete("tun_1")
+    store.submissions.add(new_work("tun_4", key_id=KEY), Quota(device_seconds=1000.0))
     store.close()
 
 
@@ -148,9 +148,12 @@ def test_old_recommendations_are_found_by_what_their_documents_say(
                 document = json.dumps({"request": request})
                 insert_into(connection, "recommendations", id=answer_id, document=document, **common, **sizes)
     store = open_store(database_url)
-    found = {it.id: (it.precision, it.objective) for it in store.recommendations(RecommendationFilter(), 9)}
+    found = {it.id: (it.precision, it.objective) for it in store.recommendations.newest(RecommendationFilter(), 9)}
     assert found == {answer_id: (precision, it or "largest") for answer_id, (precision, it) in kinds.items()}
-    assert [it.id for it in store.recommendations(RecommendationFilter(precision="bf16"), 9)] == ["rec_4", "rec_2"]
+    assert [it.id for it in store.recommendations.newest(RecommendationFilter(precision="bf16"), 9)] == [
+        "rec_4",
+        "rec_2",
+    ]
     store.close()
 
 
@@ -172,7 +175,7 @@ def test_concurrent_upgrades_of_an_empty_database_both_succeed(database_url: str
     """Two services that start at once find one schema."""
     with ThreadPoolExecutor(2) as pool:
         for store in pool.map(lambda _: open_store(database_url), range(2)):
-            store.check()
+            store.queue.check()
             store.close()
 
 

@@ -13,7 +13,8 @@ from service.domain.states import State, WorkKind
 from service.errors import NotEndedError, NotFoundError, QuotaExceededError
 from service.store.database.engine import reading, writing
 from service.store.database.schema import events, idempotency_keys, probes, used_time, work_items
-from service.store.interface import Ending, Pruned, Quota, Store
+from service.store.interface import Ending, Pruned, Quota
+from service.store.store import Store
 from tests.support.factories import probe_result, recommendation
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import NewId, answered, claimed, ended, engine_at, fill, set_work
@@ -34,50 +35,50 @@ def days_ago(days: float) -> int:
 
 def tuned(store: Store, new_id: NewId) -> str:
     """A tuning that has ended with a probe and an answer."""
-    work_id = store.add(new_work(new_id("tun"))).id
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
     lease = claimed(store).lease
-    store.record_probe(lease, 1, probe_result(4))
-    store.finish(lease, Ending(State.SUCCEEDED, recommendation=recommendation(id=new_id("rec"))))
+    store.evidence.record_probe(lease, 1, probe_result(4))
+    store.leases.finish(lease, Ending(State.SUCCEEDED, recommendation=recommendation(id=new_id("rec"))))
     return work_id
 
 
 def test_deleted_work_is_gone_with_its_probes_and_events(store: Store, database_url: str, new_id: NewId) -> None:
     """Nothing of it is left but its answer; other work keeps what it has."""
     kept, deleted = tuned(store, new_id), tuned(store, new_id)
-    answer = store.get(deleted).recommendation_id
-    store.delete(deleted)
+    answer = store.work.get(deleted).recommendation_id
+    store.retention.delete(deleted)
     with pytest.raises(NotFoundError, match=deleted):
-        store.get(deleted)
-    assert (store.probes(deleted), store.events(deleted)) == ([], [])
+        store.work.get(deleted)
+    assert (store.evidence.probes(deleted), store.evidence.events(deleted)) == ([], [])
     assert count(database_url, work_items, probes, events) == [1, 1, 4]
-    assert store.recommendation(str(answer)).id == answer
-    assert len(store.probes(kept)) == 1
+    assert store.recommendations.get(str(answer)).id == answer
+    assert len(store.evidence.probes(kept)) == 1
 
 
 def test_what_has_not_ended_is_not_deleted(store: Store, new_id: NewId) -> None:
     """Neither what waits nor what runs nor what is being cancelled; the error says what to do."""
-    work_id = store.add(new_work(new_id("tun"))).id
-    for step in (lambda: None, lambda: claimed(store), lambda: store.cancel(work_id)):
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
+    for step in (lambda: None, lambda: claimed(store), lambda: store.submissions.cancel(work_id)):
         step()
         with pytest.raises(NotEndedError, match="cancel it first"):
-            store.delete(work_id)
-    assert store.get(work_id).state is State.CANCELLING
+            store.retention.delete(work_id)
+    assert store.work.get(work_id).state is State.CANCELLING
 
 
 def test_deleting_what_is_not_there_says_so(store: Store, new_id: NewId) -> None:
     """Also the second time."""
     work_id = tuned(store, new_id)
-    store.delete(work_id)
+    store.retention.delete(work_id)
     with pytest.raises(NotFoundError, match=work_id):
-        store.delete(work_id)
+        store.retention.delete(work_id)
 
 
 def test_a_deleted_tuning_is_served_no_more(store: Store, new_id: NewId) -> None:
     """Its recommendation can be read, but no submission is answered with it."""
     answer = answered(store, new_id, question="a" * 64)
-    store.delete(str(store.tuning_with_answer(answer.fingerprint)))
-    assert store.tuning_with_answer(answer.fingerprint) is None
-    assert store.answers_to("a" * 64, 9) == []
+    store.retention.delete(str(store.recommendations.tuning_with(answer.fingerprint)))
+    assert store.recommendations.tuning_with(answer.fingerprint) is None
+    assert store.recommendations.for_question("a" * 64, 9) == []
 
 
 def test_deleting_gives_a_key_no_device_time_back(store: Store, database_url: str, new_id: NewId) -> None:
@@ -88,11 +89,11 @@ def test_deleting_gives_a_key_no_device_time_back(store: Store, database_url: st
     work = new_work(new_id("tun"), key_id=key.id)
     ended(store, work)
     set_work(database_url, work.id, device_ms=31_000, ended_at=days_ago(0) - 700_000)
-    store.delete(work.id)
+    store.retention.delete(work.id)
     with pytest.raises(QuotaExceededError, match="used 31 s") as caught:
-        store.add(new_work(new_id("tun"), key_id=key.id), quota)
+        store.submissions.add(new_work(new_id("tun"), key_id=key.id), quota)
     assert caught.value.retry_after_seconds <= 301
-    store.add(new_work(new_id("tun"), key_id=key.id), Quota(device_seconds=30.0, window_seconds=600.0))
+    store.submissions.add(new_work(new_id("tun"), key_id=key.id), Quota(device_seconds=30.0, window_seconds=600.0))
     assert count(database_url, used_time) == [0]
 
 
@@ -101,37 +102,37 @@ def test_pruning_deletes_what_ended_that_long_ago(store: Store, database_url: st
     old, young = tuned(store, new_id), tuned(store, new_id)
     job = new_work(new_id("job"), WorkKind.JOB)
     ended(store, job)
-    waiting = store.add(new_work(new_id("tun"))).id
+    waiting = store.submissions.add(new_work(new_id("tun"))).id
     for work_id in (old, job.id):
         set_work(database_url, work_id, ended_at=days_ago(31))
     set_work(database_url, waiting, created_at=days_ago(100), updated_at=days_ago(100))
-    would = store.prunable(30 * DAY)
+    would = store.retention.prunable(30 * DAY)
     assert would == Pruned(tunings=1, jobs=1, recommendations=0, job_ids=(job.id,))
-    assert store.prune(30 * DAY) == would
-    assert {row.id for kind in WorkKind for row in store.newest(kind, 10)} == {young, waiting}
+    assert store.retention.prune(30 * DAY) == would
+    assert {row.id for kind in WorkKind for row in store.work.newest(kind, 10)} == {young, waiting}
     assert count(database_url, probes) == [1]
-    assert store.prune(30 * DAY) == store.prunable(30 * DAY) == Pruned(0, 0, 0, ())
+    assert store.retention.prune(30 * DAY) == store.retention.prunable(30 * DAY) == Pruned(0, 0, 0, ())
 
 
 def test_answers_are_pruned_when_no_work_names_them(store: Store, database_url: str, new_id: NewId) -> None:
     """Not while a job was made from one, or a tuning is led by one; and only when asked to."""
     made = [answered(store, new_id) for _ in range(4)]
-    led = store.add(new_work(new_id("tun"), earlier_recommendation_id=made[1].id)).id
-    job = store.add(new_work(new_id("job"), WorkKind.JOB, recommendation_id=made[2].id)).id
-    for row in store.newest(WorkKind.TUNING, 10):
+    led = store.submissions.add(new_work(new_id("tun"), earlier_recommendation_id=made[1].id)).id
+    job = store.submissions.add(new_work(new_id("job"), WorkKind.JOB, recommendation_id=made[2].id)).id
+    for row in store.work.newest(WorkKind.TUNING, 10):
         if row.id != led:
             set_work(
                 database_url, row.id, ended_at=days_ago(31) if row.recommendation_id != made[3].id else days_ago(1)
             )
     expected = Pruned(tunings=3, jobs=0, recommendations=1, job_ids=())
-    assert store.prunable(30 * DAY).recommendations == 0
-    assert store.prunable(30 * DAY, recommendations=True) == expected
-    assert store.prune(30 * DAY, recommendations=True) == expected
+    assert store.retention.prunable(30 * DAY).recommendations == 0
+    assert store.retention.prunable(30 * DAY, recommendations=True) == expected
+    assert store.retention.prune(30 * DAY, recommendations=True) == expected
     with pytest.raises(NotFoundError):
-        store.recommendation(made[0].id)
+        store.recommendations.get(made[0].id)
     for kept in made[1:]:
-        assert store.recommendation(kept.id) == kept
-    assert {store.get(led).state, store.get(job).state} == {State.QUEUED}
+        assert store.recommendations.get(kept.id) == kept
+    assert {store.work.get(led).state, store.work.get(job).state} == {State.QUEUED}
 
 
 def test_a_young_answer_stays_though_nothing_names_it(store: Store, new_id: NewId) -> None:
@@ -139,9 +140,9 @@ def test_a_young_answer_stays_though_nothing_names_it(store: Store, new_id: NewI
     young = recommendation(id=new_id("rec"), created_at=recommendation().created_at.replace(year=2999))
     work = new_work(new_id("tun"))
     ended(store, work, young)
-    store.delete(work.id)
-    assert store.prune(0.0, recommendations=True).recommendations == 0
-    assert store.recommendation(young.id) == young
+    store.retention.delete(work.id)
+    assert store.retention.prune(0.0, recommendations=True).recommendations == 0
+    assert store.recommendations.get(young.id) == young
 
 
 def test_much_is_pruned_in_parts_by_two_at_a_time(store: Store, database_url: str) -> None:
@@ -152,6 +153,6 @@ def test_much_is_pruned_in_parts_by_two_at_a_time(store: Store, database_url: st
             rows = [{"work_id": it, "id": 1, "at": 1, "kind": "state", "document": '"QUEUED"'} for it in ids]
             connection.execute(insert(events), rows)
     with ThreadPoolExecutor(2) as pool:
-        reports = list(pool.map(lambda _: store.prune(DAY), range(2)))
+        reports = list(pool.map(lambda _: store.retention.prune(DAY), range(2)))
     assert sum(report.tunings for report in reports) == 950
     assert count(database_url, work_items, events, idempotency_keys) == [0, 0, 0]

@@ -11,7 +11,8 @@ from sqlalchemy import update
 from service.domain.states import State
 from service.store.database.engine import writing
 from service.store.database.schema import submitters
-from service.store.interface import Ending, Store
+from service.store.interface import Ending
+from service.store.store import Store
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, elsewhere, engine_at, fill, on_device, set_work
 
@@ -21,15 +22,15 @@ A, B = "a" * 16, "b" * 16
 def taken(store: Store) -> list[str]:
     """Everything that one device takes, in its order."""
     order = []
-    while (claim := store.claim(SERVED, LEASE_SECONDS)) is not None:
+    while (claim := store.leases.claim(SERVED, LEASE_SECONDS)) is not None:
         order.append(claim.item.id)
-        store.finish(claim.lease, Ending(State.FAILED))
+        store.leases.finish(claim.lease, Ending(State.FAILED))
     return order
 
 
 def queue_up(store: Store, new_id: NewId, *keys: str | None, **changes: Any) -> list[str]:
     """Queue one piece of work of each key, in this order."""
-    return [store.add(new_work(new_id("tun"), key_id=key, **changes)).id for key in keys]
+    return [store.submissions.add(new_work(new_id("tun"), key_id=key, **changes)).id for key in keys]
 
 
 def test_keys_take_turns(store: Store, new_id: NewId) -> None:
@@ -50,7 +51,7 @@ def test_a_turn_is_remembered_when_the_work_is_gone(store: Store, new_id: NewId)
     """Deleting what one has had gives no turn back."""
     (first,) = queue_up(store, new_id, A)
     taken(store)
-    store.delete(first)
+    store.retention.delete(first)
     a1, b1 = queue_up(store, new_id, A, B)
     assert taken(store) == [b1, a1]
 
@@ -65,27 +66,27 @@ def test_priority_goes_before_turns(store: Store, new_id: NewId) -> None:
 
 def test_the_order_counts_tunings_and_jobs_alike(store: Store, new_id: NewId) -> None:
     """The older goes first, whatever it is."""
-    tuning = store.add(new_work(new_id("tun"))).id
-    job = store.add(new_work(new_id("job"))).id
+    tuning = store.submissions.add(new_work(new_id("tun"))).id
+    job = store.submissions.add(new_work(new_id("job"))).id
     assert taken(store) == [tuning, job]
 
 
 def test_what_is_handed_back_keeps_its_age(store: Store, new_id: NewId) -> None:
     """It goes before what came later."""
     first, second = queue_up(store, new_id, None, None)
-    store.hand_back(claimed(store).lease)
+    store.leases.hand_back(claimed(store).lease)
     assert taken(store) == [first, second]
 
 
 def test_work_goes_to_the_hardware_it_names(store: Store, new_id: NewId) -> None:
     """An unlike card with the same id takes it neither from the queue nor from a worker that vanished."""
     mine, unlike = on_device("cuda:0", "card one"), on_device("cuda:0", "card two")
-    named = store.add(new_work(new_id("tun"), device="cuda:0", hardware=mine.hardware)).id
-    assert store.claim(unlike, LEASE_SECONDS) is None
+    named = store.submissions.add(new_work(new_id("tun"), device="cuda:0", hardware=mine.hardware)).id
+    assert store.leases.claim(unlike, LEASE_SECONDS) is None
     assert claimed(store, mine, lease_seconds=0.0).item.id == named
-    assert store.claim(unlike, LEASE_SECONDS) is None
+    assert store.leases.claim(unlike, LEASE_SECONDS) is None
     assert claimed(store, mine).item.id == named
-    anywhere = store.add(new_work(new_id("tun"), device="cuda:0")).id
+    anywhere = store.submissions.add(new_work(new_id("tun"), device="cuda:0")).id
     assert claimed(store, unlike).item.id == anywhere
 
 
@@ -97,19 +98,19 @@ def test_work_left_on_hardware_that_changed_blocks_no_place(
     """A host comes back with another card: what ran there waits for its own kind, or ends, and the place is free."""
     before, after = on_device("cuda:0", "old card"), on_device("cuda:0", "new card")
     after = after.model_copy(update={"place": before.place})
-    left = store.add(new_work(new_id("tun"), device="cuda:0", hardware=before.hardware)).id
+    left = store.submissions.add(new_work(new_id("tun"), device="cuda:0", hardware=before.hardware)).id
     claimed(store, before, lease_seconds=0.0)
     if cancelled:
-        store.cancel(left)
+        store.submissions.cancel(left)
     if more:
-        other = store.add(new_work(new_id("tun"), device="cuda:0", hardware=after.hardware)).id
+        other = store.submissions.add(new_work(new_id("tun"), device="cuda:0", hardware=after.hardware)).id
         assert claimed(store, after).item.id == other
     else:
-        assert store.claim(after, LEASE_SECONDS) is None
-    item = store.get(left)
+        assert store.leases.claim(after, LEASE_SECONDS) is None
+    item = store.work.get(left)
     assert (item.state, item.place) == (State.CANCELLED if cancelled else State.QUEUED, None)
     assert (item.ended_at is not None) == cancelled
-    assert store.events(left)[-1].state is item.state
+    assert store.evidence.events(left)[-1].state is item.state
     if not cancelled:
         elsewhere_now = before.model_copy(update={"place": "another/cuda:0"})
         claim = claimed(store, elsewhere_now)
@@ -124,9 +125,9 @@ def test_the_queue_is_told_in_the_order_it_is_taken(store: Store, database_url: 
             fill(engine, chosen.randint(3, 12), tuple(chosen.sample(["", A, B, "c" * 16], 3)), priority=priority)
         with writing(engine) as connection:
             connection.execute(update(submitters).where(submitters.c.id == A).values(turn=7))
-    told = store.queue(100)
+    told = store.queue.waiting(100)
     assert [it.position for it in told] == list(range(1, len(told) + 1))
-    assert [it.id for it in store.queue(5)] == [it.id for it in told[:5]]
+    assert [it.id for it in store.queue.waiting(5)] == [it.id for it in told[:5]]
     assert [it.id for it in told] == taken(store)
 
 
@@ -134,44 +135,44 @@ def test_the_queue_tells_the_heads_of_all_devices_first(store: Store, new_id: Ne
     """Each device has its own order; what runs or has ended is not in it."""
     cpu = queue_up(store, new_id, A, B)
     card = queue_up(store, new_id, A, device="cuda:0", priority=2)
-    told = [(it.id, it.device, it.position, it.priority) for it in store.queue(10)]
+    told = [(it.id, it.device, it.position, it.priority) for it in store.queue.waiting(10)]
     assert told == [(cpu[0], "cpu", 1, 0), (card[0], "cuda:0", 1, 2), (cpu[1], "cpu", 2, 0)]
     claimed(store)
-    assert {it.id: it.position for it in store.queue(10)} == {card[0]: 1, cpu[1]: 1}
+    assert {it.id: it.position for it in store.queue.waiting(10)} == {card[0]: 1, cpu[1]: 1}
 
 
 def test_unlike_cards_have_orders_of_their_own(store: Store, new_id: NewId) -> None:
     """Work behind another card's is not behind; work for any card has the place of the card that takes it first."""
     one, two = (on_device("cuda:0", name).hardware for name in ("one", "two"))
     for hardware in (one, one, two, None):
-        store.add(new_work(new_id("tun"), device="cuda:0", hardware=hardware))
-    assert [it.position for it in store.queue(10)] == [1, 1, 2, 2]
+        store.submissions.add(new_work(new_id("tun"), device="cuda:0", hardware=hardware))
+    assert [it.position for it in store.queue.waiting(10)] == [1, 1, 2, 2]
 
 
 def test_depths_count_what_waits_and_how_long(store: Store, database_url: str, new_id: NewId) -> None:
     """By device, without what runs; the age is that of what has waited longest."""
-    assert store.queue_depths() == []
+    assert store.queue.depths() == []
     (first, *_) = queue_up(store, new_id, None, None, None)
     queue_up(store, new_id, None, device="cuda:0")
     claimed(store, on_device("cuda:0"))
     set_work(database_url, first, updated_at=1_000)
-    (depth,) = store.queue_depths()
+    (depth,) = store.queue.depths()
     assert (depth.device, depth.waiting) == ("cpu", 3)
     assert depth.oldest_age_seconds > 1e9
-    assert max(it.age_seconds for it in store.queue(10)) == pytest.approx(depth.oldest_age_seconds, abs=60)
+    assert max(it.age_seconds for it in store.queue.waiting(10)) == pytest.approx(depth.oldest_age_seconds, abs=60)
 
 
 def test_what_is_handed_back_has_not_waited_since_it_was_made(store: Store, database_url: str, new_id: NewId) -> None:
     """A job that ran for days and is handed back is no sign of a queue that stands still."""
     (work_id,) = queue_up(store, new_id, None)
     set_work(database_url, work_id, created_at=1_000)
-    store.hand_back(claimed(store).lease)
-    (depth,) = store.queue_depths()
+    store.leases.hand_back(claimed(store).lease)
+    (depth,) = store.queue.depths()
     assert depth.oldest_age_seconds < 60
 
 
 def test_a_claim_that_loses_to_a_cancellation_takes_the_next(store: Store, new_id: NewId) -> None:
     """What was cancelled is passed over."""
     first, second = queue_up(store, new_id, None, None)
-    store.cancel(first)
+    store.submissions.cancel(first)
     assert claimed(store, elsewhere("other")).item.id == second

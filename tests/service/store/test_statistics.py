@@ -11,8 +11,8 @@ from service.store import statistics
 from service.store.database.engine import reading, writing
 from service.store.database.migrate import upgrade
 from service.store.database.schema import now_ms, stored_answers
-from service.store.interface import Ending, Store, WorkTotal
-from service.store.sql_store import open_store
+from service.store.interface import Ending, WorkTotal
+from service.store.store import Store, open_store
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import NewId, claimed, engine_at, set_work
 
@@ -21,33 +21,33 @@ HOUR = 3600.0
 
 def failed(store: Store, work_id: str, code: str, detail: str, kind: WorkKind = WorkKind.TUNING) -> str:
     """Work that ended with a problem; its id."""
-    store.add(new_work(work_id, kind))
+    store.submissions.add(new_work(work_id, kind))
     problem = Problem(type=f"urn:batchwright:problem:{code}", title="It failed", detail=detail, code=code)
-    store.finish(claimed(store).lease, Ending(State.FAILED, problem=problem))
+    store.leases.finish(claimed(store).lease, Ending(State.FAILED, problem=problem))
     return work_id
 
 
 def counted(store: Store, seconds: float | None = None) -> dict[tuple[WorkKind, State], int]:
     """How much there is, by kind and state."""
-    return {(it.kind, it.state): it.count for it in store.totals(seconds).work}
+    return {(it.kind, it.state): it.count for it in store.statistics.totals(seconds).work}
 
 
 def test_an_empty_store_has_nothing(store: Store) -> None:
     """No work, no causes, no answers."""
-    found = store.totals(None)
+    found = store.statistics.totals(None)
     assert (found.work, found.failures, found.hits, found.misses) == ((), (), 0, 0)
 
 
 def test_a_period_has_what_ended_in_it_and_what_has_not_ended(store: Store, database_url: str, new_id: NewId) -> None:
     """Work that ended before is counted without a bound alone; what waits or runs always is, however old."""
     for work_id in ("tun_1", "tun_2"):
-        store.add(new_work(work_id))
-        store.finish(claimed(store).lease, Ending(State.SUCCEEDED))
+        store.submissions.add(new_work(work_id))
+        store.leases.finish(claimed(store).lease, Ending(State.SUCCEEDED))
     set_work(database_url, "tun_1", ended_at=1000)
     running, waiting = new_id("job"), new_id("tun")
-    store.add(new_work(running, WorkKind.JOB))
+    store.submissions.add(new_work(running, WorkKind.JOB))
     assert claimed(store).item.id == running
-    store.add(new_work(waiting))
+    store.submissions.add(new_work(waiting))
     set_work(database_url, waiting, created_at=1)
     open_ones = {(WorkKind.JOB, State.RUNNING): 1, (WorkKind.TUNING, State.QUEUED): 1}
     assert counted(store, HOUR) == {(WorkKind.TUNING, State.SUCCEEDED): 1} | open_ones
@@ -56,15 +56,15 @@ def test_a_period_has_what_ended_in_it_and_what_has_not_ended(store: Store, data
 
 def test_device_seconds_are_by_place_and_of_what_runs_too(store: Store, database_url: str) -> None:
     """What ended counts by where it ran last; the time of a claim that holds is added."""
-    store.add(new_work("tun_1"))
-    store.finish(claimed(store).lease, Ending(State.SUCCEEDED))
+    store.submissions.add(new_work("tun_1"))
+    store.leases.finish(claimed(store).lease, Ending(State.SUCCEEDED))
     set_work(database_url, "tun_1", device_ms=5000)
-    store.add(new_work("job_1", WorkKind.JOB))
+    store.submissions.add(new_work("job_1", WorkKind.JOB))
     claimed(store)
     with engine_at(database_url) as engine, writing(engine) as connection:
         aged = "UPDATE work_items SET claimed_at = claimed_at - 7000, device_ms = 1000 WHERE id = 'job_1'"
         connection.execute(text(aged))
-    tuning, job = sorted(store.totals(HOUR).work, key=lambda it: it.kind, reverse=True)
+    tuning, job = sorted(store.statistics.totals(HOUR).work, key=lambda it: it.kind, reverse=True)
     assert tuning == WorkTotal(WorkKind.TUNING, State.SUCCEEDED, SERVED.place, 1, 5.0)
     assert (job.place, job.count) == (SERVED.place, 1)
     assert 8.0 <= job.device_seconds < 7000.0
@@ -77,11 +77,11 @@ def test_failures_are_grouped_by_cause(store: Store, database_url: str) -> None:
     failed(store, "tun_3", "spec", "twice")
     failed(store, "tun_4", "spec", "another")
     failed(store, "job_1", "spec", "of a job", WorkKind.JOB)
-    store.add(new_work("tun_5"))
-    store.cancel("tun_5")
+    store.submissions.add(new_work("tun_5"))
+    store.submissions.cancel("tun_5")
     for number in range(1, 5):
         set_work(database_url, f"tun_{number}", ended_at=10**13 + number)
-    groups = store.totals(HOUR).failures
+    groups = store.statistics.totals(HOUR).failures
     assert [(it.kind, it.code, it.count) for it in groups] == [
         (WorkKind.TUNING, "spec", 3),
         (WorkKind.JOB, "spec", 1),
@@ -93,25 +93,25 @@ def test_failures_are_grouped_by_cause(store: Store, database_url: str) -> None:
         ("once", "tun_1"),
     ]
     set_work(database_url, "tun_1", ended_at=1000)
-    assert [it.code for it in store.totals(HOUR).failures] == ["spec", "spec"]
+    assert [it.code for it in store.statistics.totals(HOUR).failures] == ["spec", "spec"]
 
 
 def test_a_failure_without_a_problem_has_an_empty_code(store: Store) -> None:
     """It is counted all the same."""
-    store.add(new_work("tun_1"))
-    store.finish(claimed(store).lease, Ending(State.FAILED))
-    (group,) = store.totals(None).failures
+    store.submissions.add(new_work("tun_1"))
+    store.leases.finish(claimed(store).lease, Ending(State.FAILED))
+    (group,) = store.statistics.totals(None).failures
     assert (group.code, group.count, group.message, group.newest_id) == ("", 1, "", "tun_1")
 
 
 def test_answers_are_added_up_by_the_hour(store: Store, database_url: str) -> None:
     """Whoever counts them, and however often; older hours are in longer periods alone."""
-    store.count_answers(2, 1)
-    store.count_answers(1, 0)
+    store.statistics.count_hits(2, 1)
+    store.statistics.count_hits(1, 0)
     with engine_at(database_url) as engine, writing(engine) as connection:
         hour = connection.execute(select(now_ms())).scalar_one() // 3_600_000
         connection.execute(stored_answers.insert().values(hour=hour - 30, hits=10, misses=20))
-    assert [(it.hits, it.misses) for it in map(store.totals, (24 * HOUR, None))] == [(3, 1), (13, 21)]
+    assert [(it.hits, it.misses) for it in map(store.statistics.totals, (24 * HOUR, None))] == [(3, 1), (13, 21)]
 
 
 def test_the_causes_of_old_failures_are_found(database_url: str) -> None:
@@ -125,7 +125,7 @@ def test_the_causes_of_old_failures_are_found(database_url: str) -> None:
         with writing(engine) as connection:
             connection.execute(text(f"INSERT INTO work_items ({names}) VALUES ({places})"), row)  # noqa: S608 - ours
     store = open_store(database_url)
-    (group,) = store.totals(None).failures
+    (group,) = store.statistics.totals(None).failures
     assert (group.code, group.message, group.newest_id) == ("worker-lost", "d", "tun_1")
     store.close()
 

@@ -14,7 +14,8 @@ from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
 from service.errors import DeviceTakenError, StoreUnavailableError
-from service.store.interface import Store, WorkItem
+from service.store.interface import WorkItem
+from service.store.store import Store
 from service.worker.coordinator import Coordinator
 from service.worker.device_worker import WorkerSettings
 from service.worker.executors.base import OnProgress, StopWithin, TrainingRun
@@ -76,10 +77,10 @@ def when(store: Store, work_id: str, condition: Callable[[WorkItem], bool]) -> W
     """The work once a condition holds."""
     pause = threading.Event()
     for _ in range(int(PATIENCE_SECONDS / 0.01)):
-        if condition(item := store.get(work_id)):
+        if condition(item := store.work.get(work_id)):
             return item
         pause.wait(0.01)
-    raise AssertionError(f"still {store.get(work_id)}")
+    raise AssertionError(f"still {store.work.get(work_id)}")
 
 
 def queue_tuning(store: Store, request: TuningRequest | None = None) -> str:
@@ -87,14 +88,14 @@ def queue_tuning(store: Store, request: TuningRequest | None = None) -> str:
     request = request or tuning_request()
     course = Tuning(request, CPU, environment={}, versions=VERSIONS)
     work = new_work(IdentifierSource().new("tun"), fingerprint=course.fingerprint, payload=request.model_dump_json())
-    return store.add(work).id
+    return store.submissions.add(work).id
 
 
 def queue_job(store: Store, updates: int) -> str:
     """Queue a job as the use case does."""
     request = JobRequest(recommendation=recommendation(), training=TrainingRequest(updates=updates))
     work = new_work(IdentifierSource().new("job"), WorkKind.JOB, payload=request.model_dump_json())
-    return store.add(work).id
+    return store.submissions.add(work).id
 
 
 def undisturbed(largest: int, request: TuningRequest | None = None) -> list[ProbeResult]:
@@ -113,10 +114,10 @@ def test_a_tuning_ends_with_its_recommendation(store: Store, start: StartWorker)
     start(runner)
     item = ended(store, work_id)
     assert item.state is State.SUCCEEDED
-    answer = store.recommendation(str(item.recommendation_id))
+    answer = store.recommendations.get(str(item.recommendation_id))
     assert (answer.feasible, answer.micro_batch_size) == (True, 37)
     assert answer.fingerprint == item.fingerprint
-    assert [probe.result for probe in store.probes(work_id)] == list(answer.evidence.probes)
+    assert [probe.result for probe in store.evidence.probes(work_id)] == list(answer.evidence.probes)
     assert runner.sizes == [probe.micro_batch_size for probe in answer.evidence.probes]
     assert runner.checked == 1
 
@@ -147,7 +148,7 @@ def test_a_coupled_loss_that_is_allowed_is_tuned(store: Store, start: StartWorke
     start(coupled_runner(37))
     item = ended(store, work_id)
     assert item.state is State.SUCCEEDED
-    answer = store.recommendation(str(item.recommendation_id))
+    answer = store.recommendations.get(str(item.recommendation_id))
     assert answer.evidence.coupling == coupled_runner(37).coupling
     assert [advice.code for advice in answer.warnings] == ["coupled-loss"]
 
@@ -158,7 +159,7 @@ def test_a_coupled_loss_that_does_not_fit_undivided_fails(store: Store, start: S
     start(coupled_runner(37))
     item = ended(store, work_id)
     assert (item.problem.code if item.problem else None) == "coupled-loss"
-    assert [probe.result.micro_batch_size for probe in store.probes(work_id)] == [100]
+    assert [probe.result.micro_batch_size for probe in store.evidence.probes(work_id)] == [100]
 
 
 def test_a_restarted_tuning_checks_its_loss_again(store: Store, start: StartWorker) -> None:
@@ -178,7 +179,7 @@ def test_a_restarted_tuning_checks_its_loss_again(store: Store, start: StartWork
     item = ended(store, work_id)
     assert item.state is State.SUCCEEDED
     assert (second.compared, second.checked) == (1, 0)
-    answer = store.recommendation(str(item.recommendation_id))
+    answer = store.recommendations.get(str(item.recommendation_id))
     assert [advice.code for advice in answer.warnings] == ["coupled-loss"]
 
 
@@ -199,7 +200,7 @@ def test_what_ifs_are_estimated_after_the_last_probe(store: Store, start: StartW
     work_id = queue_tuning(store, tuning_request(what_if=True))
     runner = EstimatingRunner(largest=30)
     start(runner)
-    answer = store.recommendation(str(ended(store, work_id).recommendation_id))
+    answer = store.recommendations.get(str(ended(store, work_id).recommendation_id))
     assert [it.changes for it in answer.what_ifs] == [{"activation_checkpointing": True}]
     assert 60 <= answer.what_ifs[0].largest_micro_batch <= 62
     assert len(runner.sizes) == len(answer.evidence.probes)
@@ -211,7 +212,7 @@ def test_nothing_fits_is_an_answer(store: Store, start: StartWorker) -> None:
     start(ScriptedRunner(largest=0))
     item = ended(store, work_id)
     assert item.state is State.SUCCEEDED
-    assert store.recommendation(str(item.recommendation_id)).feasible is False
+    assert store.recommendations.get(str(item.recommendation_id)).feasible is False
 
 
 def test_a_wrong_spec_fails_before_any_probe(store: Store, start: StartWorker) -> None:
@@ -276,7 +277,7 @@ def test_a_running_tuning_is_cancelled(store: Store, start: StartWorker) -> None
     work_id = queue_tuning(store)
     coordinator = start(ScriptedRunner(37, until_stopped(started)))
     assert started.wait(PATIENCE_SECONDS)
-    assert store.cancel(work_id).state is State.CANCELLING
+    assert store.submissions.cancel(work_id).state is State.CANCELLING
     coordinator.notify()
     item = ended(store, work_id)
     assert (item.state, item.probes) == (State.CANCELLED, 0)
@@ -292,7 +293,7 @@ def test_a_cancellation_from_another_process_is_seen(store: Store, start: StartW
     work_id = queue_tuning(store)
     start(ScriptedRunner(37, until_stopped(started)))
     assert started.wait(PATIENCE_SECONDS)
-    store.cancel(work_id)
+    store.submissions.cancel(work_id)
     assert ended(store, work_id).state is State.CANCELLED
 
 
@@ -306,7 +307,7 @@ def test_a_stopped_worker_hands_its_tuning_back(store: Store, start: StartWorker
     first = start(ScriptedRunner(37, lambda size, stop: hold(size, stop) if size == stop_at else None))
     assert started.wait(PATIENCE_SECONDS)
     first.stop()
-    item = store.get(work_id)
+    item = store.work.get(work_id)
     assert (item.state, item.probes) == (State.QUEUED, 1)
     second = ScriptedRunner(37)
     start(second)
@@ -320,10 +321,10 @@ def test_a_dead_workers_tuning_goes_on_at_once(store: Store, start: StartWorker,
     whole = undisturbed(37)
     work_id = queue_tuning(store)
     dead = SERVED.model_copy(update={"owner": worker_settings(tmp_path).new_owner()})
-    claim = store.claim(dead, 3600.0)
+    claim = store.leases.claim(dead, 3600.0)
     assert claim is not None
     for ordinal, result in enumerate(whole[:2], start=1):
-        store.record_probe(claim.lease, ordinal, result)
+        store.evidence.record_probe(claim.lease, ordinal, result)
     runner = ScriptedRunner(37)
     start(runner)
     item = ended(store, work_id)
@@ -338,12 +339,12 @@ def test_a_worker_that_lost_its_lease_says_nothing(store: Store, start: StartWor
     runner = ScriptedRunner(37, until_stopped(started))
     start(runner)
     assert started.wait(PATIENCE_SECONDS)
-    store.release_place(SERVED.place, "host:")
-    other = store.claim(SERVED.model_copy(update={"place": "other/cpu", "owner": "other:1"}), 3600.0)
+    store.leases.release_slot(SERVED.place, "host:")
+    other = store.leases.claim(SERVED.model_copy(update={"place": "other/cpu", "owner": "other:1"}), 3600.0)
     assert other is not None
     when(store, work_id, lambda _: len(runner.sizes) == 1)
-    store.record_probe(other.lease, 1, undisturbed(37)[0])
-    item = store.get(work_id)
+    store.evidence.record_probe(other.lease, 1, undisturbed(37)[0])
+    item = store.work.get(work_id)
     assert (item.state, item.place, item.probes, item.attempts) == (State.RUNNING, "other/cpu", 1, 2)
 
 
@@ -351,7 +352,7 @@ def test_work_that_ends_its_workers_is_given_up(store: Store, start: StartWorker
     """After several workers in a row vanished without recording anything, the work is FAILED."""
     work_id = queue_tuning(store)
     for _ in range(6):
-        assert store.claim(SERVED, 0.0) is not None
+        assert store.leases.claim(SERVED, 0.0) is not None
     start(ScriptedRunner(37))
     item = ended(store, work_id)
     assert item.problem is not None
@@ -366,17 +367,30 @@ class AwayAfterClaims:
         self.left = times
         self.away_until = 0.0
 
+    def __getattr__(self, name: str) -> AwayInterface:
+        """An interface whose methods fail while the store is away."""
+        return AwayInterface(self, getattr(self._store, name))
+
+
+class AwayInterface:
+    """One interface of a store that is away."""
+
+    def __init__(self, away: AwayAfterClaims, interface: object) -> None:
+        self._away = away
+        self._interface = interface
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """A method that fails while the store is away."""
-        method: Callable[..., Any] = getattr(self._store, name)
+        method: Callable[..., Any] = getattr(self._interface, name)
+        away = self._away
 
         def call(*arguments: Any) -> Any:
-            if time.monotonic() < self.away_until:
+            if time.monotonic() < away.away_until:
                 raise StoreUnavailableError("disk is full")
             found = method(*arguments)
-            if name == "claim" and found is not None and self.left:
-                self.left -= 1
-                self.away_until = time.monotonic() + 2.0 * arguments[1]
+            if name == "claim" and found is not None and away.left:
+                away.left -= 1
+                away.away_until = time.monotonic() + 2.0 * arguments[1]
             return found
 
         return call
@@ -400,11 +414,11 @@ def test_probes_of_another_environment_are_not_mixed(store: Store, start: StartW
     """A tuning interrupted by an upgrade fails with a reason rather than rest on two versions' probes."""
     request = tuning_request()
     work = new_work(IdentifierSource().new("tun"), payload=request.model_dump_json())
-    work_id = store.add(work).id
-    claim = store.claim(SERVED, 3600.0)
+    work_id = store.submissions.add(work).id
+    claim = store.leases.claim(SERVED, 3600.0)
     assert claim is not None
-    store.record_probe(claim.lease, 1, undisturbed(37)[0])
-    store.hand_back(claim.lease)
+    store.evidence.record_probe(claim.lease, 1, undisturbed(37)[0])
+    store.leases.hand_back(claim.lease)
     start(ScriptedRunner(37))
     item = ended(store, work_id)
     assert item.problem is not None
@@ -414,8 +428,8 @@ def test_probes_of_another_environment_are_not_mixed(store: Store, start: StartW
 def test_a_cancelled_tuning_of_a_dead_worker_ends(store: Store, start: StartWorker) -> None:
     """What was being cancelled when its worker died is CANCELLED by the next."""
     work_id = queue_tuning(store)
-    assert store.claim(SERVED, 0.0) is not None
-    store.cancel(work_id)
+    assert store.leases.claim(SERVED, 0.0) is not None
+    store.submissions.cancel(work_id)
     runner = ScriptedRunner(37)
     start(runner)
     assert ended(store, work_id).state is State.CANCELLED
@@ -453,7 +467,7 @@ def test_a_job_ends_with_its_result(store: Store, start: StartWorker) -> None:
     assert item.progress == progress(3, 3)
     assert item.result is not None
     assert item.result.updates == 3
-    assert [event.progress.update for event in store.events(job_id) if event.progress] == [1, 2, 3]
+    assert [event.progress.update for event in store.evidence.events(job_id) if event.progress] == [1, 2, 3]
 
 
 def test_a_failed_run_fails_its_job(store: Store, start: StartWorker) -> None:
@@ -473,7 +487,7 @@ def test_a_running_job_is_cancelled(store: Store, start: StartWorker) -> None:
     job_id = queue_job(store, updates=3)
     coordinator = start(ScriptedRunner(0), trainer)
     assert trainer.holding.wait(PATIENCE_SECONDS)
-    store.cancel(job_id)
+    store.submissions.cancel(job_id)
     coordinator.notify()
     assert ended(store, job_id).state is State.CANCELLED
     assert trainer.graces[0] < 2.0
@@ -486,9 +500,9 @@ def test_a_stopped_workers_job_goes_on(store: Store, start: StartWorker) -> None
     first = start(ScriptedRunner(0), trainer)
     assert trainer.holding.wait(PATIENCE_SECONDS)
     first.stop()
-    assert store.get(job_id).state is State.QUEUED
+    assert store.work.get(job_id).state is State.QUEUED
     trainer.hold_at = None
     start(ScriptedRunner(0), trainer)
     item = ended(store, job_id)
     assert (item.state, item.attempts) == (State.SUCCEEDED, 2)
-    assert [event.progress.update for event in store.events(job_id) if event.progress] == [1, 2, 3, 4, 5]
+    assert [event.progress.update for event in store.evidence.events(job_id) if event.progress] == [1, 2, 3, 4, 5]

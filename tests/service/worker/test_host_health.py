@@ -18,8 +18,8 @@ from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
 from service.observability.instruments import Instruments
-from service.store.interface import Store
 from service.store.models import PROVEN_SECONDS
+from service.store.store import Store
 from service.worker.coordinator import Coordinator
 from service.worker.executors.base import Executor, OnProgress, StopWithin, TrainingRun
 from service.worker.executors.inline import InlineExecutor
@@ -101,18 +101,18 @@ def start(store: Store, tmp_path: Path) -> Iterator[StartWorker]:
 
 def states(store: Store, ids: list[str]) -> set[State]:
     """The states of works."""
-    return {store.get(work).state for work in ids}
+    return {store.work.get(work).state for work in ids}
 
 
 def announced(store: Store, unready: bool) -> str | None:  # noqa: FBT001 - reads as what is waited for
     """Why the device is unready, once it was announced as such, or as ready again."""
     pause = threading.Event()
     for _ in range(int(PATIENCE_SECONDS / 0.01)):
-        found = [seen.served.unready for seen in store.devices()]
+        found = [seen.served.unready for seen in store.devices.list()]
         if found and (found[0] is not None) is unready:
             return found[0]
         pause.wait(0.01)
-    raise AssertionError(store.devices())
+    raise AssertionError(store.devices.list())
 
 
 # --- full disks ---
@@ -123,7 +123,7 @@ def queue_steady_job(store: Store, updates: int, keep: int) -> str:
     training = TrainingRequest(updates=updates, checkpoint_every=1, keep_checkpoints=keep)
     request = JobRequest(recommendation=recommendation(), training=training)
     work = new_work(IdentifierSource().new("job"), WorkKind.JOB, payload=request.model_dump_json())
-    return store.add(work).id
+    return store.submissions.add(work).id
 
 
 def test_no_job_fails_on_a_full_disk(store: Store, start: StartWorker, tmp_path: Path) -> None:
@@ -408,13 +408,13 @@ def test_a_full_database_is_no_unknown_device(start_service: StartService, tmp_p
         service = start_service(database_url=f"sqlite:///{disk / 'store.db'}", lease_seconds=1.0)
         filler = fill(disk)
         pause = threading.Event()
-        while service.system.store.devices()[0].age_seconds <= 1.0:
+        while service.system.store.devices.list()[0].age_seconds <= 1.0:
             pause.wait(0.05)
         pause.wait(PROVEN_SECONDS)
         problem = problem_in(service.http.post("/v1/tunings", json=body()), 503, "store-unavailable")
         assert "full" in problem.detail
         filler.unlink()
-        while service.system.store.devices()[0].age_seconds > 1.0:
+        while service.system.store.devices.list()[0].age_seconds > 1.0:
             pause.wait(0.05)
         location = service.http.post("/v1/tunings", json=body()).headers["Location"]
         assert api_ended(service.http, location)["state"] == "SUCCEEDED"

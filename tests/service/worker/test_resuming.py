@@ -20,7 +20,8 @@ from service.domain.work import Job, JobSubmission
 from service.errors import NotFoundError as NothingError
 from service.errors import NotResumableError, QuotaExceededError, TargetNotAllowedError
 from service.settings import Settings
-from service.store.interface import Ending, Quota, Store
+from service.store.interface import Ending, Quota
+from service.store.store import Store
 from service.worker.executors.local import LocalExecutor
 from tests.support.factories import CPU, recommendation, tuning_request
 from tests.support.service.running import Running, StartService, running
@@ -37,49 +38,49 @@ PATIENCE_SECONDS = 240.0
 
 def test_a_resumed_job_waits_again_without_its_end(store: Store) -> None:
     """What was recorded is kept: updates, events, time on devices; problem, result and end are not."""
-    store.add(new_work("job_1", WorkKind.JOB))
+    store.submissions.add(new_work("job_1", WorkKind.JOB))
     lease = claimed(store).lease
-    store.record_progress(lease, [progress(1)])
+    store.evidence.record_progress(lease, [progress(1)])
     problem = Problem(type="urn:x", title="t", detail="d", code="training-failed")
     result = TrainingResult(outcome=RunOutcome.FAILED, message="m", updates=1)
-    store.finish(lease, Ending(State.FAILED, problem=problem, result=result))
-    resumed = store.resume("job_1")
+    store.leases.finish(lease, Ending(State.FAILED, problem=problem, result=result))
+    resumed = store.submissions.resume("job_1")
     assert (resumed.state, resumed.ended_at, resumed.problem, resumed.result) == (State.QUEUED, None, None, None)
     assert resumed.progress == progress(1)
-    assert [it.state for it in store.events("job_1") if it.state] == ["QUEUED", "RUNNING", "FAILED", "QUEUED"]
-    assert store.totals(None).failures == ()
+    assert [it.state for it in store.evidence.events("job_1") if it.state] == ["QUEUED", "RUNNING", "FAILED", "QUEUED"]
+    assert store.statistics.totals(None).failures == ()
     again = claimed(store)
     assert (again.item.id, again.item.attempts, again.lost_leases) == ("job_1", 2, 0)
-    store.finish(again.lease, Ending(State.SUCCEEDED, result=result))
-    assert store.get("job_1").state is State.SUCCEEDED
+    store.leases.finish(again.lease, Ending(State.SUCCEEDED, result=result))
+    assert store.work.get("job_1").state is State.SUCCEEDED
 
 
 def test_only_jobs_that_failed_or_were_cancelled_are_resumed(store: Store) -> None:
     """Anything else stays as it is; of two who resume at once, one is refused."""
-    store.add(new_work("tun_1"))
-    store.cancel("tun_1")
-    store.add(new_work("job_1", WorkKind.JOB))
+    store.submissions.add(new_work("tun_1"))
+    store.submissions.cancel("tun_1")
+    store.submissions.add(new_work("job_1", WorkKind.JOB))
     for work_id, state in (("tun_1", State.CANCELLED), ("job_1", State.QUEUED)):
         with pytest.raises(NotResumableError, match=state):
-            store.resume(work_id)
-        assert store.get(work_id).state is state
-    store.cancel("job_1")
-    store.resume("job_1")
+            store.submissions.resume(work_id)
+        assert store.work.get(work_id).state is state
+    store.submissions.cancel("job_1")
+    store.submissions.resume("job_1")
     with pytest.raises(NotResumableError, match="QUEUED"):
-        store.resume("job_1")
+        store.submissions.resume("job_1")
     with pytest.raises(NothingError):
-        store.resume("job_2")
+        store.submissions.resume("job_2")
 
 
 def test_a_resumed_job_takes_a_place_in_its_keys_quota(store: Store) -> None:
     """As if it were submitted; it stays as it ended when there is none."""
     for work_id in ("job_1", "job_2"):
-        store.add(new_work(work_id, WorkKind.JOB, key_id="a" * 16))
-    store.cancel("job_1")
+        store.submissions.add(new_work(work_id, WorkKind.JOB, key_id="a" * 16))
+    store.submissions.cancel("job_1")
     with pytest.raises(QuotaExceededError):
-        store.resume("job_1", Quota(queued=1))
-    assert store.get("job_1").state is State.CANCELLED
-    assert store.resume("job_1", Quota(queued=2)).state is State.QUEUED
+        store.submissions.resume("job_1", Quota(queued=1))
+    assert store.work.get("job_1").state is State.CANCELLED
+    assert store.submissions.resume("job_1", Quota(queued=2)).state is State.QUEUED
 
 
 # --- the service ---
@@ -130,8 +131,10 @@ def test_without_a_checkpoint_it_is_refused(ended: tuple[Running, Job]) -> None:
     service, job = ended
     folder = service.settings.runs_dir / job.id / "checkpoints"
     aside = folder.rename(folder.with_name("aside"))
-    never = service.system.store.add(new_work("job_" + "1" * 32, WorkKind.JOB, payload=_payload(service, job)))
-    service.system.store.cancel(never.id)
+    never = service.system.store.submissions.add(
+        new_work("job_" + "1" * 32, WorkKind.JOB, payload=_payload(service, job))
+    )
+    service.system.store.submissions.cancel(never.id)
     with service.client as client:
         for job_id in (job.id, never.id):
             with pytest.raises(ConflictError, match=r"not-resumable.*no checkpoint.*submit it again"):
@@ -208,7 +211,7 @@ def test_a_real_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         assert newest >= 4
         jobs.resume(job_id, KEYLESS)
         cancelled_after(system, job_id, newest + 6)
-        updates = [it.progress.update for it in system.store.events(job_id, limit=10_000) if it.progress]
+        updates = [it.progress.update for it in system.store.evidence.events(job_id, limit=10_000) if it.progress]
         assert updates == list(range(1, updates[-1] + 1))
         assert updates[-1] >= newest + 6
         assert jobs.checkpoints(job_id).items[-1].update > newest
@@ -219,7 +222,7 @@ def test_a_real_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 def cancelled_after(system: System, job_id: str, update: int) -> None:
     """Cancel a job when it has told of an update, and wait for its end."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (item := system.store.get(job_id)).state.terminal:
+    while not (item := system.store.work.get(job_id)).state.terminal:
         assert time.monotonic() < deadline
         if item.state is State.RUNNING and item.progress is not None and item.progress.update >= update:
             system.cases.jobs.cancel(job_id, KEYLESS)
@@ -228,4 +231,4 @@ def cancelled_after(system: System, job_id: str, update: int) -> None:
 
 
 def _payload(service: Running, job: Job) -> str:
-    return service.system.store.get(job.id).payload
+    return service.system.store.work.get(job.id).payload

@@ -18,7 +18,7 @@ import httpx
 
 from service.domain.api_keys import Scope, make_key
 from service.settings import Settings
-from service.store.sql_store import open_store
+from service.store.store import open_store
 from tests.support.paths import ROOT, SUPPORT
 from tests.support.service.generated_clients import EFFECTIVE_BATCH_SIZE, PACKAGE
 

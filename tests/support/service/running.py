@@ -20,7 +20,7 @@ from service.bootstrap import System, app_of, build
 from service.client import Client
 from service.folders import make_own
 from service.settings import Settings
-from service.store.sql_store import open_store
+from service.store.store import open_store
 from service.worker.executors.inline import InlineExecutor
 from tests.support.factories import CPU
 from tests.support.service.scripted import ScriptedRunner, Trainer

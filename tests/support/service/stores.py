@@ -13,7 +13,8 @@ from service.domain.states import State
 from service.domain.workers import ServedDevice
 from service.store.database.engine import insert_or_skip, open_engine, writing
 from service.store.database.schema import submitters, work_items
-from service.store.interface import Claim, Ending, Lease, NewWork, Store
+from service.store.interface import Claim, Ending, Lease, NewWork
+from service.store.store import Store
 from tests.support.factories import recommendation
 from tests.support.service.scripted import SERVED, new_work
 from tuner.schemas.recommendation import Recommendation
@@ -25,7 +26,7 @@ NewId = Callable[[str], str]
 
 def claimed(store: Store, served: ServedDevice = SERVED, lease_seconds: float = LEASE_SECONDS) -> Claim:
     """Claim what is next; there must be something."""
-    claim = store.claim(served, lease_seconds)
+    claim = store.leases.claim(served, lease_seconds)
     assert claim is not None
     return claim
 
@@ -43,10 +44,10 @@ def on_device(device: str, name: str = "test card") -> ServedDevice:
 
 def ended(store: Store, work: NewWork, answer: Recommendation | None = None) -> Lease:
     """Queue work and see it end; nothing else may wait."""
-    store.add(work)
+    store.submissions.add(work)
     lease = claimed(store).lease
     assert lease.work_id == work.id
-    store.finish(lease, Ending(State.SUCCEEDED, recommendation=answer))
+    store.leases.finish(lease, Ending(State.SUCCEEDED, recommendation=answer))
     return lease
 
 

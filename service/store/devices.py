@@ -1,0 +1,62 @@
+"""Served devices: announced by their workers, listed with the work that they run and that waits for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Engine, and_, delete, func, select
+from typing_extensions import override
+
+from service.domain.workers import ServedDevice
+from service.store.database.engine import insert_or_replace, reading, writing
+from service.store.database.schema import is_held, is_queued, now_ms, work_items, workers
+from service.store.interface import DeviceStore, SeenDevice
+
+_work = work_items.c
+_FORGOTTEN_MS = 86_400_000
+"""A worker that has not announced itself for so long is gone for good."""
+
+
+class SqlDeviceStore(DeviceStore):
+    """Served devices on SQLite and PostgreSQL; safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @override
+    def announce(self, served: ServedDevice) -> None:
+        row = {"owner": served.owner, "heartbeat_at": now_ms(), "document": served.model_dump_json()}
+        gone = workers.c.heartbeat_at < now_ms() - _FORGOTTEN_MS
+        with writing(self._engine) as connection:
+            insert_or_replace(connection, workers, {"place": served.place} | row)
+            connection.execute(delete(workers).where(gone))
+
+    @override
+    def withdraw(self, served: ServedDevice) -> None:
+        own = and_(workers.c.place == served.place, workers.c.owner == served.owner)
+        with writing(self._engine) as connection:
+            connection.execute(delete(workers).where(own))
+
+    @override
+    def list(self) -> list[SeenDevice]:
+        with reading(self._engine) as connection:
+            found = connection.execute(select(workers, now_ms().label("now")).order_by(workers.c.place)).all()
+            holding = connection.execute(select(_work.place, _work.id).where(is_held))
+            holders: dict[str | None, str] = {row.place: row.id for row in holding}
+            queued = _queued(connection)
+        return [
+            SeenDevice(
+                served=served,
+                age_seconds=max(0.0, (row.now - row.heartbeat_at) / 1000),
+                held_by=holders.get(served.place),
+                queued=sum(queued.get((served.device.id, kind), 0) for kind in (None, served.hardware)),
+            )
+            for served, row in ((ServedDevice.model_validate_json(row.document), row) for row in found)
+        ]
+
+
+def _queued(connection: Connection) -> dict[tuple[str, str | None], int]:
+    """The amount of waiting work, by the device and the hardware it needs."""
+    lane: tuple[Any, ...] = (_work.device, _work.hardware)
+    found = connection.execute(select(*lane, func.count().label("queued")).where(is_queued).group_by(*lane))
+    return {(row.device, row.hardware): row.queued for row in found}

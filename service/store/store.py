@@ -1,0 +1,57 @@
+"""The store: every interface over one database, opened and closed together."""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine
+
+from service.store.api_keys import SqlKeyStore
+from service.store.database.engine import open_engine
+from service.store.database.migrate import upgrade
+from service.store.devices import SqlDeviceStore
+from service.store.evidence import SqlEvidenceStore
+from service.store.leases import SqlLeaseStore
+from service.store.recommendation_queries import SqlRecommendationStore
+from service.store.retention import SqlRetentionStore
+from service.store.scheduling import SqlQueueStore
+from service.store.sessions import SqlSessionStore
+from service.store.statistics import SqlStatisticsStore
+from service.store.submissions import SqlSubmissionStore
+from service.store.work_queries import SqlWorkStore
+
+
+class Store:
+    """The interfaces over one engine. Each call of theirs is one short transaction; safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.submissions = SqlSubmissionStore(engine)
+        self.leases = SqlLeaseStore(engine)
+        self.evidence = SqlEvidenceStore(engine)
+        self.queue = SqlQueueStore(engine)
+        self.work = SqlWorkStore(engine)
+        self.recommendations = SqlRecommendationStore(engine)
+        self.statistics = SqlStatisticsStore(engine)
+        self.retention = SqlRetentionStore(engine)
+        self.devices = SqlDeviceStore(engine)
+        self.keys = SqlKeyStore(engine)
+        self.sessions = SqlSessionStore(engine)
+
+    def close(self) -> None:
+        """Give back every connection. Idempotent."""
+        self.engine.dispose()
+
+
+def open_store(url: str) -> Store:
+    """The store at a database URL, its schema brought up to date.
+
+    Raises:
+        ConfigurationError: when the URL names no database we can use.
+        StoreUnavailableError: when the database cannot be reached.
+    """
+    engine = open_engine(url)
+    try:
+        upgrade(engine)
+    except BaseException:
+        engine.dispose()
+        raise
+    return Store(engine)
