@@ -24,7 +24,7 @@ from service.folders import make_own
 from service.observability.instruments import Instruments, open_spans
 from service.observability.metrics import Metrics
 from service.settings import Settings
-from service.store.interface import Quota
+from service.store.models import Quota
 from service.store.store import Store, open_store
 from service.worker.coordinator import Coordinator
 from service.worker.device_worker import WorkerSettings

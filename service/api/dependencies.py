@@ -17,7 +17,7 @@ from service.application import UseCases
 from service.application.estimates import Estimates
 from service.domain.states import State
 from service.errors import MOST_FAULTS
-from service.store.interface import Idempotency
+from service.store.models import Idempotency
 from tuner.schemas.base import Document
 from tuner.schemas.field_errors import described_pattern, reworded
 from tuner.schemas.requests import Objective

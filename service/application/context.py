@@ -22,7 +22,7 @@ from service.errors import (
     ScopeMissingError,
     UnknownDeviceError,
 )
-from service.store.interface import SeenDevice, WorkFilter, WorkItem, WorkRow
+from service.store.models import SeenDevice, WorkFilter, WorkItem, WorkRow
 from service.store.store import Store
 from tuner.schemas.base import Document
 from tuner.schemas.workload import PythonModel, TransformersModel, WorkloadSpec

@@ -21,7 +21,7 @@ from service.domain.work import CheckpointList, ConfiguredJob, Job, JobFile, Job
 from service.domain.workers import ServedDevice
 from service.errors import InfeasibleRecommendationError, InvalidInputError, NotOnThisHostError, NotResumableError
 from service.observability.tracing import current_trace_parent
-from service.store.interface import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
+from service.store.models import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
 from tuner.schemas.base import Document
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.workload import WorkloadSpec

@@ -10,7 +10,7 @@ from service.application.rules.wait_time import RECENT, Running, expected_waits
 from service.domain.states import State, WorkKind
 from service.domain.workers import DeviceList, DeviceStatus, Queue, QueueEntry
 from service.errors import NotFoundError
-from service.store.interface import SeenDevice, Waiting, WorkFilter, WorkRow
+from service.store.models import SeenDevice, Waiting, WorkFilter, WorkRow
 
 
 class FleetCases:

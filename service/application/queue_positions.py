@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from service.domain.states import State
 from service.domain.work import QueuePlace
 from service.domain.workers import Queue
-from service.store.interface import WorkItem
+from service.store.models import WorkItem
 
 KEPT_SECONDS = 1.0
 """How long a look at the queue answers further callers."""

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 from service.domain.workers import Health
 from service.errors import NotReadyError, ServiceError, StoreUnavailableError
-from service.store.interface import DeviceStore, QueueDepth, QueueStore, SeenDevice
+from service.store.interface import DeviceStore, QueueStore
+from service.store.models import QueueDepth, SeenDevice
 
 _SHARED_SECONDS = 1.0
 """Anyone may ask, without a key: however many do, the database is asked once in this time."""

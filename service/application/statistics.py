@@ -11,7 +11,8 @@ from service.domain.api_keys import Caller, Scope
 from service.domain.states import State, WorkKind
 from service.domain.workers import Failures, Period, SpentSeconds, StoredAnswers, Summary
 from service.store.hit_counter import Tally
-from service.store.interface import StatisticsStore, Totals, WorkTotal
+from service.store.interface import StatisticsStore
+from service.store.models import Totals, WorkTotal
 
 _SHARED_SECONDS = 2.0
 """Pages that are open ask again and again, and counting 100,000 tunings takes some 50 ms: however many ask, each

@@ -18,7 +18,7 @@ from service.domain.workers import ServedDevice
 from service.errors import NotFoundError
 from service.observability.tracing import current_trace_parent
 from service.store.hit_counter import Tally
-from service.store.interface import EVERYTHING, Idempotency, NewWork, RecommendationFilter, WorkFilter, WorkItem
+from service.store.models import EVERYTHING, Idempotency, NewWork, RecommendationFilter, WorkFilter, WorkItem
 from tuner.planning.session import Tuning as TuningCourse
 from tuner.schemas.requests import TuningRequest
 

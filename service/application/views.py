@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from service.domain.states import WorkKind
 from service.domain.work import Job, JobRequest, JobSummary, QueuePlace, RecommendationSummary, Tuning, TuningSummary
 from service.errors import InvalidCursorError, NotFoundError
-from service.store.interface import WorkItem, WorkRow
+from service.store.models import WorkItem, WorkRow
 from tuner.schemas.base import Document
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest

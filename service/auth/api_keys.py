@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from service.domain.api_keys import KEYLESS, Caller, digest_of, id_in
 from service.errors import NotAuthenticatedError, StoreUnavailableError
-from service.store.interface import KeyStore, StoredKey
+from service.store.interface import KeyStore
+from service.store.models import StoredKey
 
 _log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from typing_extensions import override
 
 from service.domain.states import State, WorkKind
 from service.errors import ConfigurationError, StoreUnavailableError
-from service.store.interface import QueueDepth
+from service.store.models import QueueDepth
 
 _log = logging.getLogger(__name__)
 

@@ -27,7 +27,8 @@ from service.errors import ConflictError, NotFoundError, QuotaExceededError
 from service.store.database.engine import reading, writing
 from service.store.database.mapping import moment, moment_or_none
 from service.store.database.schema import api_keys, is_queued, now_ms, used_time, work_items
-from service.store.interface import UNLIMITED, KeyStore, Quota, StoredKey
+from service.store.interface import KeyStore
+from service.store.models import UNLIMITED, Quota, StoredKey
 
 _key = api_keys.c
 _work = work_items.c

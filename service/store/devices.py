@@ -10,7 +10,8 @@ from typing_extensions import override
 from service.domain.workers import ServedDevice
 from service.store.database.engine import insert_or_replace, reading, writing
 from service.store.database.schema import is_held, is_queued, now_ms, work_items, workers
-from service.store.interface import DeviceStore, SeenDevice
+from service.store.interface import DeviceStore
+from service.store.models import SeenDevice
 
 _work = work_items.c
 _FORGOTTEN_MS = 86_400_000

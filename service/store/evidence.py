@@ -14,7 +14,8 @@ from service.store.database import mapping
 from service.store.database.engine import reading, writing
 from service.store.database.schema import events, probes, work_items
 from service.store.database.statements import change_held, held_by, stale
-from service.store.interface import EvidenceStore, Lease
+from service.store.interface import EvidenceStore
+from service.store.models import Lease
 from tuner.schemas.results import ProbeResult
 from tuner.schemas.training import TrainingProgress
 

@@ -16,10 +16,7 @@ from service.domain.work import Event, RecommendationSummary, RecordedProbe
 from service.domain.workers import ServedDevice
 from service.store.models import (
     EVERYTHING,
-    KEPT_SECONDS,
-    PROVEN_SECONDS,
     UNLIMITED,
-    AnsweredBeforeError,
     Claim,
     Ending,
     FirstAnswer,
@@ -39,52 +36,10 @@ from service.store.models import (
     WorkFilter,
     WorkItem,
     WorkRow,
-    WorkTotal,
-    in_states,
 )
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.results import ProbeResult
 from tuner.schemas.training import TrainingProgress
-
-__all__ = [
-    "EVERYTHING",
-    "KEPT_SECONDS",
-    "PROVEN_SECONDS",
-    "UNLIMITED",
-    "AnsweredBeforeError",
-    "Claim",
-    "DeviceStore",
-    "Ending",
-    "EvidenceStore",
-    "FirstAnswer",
-    "FirstTime",
-    "Idempotency",
-    "KeyStore",
-    "Lease",
-    "LeaseStore",
-    "NewWork",
-    "Pruned",
-    "QueueDepth",
-    "QueueStore",
-    "Quota",
-    "RecommendationFilter",
-    "RecommendationStore",
-    "RetentionStore",
-    "SeenDevice",
-    "SessionStore",
-    "StatisticsStore",
-    "StoredKey",
-    "StoredSession",
-    "SubmissionStore",
-    "Totals",
-    "Waiting",
-    "WorkFilter",
-    "WorkItem",
-    "WorkRow",
-    "WorkStore",
-    "WorkTotal",
-    "in_states",
-]
 
 
 class SubmissionStore(ABC):

@@ -24,7 +24,8 @@ from service.store.database.statements import (
     stale,
     state_event,
 )
-from service.store.interface import Claim, Ending, Lease, LeaseStore
+from service.store.interface import LeaseStore
+from service.store.models import Claim, Ending, Lease
 from service.store.scheduling import NEXT_QUEUED, take_turn
 from service.store.work_queries import read_item
 

@@ -27,7 +27,8 @@ from service.errors import NotFoundError
 from service.store.database import mapping
 from service.store.database.engine import reading
 from service.store.database.schema import recommendations, work_items
-from service.store.interface import RecommendationFilter, RecommendationStore
+from service.store.interface import RecommendationStore
+from service.store.models import RecommendationFilter
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import Objective
 from tuner.schemas.workload import Precision

@@ -12,7 +12,8 @@ from service.domain.states import TERMINAL_STATES, WorkKind
 from service.errors import NotEndedError
 from service.store.database.engine import reading, writing
 from service.store.database.schema import now_ms, recommendations, used_time, work_items
-from service.store.interface import Pruned, RetentionStore
+from service.store.interface import RetentionStore
+from service.store.models import Pruned
 from service.store.work_queries import no_work
 
 _work = work_items.c

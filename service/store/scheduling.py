@@ -19,7 +19,8 @@ from typing_extensions import override
 from service.domain.states import WorkKind
 from service.store.database.engine import insert_or_replace, reading, writing
 from service.store.database.schema import health, is_queued, now_ms, submitters, work_items
-from service.store.interface import PROVEN_SECONDS, QueueDepth, QueueStore, Waiting
+from service.store.interface import QueueStore
+from service.store.models import PROVEN_SECONDS, QueueDepth, Waiting
 
 _work = work_items.c
 

@@ -10,7 +10,8 @@ from service.errors import ConflictError
 from service.store.api_keys import stored_key
 from service.store.database.engine import reading, writing
 from service.store.database.schema import api_keys, now_ms, sessions
-from service.store.interface import SessionStore, StoredSession
+from service.store.interface import SessionStore
+from service.store.models import StoredSession
 
 _session = sessions.c
 

@@ -13,8 +13,8 @@ from service.domain.states import State, WorkKind
 from service.store.database.engine import insert_or_skip, reading, writing
 from service.store.database.mapping import moment
 from service.store.database.schema import is_failed, is_held, now_ms, stored_answers, work_items
-from service.store.interface import StatisticsStore, Totals, WorkTotal
-from service.store.models import FailureGroup
+from service.store.interface import StatisticsStore
+from service.store.models import FailureGroup, Totals, WorkTotal
 
 _work = work_items.c
 _answers = stored_answers.c

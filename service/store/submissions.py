@@ -17,7 +17,8 @@ from service.store.database.engine import insert_or_skip, reading, writing
 from service.store.database.mapping import recommendation_values
 from service.store.database.schema import idempotency_keys, now_ms, recommendations, submitters, work_items
 from service.store.database.statements import change, state_event
-from service.store.interface import (
+from service.store.interface import SubmissionStore
+from service.store.models import (
     KEPT_SECONDS,
     UNLIMITED,
     AnsweredBeforeError,
@@ -26,7 +27,6 @@ from service.store.interface import (
     Idempotency,
     NewWork,
     Quota,
-    SubmissionStore,
     WorkItem,
 )
 from service.store.work_queries import read_item

@@ -15,7 +15,8 @@ from service.errors import NotFoundError
 from service.store.database import mapping
 from service.store.database.engine import reading
 from service.store.database.schema import work_items
-from service.store.interface import EVERYTHING, WorkFilter, WorkItem, WorkRow, WorkStore
+from service.store.interface import WorkStore
+from service.store.models import EVERYTHING, WorkFilter, WorkItem, WorkRow
 
 _work = work_items.c
 

@@ -11,7 +11,8 @@ from service.observability.instruments import Instruments
 from service.observability.logging import logging_about
 from service.observability.tracing import Attribute, SpanKind
 from service.problem_mapping import stored_problem
-from service.store.interface import Claim, Ending, Lease, LeaseStore, WorkStore
+from service.store.interface import LeaseStore, WorkStore
+from service.store.models import Claim, Ending, Lease
 from service.worker.lease import Hold, Stop
 from service.worker.runner import Driver, Site, StoppedError
 from tuner.errors import HostTroubleError

@@ -15,7 +15,7 @@ from service.domain.workers import ServedDevice
 from service.errors import DeviceTakenError, ServiceError, StoreUnavailableError
 from service.observability.instruments import Instruments
 from service.observability.logging import logging_about, sparse_logger
-from service.store.interface import SeenDevice
+from service.store.models import SeenDevice
 from service.store.store import Store
 from service.worker.attempts import Attempts
 from service.worker.device_lock import DeviceLock, folder_identity

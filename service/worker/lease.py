@@ -12,7 +12,8 @@ from typing import TypeVar
 from service.domain.states import State
 from service.errors import StaleLeaseError, StoreUnavailableError
 from service.observability.logging import sparse_logger
-from service.store.interface import Lease, LeaseStore
+from service.store.interface import LeaseStore
+from service.store.models import Lease
 
 _log = logging.getLogger(__name__)
 

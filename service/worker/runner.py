@@ -17,7 +17,8 @@ from service.domain.workers import ServedDevice
 from service.errors import ServiceError
 from service.observability.instruments import Instruments
 from service.problem_mapping import stored_problem
-from service.store.interface import Claim, Ending, EvidenceStore, RecommendationStore, WorkItem
+from service.store.interface import EvidenceStore, RecommendationStore
+from service.store.models import Claim, Ending, WorkItem
 from service.worker.executors.base import Executor, TrainingRun
 from service.worker.host_health import Health
 from service.worker.lease import Hold

@@ -8,7 +8,7 @@ from service.api.etags import Tagged, tagged, tagged_with_aside
 from service.api.reads.coalescing import Gathered, GatheredByKey
 from service.application import UseCases
 from service.domain.work import Event, Job, Tuning
-from service.store.interface import RecommendationFilter, WorkFilter
+from service.store.models import RecommendationFilter, WorkFilter
 
 
 @dataclass(frozen=True)

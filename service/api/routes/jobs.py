@@ -44,7 +44,7 @@ from service.api.responses import (
 from service.api.strict_route import StrictRoute
 from service.domain.api_keys import Scope
 from service.domain.work import CheckpointList, ConfiguredJob, Job, JobPage, JobSubmission
-from service.store.interface import WorkFilter, in_states
+from service.store.models import WorkFilter, in_states
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=ALWAYS, route_class=StrictRoute)
 

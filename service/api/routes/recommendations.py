@@ -29,7 +29,7 @@ from service.api.responses import json_response, links, on_success
 from service.domain.api_keys import Scope
 from service.domain.work import RecommendationPage
 from service.errors import NotFoundError
-from service.store.interface import RecommendationFilter
+from service.store.models import RecommendationFilter
 from tuner.schemas.recommendation import Recommendation
 
 router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=ALWAYS, route_class=ShortcutRoute)

@@ -45,7 +45,7 @@ from service.api.responses import (
 )
 from service.domain.api_keys import Scope
 from service.domain.work import ProbeList, Tuning, TuningPage, TuningSubmission
-from service.store.interface import EVERYTHING, WorkFilter, in_states
+from service.store.models import EVERYTHING, WorkFilter, in_states
 
 router = APIRouter(prefix="/v1/tunings", tags=["tunings"], responses=ALWAYS, route_class=ShortcutRoute)
 

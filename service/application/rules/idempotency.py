@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from service.errors import IdempotencyKeyInFlightError, IdempotencyKeyReusedError
-from service.store.interface import AnsweredBeforeError, FirstAnswer, FirstTime, Idempotency, SubmissionStore, WorkItem
+from service.store.interface import SubmissionStore
+from service.store.models import AnsweredBeforeError, FirstAnswer, FirstTime, Idempotency, WorkItem
 
 
 @dataclass(frozen=True)

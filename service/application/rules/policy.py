@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from service.errors import DataPathNotAllowedError, InvalidInputError, TargetNotAllowedError
-from service.store.interface import UNLIMITED, Quota
+from service.store.models import UNLIMITED, Quota
 from tuner.errors import DataOutsideRootsError
 from tuner.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
 from tuner.schemas.dataset import PathRead

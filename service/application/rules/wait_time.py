@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from statistics import median
 
 from service.domain.states import WorkKind
-from service.store.interface import Waiting, WorkRow
+from service.store.models import Waiting, WorkRow
 
 RECENT = 20
 """Of how many that ended last, of each kind, the durations are looked at."""

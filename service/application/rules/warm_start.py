@@ -6,7 +6,8 @@ import logging
 from contextlib import suppress
 
 from service.errors import NotFoundError
-from service.store.interface import RecommendationStore, WorkItem
+from service.store.interface import RecommendationStore
+from service.store.models import WorkItem
 from tuner.errors import SpecError
 from tuner.planning.session import Tuning
 from tuner.planning.warm_start import WarmStart

@@ -11,7 +11,7 @@ import pytest
 
 from service.domain.api_keys import Scope, make_key
 from service.domain.work import JobSubmission
-from service.store.interface import FirstAnswer
+from service.store.models import FirstAnswer
 from tests.support.factories import python_spec, recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.running import Running, StartService

@@ -17,7 +17,7 @@ from service.domain.api_keys import Scope, make_key
 from service.domain.states import State, WorkKind
 from service.domain.work import JobSubmission, QueuePlace
 from service.domain.workers import Queue, QueueEntry
-from service.store.interface import SeenDevice, Waiting, WorkItem, WorkRow
+from service.store.models import SeenDevice, Waiting, WorkItem, WorkRow
 from tests.support.factories import recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.running import Running, StartService

@@ -11,7 +11,7 @@ from service.domain.states import State, WorkKind
 from service.domain.workers import Period
 from service.errors import StoreUnavailableError
 from service.store.hit_counter import Tally
-from service.store.interface import Ending
+from service.store.models import Ending
 from service.store.store import Store
 from tests.support.factories import tuning_request
 from tests.support.service.running import Running, StartService

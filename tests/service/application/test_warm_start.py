@@ -26,7 +26,7 @@ from service.domain.work import TuningPage, TuningSubmission
 from service.domain.workers import ServedDevice
 from service.store.database.engine import open_engine, writing
 from service.store.database.migrate import configuration, upgrade
-from service.store.interface import Ending, WorkItem
+from service.store.models import Ending, WorkItem
 from service.store.store import Store, open_store
 from service.worker.coordinator import Coordinator
 from service.worker.device_worker import WorkerSettings

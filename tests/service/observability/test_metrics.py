@@ -18,7 +18,7 @@ from service.domain.api_keys import Scope, make_key
 from service.domain.identifiers import IdentifierSource
 from service.errors import ConfigurationError, EstimatesBusyError, NotReadyError, StoreUnavailableError
 from service.observability.metrics import Metrics
-from service.store.interface import QueueDepth
+from service.store.models import QueueDepth
 from service.store.store import Store
 from tests.support.factories import tuning_request
 from tests.support.service.running import Running, StartService

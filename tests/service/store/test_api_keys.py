@@ -15,7 +15,8 @@ from service.domain.states import State
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
 from service.store.database.engine import open_engine, writing
 from service.store.database.schema import api_keys, sessions, work_items
-from service.store.interface import UNLIMITED, Ending, KeyStore, Lease, Quota
+from service.store.interface import KeyStore
+from service.store.models import UNLIMITED, Ending, Lease, Quota
 from service.store.store import Store
 from tests.support.service.scripted import SERVED, new_work
 

@@ -12,7 +12,7 @@ from service.domain.states import State, WorkKind
 from service.errors import StaleLeaseError
 from service.store.database.engine import open_engine, reading
 from service.store.database.schema import probes
-from service.store.interface import Ending
+from service.store.models import Ending
 from service.store.store import Store
 from tests.support.factories import probe_result
 from tests.support.service.scripted import new_work

@@ -15,7 +15,7 @@ from service.domain.states import State, WorkKind, sources_of
 from service.domain.work import EventKind
 from service.errors import ConfigurationError, ConflictError, NotFoundError, StaleLeaseError, StoreUnavailableError
 from service.problem_mapping import make_problem
-from service.store.interface import Claim, Ending, Lease, RecommendationFilter
+from service.store.models import Claim, Ending, Lease, RecommendationFilter
 from service.store.store import Store, open_store
 from tests.support.factories import probe_result, recommendation
 from tests.support.service.scripted import SERVED, new_work, progress

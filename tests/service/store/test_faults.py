@@ -14,7 +14,7 @@ from service.domain.api_keys import Scope, make_key
 from service.domain.states import State, WorkKind
 from service.errors import ConfigurationError, StaleLeaseError, StoreUnavailableError
 from service.store.database.engine import open_engine, reading, writing
-from service.store.interface import PROVEN_SECONDS, Claim, Ending, FirstAnswer, Idempotency, Lease, RecommendationFilter
+from service.store.models import PROVEN_SECONDS, Claim, Ending, FirstAnswer, Idempotency, Lease, RecommendationFilter
 from service.store.scheduling import SqlQueueStore
 from service.store.store import Store, open_store
 from tests.support.factories import probe_result, recommendation

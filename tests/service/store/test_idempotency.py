@@ -14,7 +14,7 @@ from service.domain.states import State, WorkKind
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
 from service.store.database.engine import reading, writing
 from service.store.database.schema import idempotency_keys
-from service.store.interface import (
+from service.store.models import (
     KEPT_SECONDS,
     UNLIMITED,
     AnsweredBeforeError,

@@ -14,7 +14,7 @@ from service.errors import NotFoundError
 from service.store import recommendation_queries
 from service.store.database.engine import reading
 from service.store.database.migrate import upgrade
-from service.store.interface import RecommendationFilter, WorkFilter
+from service.store.models import RecommendationFilter, WorkFilter
 from service.store.store import Store
 from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
 from tests.support.service.scripted import new_work

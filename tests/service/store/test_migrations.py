@@ -19,7 +19,7 @@ from service.errors import ConfigurationError
 from service.store.database.engine import reading, writing
 from service.store.database.migrate import configuration, upgrade
 from service.store.database.schema import metadata
-from service.store.interface import Ending, Quota, RecommendationFilter
+from service.store.models import Ending, Quota, RecommendationFilter
 from service.store.store import open_store
 from tests.support.factories import probe_result, recommendation
 from tests.support.service.scripted import SERVED, new_work

@@ -13,7 +13,7 @@ from service.domain.states import State, WorkKind
 from service.errors import NotEndedError, NotFoundError, QuotaExceededError
 from service.store.database.engine import reading, writing
 from service.store.database.schema import events, idempotency_keys, probes, used_time, work_items
-from service.store.interface import Ending, Pruned, Quota
+from service.store.models import Ending, Pruned, Quota
 from service.store.store import Store
 from tests.support.factories import probe_result, recommendation
 from tests.support.service.scripted import new_work

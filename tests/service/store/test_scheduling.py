@@ -11,7 +11,7 @@ from sqlalchemy import update
 from service.domain.states import State
 from service.store.database.engine import writing
 from service.store.database.schema import submitters
-from service.store.interface import Ending
+from service.store.models import Ending
 from service.store.store import Store
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, elsewhere, engine_at, fill, on_device, set_work

@@ -11,7 +11,7 @@ from service.store import statistics
 from service.store.database.engine import reading, writing
 from service.store.database.migrate import upgrade
 from service.store.database.schema import now_ms, stored_answers
-from service.store.interface import Ending, WorkTotal
+from service.store.models import Ending, WorkTotal
 from service.store.store import Store, open_store
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import NewId, claimed, engine_at, set_work

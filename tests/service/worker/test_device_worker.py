@@ -14,7 +14,7 @@ from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
 from service.errors import DeviceTakenError, StoreUnavailableError
-from service.store.interface import WorkItem
+from service.store.models import WorkItem
 from service.store.store import Store
 from service.worker.coordinator import Coordinator
 from service.worker.device_worker import WorkerSettings

@@ -20,7 +20,7 @@ from service.domain.work import Job, JobSubmission
 from service.errors import NotFoundError as NothingError
 from service.errors import NotResumableError, QuotaExceededError, TargetNotAllowedError
 from service.settings import Settings
-from service.store.interface import Ending, Quota
+from service.store.models import Ending, Quota
 from service.store.store import Store
 from service.worker.executors.local import LocalExecutor
 from tests.support.factories import CPU, recommendation, tuning_request

@@ -8,7 +8,7 @@ from typing import Any
 
 from service.domain.states import WorkKind
 from service.domain.workers import ServedDevice
-from service.store.interface import NewWork
+from service.store.models import NewWork
 from service.worker.executors.base import OnProgress, StopWithin, TrainingRun
 from tests.support.factories import CPU, tuning_request
 from tuner.errors import ProbeCancelledError

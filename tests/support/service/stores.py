@@ -13,7 +13,7 @@ from service.domain.states import State
 from service.domain.workers import ServedDevice
 from service.store.database.engine import insert_or_skip, open_engine, writing
 from service.store.database.schema import submitters, work_items
-from service.store.interface import Claim, Ending, Lease, NewWork
+from service.store.models import Claim, Ending, Lease, NewWork
 from service.store.store import Store
 from tests.support.factories import recommendation
 from tests.support.service.scripted import SERVED, new_work
