@@ -27,11 +27,11 @@ from service.settings import Settings
 from service.store.models import Quota
 from service.store.store import Store, open_store
 from service.worker.coordinator import Coordinator
-from service.worker.device_worker import WorkerSettings
 from service.worker.executors.base import Executor
 from service.worker.executors.local import LocalExecutor
 from service.worker.hosting.child_process import WorkerProcess
 from service.worker.hosting.interface import Workers
+from service.worker.settings import WorkerSettings
 from tuner.estimation.pool import WarmEstimates
 from tuner.hardware import inventory
 from tuner.planning.fingerprint import installed_versions
@@ -89,7 +89,7 @@ class System(WorkerSystem):
     def stop(self) -> None:
         """Stop the workers, handing back what runs, write what is counted, and close the store. Idempotent."""
         self.estimator.close()
-        self.cases.tally.flush()
+        self.cases.hit_counter.flush()
         super().stop()
 
 

@@ -37,7 +37,7 @@ from service.application.rules.policy import Policy
 from service.application.statistics import SummaryCases
 from service.application.tunings import TuningCases
 from service.domain.work import Event
-from service.store.hit_counter import Tally
+from service.store.hit_counter import HitCounter
 from service.store.store import Store
 
 
@@ -57,14 +57,14 @@ class UseCases:
     ) -> None:
         desk = Desk(store, policy, runs_dir, lease_seconds, notify)
         self._evidence = store.evidence
-        self.tally = Tally(store.statistics.count_hits)
+        self.hit_counter = HitCounter(store.statistics.count_hits)
         self.fleet = FleetCases(desk)
         places = QueuePlaces(self.fleet.queue)
-        self.tunings = TuningCases(desk, self.tally, places)
+        self.tunings = TuningCases(desk, self.hit_counter, places)
         self.jobs = JobCases(desk, places)
         self.exports = ExportCases(store.recommendations)
         self.keys = KeyCases(store.keys)
-        self.summary = SummaryCases(store.statistics, self.tally)
+        self.summary = SummaryCases(store.statistics, self.hit_counter)
 
     def events(self, work_id: str, after: int) -> list[Event]:
         """Events of a tuning or job that are newer than the id ``after``; a bounded number of them."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from service.domain.api_keys import Caller, Scope
 from service.domain.states import State, WorkKind
 from service.domain.workers import Failures, Period, SpentSeconds, StoredAnswers, Summary
-from service.store.hit_counter import Tally
+from service.store.hit_counter import HitCounter
 from service.store.interface import StatisticsStore
 from service.store.models import Totals, WorkTotal
 
@@ -24,13 +24,15 @@ class SummaryCases:
 
     Args:
         statistics: counts what happened.
-        tally: what counts stored answers.
+        counter: what counts stored answers.
         clock: seconds that only grow.
     """
 
-    def __init__(self, statistics: StatisticsStore, tally: Tally, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, statistics: StatisticsStore, counter: HitCounter, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._statistics = statistics
-        self._tally = tally
+        self._hit_counter = counter
         self._clock = clock
         self._one_counts = {period: threading.Lock() for period in Period}
         self._counted: dict[Period, tuple[float, Totals]] = {}
@@ -56,7 +58,7 @@ class SummaryCases:
             if period in self._counted and self._clock() - self._counted[period][0] <= _SHARED_SECONDS:
                 return self._counted[period][1]
             asked_at = self._clock()
-            self._tally.flush()
+            self._hit_counter.flush()
             found = self._statistics.totals(period.seconds)
             self._counted[period] = asked_at, found
             return found

@@ -17,7 +17,7 @@ from service.domain.work import ProbeList, Tuning, TuningSubmission
 from service.domain.workers import ServedDevice
 from service.errors import NotFoundError
 from service.observability.tracing import current_trace_parent
-from service.store.hit_counter import Tally
+from service.store.hit_counter import HitCounter
 from service.store.models import EVERYTHING, Idempotency, NewWork, RecommendationFilter, WorkFilter, WorkItem
 from tuner.planning.session import Tuning as TuningCourse
 from tuner.schemas.requests import TuningRequest
@@ -26,10 +26,10 @@ from tuner.schemas.requests import TuningRequest
 class TuningCases:
     """What callers can do with tunings. Safe to share between threads."""
 
-    def __init__(self, desk: Desk, tally: Tally, places: QueuePlaces) -> None:
+    def __init__(self, desk: Desk, counter: HitCounter, places: QueuePlaces) -> None:
         self._places = places
         self._desk = desk
-        self._tally = tally
+        self._hit_counter = counter
         self._submissions = desk.store.submissions
         self._evidence = desk.store.evidence
         self._recommendations = desk.store.recommendations
@@ -121,12 +121,12 @@ class TuningCases:
         if not submission.fresh:
             if (known := self._known(work.fingerprint)) is not None:
                 answer = self._answer_from(known, replace(work, priority=0), request, seen.served, once)
-                self._tally.count(hit=True)
+                self._hit_counter.count(hit=True)
                 return answer
             work = replace(work, earlier_recommendation_id=find_earlier(self._recommendations, course))
         item = self._submissions.add(work, self._desk.policy.quota, first_time(once, _queued))
         if not submission.fresh:
-            self._tally.count(hit=False)
+            self._hit_counter.count(hit=False)
         self._desk.notify()
         return _queued(item)
 

@@ -56,7 +56,7 @@ def _work(channel: Channel, system: WorkerSystem) -> None:
             except ServiceError as error:
                 channel.send(_refusal(error))
                 return
-            channel.send({"started": system.coordinator.places})
+            channel.send({"started": system.coordinator.slots})
             stopping.wait()
             system.stop()
     finally:
@@ -76,8 +76,8 @@ def _obey(channel: Channel, system: WorkerSystem, stopping: threading.Event) -> 
         match message:
             case {"do": "wake"}:
                 system.coordinator.notify()
-            case {"do": "hurry"}:
-                system.coordinator.hurry()
+            case {"do": "force_stop"}:
+                system.coordinator.force_stop()
                 stopping.set()
             case {"do": "stop"}:
                 stopping.set()

@@ -123,7 +123,7 @@ def _run(settings: Settings, system: System, app: FastAPI, listener: socket.sock
     )
     server = _Server(config, app.state.feed.close, system.coordinator, connections, settings.log_format)
     # Uvicorn raises the signals it caught once more when it is done: the first one has been obeyed by then.
-    with handling_signals(stop=server.end, hurry=system.coordinator.hurry):
+    with handling_signals(stop=server.end, force=system.coordinator.force_stop):
         try:
             listener.listen(config.backlog)
         except OSError as error:  # another process has begun to, since the address was bound
@@ -155,7 +155,7 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end at the first signal; at the second, wait for nothing more."""
         if self.should_exit:
-            self._coordinator.hurry()
+            self._coordinator.force_stop()
             self.force_exit = True
         super().handle_exit(sig, frame)
 

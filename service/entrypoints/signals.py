@@ -25,14 +25,14 @@ def exiting_at_signals() -> Iterator[None]:
 
 
 @contextmanager
-def handling_signals(stop: Callable[[], None], hurry: Callable[[], None]) -> Iterator[None]:
-    """Call ``stop`` at the first SIGTERM or SIGINT, and ``hurry`` at each one after it.
+def handling_signals(stop: Callable[[], None], force: Callable[[], None]) -> Iterator[None]:
+    """Call ``stop`` at the first SIGTERM or SIGINT, and ``force`` at each one after it.
 
     They are called in a thread of their own: a signal's handler runs between two instructions of the main thread, which
     may hold the very lock that they wait for.
     """
     heard, rung = os.pipe()
-    obeying = threading.Thread(target=_obey, args=(heard, stop, hurry), name="signals", daemon=True)
+    obeying = threading.Thread(target=_obey, args=(heard, stop, force), name="signals", daemon=True)
     obeying.start()
     try:
         with _handled(lambda *_: os.write(rung, b"!")):
@@ -54,8 +54,8 @@ def _handled(handler: Callable[..., object]) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
-def _obey(heard: int, stop: Callable[[], None], hurry: Callable[[], None]) -> None:
+def _obey(heard: int, stop: Callable[[], None], force: Callable[[], None]) -> None:
     obey = stop
     while os.read(heard, 1):
         obey()
-        obey = hurry
+        obey = force

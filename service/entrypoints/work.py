@@ -1,4 +1,4 @@
-"""A worker without an API: serves devices out of a store that others share, until it is told to stop."""
+"""A worker without an API: serves devices out of a store that others share, until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def work_system(settings: Settings, system: WorkerSystem) -> None:
         DeviceTakenError: when another live process serves one of the devices.
     """
     configure_logging(settings.log_level, settings.log_format)
-    told = threading.Event()
+    stopping = threading.Event()
     try:
-        with handling_signals(told.set, system.coordinator.hurry):
+        with handling_signals(stopping.set, system.coordinator.force_stop):
             system.start()
-            say(f"Batchwright works on {', '.join(system.coordinator.places)}", settings.log_format)
-            told.wait()
+            say(f"Batchwright works on {', '.join(system.coordinator.slots)}", settings.log_format)
+            stopping.wait()
             system.stop()
     finally:
         system.stop()

@@ -1,4 +1,4 @@
-"""Counts how often the store had the answer, for all processes and over restarts, without making anyone wait."""
+"""Count cache hits and misses, flushed to the store every two seconds off the request path."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from service.errors import StoreUnavailableError
 _log = logging.getLogger(__name__)
 
 _SECONDS = 2.0
-"""How long counts are gathered: a process that is killed loses those of that time."""
+"""How long counts are collected: a process that is killed loses those of that time."""
 
 
-class Tally:
-    """Gathers hits and misses, and writes them together a moment later. Safe to share between threads.
+class HitCounter:
+    """Collect hits and misses, and write them together a moment later. Safe to share between threads.
 
     Args:
-        write: takes how many hits and misses came since it was last called.
-        seconds: how long to gather.
+        write: takes the hits and misses since the last call.
+        seconds: how long to collect.
     """
 
     def __init__(self, write: Callable[[int, int], None], seconds: float = _SECONDS) -> None:
@@ -31,7 +31,7 @@ class Tally:
         self._timer: threading.Timer | None = None
 
     def count(self, *, hit: bool) -> None:
-        """Note an answer."""
+        """Count one lookup."""
         with self._lock:
             self._hits += hit
             self._misses += not hit
@@ -41,7 +41,7 @@ class Tally:
                 self._timer.start()
 
     def flush(self) -> None:
-        """Write what was gathered now. What the store does not take is kept for the next time."""
+        """Write the collected counts now. Counts that the store does not take are kept for the next time."""
         with self._lock:
             hits, self._hits = self._hits, 0
             misses, self._misses = self._misses, 0

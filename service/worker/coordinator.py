@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.store.store import Store
-from service.worker.device_worker import DeviceWorker, WorkerSettings
+from service.worker.device_worker import DeviceWorker
 from service.worker.executors.base import Executor
 from service.worker.lease import Stop
+from service.worker.settings import WorkerSettings
 
 
 class Coordinator:
@@ -43,8 +44,8 @@ class Coordinator:
             worker.notify()
 
     @property
-    def places(self) -> list[str]:
-        """Where it works: host and device of each."""
+    def slots(self) -> list[str]:
+        """Host and device of each worker."""
         return [worker.served.place for worker in self._workers]
 
     def request_stop(self) -> None:
@@ -52,13 +53,13 @@ class Coordinator:
         for worker in self._workers:
             worker.request_stop()
 
-    def hurry(self) -> None:
-        """End what runs now: whatever it was given to end itself is over. Returns at once; ``stop`` ends soon then."""
+    def force_stop(self) -> None:
+        """End running work now, without its grace. Returns at once; ``stop`` ends soon then."""
         for worker in self._workers:
-            worker.request_stop(Stop.HURRY)
+            worker.request_stop(Stop.FORCED)
 
     def stop(self) -> None:
-        """End gracefully: what runs is handed back to the queue. Idempotent."""
+        """End gracefully: running work is handed back to the queue. Idempotent."""
         if self._stopped:
             return
         self._stopped = True

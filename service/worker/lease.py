@@ -1,4 +1,4 @@
-"""What a worker knows of its right to go on: its lease, renewed by a heartbeat, and who asked it to stop."""
+"""A worker's view of its lease: heartbeat renewal, expiry and stop requests."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from service.store.models import Lease
 _log = logging.getLogger(__name__)
 
 _CANCEL_GRACE_SECONDS = 0.75
-"""What a cancelled job gets to end itself: with a heartbeat before it, within the two seconds that are promised."""
+"""The time that a cancelled job has to end itself: with a heartbeat before, within two seconds as promised."""
 _MARGIN = 0.2
-"""Share of the lease kept back for killing what runs: it must be gone when another may start."""
+"""Share of the lease kept back for killing the running work: it must be gone when another may start."""
 _RETRY_SECONDS = 0.2
 
 _T = TypeVar("_T")
@@ -31,24 +31,24 @@ class Stop(IntEnum):
 
     SHUTDOWN = 1
     """The service ends: hand the work back."""
-    HURRY = 2
-    """It was told so twice: hand the work back without waiting for anything."""
+    FORCED = 2
+    """The service was asked to end twice: hand the work back without waiting for anything."""
     CANCELLED = 3
-    """Someone cancelled the work: end it."""
+    """The work was cancelled: end it."""
     LOST = 4
-    """The lease is gone, or cannot be renewed: kill the work and say nothing."""
+    """The lease is gone, or cannot be renewed: kill the work and report nothing."""
 
 
 @dataclass(frozen=True)
 class LeaseTerms:
-    """How long a lease holds without a renewal, and what a job gets to end itself when the service stops."""
+    """How long a lease lasts without a renewal, and how long a job may take to end itself when the service stops."""
 
     lease_seconds: float
     shutdown_grace_seconds: float
 
 
-class Hold:
-    """A lease in use. The heartbeat calls ``renew``; the worker asks ``stop_within`` and writes through ``persist``."""
+class LeaseHolder:
+    """A lease in use. The heartbeat calls ``renew``; the worker asks ``grace_seconds`` and writes through ``retry``."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Hold:
         self._renewed_at = claimed_at
         self._grace = {
             Stop.SHUTDOWN: terms.shutdown_grace_seconds,
-            Stop.HURRY: 0.0,
+            Stop.FORCED: 0.0,
             Stop.CANCELLED: _CANCEL_GRACE_SECONDS,
             Stop.LOST: 0.0,
         }
@@ -79,13 +79,13 @@ class Hold:
         return self._unanswered
 
     def reason(self) -> Stop | None:
-        """Why to stop, if there is a reason: the most pressing one."""
+        """The most pressing reason to stop, if there is any."""
         if self._clock() >= self._renewed_at + self._lease_seconds * (1 - _MARGIN):
             self.request(Stop.LOST)
         return max(tuple(self._stops), default=None)
 
-    def stop_within(self) -> float | None:
-        """None while the work may go on; else the seconds it has to end, from now: the least that any reason gives."""
+    def grace_seconds(self) -> float | None:
+        """Seconds left before the run must have stopped, or None if it need not stop (the strictest reason wins)."""
         return None if self.reason() is None else min(self._grace[reason] for reason in tuple(self._stops))
 
     def request(self, reason: Stop) -> None:
@@ -93,7 +93,7 @@ class Hold:
         self._stops.add(reason)
 
     def renew(self) -> None:
-        """Hold the lease longer, and learn of a cancellation. Called by the heartbeat."""
+        """Extend the lease, and learn of a cancellation. Called by the heartbeat."""
         before, was_unanswered, self._unanswered = self._clock(), self._unanswered, True
         try:
             state = self._leases.renew(self.lease, self._lease_seconds)
@@ -107,18 +107,18 @@ class Hold:
             if state is State.CANCELLING:
                 self.request(Stop.CANCELLED)
 
-    def persist(self, write: Callable[[], _T]) -> _T:
-        """Write to the store, or read from it, again and again while it cannot be reached and the lease is good.
+    def retry(self, call: Callable[[], _T]) -> _T:
+        """Call the store until it can be reached, as long as the lease is good.
 
         Raises:
             StaleLeaseError: when the lease ended first, or there is no time to wait for the store.
         """
         while True:
             try:
-                return write()
+                return call()
             except StoreUnavailableError as error:
                 self._unanswered = True
-                if self.reason() is Stop.LOST or Stop.HURRY in self._stops:
+                if self.reason() is Stop.LOST or Stop.FORCED in self._stops:
                     raise StaleLeaseError(f"the store could not be reached before the lease ended: {error}") from error
                 self._warnings.warning("cannot write to the store, trying again: %s", error)
                 time.sleep(_RETRY_SECONDS)

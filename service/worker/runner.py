@@ -1,4 +1,4 @@
-"""Drives one claimed tuning or job to its end. What it raises tells the worker what became of it."""
+"""Drive one claimed tuning or job to its end. Its errors tell the worker what became of the work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from service.store.interface import EvidenceStore, RecommendationStore
 from service.store.models import Claim, Ending, WorkItem
 from service.worker.executors.base import Executor, TrainingRun
 from service.worker.host_health import Health
-from service.worker.lease import Hold
+from service.worker.lease import LeaseHolder
 from tuner.errors import BatchwrightError, HostTroubleError, ProbeCancelledError
 from tuner.planning.session import Tuning, ask_what_ifs, judge_coupling, look_ahead
 from tuner.schemas.recommendation import Recommendation
@@ -40,18 +40,18 @@ _MOST_LOST_LEASES = 5
 
 
 class StoppedError(Exception):
-    """The work was stopped before its end; the hold knows why."""
+    """The work was stopped before its end; the lease's holder knows why."""
 
 
 class WorkerLostError(ServiceError):
-    """Every worker that took this on vanished."""
+    """Every worker that claimed this work vanished."""
 
     code = "worker-lost"
     title = "Its workers vanished"
 
 
 class EnvironmentChangedError(ServiceError):
-    """What a tuning's answer depends on changed between its probes."""
+    """The environment of a tuning changed between its probes."""
 
     code = "environment-changed"
     title = "The environment changed during the tuning"
@@ -74,7 +74,7 @@ class Site:
 
 
 class Driver:
-    """Runs claimed work on one executor, recording every step."""
+    """Run claimed work on one executor, recording every step."""
 
     def __init__(
         self,
@@ -93,11 +93,11 @@ class Driver:
         self._health = site.health
         self._identifiers = IdentifierSource()
 
-    def drive(self, claim: Claim, hold: Hold) -> Ending:
-        """Run it to its end; a failure of the work is an ending too.
+    def drive(self, claim: Claim, holder: LeaseHolder) -> Ending:
+        """Run work to its end; a failure of the work is an ending too.
 
         Raises:
-            StoppedError: when the hold told it to stop.
+            StoppedError: when the holder was asked to stop.
             StaleLeaseError: when a report came too late.
             HostTroubleError: when the host could not run it, which is no failure of the work.
             OSError: likewise.
@@ -105,8 +105,8 @@ class Driver:
         try:
             _refuse_repeated_losses(claim)
             if claim.item.kind is WorkKind.TUNING:
-                return self._tune(claim.item, hold)
-            return self._train(claim.item, hold)
+                return self._tune(claim.item, holder)
+            return self._train(claim.item, holder)
         except ProbeCancelledError as error:
             raise StoppedError from error
         except (BatchwrightError, WorkerLostError, EnvironmentChangedError) as error:
@@ -114,7 +114,7 @@ class Driver:
             return Ending(State.FAILED, problem=stored_problem(error))
 
     def _excuse(self, trouble: Trouble | None = None) -> None:
-        """Go on only where the host is well: what has failed otherwise has not shown that the fault is its own.
+        """Go on only where the host is well: elsewhere a failure does not show that the work is at fault.
 
         Raises:
             HostTroubleError: naming what the host lacks.
@@ -124,35 +124,35 @@ class Driver:
 
     # --- tunings ---
 
-    def _tune(self, item: WorkItem, hold: Hold) -> Ending:
+    def _tune(self, item: WorkItem, holder: LeaseHolder) -> Ending:
         request = TuningRequest.model_validate_json(item.payload)
-        tuning = self._rebuild(item, request, hold)
-        judge_coupling(tuning, lambda check: self._executor.check_coupling(check, hold.stop_within))
+        tuning = self._rebuild(item, request, holder)
+        judge_coupling(tuning, lambda check: self._executor.check_coupling(check, holder.grace_seconds))
         if not tuning.probes:
             look_ahead(
                 tuning,
-                lambda request: self._executor.check(request, hold.stop_within),
-                lambda question: self._executor.expect(question, hold.stop_within),
+                lambda request: self._executor.check(request, holder.grace_seconds),
+                lambda question: self._executor.expect(question, holder.grace_seconds),
             )
         while (probe := tuning.next_probe()) is not None:
-            if hold.reason() is not None:
+            if holder.reason() is not None:
                 raise StoppedError
-            tuning.record(self._probe(probe, hold, len(tuning.probes) + 1))
-        ask_what_ifs(tuning, lambda question: self._executor.expect(question, hold.stop_within))
+            tuning.record(self._probe(probe, holder, len(tuning.probes) + 1))
+        ask_what_ifs(tuning, lambda question: self._executor.expect(question, holder.grace_seconds))
         return Ending(State.SUCCEEDED, recommendation=self._recommendation(item, tuning))
 
-    def _probe(self, probe: ProbeRequest, hold: Hold, ordinal: int) -> ProbeResult:
+    def _probe(self, probe: ProbeRequest, holder: LeaseHolder, ordinal: int) -> ProbeResult:
         """Run a probe and record it."""
         with self._watch.spans.span("probe", micro_batch_size=probe.micro_batch_size, ordinal=ordinal) as span:
-            result = self._executor.probe(probe, hold.stop_within)
+            result = self._executor.probe(probe, holder.grace_seconds)
             span.set("outcome", result.outcome.value)
         if result.outcome in _UNEXPLAINED:
             self._excuse()
-        hold.persist(lambda: self._evidence.record_probe(hold.lease, ordinal, result))
+        holder.retry(lambda: self._evidence.record_probe(holder.lease, ordinal, result))
         self._watch.metrics.probed(self._served.device.id, result.outcome.value)
         return result
 
-    def _rebuild(self, item: WorkItem, request: TuningRequest, hold: Hold) -> Tuning:
+    def _rebuild(self, item: WorkItem, request: TuningRequest, holder: LeaseHolder) -> Tuning:
         """The tuning as its recorded probes left it.
 
         Raises:
@@ -160,13 +160,13 @@ class Driver:
         """
         served = self._served
         tuning = Tuning(request, served.device, environment=served.environment, versions=served.versions)
-        recorded = hold.persist(lambda: self._evidence.probes(item.id))
+        recorded = holder.retry(lambda: self._evidence.probes(item.id))
         if recorded and tuning.fingerprint != item.fingerprint:
             raise EnvironmentChangedError(
                 f"{len(recorded)} probes ran before the device, its memory or a version changed "
                 f"(fingerprint {item.fingerprint}, now {tuning.fingerprint}): submit it again"
             )
-        hold.persist(lambda: recall_earlier(self._recommendations, item, tuning))
+        holder.retry(lambda: recall_earlier(self._recommendations, item, tuning))
         for probe in recorded:
             tuning.record(probe.result)
         return tuning
@@ -182,7 +182,7 @@ class Driver:
 
     # --- jobs ---
 
-    def _train(self, item: WorkItem, hold: Hold) -> Ending:
+    def _train(self, item: WorkItem, holder: LeaseHolder) -> Ending:
         job = JobRequest.model_validate_json(item.payload)
         newest = item.progress.update if item.progress else 0
         run = TrainingRun(self._runs_dir / item.id, job.recommendation, job.training, newest)
@@ -192,13 +192,13 @@ class Driver:
             nonlocal newest
             fresh = [update for update in updates if update.update > newest]
             if fresh:
-                hold.persist(lambda: self._evidence.record_progress(hold.lease, fresh))
+                holder.retry(lambda: self._evidence.record_progress(holder.lease, fresh))
                 newest = fresh[-1].update
 
         mark_place(run.directory, self._served.place)
         before = room_of(run.directory)
-        result = self._executor.train(run, on_progress, hold.stop_within)
-        if hold.reason() is not None and result.outcome is not RunOutcome.SUCCEEDED:
+        result = self._executor.train(run, on_progress, holder.grace_seconds)
+        if holder.reason() is not None and result.outcome is not RunOutcome.SUCCEEDED:
             raise StoppedError(result.message)  # also when it had to be killed, which looks like a failure
         if result.outcome is RunOutcome.FAILED:
             result = self._excused(run.directory, before, result)

@@ -1,4 +1,4 @@
-"""The small parts, each by itself: identifiers, settings, holds, locks, states and errors."""
+"""The small parts, each by itself: identifiers, settings, leases, locks, states and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from service.problem_mapping import problem_of
 from service.settings import Settings
 from service.store.store import Store
 from service.worker.device_lock import DeviceLock
-from service.worker.lease import Hold, LeaseTerms, Stop
+from service.worker.lease import LeaseHolder, LeaseTerms, Stop
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.service.scripted import SERVED, new_work
 from tuner.errors import TuningFailedError
@@ -203,7 +203,7 @@ def test_a_lock_has_one_holder_at_a_time(tmp_path: Path) -> None:
     second.release()
 
 
-# --- holds ---
+# --- leases ---
 
 
 class Clock:
@@ -224,55 +224,55 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def hold(store: Store, clock: Clock, new_id: Callable[[str], str]) -> Hold:
-    """A hold on a running tuning."""
+def holder(store: Store, clock: Clock, new_id: Callable[[str], str]) -> LeaseHolder:
+    """A holder of the lease of a running tuning."""
     store.submissions.add(new_work(new_id("tun")))
     claim = store.leases.claim(SERVED, TERMS.lease_seconds)
     assert claim is not None
-    return Hold(store.leases, claim.lease, TERMS, claim_time(clock), clock)
+    return LeaseHolder(store.leases, claim.lease, TERMS, claim_time(clock), clock)
 
 
 def claim_time(clock: Clock) -> float:
-    """When the work of ``hold`` was claimed."""
+    """When the work of ``holder`` was claimed."""
     return clock.now
 
 
-def test_a_hold_lets_work_go_on_while_it_is_renewed(hold: Hold, clock: Clock) -> None:
+def test_a_held_lease_lets_work_go_on_while_it_is_renewed(holder: LeaseHolder, clock: Clock) -> None:
     """Renewals in time keep it; the first one missed ends it before the lease does."""
     for _ in range(5):
         clock.now += 5.0
-        hold.renew()
-        assert hold.stop_within() is None
+        holder.renew()
+        assert holder.grace_seconds() is None
     clock.now += 8.5
-    assert (hold.reason(), hold.stop_within()) == (Stop.LOST, 0.0)
+    assert (holder.reason(), holder.grace_seconds()) == (Stop.LOST, 0.0)
 
 
-def test_a_cancellation_is_heard_at_the_next_renewal(hold: Hold, store: Store) -> None:
+def test_a_cancellation_is_heard_at_the_next_renewal(holder: LeaseHolder, store: Store) -> None:
     """It gives the work little time to end."""
-    store.submissions.cancel(hold.lease.work_id)
-    assert hold.reason() is None
-    hold.renew()
-    assert hold.reason() is Stop.CANCELLED
-    assert (hold.stop_within() or 99.0) < 2.0
+    store.submissions.cancel(holder.lease.work_id)
+    assert holder.reason() is None
+    holder.renew()
+    assert holder.reason() is Stop.CANCELLED
+    assert (holder.grace_seconds() or 99.0) < 2.0
 
 
-def test_the_most_pressing_reason_counts(hold: Hold) -> None:
+def test_the_most_pressing_reason_counts(holder: LeaseHolder) -> None:
     """A cancellation outweighs a shutdown, a lost lease both, in whatever order they come."""
-    hold.request(Stop.CANCELLED)
-    hold.request(Stop.SHUTDOWN)
-    assert hold.reason() is Stop.CANCELLED
-    hold.request(Stop.LOST)
-    assert hold.reason() is Stop.LOST
+    holder.request(Stop.CANCELLED)
+    holder.request(Stop.SHUTDOWN)
+    assert holder.reason() is Stop.CANCELLED
+    holder.request(Stop.LOST)
+    assert holder.reason() is Stop.LOST
 
 
-def test_a_lease_taken_over_is_lost(hold: Hold, store: Store) -> None:
+def test_a_lease_taken_over_is_lost(holder: LeaseHolder, store: Store) -> None:
     """A renewal that is refused stops the work at once."""
     store.leases.release_slot(SERVED.place, SERVED.owner)
-    hold.renew()
-    assert hold.stop_within() == 0.0
+    holder.renew()
+    assert holder.grace_seconds() == 0.0
 
 
-def test_a_write_is_tried_again_while_the_lease_is_good(hold: Hold) -> None:
+def test_a_write_is_tried_again_while_the_lease_is_good(holder: LeaseHolder) -> None:
     """A database that comes back in time costs nothing."""
     failures = [StoreUnavailableError("away"), StoreUnavailableError("away")]
 
@@ -281,10 +281,10 @@ def test_a_write_is_tried_again_while_the_lease_is_good(hold: Hold) -> None:
             raise failures.pop()
         return "written"
 
-    assert hold.persist(write) == "written"
+    assert holder.retry(write) == "written"
 
 
-def test_a_write_is_given_up_with_the_lease(hold: Hold, clock: Clock) -> None:
+def test_a_write_is_given_up_with_the_lease(holder: LeaseHolder, clock: Clock) -> None:
     """A database that stays away costs the lease, and the write says so."""
 
     def write() -> None:
@@ -292,26 +292,26 @@ def test_a_write_is_given_up_with_the_lease(hold: Hold, clock: Clock) -> None:
         raise StoreUnavailableError("away")
 
     with pytest.raises(StaleLeaseError, match="away"):
-        hold.persist(write)
+        holder.retry(write)
 
 
 def test_a_lease_that_ended_in_an_outage_is_told_from_one_taken_over(
-    hold: Hold, store: Store, monkeypatch: pytest.MonkeyPatch
+    holder: LeaseHolder, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the store is back, and refuses the renewal, before the worker has noticed anything."""
     with monkeypatch.context() as away:
         away.setattr(store.leases, "renew", Mock(side_effect=StoreUnavailableError("away")))
-        hold.renew()
-    told = [hold.is_unanswered]
-    hold.renew()
-    told.append(hold.is_unanswered)
-    assert told == [True, False]
+        holder.renew()
+    seen = [holder.is_unanswered]
+    holder.renew()
+    seen.append(holder.is_unanswered)
+    assert seen == [True, False]
     store.leases.release_slot(SERVED.place, SERVED.owner)
     with monkeypatch.context() as away:
         away.setattr(store.leases, "renew", Mock(side_effect=StoreUnavailableError("away")))
-        hold.renew()
-    hold.renew()
-    assert (hold.reason(), hold.is_unanswered) == (Stop.LOST, True)
+        holder.renew()
+    holder.renew()
+    assert (holder.reason(), holder.is_unanswered) == (Stop.LOST, True)
 
 
 # --- errors ---

@@ -17,7 +17,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from service.errors import ConfigurationError, InvalidInputError, StoreUnavailableError
 from service.folders import make_own
-from service.store.database.sqlite_writer_lock import turns_of
+from service.store.database.sqlite_writer_lock import writer_lock_of
 
 _BUSY_SECONDS = 10.0
 """How long a writer waits for another before it gives up. Transactions take milliseconds."""
@@ -31,7 +31,7 @@ _READ_ONLY = "25006"
 """PostgreSQL's code for a write where only reads are allowed."""
 _SQLITE = {"sqlite", "sqlite+pysqlite"}
 _POSTGRESQL = {"postgresql", "postgresql+psycopg", "postgres"}
-_PATIENCE = {
+_TIMEOUTS = {
     "application_name": "batchwright",
     "connect_timeout": "10",
     "keepalives_idle": "15",
@@ -88,7 +88,7 @@ def _open_postgresql(url: URL) -> Engine:
         pool_size=_POOL_SIZE,
         max_overflow=_POOL_OVERFLOW,
         pool_pre_ping=True,
-        connect_args={name: value for name, value in _PATIENCE.items() if name not in url.query},
+        connect_args={name: value for name, value in _TIMEOUTS.items() if name not in url.query},
     )
     event.listen(engine, "connect", _prepare_postgresql)
     event.listen(engine, "handle_error", _leave_standby)
@@ -143,17 +143,17 @@ def writing(engine: Engine) -> Iterator[Connection]:
     Raises:
         StoreUnavailableError: when the database cannot be reached or written.
     """
-    with translated(), _turn(engine), engine.connect() as plain:
+    with translated(), _writer_lock(engine), engine.connect() as plain:
         connection = plain.execution_options(writes=True)
         with connection.begin():
             yield connection
 
 
-def _turn(engine: Engine) -> AbstractContextManager[None]:
+def _writer_lock(engine: Engine) -> AbstractContextManager[None]:
     """SQLite has one writer at a time."""
     if engine.dialect.name != "sqlite":
         return nullcontext()
-    return turns_of(os.path.realpath(str(engine.url.database))).mine(_BUSY_SECONDS)
+    return writer_lock_of(os.path.realpath(str(engine.url.database))).acquire(_BUSY_SECONDS)
 
 
 def insert_or_skip(connection: Connection, table: Table, values: dict[str, Any]) -> bool:

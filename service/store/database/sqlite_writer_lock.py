@@ -1,7 +1,7 @@
-"""Writers of one SQLite file in this process, one after the other in the order in which they came.
+"""A fair lock for the writers of one SQLite file in this process: first come, first served.
 
-SQLite lets go first whoever asks at the right moment: of many that write without a pause, one may wait for seconds. A
-queue of our own is fair; other processes are left to SQLite.
+SQLite serves the writer that retries at the right moment: of many that write without a pause, one may wait for seconds.
+A lock of our own is fair; writers of other processes are left to SQLite.
 """
 
 from __future__ import annotations
@@ -14,49 +14,49 @@ from contextlib import contextmanager
 from service.errors import StoreUnavailableError
 
 
-class Turns:
-    """Whose turn it is. Safe to share between threads; not for one that has its turn to ask for another."""
+class FairLock:
+    """A lock that is given in the order of the requests. Safe to share between threads; not reentrant."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[threading.Lock] = deque()
-        """Each waits at a lock of its own; the first has its turn."""
+        """Each waits at a lock of its own; the first holds the fair lock."""
 
     @contextmanager
-    def mine(self, patience_seconds: float) -> Iterator[None]:
-        """The block is run when its turn has come.
+    def acquire(self, timeout_seconds: float) -> Iterator[None]:
+        """Hold the lock within the block.
 
         Args:
-            patience_seconds: how long to wait for it.
+            timeout_seconds: how long to wait for the lock.
 
         Raises:
-            StoreUnavailableError: when it does not come.
+            StoreUnavailableError: when the lock is not given in time.
         """
-        come = threading.Lock()
-        come.acquire()
+        given = threading.Lock()
+        given.acquire()
         with self._lock:
-            self._waiting.append(come)
-            if self._waiting[0] is come:
-                come.release()
+            self._waiting.append(given)
+            if self._waiting[0] is given:
+                given.release()
         try:
-            if not come.acquire(timeout=patience_seconds):
+            if not given.acquire(timeout=timeout_seconds):
                 raise StoreUnavailableError(
-                    f"the database cannot be used: other writers were not done in {patience_seconds:g} s"
+                    f"the database cannot be used: other writers were not done in {timeout_seconds:g} s"
                 )
             yield
         finally:
             with self._lock:
-                had_it = self._waiting[0] is come
-                self._waiting.remove(come)
-                if had_it and self._waiting:
+                held = self._waiting[0] is given
+                self._waiting.remove(given)
+                if held and self._waiting:
                     self._waiting[0].release()
 
 
-_by_file: dict[str, Turns] = {}
+_by_file: dict[str, FairLock] = {}
 _files = threading.Lock()
 
 
-def turns_of(path: str) -> Turns:
-    """Those of a file, for whoever opens it in this process."""
+def writer_lock_of(path: str) -> FairLock:
+    """The lock of a file, shared by every engine of this process."""
     with _files:
-        return _by_file.setdefault(path, Turns())
+        return _by_file.setdefault(path, FairLock())

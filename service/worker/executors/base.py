@@ -1,4 +1,4 @@
-"""The interface of an executor: it runs, on one device, one probe or one job at a time."""
+"""The interface of an executor, which runs one probe or one job at a time on one device."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeReq
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
 from tuner.schemas.training import TrainingProgress, TrainingResult
 
-StopWithin = Callable[[], float | None]
-"""None while the work may go on; else the seconds it has to end, from when it is asked. May fall from call to call."""
+GraceSeconds = Callable[[], float | None]
+"""Seconds left before the run must have stopped, or None if it need not stop. May fall from call to call."""
 
 OnProgress = Callable[[Sequence[TrainingProgress]], None]
 """Takes the updates that were finished since the last call. What it raises ends the run."""
@@ -36,7 +36,7 @@ class TrainingRun:
     directory: Path
     recommendation: Recommendation
     request: TrainingRequest
-    told: int = 0
+    reported: int = 0
     """The newest update that was reported; later ones are, also those that an earlier process has made."""
 
 
@@ -52,54 +52,54 @@ class Executor(ABC):
         self._turn = threading.Lock()
         self._closed = False
 
-    def check(self, request: TuningRequest, stop_within: StopWithin) -> None:
+    def check(self, request: TuningRequest, grace_seconds: GraceSeconds) -> None:
         """Find a wrong spec before any probe.
 
         Raises:
             SpecError: naming the field at fault.
-            ProbeCancelledError: when ``stop_within`` asked it to stop.
+            ProbeCancelledError: when ``grace_seconds`` asked it to stop.
             ProbeError: when the machinery failed.
         """
         with self._one_at_a_time():
-            self._runner.check(request, lambda: stop_within() is not None)
+            self._runner.check(request, lambda: grace_seconds() is not None)
 
-    def check_coupling(self, request: CouplingRequest, stop_within: StopWithin) -> CouplingCheck:
+    def check_coupling(self, request: CouplingRequest, grace_seconds: GraceSeconds) -> CouplingCheck:
         """Compare the loss of a batch with that of its parts, before any probe.
 
         Raises:
-            ProbeCancelledError: when ``stop_within`` asked it to stop.
+            ProbeCancelledError: when ``grace_seconds`` asked it to stop.
             ProbeError: when the machinery failed.
         """
         with self._one_at_a_time():
-            return self._runner.check_coupling(request, lambda: stop_within() is not None)
+            return self._runner.check_coupling(request, lambda: grace_seconds() is not None)
 
-    def expect(self, request: ExpectationRequest, stop_within: StopWithin) -> ExpectedPeaks | None:
+    def expect(self, request: ExpectationRequest, grace_seconds: GraceSeconds) -> ExpectedPeaks | None:
         """What an estimate expects the probes to measure; none where it cannot tell.
 
         Raises:
-            ProbeCancelledError: when ``stop_within`` asked it to stop.
+            ProbeCancelledError: when ``grace_seconds`` asked it to stop.
             ProbeError: when the machinery failed.
         """
         with self._one_at_a_time():
-            return self._runner.expect(request, lambda: stop_within() is not None)
+            return self._runner.expect(request, lambda: grace_seconds() is not None)
 
-    def probe(self, request: ProbeRequest, stop_within: StopWithin) -> ProbeResult:
+    def probe(self, request: ProbeRequest, grace_seconds: GraceSeconds) -> ProbeResult:
         """Run one probe to its end.
 
         Raises:
-            ProbeCancelledError: when ``stop_within`` asked it to stop; nothing of the probe is left then.
+            ProbeCancelledError: when ``grace_seconds`` asked it to stop; nothing of the probe is left then.
             ProbeError: when the machinery failed.
         """
         with self._one_at_a_time():
-            return self._runner.run(request, lambda: stop_within() is not None)
+            return self._runner.run(request, lambda: grace_seconds() is not None)
 
-    def train(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
-        """Make a run, or go on with it. STOPPED when ``stop_within`` asked it to stop, or someone else did.
+    def train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
+        """Make a run, or go on with it. STOPPED when ``grace_seconds`` asked it to stop, or someone else did.
 
         Whatever ends this call, an exception of ``on_progress`` included, nothing of the run goes on after it.
         """
         with self._one_at_a_time():
-            return self._train(run, on_progress, stop_within)
+            return self._train(run, on_progress, grace_seconds)
 
     def close(self) -> None:
         """End every process. Idempotent."""
@@ -127,5 +127,5 @@ class Executor(ABC):
         return self._runner.environment()
 
     @abstractmethod
-    def _train(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+    def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         """Make a run."""

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from typing_extensions import override
 
-from service.worker.executors.base import Executor, OnProgress, StopWithin, TrainingRun
+from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
 from tuner.planning.session import ProbeRunner
 from tuner.schemas.results import DeviceInfo
 from tuner.schemas.training import TrainingResult
 
-TrainFunction = Callable[[TrainingRun, OnProgress, StopWithin], TrainingResult]
-"""Makes a run in this process: reports its updates, and ends soon when it is told to stop."""
+TrainFunction = Callable[[TrainingRun, OnProgress, GraceSeconds], TrainingResult]
+"""Makes a run in this process: reports its updates, and ends soon when it is asked to stop."""
 
 
 class InlineExecutor(Executor):
@@ -23,5 +23,5 @@ class InlineExecutor(Executor):
         self._train_function = train
 
     @override
-    def _train(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
-        return self._train_function(run, on_progress, stop_within)
+    def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
+        return self._train_function(run, on_progress, grace_seconds)

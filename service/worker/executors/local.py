@@ -10,7 +10,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from service.worker.executors.base import Executor, OnProgress, StopWithin, TrainingRun
+from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
 from tuner.hardware import inventory
 from tuner.planning.session import ProbeRunner
 from tuner.schemas.results import DeviceInfo
@@ -43,13 +43,13 @@ class LocalExecutor(Executor):
         return inventory.lost(self.device)
 
     @override
-    def _train(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
-        if not _await_folder(run.directory, stop_within):
+    def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
+        if not _await_folder(run.directory, grace_seconds):
             return TrainingResult(outcome=RunOutcome.STOPPED, message="stopped before it began", updates=0)
         process = self._new_process(run.directory)
-        process.start(run.recommendation, run.request, run.told)
+        process.start(run.recommendation, run.request, run.reported)
         try:
-            result = _watch(process, on_progress, stop_within)
+            result = _watch(process, on_progress, grace_seconds)
             on_progress(process.new_progress())
         except BaseException:
             process.stop(grace_seconds=0.0)
@@ -57,8 +57,8 @@ class LocalExecutor(Executor):
         return result
 
 
-def _await_folder(directory: Path, stop_within: StopWithin) -> bool:
-    """Wait until no process trains in ``directory``; false when told to stop before.
+def _await_folder(directory: Path, grace_seconds: GraceSeconds) -> bool:
+    """Wait until no process trains in ``directory``; false when asked to stop before.
 
     The worker before this one may be frozen while its processes go on, in a folder that both hosts share: they are
     ended when it wakes, or end by themselves.
@@ -67,20 +67,20 @@ def _await_folder(directory: Path, stop_within: StopWithin) -> bool:
         with holding(directory, patience_seconds=0.0) as alone:
             if alone:
                 return True
-        if stop_within() is not None:
+        if grace_seconds() is not None:
             return False
         time.sleep(_POLL_SECONDS)
 
 
-def _watch(process: TrainingProcess, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
-    """The result of the process, which is asked to stop, and then made to, when ``stop_within`` says so.
+def _watch(process: TrainingProcess, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
+    """The result of the process, which is asked to stop, and then made to, when ``grace_seconds`` says so.
 
     It is asked again while the process ends itself: a more pressing reason leaves less time.
     """
     deadline = math.inf
     while (result := process.poll()) is None:
         on_progress(process.new_progress())
-        if (grace := stop_within()) is not None:
+        if (grace := grace_seconds()) is not None:
             if deadline == math.inf:
                 process.ask_to_stop()
             deadline = min(deadline, time.monotonic() + grace)

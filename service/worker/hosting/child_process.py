@@ -28,7 +28,7 @@ _FIRST_DELAY_SECONDS = 0.2
 _LONGEST_DELAY_SECONDS = 30.0
 _STABLE_SECONDS = 60.0
 """A process that has lived for longer did not fail at its start: the next is started after the first delay again."""
-_HURRY_SECONDS = 15.0
+_FORCED_SECONDS = 15.0
 """After a second signal the process has this long to hand back what it runs. It is killed then; a lease frees that."""
 _MEASURE_SECONDS = 2.0
 _ORPHAN_SECONDS = 5.0
@@ -47,14 +47,14 @@ class WorkerProcess:
         self._entry = entry
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._hurried = False
+        self._forced = False
         self._awaited = False
         self._child: _Child | None = None
         self._supervisor: threading.Thread | None = None
         self._first: queue.SimpleQueue[ServiceError | None] = queue.SimpleQueue()
         self._measuring = threading.Lock()
         self._measured: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.places: list[str] = []
+        self.slots: list[str] = []
 
     @property
     def pid(self) -> int | None:
@@ -93,15 +93,15 @@ class WorkerProcess:
         self._stopping.set()
         self._tell("stop")
 
-    def hurry(self) -> None:
-        """End what runs now, and the process if that takes long. Returns at once."""
+    def force_stop(self) -> None:
+        """End running work now, and the process if that takes long. Returns at once."""
         self._stopping.set()
-        self._tell("hurry")
+        self._tell("force_stop")
         with self._lock:
-            child, first = self._child, not self._hurried
-            self._hurried = True
+            child, first = self._child, not self._forced
+            self._forced = True
         if child is not None and first:
-            killing = threading.Timer(_HURRY_SECONDS, child.kill)
+            killing = threading.Timer(_FORCED_SECONDS, child.kill)
             killing.daemon = True
             killing.start()
 
@@ -153,7 +153,7 @@ class WorkerProcess:
 
     def _report_first(self, ended: ServiceError, *, started: bool) -> bool:
         """Report a first start that failed; return whether the workers ran at any time."""
-        if started or self.places:
+        if started or self.slots:
             return True
         self._first.put(ended)
         return False
@@ -177,12 +177,12 @@ class WorkerProcess:
         with self._lock:
             self._child = child
         if self._stopping.is_set():
-            self._tell("hurry" if self._hurried else "stop")
+            self._tell("force_stop" if self._forced else "stop")
         refusal, started = None, False
         while (message := child.channel.receive()) is not None:
             if "started" in message:
                 started = True
-                first, self.places = not self.places, message["started"]
+                first, self.slots = not self.slots, message["started"]
                 if first:
                     self._first.put(None)
             elif "refused" in message:

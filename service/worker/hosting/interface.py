@@ -9,7 +9,7 @@ class Workers(Protocol):
     """Started once and stopped once."""
 
     @property
-    def places(self) -> list[str]:
+    def slots(self) -> list[str]:
         """Host and device of each worker that runs."""
 
     def start(self) -> None:
@@ -25,8 +25,8 @@ class Workers(Protocol):
     def request_stop(self) -> None:
         """Begin to end gracefully. Returns at once."""
 
-    def hurry(self) -> None:
-        """End what runs now. Returns at once; ``stop`` ends soon then."""
+    def force_stop(self) -> None:
+        """End running work now. Returns at once; ``stop`` ends soon then."""
 
     def stop(self) -> None:
-        """End gracefully: what runs is handed back to the queue. Idempotent."""
+        """End gracefully: running work is handed back to the queue. Idempotent."""

@@ -10,7 +10,7 @@ from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
 from service.domain.states import State, WorkKind
 from service.domain.workers import Period
 from service.errors import StoreUnavailableError
-from service.store.hit_counter import Tally
+from service.store.hit_counter import HitCounter
 from service.store.models import Ending
 from service.store.store import Store
 from tests.support.factories import tuning_request
@@ -44,7 +44,7 @@ def test_a_summary_tells_what_ended_and_how_answers_were_found(start_service: St
 def test_a_summary_is_counted_once_for_all_who_ask(store: Store, new_id: NewId) -> None:
     """Each period by itself, with what each caller may be told; two seconds later it is counted anew."""
     now = [100.0]
-    cases = SummaryCases(store.statistics, Tally(store.statistics.count_hits), lambda: now[0])
+    cases = SummaryCases(store.statistics, HitCounter(store.statistics.count_hits), lambda: now[0])
     reader = Caller(key_id="a" * 16, scopes=frozenset({Scope.TUNINGS_READ}))
     failed = store.submissions.add(new_work(new_id("job"), WorkKind.JOB)).id
     store.leases.finish(claimed(store).lease, Ending(State.FAILED))
@@ -92,14 +92,14 @@ def test_counts_are_written_a_moment_later_and_together() -> None:
         written.append((hits, misses))
         done.set()
 
-    tally = Tally(write, seconds=0.05)
+    counter = HitCounter(write, seconds=0.05)
     for hit in (True, True, False):
-        tally.count(hit=hit)
+        counter.count(hit=hit)
     assert written == []
     assert done.wait(240)
-    tally.count(hit=True)
-    tally.flush()
-    tally.flush()
+    counter.count(hit=True)
+    counter.flush()
+    counter.flush()
     assert written == [(2, 1), (1, 0)]
 
 
@@ -114,11 +114,11 @@ def test_what_the_store_does_not_take_is_kept() -> None:
             raise StoreUnavailableError("gone")
         written.append((hits, misses))
 
-    tally = Tally(write, seconds=60.0)
-    tally.count(hit=True)
-    tally.flush()
-    tally.count(hit=False)
-    tally.flush()
+    counter = HitCounter(write, seconds=60.0)
+    counter.count(hit=True)
+    counter.flush()
+    counter.count(hit=False)
+    counter.flush()
     assert written == [(1, 1)]
 
 

@@ -29,8 +29,8 @@ from service.store.database.migrate import configuration, upgrade
 from service.store.models import Ending, WorkItem
 from service.store.store import Store, open_store
 from service.worker.coordinator import Coordinator
-from service.worker.device_worker import WorkerSettings
 from service.worker.executors.inline import InlineExecutor
+from service.worker.settings import WorkerSettings
 from tests.support.factories import CPU, gpt_spec, mlp_spec, tuning_request
 from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work
 from tuner.hardware.inventory import find_device
@@ -74,7 +74,7 @@ def submit(store: Store, request: TuningRequest = REQUEST, **changes: Any) -> tu
     """Submit a tuning; whether it was queued."""
     asked = cases(store)
     answer = asked.tunings.submit(TuningSubmission(**dict(request), **changes), KEYLESS)
-    asked.tally.flush()  # not later from a thread, when the store is closed
+    asked.hit_counter.flush()  # not later from a thread, when the store is closed
     return TuningView.model_validate_json(answer.body), answer.queued
 
 

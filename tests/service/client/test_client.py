@@ -27,7 +27,7 @@ from service.client.resources.api import AsyncCalls
 from service.domain.states import State, WorkKind
 from service.domain.work import Event, EventKind
 from service.entrypoints.export_openapi import export_openapi
-from service.worker.executors.base import OnProgress, StopWithin, TrainingRun
+from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import mlp_spec, recommendation, tuning_request
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
@@ -151,11 +151,11 @@ class Writing(Trainer):
     """Leaves a log and a checkpoint."""
 
     @override
-    def __call__(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+    def __call__(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         paths = RunPaths(run.directory)
         (paths.checkpoints / "update-00000003").mkdir(parents=True)
         paths.log.write_text("update 3 of 3\n")
-        return super().__call__(run, on_progress, stop_within)
+        return super().__call__(run, on_progress, grace_seconds)
 
 
 def test_a_job_is_configured_run_looked_into_and_deleted(against: Against, start_service: StartService) -> None:

@@ -286,7 +286,7 @@ other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 other.bind(("127.0.0.1", 0))
 
 class Workers:
-    places = []
+    slots = []
 
     def start(self):
         if sys.argv[2] == "listen":
@@ -295,7 +295,7 @@ class Workers:
             os.kill(os.getpid(), getattr(signal, sys.argv[2]))
 
     def request_stop(self): pass
-    hurry = request_stop
+    force_stop = request_stop
 
     def stop(self):
         print("handed back")

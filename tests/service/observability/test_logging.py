@@ -282,14 +282,16 @@ def test_a_jobs_process_has_the_trace(tmp_path: Path) -> None:
         made.append(TrainingProcess(directory))
         return made[-1]
 
-    def stop_within() -> float | None:
+    def grace_seconds() -> float | None:
         if made and made[0].pids:
             seen.append(Path(f"/proc/{made[0].pids[0]}/environ").read_bytes())
         return 0.0 if seen and b"PYTHON" in seen[-1] + b"PYTHON" else None
 
     executor = LocalExecutor(CPU, ScriptedRunner(8), new_process)
     with within_trace(PARENT):
-        executor.train(TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=1)), lambda _: None, stop_within)
+        executor.train(
+            TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=1)), lambda _: None, grace_seconds
+        )
     assert f"TRACEPARENT={PARENT}".encode() in seen[-1].split(b"\0")
 
 

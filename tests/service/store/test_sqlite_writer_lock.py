@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from service.errors import StoreUnavailableError
 from service.store.database.engine import open_engine, reading, writing
-from service.store.database.sqlite_writer_lock import Turns, turns_of
+from service.store.database.sqlite_writer_lock import FairLock, writer_lock_of
 
 WRITERS, WRITES = 6, 50
 PATIENCE_SECONDS = 120.0
@@ -19,55 +19,55 @@ PATIENCE_SECONDS = 120.0
 
 def test_whoever_waits_goes_before_whoever_comes_again() -> None:
     """Writers go in the order in which they came, one at a time; one that writes again goes behind those that wait."""
-    turns = Turns()
+    lock = FairLock()
     order: list[int] = []
     came = 0
 
     def write(name: int) -> None:
         nonlocal came
         for _ in range(WRITES):
-            with turns.mine(PATIENCE_SECONDS):
+            with lock.acquire(PATIENCE_SECONDS):
                 order.append(name)
                 held = len(order)
-                until_waiting(turns, came)
+                until_waiting(lock, came)
                 assert held == len(order)
                 if len(order) > WRITERS * (WRITES - 1):
                     came -= 1  # this one comes no more
 
-    with ThreadPoolExecutor(WRITERS) as pool, turns.mine(0.0):
+    with ThreadPoolExecutor(WRITERS) as pool, lock.acquire(0.0):
         writers = []
         for name in range(WRITERS):
             writers.append(pool.submit(write, name))
-            until_waiting(turns, name + 2)  # behind this thread
+            until_waiting(lock, name + 2)  # behind this thread
         came = WRITERS
     for writer in writers:
         writer.result()
     assert order == list(range(WRITERS)) * WRITES
 
 
-def until_waiting(turns: Turns, count: int) -> None:
+def until_waiting(lock: FairLock, count: int) -> None:
     """Wait until so many have a turn or wait for one."""
     pause = threading.Event()
     for _ in range(int(PATIENCE_SECONDS / 0.001)):
-        if len(turns._waiting) >= count:
+        if len(lock._waiting) >= count:
             return
         pause.wait(0.001)
-    raise AssertionError(f"{len(turns._waiting)} of {count} wait")
+    raise AssertionError(f"{len(lock._waiting)} of {count} wait")
 
 
 def test_one_that_gives_up_does_not_keep_the_others_from_going() -> None:
     """It says why, and whoever came after it is next."""
-    turns = Turns()
+    lock = FairLock()
     gone: list[str] = []
 
     def wait(name: str, patience_seconds: float) -> None:
         try:
-            with turns.mine(patience_seconds):
+            with lock.acquire(patience_seconds):
                 gone.append(name)
         except StoreUnavailableError as error:
             gone.append(f"{name}: {error}")
 
-    with turns.mine(0.0):
+    with lock.acquire(0.0):
         impatient = threading.Thread(target=wait, args=("impatient", 0.05))
         impatient.start()
         patient = threading.Thread(target=wait, args=("patient", PATIENCE_SECONDS))
@@ -75,17 +75,17 @@ def test_one_that_gives_up_does_not_keep_the_others_from_going() -> None:
         impatient.join()
     patient.join()
     assert gone == ["impatient: the database cannot be used: other writers were not done in 0.05 s", "patient"]
-    with turns.mine(0.0):
+    with lock.acquire(0.0):
         gone.append("later")
     assert gone[-1] == "later"
 
 
 def test_one_that_fails_lets_the_next_go() -> None:
     """As a transaction that is undone."""
-    turns = Turns()
-    with pytest.raises(RuntimeError, match="undone"), turns.mine(1.0):
+    lock = FairLock()
+    with pytest.raises(RuntimeError, match="undone"), lock.acquire(1.0):
         raise RuntimeError("undone")
-    with turns.mine(0.0):
+    with lock.acquire(0.0):
         pass
 
 
@@ -100,7 +100,7 @@ def test_a_transaction_that_writes_waits_for_its_turn(tmp_path: Path) -> None:
             connection.execute(text("CREATE TABLE one (number INTEGER)"))
         written.set()
 
-    with turns_of(str(path.resolve())).mine(0.0):
+    with writer_lock_of(str(path.resolve())).acquire(0.0):
         writer = threading.Thread(target=write)
         writer.start()
         with reading(engine) as connection:
@@ -114,6 +114,6 @@ def test_a_transaction_that_writes_waits_for_its_turn(tmp_path: Path) -> None:
 def test_turns_belong_to_a_file(tmp_path: Path) -> None:
     """Two files are written at once."""
     first, second = str(tmp_path / "first.db"), str(tmp_path / "second.db")
-    assert turns_of(first) is turns_of(first)
-    with turns_of(first).mine(0.0), turns_of(second).mine(0.0):
+    assert writer_lock_of(first) is writer_lock_of(first)
+    with writer_lock_of(first).acquire(0.0), writer_lock_of(second).acquire(0.0):
         pass

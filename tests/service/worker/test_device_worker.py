@@ -17,9 +17,9 @@ from service.errors import DeviceTakenError, StoreUnavailableError
 from service.store.models import WorkItem
 from service.store.store import Store
 from service.worker.coordinator import Coordinator
-from service.worker.device_worker import WorkerSettings
-from service.worker.executors.base import OnProgress, StopWithin, TrainingRun
+from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from service.worker.executors.inline import InlineExecutor, TrainFunction
+from service.worker.settings import WorkerSettings
 from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
 from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work, progress, until_stopped
 from tuner.errors import ProbeError, SpecError
@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 120.0
 StartWorker = Callable[..., Coordinator]
 
 
-def no_training(_run: TrainingRun, _on_progress: OnProgress, _stop_within: StopWithin) -> TrainingResult:
+def no_training(_run: TrainingRun, _on_progress: OnProgress, _grace_seconds: GraceSeconds) -> TrainingResult:
     """No test that uses it trains."""
     raise AssertionError
 
@@ -440,7 +440,7 @@ def test_a_device_is_served_once(
     store: Store, start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second service on the same data folder is refused, naming the device and the holder."""
-    monkeypatch.setattr("service.worker.device_worker._LOCK_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("service.worker.slot._LOCK_WAIT_SECONDS", 0.0)
     start(ScriptedRunner(37))
     second = Coordinator(store, [InlineExecutor(CPU, ScriptedRunner(37), no_training)], {}, worker_settings(tmp_path))
     with pytest.raises(DeviceTakenError, match=r"cpu is served by host:"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from service.worker.executors.base import DeviceBusyError, Executor, OnProgress, StopWithin, TrainingRun
+from service.worker.executors.base import DeviceBusyError, Executor, GraceSeconds, OnProgress, TrainingRun
 from service.worker.executors.inline import InlineExecutor
 from service.worker.executors.local import LocalExecutor
 from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
@@ -32,10 +32,10 @@ def on() -> None:
     """Never stop."""
 
 
-def train_here(run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+def train_here(run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
     """A run in this process: an update a millisecond."""
     for update in range(1, run.request.updates + 1):
-        if stop_within() is not None:
+        if grace_seconds() is not None:
             return TrainingResult(outcome=RunOutcome.STOPPED, message="asked to", updates=update - 1)
         on_progress([progress(update, run.request.updates)])
         time.sleep(0.001)
@@ -216,10 +216,10 @@ def test_a_killed_run_goes_on_from_its_checkpoint(
         if len(began_after) < 3 and checkpoint >= before + every:
             os.kill(pid, signal.SIGKILL)
 
-    def stop_within() -> float | None:
+    def grace_seconds() -> float | None:
         return 30.0 if len(began_after) == 3 and seen[-1] > max(began_after.values()) + every else None
 
-    result = local.train(run, on_progress, stop_within)
+    result = local.train(run, on_progress, grace_seconds)
     assert result.outcome is RunOutcome.STOPPED, result.message
     assert result.resumed_from is not None
     assert result.resumed_from >= 2 * every
@@ -234,7 +234,7 @@ def test_what_nobody_heard_of_is_told_when_a_run_goes_on(local: LocalExecutor, t
         first, lambda updates: made.extend(it.update for it in updates), lambda: 30.0 if len(made) > 3 else None
     )
     seen: list[int] = []
-    rest = TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=stopped.updates + 2), told=2)
+    rest = TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=stopped.updates + 2), reported=2)
     local.train(rest, lambda updates: seen.extend(it.update for it in updates), on)
     assert seen == list(range(3, stopped.updates + 3))
 

@@ -21,7 +21,7 @@ from service.observability.instruments import Instruments
 from service.store.models import PROVEN_SECONDS
 from service.store.store import Store
 from service.worker.coordinator import Coordinator
-from service.worker.executors.base import Executor, OnProgress, StopWithin, TrainingRun
+from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
 from service.worker.executors.inline import InlineExecutor
 from service.worker.executors.local import LocalExecutor
 from service.worker.host_health import Health
@@ -178,14 +178,14 @@ class Filling(LocalExecutor):
         self.filled = filled
         self.done = False
 
-    def _train(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+    def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         def heard(updates: Sequence[TrainingProgress]) -> None:
             if updates and not self.done:
                 self.done = True
                 self.filled()
             on_progress(updates)
 
-        return super()._train(run, heard, stop_within)
+        return super()._train(run, heard, grace_seconds)
 
 
 def test_a_job_that_fills_the_disk_itself_fails_with_words(store: Store, start: StartWorker, tmp_path: Path) -> None:
@@ -211,11 +211,11 @@ def test_no_work_fails_without_descriptors(store: Store, start: StartWorker) -> 
     gate = threading.Event()
     reached = threading.Event()
 
-    def first(run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+    def first(run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         reached.set()
         assert gate.wait(PATIENCE_SECONDS)
         os.close(os.dup(0))
-        return Trainer()(run, on_progress, stop_within)
+        return Trainer()(run, on_progress, grace_seconds)
 
     worker = start(first)
     assert reached.wait(PATIENCE_SECONDS)
@@ -249,10 +249,10 @@ def test_a_system_error_around_work_hands_it_back(store: Store, start: StartWork
         if len(failures) > 1:
             raise failures.pop()
 
-    def train(run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+    def train(run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         if failures:
             raise failures.pop()
-        return Trainer()(run, on_progress, stop_within)
+        return Trainer()(run, on_progress, grace_seconds)
 
     works = [queue_tuning(store), queue_job(store, updates=3)]
     worker = start(train, ScriptedRunner(37, gate))
@@ -325,11 +325,11 @@ def test_trouble_that_follows_the_work_is_the_works_own(
     first = queue_job(store, updates=3)
     calls: list[Path] = []
 
-    def train(run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+    def train(run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         if run.directory.name == first:
             calls.append(run.directory)
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(run.directory))
-        return Trainer()(run, on_progress, stop_within)
+        return Trainer()(run, on_progress, grace_seconds)
 
     start(train)
     second = queue_job(store, updates=3)
@@ -352,8 +352,8 @@ def test_a_disk_that_broke_in_a_run_hands_it_back(store: Store, start: StartWork
         )
     ]
 
-    def train(run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
-        return results.pop() if results else Trainer()(run, on_progress, stop_within)
+    def train(run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
+        return results.pop() if results else Trainer()(run, on_progress, grace_seconds)
 
     job = queue_job(store, updates=3)
     start(train)

@@ -9,7 +9,7 @@ from typing import Any
 from service.domain.states import WorkKind
 from service.domain.workers import ServedDevice
 from service.store.models import NewWork
-from service.worker.executors.base import OnProgress, StopWithin, TrainingRun
+from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import CPU, tuning_request
 from tuner.errors import ProbeCancelledError
 from tuner.schemas.recommendation import CouplingCheck
@@ -144,10 +144,10 @@ class Trainer:
         self.graces: list[float] = []
         self.holding = threading.Event()
 
-    def __call__(self, run: TrainingRun, on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+    def __call__(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         """Make the run, or go on with it from the checkpoint before the last update."""
         for update in range(max(1, self.reached), run.request.updates + 1):
-            while (grace := stop_within()) is None and self.hold_at == update:
+            while (grace := grace_seconds()) is None and self.hold_at == update:
                 self.holding.set()
                 threading.Event().wait(0.005)
             if grace is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from service.bootstrap import WorkerSystem, build_worker
 from service.entrypoints.hosted_worker import main
 from service.settings import Settings
-from service.worker.executors.base import Executor, OnProgress, StopWithin, TrainingRun
+from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
 from service.worker.executors.inline import InlineExecutor
 from tests.support.factories import CPU
 from tests.support.service.scripted import ScriptedRunner
@@ -35,9 +35,9 @@ def executor(device: DeviceInfo) -> Executor:
                 return
             pause.wait(0.01)
 
-    def stubborn(_run: TrainingRun, _on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+    def stubborn(_run: TrainingRun, _on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         pause = threading.Event()
-        while (grace := stop_within()) != 0.0:
+        while (grace := grace_seconds()) != 0.0:
             if grace is not None and not stopping.is_set():
                 stopping.set()
                 _note(0)

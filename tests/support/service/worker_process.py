@@ -16,7 +16,7 @@ from pathlib import Path
 from service.bootstrap import build_worker
 from service.entrypoints.work import work_system
 from service.settings import Settings
-from service.worker.executors.base import Executor, OnProgress, StopWithin, TrainingRun
+from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
 from service.worker.executors.inline import InlineExecutor
 from service.worker.executors.local import LocalExecutor
 from tests.support.factories import CPU
@@ -40,14 +40,14 @@ def main(text: str) -> None:
                 return
             pause.wait(0.01)
 
-    def stubborn(_run: TrainingRun, _on_progress: OnProgress, stop_within: StopWithin) -> TrainingResult:
+    def stubborn(_run: TrainingRun, _on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         _note(journal, "job")
         pause = threading.Event()
-        while (grace := stop_within()) is None:
+        while (grace := grace_seconds()) is None:
             pause.wait(0.01)
         _note(journal, f"asked with {grace:g} s")
         until = time.monotonic() + grace
-        while time.monotonic() < until and stop_within() != 0.0:
+        while time.monotonic() < until and grace_seconds() != 0.0:
             pause.wait(0.01)
         return TrainingResult(outcome=RunOutcome.STOPPED, message="asked to", updates=0)
 

@@ -1,0 +1,60 @@
+"""Claims of work for one device, and the lease that is in use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from service.domain.workers import ServedDevice
+from service.store.interface import LeaseStore
+from service.store.models import Claim
+from service.worker.lease import LeaseHolder, LeaseTerms, Stop
+
+
+class Claims:
+    """Claim work for a device, one piece at a time. Any thread may renew the lease in use or ask it to stop.
+
+    Args:
+        leases: where work is claimed.
+        served: the device.
+        terms: of every lease.
+    """
+
+    def __init__(self, leases: LeaseStore, served: ServedDevice, terms: LeaseTerms) -> None:
+        self._leases = leases
+        self._served = served
+        self._terms = terms
+        self._holder: LeaseHolder | None = None
+        self._stop: Stop | None = None
+
+    @contextmanager
+    def next(self) -> Iterator[tuple[Claim, LeaseHolder] | None]:
+        """Claim the next piece of work, and hold its lease within the block; none when there is nothing to do.
+
+        Raises:
+            StoreUnavailableError: when the store cannot be reached.
+        """
+        claimed_at = time.monotonic()
+        claim = self._leases.claim(self._served, self._terms.lease_seconds)
+        if claim is None:
+            yield None
+            return
+        holder = self._holder = LeaseHolder(self._leases, claim.lease, self._terms, claimed_at)
+        try:
+            if self._stop is not None:
+                holder.request(self._stop)
+            yield claim, holder
+        finally:
+            self._holder = None
+
+    def renew(self) -> None:
+        """Renew the lease in use, if there is one."""
+        if (holder := self._holder) is not None:
+            holder.renew()
+
+    def request_stop(self, how: Stop) -> None:
+        """Ask work to stop: what runs now, and what is claimed from now on."""
+        self._stop = how if self._stop is None else max(self._stop, how)
+        if (holder := self._holder) is not None:
+            holder.request(self._stop)

@@ -1,0 +1,41 @@
+"""Settings that the workers of a process share."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from service.observability.instruments import Instruments
+from service.worker.device_lock import folder_identity
+
+_LONGEST_BEAT_SECONDS = 0.75
+"""A cancellation made in another process is seen at the next beat: well within the two seconds promised."""
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """The settings of every worker of a process."""
+
+    node_name: str
+    runs_dir: Path
+    locks_dir: Path
+    lease_seconds: float
+    poll_seconds: float
+    shutdown_grace_seconds: float
+    instruments: Instruments = field(default_factory=Instruments)
+
+    @property
+    def beat_seconds(self) -> float:
+        """Seconds between heartbeats."""
+        return min(self.lease_seconds / 4, _LONGEST_BEAT_SECONDS)
+
+    @property
+    def owner_prefix(self) -> str:
+        """The start of the name of every owner that used the lock files of this folder since the host was started."""
+        return f"{self.node_name}:{folder_identity(self.locks_dir)}:"
+
+    def new_owner(self) -> str:
+        """A name that no other process has or had."""
+        return f"{self.owner_prefix}{os.getpid()}:{secrets.token_hex(4)}"
