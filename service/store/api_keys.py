@@ -1,4 +1,4 @@
-"""Where API keys are kept, and what the work of each has used."""
+"""API keys, and the quota of each."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _work = work_items.c
 _deleted = used_time.c
 
 _QUEUE_RETRY_SECONDS = 10
-"""When to ask again for a place in the queue: what runs may end at any time."""
+"""Retry after this for room in the queue: running work may end at any time."""
 _RUNNING_RETRY_SECONDS = 60
-"""When to ask again while nothing that counts has ended yet."""
+"""Retry after this while nothing that counts has ended yet."""
 
 
 class SqlKeyStore(KeyStore):
@@ -124,7 +124,7 @@ def check_quota(connection: Connection, key_id: str | None, quota: Quota) -> Non
 
 
 def _used(key_id: str, quota: Quota) -> Select[Any]:
-    """What waits, the milliseconds on devices that count, when the first that counts ended, and the time."""
+    """Select queued work, counted milliseconds on devices, the end of the first counted work, and the time."""
     queued = select(func.count()).where(is_queued, _work.key_id == key_id).scalar_subquery()
     counted = union_all(*_counted(key_id, now_ms() - int(quota.window_seconds * 1000))).subquery()
     return select(
@@ -145,7 +145,7 @@ def _counted(key_id: str, since: ColumnElement[int]) -> tuple[Select[Any], Selec
 
 
 def _seconds_until_less(used: RowMapping, quota: Quota) -> int:
-    """When the first of what counts leaves the window."""
+    """Seconds until the first counted work leaves the window."""
     if used["first_ended"] is None:
         return _RUNNING_RETRY_SECONDS
     age = (used["now"] - used["first_ended"]) / 1000

@@ -1,4 +1,4 @@
-"""What the store takes and gives: work, leases, answers, filters. Plain values, no SQL."""
+"""Plain values of the store, without SQL: work, leases, recommendations, filters."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NewWork:
 
 @dataclass(frozen=True)
 class Idempotency:
-    """The key under which a request was sent, whose it is, and what it asked. The same key never creates twice."""
+    """An idempotency key, its owner, and a digest of its request. A key never creates twice."""
 
     owner: str
     """Id of the API key; empty for callers without one."""
@@ -56,7 +56,7 @@ class Idempotency:
 
 @dataclass(frozen=True)
 class FirstAnswer:
-    """What a request was answered that was sent under an idempotency key."""
+    """The first response to a request with an idempotency key."""
 
     digest: str
     work_id: str
@@ -66,7 +66,7 @@ class FirstAnswer:
 
 
 class AnsweredBeforeError(ServiceError):
-    """Something was answered under this idempotency key before: ``first`` says what. Never reaches HTTP."""
+    """This idempotency key has a response already: ``first``. Never reaches HTTP."""
 
     code = "answered-before"
 
@@ -93,7 +93,7 @@ def in_states(states: Iterable[State] | None) -> tuple[State, ...]:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A tuning or job in the queue, and its place in the order of its device, from 1.
+    """A tuning or job in the queue, and its position in the order of its device, from 1.
 
     ``age_seconds`` counts from when it was queued, or handed back to the queue.
     """
@@ -111,7 +111,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class QueueDepth:
-    """What waits for one device. Ages count from when work was queued, or handed back to the queue."""
+    """The work that waits for one device. Ages count from when work was queued, or handed back to the queue."""
 
     device: str
     waiting: int
@@ -120,7 +120,7 @@ class QueueDepth:
 
 @dataclass(frozen=True)
 class Pruned:
-    """How much retention has deleted."""
+    """Counts of deleted work and recommendations."""
 
     tunings: int
     jobs: int
@@ -167,7 +167,7 @@ class WorkItem(WorkRow):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to run one piece of work on one place until it expires. ``token`` fences off every earlier owner."""
+    """The right to run one piece of work in one slot until it expires. ``token`` fences off every earlier owner."""
 
     work_id: str
     owner: str
@@ -176,7 +176,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class FirstTime:
-    """Stores an answer with what it created, in one transaction.
+    """A response to store in one transaction with the work that it reports.
 
     ``answer`` makes it from the work as stored, within that transaction: it must not use the store.
     """
@@ -196,7 +196,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a piece of work ended, with what it left."""
+    """The end of a piece of work, with its results."""
 
     state: State
     recommendation: Recommendation | None = None
@@ -217,7 +217,7 @@ class RecommendationFilter:
 
 @dataclass(frozen=True)
 class SeenDevice:
-    """A served device, how long ago its worker was heard of, what holds it, and how much waits for it."""
+    """A served device: the age of its last heartbeat, the work that runs on it, and how much waits for it."""
 
     served: ServedDevice
     age_seconds: float
@@ -227,27 +227,27 @@ class SeenDevice:
 
 @dataclass(frozen=True)
 class Quota:
-    """What one key may take. ``None`` does not limit."""
+    """The limits of one key. ``None`` does not limit."""
 
     queued: int | None = None
     """Tunings and jobs that wait."""
     device_seconds: float | None = None
     """Seconds on devices, of everything that runs now or ended within the window."""
     window_seconds: float = 86_400.0
-    """How far back ended work counts."""
+    """The time within which ended work counts."""
 
 
 UNLIMITED = Quota()
 EVERYTHING = WorkFilter()
 KEPT_SECONDS = 86_400.0
-"""How long an idempotency key is remembered."""
+"""The lifetime of an idempotency key."""
 PROVEN_SECONDS = 3.0
-"""How long a write that succeeded proves that the database can be written."""
+"""The time for which a successful write proves that the database can be written."""
 
 
 @dataclass(frozen=True)
 class StoredKey:
-    """A key with what verifying it takes. ``seconds_left`` is until it expires, by the database's clock."""
+    """A key with the digest that verifies it. ``seconds_left`` is until it expires, by the database's clock."""
 
     key: ApiKey
     digest: str
@@ -264,7 +264,7 @@ class StoredSession:
 
 @dataclass(frozen=True)
 class WorkTotal:
-    """How much work of a kind is in a state, of what ran last at one place, and what it took."""
+    """The amount of work of one kind and state that ran last in one slot, and its device time."""
 
     kind: WorkKind
     state: State
@@ -288,7 +288,7 @@ class FailureGroup:
 
 @dataclass(frozen=True)
 class Totals:
-    """What ended within a period, and all that has not ended."""
+    """Counts of work that ended within a period, and of all work that has not ended."""
 
     work: tuple[WorkTotal, ...]
     failures: tuple[FailureGroup, ...]

@@ -121,12 +121,12 @@ def _newest(statement: Select[Any], conditions: _Conditions, later: bool) -> Sel
 
 
 def _is(name: str) -> ColumnElement[bool]:
-    asked: BindParameter[str] = bindparam(name)
-    return or_(_answer.device == asked, _answer.device_name == asked) if name == "device" else _answer[name] == asked
+    given: BindParameter[str] = bindparam(name)
+    return or_(_answer.device == given, _answer.device_name == given) if name == "device" else _answer[name] == given
 
 
 def _lanes(given: tuple[str, ...]) -> Iterator[_Conditions]:
-    """One lane for each precision and objective that is asked for, of an id or a product name each."""
+    """Yield one lane for each requested precision and objective, of an id or a product name each."""
     model = [_answer.model == bindparam("model")] if "model" in given else []
     named = [_answer.device == bindparam("device")], [_answer.device_name == bindparam("device")]
     devices: tuple[_Conditions, ...] = named if "device" in given else ([],)
@@ -135,7 +135,7 @@ def _lanes(given: tuple[str, ...]) -> Iterator[_Conditions]:
 
 
 def _each(name: str, given: tuple[str, ...]) -> _Conditions:
-    """The one value that is asked for, or every value there is."""
+    """The one requested value, or every value there is."""
     if name in given:
         return [_answer[name] == bindparam(name)]
     return [_answer[name] == value for value in _VALUES[name]]

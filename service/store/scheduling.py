@@ -40,7 +40,7 @@ def _next_queued() -> Select[Any]:
 
 
 def _heads(*, any_hardware: int, keyed: int) -> Select[Any]:
-    """What each submitter has first for one kind of device, and when it last had its turn.
+    """Select the first work of each submitter for one kind of device, and its latest turn.
 
     The order names every column of the index: PostgreSQL does not know that a column that is null is constant.
     """
@@ -59,12 +59,12 @@ def _heads(*, any_hardware: int, keyed: int) -> Select[Any]:
         .correlate(submitters)
         .scalar_subquery()
     )
-    who = submitters.c.id != "" if keyed else submitters.c.id == ""
-    return select(submitters.c.turn, first.label("id")).where(who)
+    owners = submitters.c.id != "" if keyed else submitters.c.id == ""
+    return select(submitters.c.turn, first.label("id")).where(owners)
 
 
 NEXT_QUEUED = _next_queued()
-"""What a device takes next from the queue; its parameters are `device` and `hardware`. Making it costs more than
+"""The next queued work of a device; its parameters are `device` and `hardware`. Making it costs more than
 running it, so it is made once."""
 
 

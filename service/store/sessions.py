@@ -1,4 +1,4 @@
-"""Where it is kept who is signed in."""
+"""Sessions of signed-in people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lock files that prove who is alive: the kernel releases them when their process ends, however it ends."""
+"""Lock files that prove which owner is alive: the kernel releases them when their process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DeviceLock:
         self._lock = FileLock(self.path, thread_local=False, poll_interval=_RETRY_SECONDS, fallback_to_soft=False)
 
     def acquire(self, owner: str, wait_seconds: float = 0.0) -> None:
-        """Take the device; ``owner`` is written into the file for people who wonder.
+        """Take the lock; ``owner`` is written into the file for people who look.
 
         Raises:
             DeviceTakenError: when another live process has it and does not give it up within ``wait_seconds``.

@@ -14,7 +14,7 @@ from tuner.system.host_failures import Trouble
 _log = logging.getLogger(__name__)
 
 _EVERY_SECONDS = 15.0
-"""How old the last good check may be. An idle host whose disk fills is found out without work to show it."""
+"""The longest age of a good check: a disk that fills is noticed on an idle host too."""
 _FIRST_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 15.0
 """Bounds of the time between a trouble and the next check, doubled each time: soon over, soon at work again."""
@@ -62,7 +62,7 @@ class Health:
 
     @property
     def unready(self) -> str | None:
-        """Why the device takes no work now; none when it does."""
+        """The reason why the device takes no work now; none when it does."""
         trouble = self._trouble
         return None if trouble is None else f"{trouble.cause}: {trouble.message}"
 
@@ -81,7 +81,7 @@ class Health:
 
         Args:
             trouble: what has shown that something is wrong.
-            waits: tells as long as there is work that needs the trouble's ``needed_bytes`` of room.
+            waits: returns whether there still is work that needs the trouble's ``needed_bytes`` of room.
         """
         self._needed_by = waits
         self._judge(trouble)
@@ -102,7 +102,7 @@ class Health:
             else:
                 self._due = self._clock() + min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(self._row, 16))
                 self._row += 1
-        self._tell(before, trouble)
+        self._report(before, trouble)
 
     def _kept(self, trouble: Trouble | None) -> Trouble | None:
         """The new trouble, with the room that is still needed of the one before."""
@@ -111,7 +111,7 @@ class Health:
             return trouble
         return Trouble(trouble.cause, trouble.message, before.needed_bytes)
 
-    def _tell(self, before: Trouble | None, now: Trouble | None) -> None:
+    def _report(self, before: Trouble | None, now: Trouble | None) -> None:
         if now is not None:
             self._warnings.warning("%s takes no work: %s: %s", self._name, now.cause, now.message)
         elif before is not None:

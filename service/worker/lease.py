@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class Stop(IntEnum):
-    """Why a worker must stop, the most pressing last."""
+    """A reason for which a worker must stop, the most pressing last."""
 
     SHUTDOWN = 1
     """The service ends: hand the work back."""
@@ -41,7 +41,7 @@ class Stop(IntEnum):
 
 @dataclass(frozen=True)
 class LeaseTerms:
-    """How long a lease lasts without a renewal, and how long a job may take to end itself when the service stops."""
+    """The lifetime of a lease without a renewal, and the time that a job has to end itself when the service stops."""
 
     lease_seconds: float
     shutdown_grace_seconds: float

@@ -66,7 +66,7 @@ class RunFailedError(ServiceError):
 
 @dataclass(frozen=True)
 class Site:
-    """Where work runs: a device, the folder of its runs, and the health of its host."""
+    """The site of a run: a device, the folder of its runs, and the health of its host."""
 
     served: ServedDevice
     runs_dir: Path
@@ -235,7 +235,7 @@ def _refuse_repeated_losses(claim: Claim) -> None:
 
 
 def _job_ending(result: TrainingResult) -> Ending:
-    """What the end of a run's process means for its job.
+    """The ending of a job whose run's process has ended.
 
     Raises:
         StoppedError: when the run was stopped and can be resumed.

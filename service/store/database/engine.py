@@ -1,4 +1,4 @@
-"""Connections: how each database is opened, what a reading and a writing transaction are, and its errors translated."""
+"""Connections: engines for each database, reading and writing transactions, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from service.folders import make_own
 from service.store.database.sqlite_writer_lock import writer_lock_of
 
 _BUSY_SECONDS = 10.0
-"""How long a writer waits for another before it gives up. Transactions take milliseconds."""
+"""The time for which a writer waits for another one. Transactions take milliseconds."""
 _IDLE_SECONDS = 10.0
 """After how long PostgreSQL ends a transaction whose process has stopped: it may hold what others wait for."""
 _EXAMPLES = "sqlite:////path/to/file.db or postgresql://user:password@host/database"
@@ -39,7 +39,7 @@ _TIMEOUTS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
-"""How long a PostgreSQL host that answers no more is waited for, unless the URL says otherwise: about half a minute."""
+"""Limits of the wait for an unresponsive PostgreSQL host, unless the URL sets them: about half a minute."""
 
 
 def open_engine(url: str) -> Engine:
@@ -120,7 +120,7 @@ def _prepare_sqlite(connection: object, _record: ConnectionPoolEntry) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """A writer takes the lock at once: a reader that turns writer would fail instead of waiting its turn."""
+    """Take the lock at once in a writing transaction: a reader that becomes a writer would fail instead of waiting."""
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -177,7 +177,7 @@ def _insert(connection: Connection, table: Table, values: dict[str, Any]) -> sql
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """The one seam where the database's own errors become ours; broken constraints and our own faults stay."""
+    """Translate the database's errors, at the one seam; broken constraints and our own faults stay."""
     try:
         yield
     except (DataError, OverflowError) as error:

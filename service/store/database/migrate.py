@@ -1,4 +1,4 @@
-"""Brings a database to the newest revision of the schema, whoever else tries to at the same time."""
+"""Bring a database to the newest revision of the schema, safely when several processes try at the same time."""
 
 from __future__ import annotations
 

@@ -21,24 +21,24 @@ EventToAdd = tuple[EventKind, str]
 
 
 def state_event(state: State) -> EventToAdd:
-    """The event that tells of a new state."""
+    """The event that reports a new state."""
     return EventKind.STATE, f'"{state.value}"'
 
 
 def held_by(lease: Lease) -> ColumnElement[bool]:
-    """That the lease still holds: same owner, same fencing token, not expired, not ended."""
+    """The condition that the lease is valid: same owner, same fencing token, not expired, not ended."""
     return and_(not_taken_from(lease), _work.lease_expires_at > now_ms())
 
 
 def not_taken_from(lease: Lease) -> ColumnElement[bool]:
-    """That the lease is the newest, expired or not: same owner, same fencing token, not ended."""
+    """The condition that the lease is the newest, expired or not: same owner, same fencing token, not ended."""
     return and_(_work.id == lease.work_id, _work.owner == lease.owner, _work.token == lease.token, is_held)
 
 
 RUNNING_HERE = (
     select(_work.id).where(_work.place == bindparam("place"), is_held, _work.lease_expires_at > now_ms()).limit(1)
 )
-"""What holds a place with a lease that is good; its parameter is `place`."""
+"""The work that holds a slot with a valid lease; its parameter is `place`."""
 
 ABANDONED = (
     select(_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id)
@@ -51,8 +51,8 @@ ABANDONED = (
     .order_by(_work.place != bindparam("place"), _work.priority.desc(), _work.created_at, _work.id)
     .limit(1)
 )
-"""The first work for a device whose lease has expired: what was left at its place, then elsewhere; its parameters are
-`place`, `device` and `hardware`."""
+"""The first work for a device whose lease has expired: work of its slot, then of others; its parameters are `place`,
+`device` and `hardware`."""
 
 LEFT_BEHIND = and_(
     is_held,
@@ -60,8 +60,8 @@ LEFT_BEHIND = and_(
     _work.hardware != bindparam("hardware"),
     _work.lease_expires_at <= now_ms(),
 )
-"""What holds a place with a lease that has expired, and needs other hardware than is there by now: nobody takes it over
-there, and while it holds the place nothing else is taken. The parameters are `place` and `hardware`."""
+"""The work that holds a slot with an expired lease and needs other hardware than is there by now: nobody takes it over
+there, and while it holds the slot nothing else is taken. The parameters are `place` and `hardware`."""
 
 
 def change(
@@ -70,7 +70,7 @@ def change(
     values: dict[str, Any],
     new_events: Sequence[EventToAdd] = (),
 ) -> RowMapping | None:
-    """One conditional update of one work item, with the events that tell of it; none when the condition is not met.
+    """Update one work item under a condition, with the events that report it; none when the condition is not met.
 
     The update holds the row until the transaction ends, so events of one item get their numbers one after another and
     become visible in that order.
@@ -120,7 +120,7 @@ def _add_events(connection: Connection, row: RowMapping, new_events: Sequence[Ev
     connection.execute(
         insert(events),
         [
-            {"work_id": row["id"], "id": first + place, "at": row["updated_at"], "kind": kind.value, "document": text}
-            for place, (kind, text) in enumerate(new_events)
+            {"work_id": row["id"], "id": number, "at": row["updated_at"], "kind": kind.value, "document": text}
+            for number, (kind, text) in enumerate(new_events, start=first)
         ],
     )

@@ -74,7 +74,7 @@ class Executor(ABC):
             return self._runner.check_coupling(request, lambda: grace_seconds() is not None)
 
     def expect(self, request: ExpectationRequest, grace_seconds: GraceSeconds) -> ExpectedPeaks | None:
-        """What an estimate expects the probes to measure; none where it cannot tell.
+        """Estimate the peaks that probes would measure; none where no estimate can be made.
 
         Raises:
             ProbeCancelledError: when ``grace_seconds`` asked it to stop.

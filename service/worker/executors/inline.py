@@ -1,4 +1,4 @@
-"""Runs everything in this process: for tests, and for someone with a debugger."""
+"""Run everything in this process: for tests, and for a debugger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs probes and jobs as processes of this host: never torch in this one."""
+"""Run probes and jobs as processes of this host: this process never imports torch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tuner.system.files import holding
 from tuner.training.launching.launcher import TrainingProcess
 
 _POLL_SECONDS = 0.1
-"""How often a running job is looked at: bounds how late its progress and its end are seen."""
+"""The interval at which a running job is polled: bounds the delay of its progress and its end."""
 _RESTARTS = 3
-"""How often in a row, without a checkpoint in between, a job goes on whose process someone has killed."""
+"""Restarts in a row, without a checkpoint in between, of a job whose process was killed."""
 
 
 class LocalExecutor(Executor):

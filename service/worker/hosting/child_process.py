@@ -86,17 +86,17 @@ class WorkerProcess:
 
     def notify(self) -> None:
         """Have the workers look for work and for cancellations now. Never blocks."""
-        self._tell("wake")
+        self._send("wake")
 
     def request_stop(self) -> None:
         """Begin to end gracefully. Returns at once."""
         self._stopping.set()
-        self._tell("stop")
+        self._send("stop")
 
     def force_stop(self) -> None:
         """End running work now, and the process if that takes long. Returns at once."""
         self._stopping.set()
-        self._tell("force_stop")
+        self._send("force_stop")
         with self._lock:
             child, first = self._child, not self._forced
             self._forced = True
@@ -115,7 +115,7 @@ class WorkerProcess:
         """The measurements of the process; none when it does not answer."""
         with self._measuring:
             number = time.monotonic_ns()
-            if self._tell("measure", number=number):
+            if self._send("measure", number=number):
                 return self._answer(number)
         return []
 
@@ -131,7 +131,7 @@ class WorkerProcess:
         _log.warning("the metrics are without the workers': their process does not answer")
         return []
 
-    def _tell(self, what: str, **more: int) -> bool:
+    def _send(self, what: str, **more: int) -> bool:
         child = self._child
         return child is not None and child.channel.send({"do": what, **more})
 
@@ -177,7 +177,7 @@ class WorkerProcess:
         with self._lock:
             self._child = child
         if self._stopping.is_set():
-            self._tell("force_stop" if self._forced else "stop")
+            self._send("force_stop" if self._forced else "stop")
         refusal, started = None, False
         while (message := child.channel.receive()) is not None:
             if "started" in message:
