@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from service.application.api_keys import KeyCases
-from service.application.context import Desk
+from service.application.context import ApplicationContext
 from service.application.exports import ExportCases
 from service.application.jobs import JobCases
 from service.application.queue import FleetCases
@@ -55,13 +55,13 @@ class UseCases:
     def __init__(
         self, store: Store, policy: Policy, runs_dir: Path, lease_seconds: float, notify: Callable[[], None]
     ) -> None:
-        desk = Desk(store, policy, runs_dir, lease_seconds, notify)
+        context = ApplicationContext(store, policy, runs_dir, lease_seconds, notify)
         self._evidence = store.evidence
         self.hit_counter = HitCounter(store.statistics.count_hits)
-        self.fleet = FleetCases(desk)
+        self.fleet = FleetCases(context)
         places = QueuePlaces(self.fleet.queue)
-        self.tunings = TuningCases(desk, self.hit_counter, places)
-        self.jobs = JobCases(desk, places)
+        self.tunings = TuningCases(context, self.hit_counter, places)
+        self.jobs = JobCases(context, places)
         self.exports = ExportCases(store.recommendations)
         self.keys = KeyCases(store.keys)
         self.summary = SummaryCases(store.statistics, self.hit_counter)

@@ -28,7 +28,7 @@ from tuner.schemas.base import Document
 from tuner.schemas.workload import PythonModel, TransformersModel, WorkloadSpec
 
 
-class Desk:
+class ApplicationContext:
     """The store with the rules that hold for tunings and jobs alike. Safe to share between threads.
 
     Args:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from service.application import views
-from service.application.context import Desk, check_priority, model_name, payload
+from service.application.context import ApplicationContext, check_priority, model_name, payload
 from service.application.queue_positions import QueuePlaces
 from service.application.rules.idempotency import Submitted, first_time
 from service.application.rules.warm_start import find_earlier
@@ -26,13 +26,13 @@ from tuner.schemas.requests import TuningRequest
 class TuningCases:
     """What callers can do with tunings. Safe to share between threads."""
 
-    def __init__(self, desk: Desk, counter: HitCounter, places: QueuePlaces) -> None:
+    def __init__(self, context: ApplicationContext, counter: HitCounter, places: QueuePlaces) -> None:
         self._places = places
-        self._desk = desk
+        self._context = context
         self._hit_counter = counter
-        self._submissions = desk.store.submissions
-        self._evidence = desk.store.evidence
-        self._recommendations = desk.store.recommendations
+        self._submissions = context.store.submissions
+        self._evidence = context.store.evidence
+        self._recommendations = context.store.recommendations
 
     def submit(self, submission: TuningSubmission, caller: Caller, once: Idempotency | None = None) -> Submitted:
         """Queue a tuning, or find the one with the same fingerprint that has its answer.
@@ -48,7 +48,7 @@ class TuningCases:
             UnknownDeviceError: when no live worker serves its device.
             QuotaExceededError: when the caller's key has used its quota.
         """
-        return self._desk.once.answer(once, lambda: self._submit(submission, caller, once))
+        return self._context.once.answer(once, lambda: self._submit(submission, caller, once))
 
     def get(self, tuning_id: str) -> Tuning:
         """One tuning.
@@ -56,7 +56,7 @@ class TuningCases:
         Raises:
             NotFoundError: when there is none with this id.
         """
-        return self._view(self._desk.get(tuning_id, WorkKind.TUNING))
+        return self._view(self._context.get(tuning_id, WorkKind.TUNING))
 
     def page(self, limit: int, cursor: str | None = None, wanted: WorkFilter = EVERYTHING) -> bytes:
         """A page of tunings, newest first: a ``TuningPage`` as JSON, which costs a tenth of making the documents.
@@ -64,7 +64,7 @@ class TuningCases:
         Raises:
             InvalidCursorError: when the cursor is not one of this list.
         """
-        return views.tuning_page(*self._desk.page(WorkKind.TUNING, limit, cursor, wanted))
+        return views.tuning_page(*self._context.page(WorkKind.TUNING, limit, cursor, wanted))
 
     def probes(self, tuning_id: str) -> ProbeList:
         """The evidence of a tuning so far.
@@ -72,7 +72,7 @@ class TuningCases:
         Raises:
             NotFoundError: when there is no such tuning.
         """
-        self._desk.get(tuning_id, WorkKind.TUNING)
+        self._context.get(tuning_id, WorkKind.TUNING)
         return ProbeList(items=tuple(self._evidence.probes(tuning_id)))
 
     def cancel(self, tuning_id: str, caller: Caller) -> Tuning:
@@ -82,7 +82,7 @@ class TuningCases:
             NotFoundError: when there is no such tuning.
             NotOwnerError: when another key made it.
         """
-        return self._view(self._desk.cancel(tuning_id, WorkKind.TUNING, caller))
+        return self._view(self._context.cancel(tuning_id, WorkKind.TUNING, caller))
 
     def delete(self, tuning_id: str, caller: Caller) -> None:
         """Delete a tuning that has ended, with its probes and events. Its recommendation stays.
@@ -92,7 +92,7 @@ class TuningCases:
             NotOwnerError: when another key made it.
             NotEndedError: when it has not ended.
         """
-        self._desk.delete(tuning_id, WorkKind.TUNING, caller)
+        self._context.delete(tuning_id, WorkKind.TUNING, caller)
 
     # --- recommendations ---
 
@@ -113,8 +113,8 @@ class TuningCases:
 
     def _submit(self, submission: TuningSubmission, caller: Caller, once: Idempotency | None) -> Submitted:
         check_priority(submission.priority, caller)
-        self._desk.policy.check_model(submission.spec)
-        seen = self._desk.serving(submission.device)
+        self._context.policy.check_model(submission.spec)
+        seen = self._context.serving(submission.device)
         request = submission.to_request().model_copy(update={"device": seen.served.device.id})
         course = _course(request, seen.served)
         work = replace(self._new(course, seen.served), key_id=caller.key_id, priority=submission.priority)
@@ -124,10 +124,10 @@ class TuningCases:
                 self._hit_counter.count(hit=True)
                 return answer
             work = replace(work, earlier_recommendation_id=find_earlier(self._recommendations, course))
-        item = self._submissions.add(work, self._desk.policy.quota, first_time(once, _queued))
+        item = self._submissions.add(work, self._context.policy.quota, first_time(once, _queued))
         if not submission.fresh:
             self._hit_counter.count(hit=False)
-        self._desk.notify()
+        self._context.notify()
         return _queued(item)
 
     def _known(self, fingerprint: str) -> Tuning | None:
@@ -144,7 +144,7 @@ class TuningCases:
 
     def _new(self, course: TuningCourse, served: ServedDevice) -> NewWork:
         return NewWork(
-            id=self._desk.identifiers.new("tun"),
+            id=self._context.identifiers.new("tun"),
             kind=WorkKind.TUNING,
             device=course.device.id,
             model=model_name(course.request.spec),
@@ -171,7 +171,7 @@ class TuningCases:
             if once is not None:
                 self._submissions.remember(once, found.as_first(once))
             return found
-        changes = {"id": self._desk.identifiers.new("rec"), "request": request, "device": served.device}
+        changes = {"id": self._context.identifiers.new("rec"), "request": request, "device": served.device}
         own = answer.model_copy(update=changes)
         first = first_time(once, lambda item: _answered(views.tuning(item, own)))
         return _answered(views.tuning(self._submissions.add_answered(work, own, first), own))
