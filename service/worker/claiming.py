@@ -23,7 +23,7 @@ class Claims:
 
     def __init__(self, leases: LeaseStore, served: ServedDevice, terms: LeaseTerms) -> None:
         self._leases = leases
-        self._served = served
+        self.served = served
         self._terms = terms
         self._holder: LeaseHolder | None = None
         self._stop: Stop | None = None
@@ -36,7 +36,7 @@ class Claims:
             StoreUnavailableError: when the store cannot be reached.
         """
         claimed_at = time.monotonic()
-        claim = self._leases.claim(self._served, self._terms.lease_seconds)
+        claim = self._leases.claim(self.served, self._terms.lease_seconds)
         if claim is None:
             yield None
             return

@@ -44,8 +44,8 @@ class DeviceWorker:
         attempts = Attempts(store.leases, store.work, driver, site, watch)
         terms = LeaseTerms(settings.lease_seconds, settings.shutdown_grace_seconds)
         self._claims = Claims(store.leases, self.served, terms)
-        self._loop = WorkLoop(self.served, self._claims, attempts, self._health, settings.poll_seconds)
-        self._heartbeat = Heartbeat(self._claims.renew, self._served_now, store.devices, self._loop.is_alive, settings)
+        self._loop = WorkLoop(self._claims, attempts, self._health, settings.poll_seconds)
+        self._heartbeat = Heartbeat(self.served, self._claims.renew, self._served_now, store.devices, settings)
 
     def start(self) -> None:
         """Take the device, release the work that a dead owner left on it, and begin.
@@ -57,7 +57,7 @@ class DeviceWorker:
         self._settings.instruments.metrics.device_served(self.served.device.id)
         try:
             self._health.may_work()
-            self._devices.announce(self._served_now())
+            self._devices.announce(self._with_health())
         except BaseException:
             self._slot.release()
             raise
@@ -73,7 +73,8 @@ class DeviceWorker:
         """Wait until nothing runs, then leave."""
         if self._loop.was_started:
             self._loop.join()
-            self._heartbeat.stop()
+            self._heartbeat.request_stop()
+            self._heartbeat.join()
             self._slot.withdraw()
         self._executor.close()
         self._slot.release()
@@ -81,9 +82,12 @@ class DeviceWorker:
     def notify(self) -> None:
         """Look for work and for cancellations now."""
         self._loop.wake()
-        self._heartbeat.beat_now()
+        self._heartbeat.wake()
 
-    def _served_now(self) -> ServedDevice:
+    def _served_now(self) -> ServedDevice | None:
+        return self._with_health() if self._loop.is_alive() else None
+
+    def _with_health(self) -> ServedDevice:
         return self.served.model_copy(update={"unready": self._health.unready})
 
     def _check(self, needed_bytes: int) -> Trouble | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-import threading
 
-from service.domain.workers import ServedDevice
+from typing_extensions import override
+
 from service.errors import StoreUnavailableError
-from service.observability.logging import logging_about, sparse_logger
+from service.observability.logging import sparse_logger
 from service.worker.attempts import Attempts
 from service.worker.claiming import Claims
+from service.worker.device_thread import DeviceThread
 from service.worker.host_health import Health
 from tuner.system.host_failures import trouble_of
 
@@ -18,74 +19,27 @@ _log = logging.getLogger(__name__)
 _ERROR_PAUSE_SECONDS = 1.0
 
 
-class WorkLoop:
-    """A thread that runs claimed work until it is stopped.
+class WorkLoop(DeviceThread):
+    """Run claimed work, one piece per step; an idle worker polls every ``poll_seconds``."""
 
-    Args:
-        served: the device.
-        claims: gives the work.
-        attempts: runs it.
-        health: of the host.
-        poll_seconds: how long to wait for work.
-    """
-
-    def __init__(
-        self, served: ServedDevice, claims: Claims, attempts: Attempts, health: Health, poll_seconds: float
-    ) -> None:
-        self._served = served
+    def __init__(self, claims: Claims, attempts: Attempts, health: Health, poll_seconds: float) -> None:
+        super().__init__("worker", claims.served, poll_seconds)
         self._claims = claims
         self._attempts = attempts
         self._health = health
-        self._poll_seconds = poll_seconds
-        self._stopping = threading.Event()
-        self._wake = threading.Event()
         self._warnings = sparse_logger(_log)
-        self._thread = threading.Thread(target=self._work, name=f"worker-{served.device.id}")
 
-    def start(self) -> None:
-        """Begin to work."""
-        self._thread.start()
-
-    @property
-    def was_started(self) -> bool:
-        """Return whether the thread was started."""
-        return self._thread.ident is not None
-
-    def is_alive(self) -> bool:
-        """Return whether the thread runs."""
-        return self._thread.is_alive()
-
-    def wake(self) -> None:
-        """Look for work now."""
-        self._wake.set()
-
-    def request_stop(self) -> None:
-        """Claim no more. Returns at once."""
-        self._stopping.set()
-        self._wake.set()
-
-    def join(self) -> None:
-        """Wait until nothing runs."""
-        self._thread.join()
-
-    def _work(self) -> None:
-        with logging_about(device=self._served.device.id):
-            while not self._stopping.is_set():
-                if not self._run_safely():
-                    self._wake.wait(self._poll_seconds)
-                self._wake.clear()
-
-    def _run_safely(self) -> bool:
-        """Run one piece of work; false when there was none to run, or something went wrong."""
+    @override
+    def _step(self) -> bool:
         try:
             return self._run_next()
         except StoreUnavailableError as error:
-            self._warnings.warning("%s: %s", self._served.place, error)
+            self._warnings.warning("%s: %s", self._slot, error)
         except Exception as error:  # noqa: BLE001 - a worker outlives whatever one piece of work does
             if (trouble := trouble_of(error)) is not None:
                 self._health.suspect(trouble)
             else:
-                _log.exception("%s: the worker goes on after an error of its own", self._served.place)
+                _log.exception("%s: the worker goes on after an error of its own", self._slot)
                 self._stopping.wait(_ERROR_PAUSE_SECONDS)
         return False
 
