@@ -141,7 +141,7 @@ def test_bf16_parameters_are_summed_in_fp32(card: CudaDevice) -> None:
         model, torch.optim.SGD(parameters, lr=1.0), memory=card, floating=torch.bfloat16
     )
     accumulation.accumulate(split_batch(inputs, 1), chain_loss, lambda batch: {"squares": float(len(batch))})
-    sums = accumulation._gradients.tensors()
+    sums = accumulation.gradients.tensors()
     error = torch.cat([(a - b).flatten() for a, b in zip(sums, exact, strict=True)]).norm()
     assert float(error / torch.cat([it.flatten() for it in exact]).norm()) < 1e-6
 

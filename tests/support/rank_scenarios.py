@@ -19,8 +19,8 @@ from tests.support.factories import gpt_spec
 from tuner.errors import BatchwrightError, WorkloadError
 from tuner.training.accumulation.collectives import Ranks, join_ranks
 from tuner.training.accumulation.engine import GradientAccumulation
-from tuner.training.batch_schedule import Position, Windows
-from tuner.training.data import Part
+from tuner.training.batch_schedule import BatchSchedule, Position
+from tuner.training.data import SampleRange
 from tuner.training.fsdp import load_optimizer, load_weights, shard, whole
 from tuner.training.micro_batches.splitting import MicroBatch, sliced, split_batch
 from tuner.workloads.base import IGNORED_LABEL, LossTerms, pad_tokens
@@ -350,16 +350,16 @@ def _stepped(
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=_DAMPING)
     accumulation = GradientAccumulation(model, optimizer, ranks=ranks, lock_step=lock_step, max_norm=0.5)
-    windows = Windows(0, len(samples), len(samples), ranks.rank, ranks.size)
+    schedule = BatchSchedule(0, len(samples), len(samples), ranks.rank, ranks.size)
     for _ in range(2):
-        parts = windows.parts(Position(), 1, alike=lock_step)
-        accumulation.update([_of_part(samples, part) for part in parts], loss, weigh)
+        window = schedule.window(Position(), 1, alike=lock_step)
+        accumulation.update([_micro_batch(samples, sample_range) for sample_range in window], loss, weigh)
     return model, optimizer
 
 
-def _of_part(samples: list[Tensor], part: Part) -> MicroBatch:
-    batch = pad_tokens([samples[index] for index in part.indices])
-    return MicroBatch(batch, len(part.indices), lambda _: [], idle=part.idle)
+def _micro_batch(samples: list[Tensor], sample_range: SampleRange) -> MicroBatch:
+    batch = pad_tokens([samples[index] for index in sample_range.indices])
+    return MicroBatch(batch, len(sample_range.indices), lambda _: [], is_padding=sample_range.is_padding)
 
 
 def _sharded_from(weights: Any, state: Any, ranks: Ranks) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -1,4 +1,4 @@
-"""Where a run is, and which samples each of its updates takes on each rank. Pure arithmetic over the epochs' orders."""
+"""Position of a run, and the samples of each update on each rank: pure arithmetic over the epochs' orders."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from tuner.planning.accumulation import balanced_split
-from tuner.training.data.loading import Part, Window
+from tuner.training.data.loading import AccumulationWindow, SampleRange
 from tuner.training.data.order import epoch_order
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run is. All of it is in a checkpoint."""
+    """Progress of a run between two updates. All of it is in a checkpoint."""
 
     update: int = 0
     """Updates made."""
     epoch: int = 0
-    """Passes over the data that are finished."""
+    """Finished passes over the data."""
     committed: int = 0
     """Samples of this epoch that updates have used."""
     seen: int = 0
     """Samples used since the run began."""
     loss: float | None = None
-    """Of the last update; none when it was not finite, or before the first."""
+    """Loss of the last update; None when it was not finite, or before the first update."""
 
 
 @dataclass(frozen=True)
-class Windows:
-    """The windows of a run: every sample of an epoch once, the last window of an epoch keeping what is left.
+class BatchSchedule:
+    """The accumulation windows of a run: every sample of an epoch once, the last window keeping the remainder.
 
-    A window's samples are one stretch of the epoch's order, which the ranks share in stretches that differ by at most
-    one sample: the same samples whatever the number of ranks and the size of micro-batches.
+    A window's samples are one range of the epoch's order. The ranks share it in ranges whose sizes differ by at most
+    one sample, so an update has the same samples whatever the number of ranks and the size of micro-batches.
     """
 
     seed: int
-    """Of the order of samples."""
+    """Seed of the order of samples."""
     samples: int
     """Samples in an epoch."""
     effective_batch_size: int
-    """Samples of a whole window over all ranks."""
+    """Samples of a full window over all ranks."""
     rank: int = 0
     """This rank."""
     world_size: int = 1
@@ -61,14 +61,14 @@ class Windows:
             committed=0 if ended else position.committed + size,
         )
 
-    def parts(self, position: Position, largest: int, *, alike: bool = False) -> Window:
-        """This rank's micro-batches of at most ``largest`` samples in the window at ``position``.
+    def window(self, position: Position, largest: int, *, alike: bool = False) -> AccumulationWindow:
+        """This rank's sample ranges, of at most ``largest`` samples each, in the window at ``position``.
 
         Args:
-            position: which window.
+            position: selects the window.
             largest: samples in the largest micro-batch.
-            alike: whether every rank gets as many micro-batches as the one with the most samples; a rank that has fewer
-                samples than that then gets idle ones, of one sample.
+            alike: give every rank as many micro-batches as the rank with the most samples has; a rank with fewer
+                samples gets padding micro-batches of one sample.
         """
         size = self.size(position)
         shares = _padded(balanced_split(size, self.world_size), self.world_size)
@@ -77,16 +77,16 @@ class Windows:
         order = epoch_order(self.seed, position.epoch, self.samples)
         indices = tuple(order[start : start + share].tolist())
         steps = -(-(shares[0] if alike else share) // largest)
-        parts = [Part(position.epoch, part) for part in cut(indices, balanced_split(share, steps))]
-        idle = Part(position.epoch, (int(order[position.committed]),), idle=True)
-        return (*parts, *[idle] * (steps - len(parts) if alike else 0))
+        ranges = [SampleRange(position.epoch, part) for part in cut(indices, balanced_split(share, steps))]
+        padding = SampleRange(position.epoch, (int(order[position.committed]),), is_padding=True)
+        return (*ranges, *[padding] * (steps - len(ranges) if alike else 0))
 
-    def after(
+    def windows(
         self, position: Position, updates: int, largest: Callable[[], int], *, alike: bool = False
-    ) -> Iterator[Window]:
-        """The windows from ``position`` up to ``updates``; ``largest`` is asked for each as it is drawn."""
+    ) -> Iterator[AccumulationWindow]:
+        """The windows from ``position`` up to ``updates``; ``largest`` is called for each one as it is drawn."""
         while position.update < updates:
-            yield self.parts(position, largest(), alike=alike)
+            yield self.window(position, largest(), alike=alike)
             position = self.advanced(position)
 
 
@@ -95,7 +95,7 @@ def _padded(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def cut(indices: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """``indices`` in stretches of ``sizes``."""
+    """Cut ``indices`` into consecutive pieces of the given sizes."""
     parts, start = [], 0
     for size in sizes:
         parts.append(indices[start : start + size])

@@ -18,15 +18,15 @@ from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingProgress
 from tuner.training.accumulation.collectives import Ranks
 from tuner.training.accumulation.engine import UpdateReport
-from tuner.training.batch_schedule import Position, Windows, cut
+from tuner.training.batch_schedule import BatchSchedule, Position, cut
 from tuner.training.checkpoints import Checkpoints, State, Weights, save_weights
 from tuner.training.coupling.admission import admit, measure_coupling
 from tuner.training.data import (
     WORKER_BYTES,
+    AccumulationWindow,
     DataFolders,
-    Part,
+    SampleRange,
     TrainingData,
-    Window,
     WindowLoader,
     build_data,
     epoch_order,
@@ -115,9 +115,9 @@ class TrainingLoop:
         )
         return bound
 
-    def _windows(self) -> Windows:
+    def _windows(self) -> BatchSchedule:
         batch = self.recommendation.effective_batch_size.achieved
-        return Windows(self.request.seed, len(self.data), batch, self.ranks.rank, self.ranks.size)
+        return BatchSchedule(self.request.seed, len(self.data), batch, self.ranks.rank, self.ranks.size)
 
     def _limit_memory(self) -> None:
         """On the CPU the run keeps to the limit it was tuned for; a card is its own limit unless a smaller one was set.
@@ -138,7 +138,7 @@ class TrainingLoop:
         """
         if self.checked or not self._accumulates():
             return
-        self.coupling = self.ranks.together(self._coupling_on_rank_0)[0]
+        self.coupling = self.ranks.run_collectively(self._coupling_on_rank_0)[0]
         self.checked = True
         if self.coupling is not None:
             self.notes.append(self.coupling)
@@ -151,7 +151,7 @@ class TrainingLoop:
         return admit(check, allowed=allowed)
 
     def _accumulates(self) -> bool:
-        return len(self.windows.parts(Position(), self.micro_batch_size)) > 1 or self.ranks.size > 1
+        return len(self.windows.window(Position(), self.micro_batch_size)) > 1 or self.ranks.size > 1
 
     @property
     def sharded(self) -> bool:
@@ -188,12 +188,12 @@ class TrainingLoop:
         """
         first = not self.ranks.rank
         with self.device.without_limit():
-            found = self.ranks.together(lambda: self.checkpoints.newest() if first else None)[0]
+            found = self.ranks.run_collectively(lambda: self.checkpoints.newest() if first else None)[0]
             if found is None:
                 return None
             self.notes += found.notes
             loaded: list[tuple[Weights, State]] = []
-            self.ranks.together(lambda: loaded.append(self.checkpoints.load(found.update, checked=first)))
+            self.ranks.run_collectively(lambda: loaded.append(self.checkpoints.load(found.update, checked=first)))
             self._restore(*loaded.pop())
             self._check_coupling()  # unless the checkpoint says that it was done
         self._saved = found.update
@@ -210,7 +210,7 @@ class TrainingLoop:
             should_stop: asked before every update.
         """
         windows = _Drawn(
-            self.windows.after(self.position, self.request.updates, self.largest_micro_batch, alike=self.sharded)
+            self.windows.windows(self.position, self.request.updates, self.largest_micro_batch, alike=self.sharded)
         )
         loader = WindowLoader(self.data, windows, workers=self._workers(), seed=self.request.seed)
         loaded = iter(loader)  # held: dropped, it would end the workers under the limit
@@ -249,7 +249,7 @@ class TrainingLoop:
         while self.position.update < self.request.updates:
             began = time.perf_counter()
             batches: list[Batch] = []
-            if any(self.ranks.together(lambda: _load(loaded, batches, should_stop))):  # noqa: B023 - called at once
+            if any(self.ranks.run_collectively(lambda: _load(loaded, batches, should_stop))):  # noqa: B023 - called at once
                 return
             progress = self._update(_micro_batches(self.data, windows.next(), batches, self.request.seed), began)
             if not self.ranks.rank:
@@ -321,7 +321,7 @@ class TrainingLoop:
                 "largest": self.largest_micro_batch(),
             }
             weights, state = self._weights(), {**self._state(), "ranks": self.ranks.gather(mine)}
-            self.ranks.together(lambda: self._write(weights, state))
+            self.ranks.run_collectively(lambda: self._write(weights, state))
         self._saved = self.position.update
 
     def _write(self, weights: Weights, state: State) -> None:
@@ -374,19 +374,19 @@ class TrainingLoop:
         self.engine.accumulation.largest_micro_batch = min(largest, self.micro_batch_size)
 
 
-class _Drawn(Iterator[Window]):
+class _Drawn(Iterator[AccumulationWindow]):
     """Windows that a loader draws ahead of their use, kept until they are used."""
 
-    def __init__(self, windows: Iterator[Window]) -> None:
+    def __init__(self, windows: Iterator[AccumulationWindow]) -> None:
         self._windows = windows
-        self._waiting: deque[Window] = deque()
+        self._waiting: deque[AccumulationWindow] = deque()
 
-    def __next__(self) -> Window:
+    def __next__(self) -> AccumulationWindow:
         window = next(self._windows)
         self._waiting.append(window)
         return window
 
-    def next(self) -> Window:
+    def next(self) -> AccumulationWindow:
         """The window whose batches the loader has just given."""
         return self._waiting.popleft()
 
@@ -399,18 +399,18 @@ def _load(loaded: Iterator[list[Batch]], into: list[Batch], should_stop: Callabl
     return False
 
 
-def _micro_batches(data: TrainingData, window: Window, batches: list[Batch], seed: int) -> list[MicroBatch]:
+def _micro_batches(data: TrainingData, window: AccumulationWindow, batches: list[Batch], seed: int) -> list[MicroBatch]:
     return [_micro_batch(data, part, batch, seed) for part, batch in zip(window, batches, strict=True)]
 
 
-def _micro_batch(data: TrainingData, part: Part, batch: Batch, seed: int) -> MicroBatch:
+def _micro_batch(data: TrainingData, part: SampleRange, batch: Batch, seed: int) -> MicroBatch:
     """Loaded samples, which are collated anew when they are divided: padding and packing are the collation's own."""
 
     def divide(sizes: Sequence[int]) -> list[MicroBatch]:
-        smaller = [Part(part.epoch, indices) for indices in cut(part.indices, tuple(sizes))]
+        smaller = [SampleRange(part.epoch, indices) for indices in cut(part.indices, tuple(sizes))]
         return [_micro_batch(data, it, data.loaded(it.epoch, it.indices, seed), seed) for it in smaller]
 
-    return MicroBatch(batch, len(part.indices), divide, idle=part.idle)
+    return MicroBatch(batch, len(part.indices), divide, is_padding=part.is_padding)
 
 
 def trainable_micro_batch_size(recommendation: Recommendation) -> int:

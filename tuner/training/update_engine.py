@@ -1,6 +1,6 @@
-"""A workload's updates: precision, loss terms, optimizer, clipping and averages, as its spec says.
+"""The updates of a workload: precision, loss terms, optimizer, clipping and averages, as its spec states.
 
-Probes and training share it: what a probe measures is what a run does.
+Probes and training share this engine, so a probe measures the updates that a run makes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tuner.workloads.base import Batch, LossTerms, WeighsLosses, Workload
 class UpdateEngine:
     """A model with its optimizer, moved forward one exact update at a time.
 
-    The optimizer's state is there from the beginning, so that the first update takes what every other takes, and no
-    step runs out of memory half-way.
+    The optimizer's state is allocated at construction, so that the first update takes as much memory as every other,
+    and no step runs out of memory half-way.
 
     Args:
-        spec: precision, clipping, optimizer, how to recover.
+        spec: precision, clipping, optimizer, gathering of gradients.
         workload: makes the loss terms.
         model: already on the device; compiled, if it is to be.
         memory: where the model is.
         ranks: the ranks that share each window.
-        recovers: whether a micro-batch that does not fit is divided; a probe wants to see the error.
-        sharded: whether the model is in shards (FSDP), so that ranks must go through every micro-batch together.
+        recovers: whether a micro-batch that does not fit is divided, or its error is raised, as a probe needs.
+        sharded: whether the model is in shards (FSDP), so that all ranks must run every micro-batch together.
     """
 
     def __init__(  # noqa: PLR0913 - a run's parts
@@ -71,10 +71,10 @@ class UpdateEngine:
         self._weigh = workload.loss_weights if isinstance(workload, WeighsLosses) else None
 
     def _averages(self) -> list[Tensor]:
-        """The moving averages of the trainable parameters, in fp32; none without ``ema_decay``."""
+        """The moving averages of the trainable parameters, in fp32; an empty list without ``ema_decay``."""
         if self.spec.ema_decay is None:
             return []
-        return [it.detach().to(torch.float32, copy=True) for it in self.parameters]
+        return [parameter.detach().to(torch.float32, copy=True) for parameter in self.parameters]
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -82,7 +82,7 @@ class UpdateEngine:
         return self.accumulation.parameters
 
     def update(self, micro_batches: Sequence[MicroBatch]) -> UpdateReport:
-        """One optimizer update over ``micro_batches``, which together are this rank's part of the effective batch.
+        """Make one optimizer update over ``micro_batches``, which are this rank's part of the effective batch.
 
         Raises:
             WorkloadError: when the loss terms break their contract.
@@ -91,22 +91,24 @@ class UpdateEngine:
         """
         report = self.accumulation.update(micro_batches, self._loss, self._weigh)
         if self.averages and not report.skipped:
-            self._follow()
+            self._move_averages()
         return report
 
     def averages_by_name(self) -> dict[str, Tensor]:
         """The moving averages under their parameters' names, in the parameters' type."""
         if not self.averages:
             return {}
-        averages = {id(it): average for it, average in zip(self.parameters, self.averages, strict=True)}
+        averages = {id(parameter): average for parameter, average in zip(self.parameters, self.averages, strict=True)}
         named = self.model.named_parameters(remove_duplicate=False)
-        return {name: averages[id(it)].to(it.dtype) for name, it in named if id(it) in averages}
+        return {
+            name: averages[id(parameter)].to(parameter.dtype) for name, parameter in named if id(parameter) in averages
+        }
 
     def _loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         with autocast(self.spec, self.device):
             return self._workload.loss_terms(model, batch)
 
-    def _follow(self) -> None:
+    def _move_averages(self) -> None:
         """Move the averages towards the parameters: ``average = decay * average + (1 - decay) * parameter``."""
         share = 1.0 - (self.spec.ema_decay or 0.0)
         for average, parameter in zip(self.averages, self.parameters, strict=True):

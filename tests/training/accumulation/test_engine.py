@@ -452,8 +452,8 @@ def test_bf16_gradients_are_summed_in_fp32(wide_window: WideWindow, gathering: G
     accumulation = GradientAccumulation(model, optimizer, gathering=gathering)
     for _ in range(2):
         accumulation.accumulate(batches, token_loss, count_tokens)
-        assert relative_distance(accumulation._gradients.tensors(), truth.values()) < 1e-6
-    sums = zip(truth, accumulation._gradients.tensors(), strict=True)
+        assert relative_distance(accumulation.gradients.tensors(), truth.values()) < 1e-6
+    sums = zip(truth, accumulation.gradients.tensors(), strict=True)
     assert same_bits(gradients(model), {name: total.bfloat16() for name, total in sums})
 
 

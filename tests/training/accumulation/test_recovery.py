@@ -34,8 +34,10 @@ from tests.support.faults import (
 )
 from tuner.errors import OutOfMemoryError, WorkloadError
 from tuner.schemas.workload import OptimizerSpec
+from tuner.training.accumulation import engine
 from tuner.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch
-from tuner.training.accumulation.gradient_sums import SumsInPlace
+from tuner.training.accumulation.gradient_sums import SumsInPlace, default_gathering
+from tuner.training.accumulation.recovery import Action, Place, decide
 from tuner.training.micro_batches.rng_state import RandomState, seed_everything
 from tuner.training.micro_batches.splitting import sliced
 from tuner.training.optimizers import build_optimizer, materialize_state
@@ -233,6 +235,28 @@ def test_what_a_fault_costs(gathering: Gathering, passes: list[int]) -> None:
     assert trial.attempts == passes
 
 
+# --- the decision table -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device_type", "lock_step", "place", "action"),
+    [
+        ("cuda", False, Place.PASS, Action.DIVIDE_MICRO_BATCH),
+        ("cpu", False, Place.PASS, Action.DIVIDE_WINDOW),
+        ("cuda", True, Place.PASS, Action.RESTART),
+        ("cpu", True, Place.PASS, Action.RESTART),
+        ("cuda", False, Place.OUTSIDE, Action.RAISE),
+        ("cpu", False, Place.OUTSIDE, Action.RAISE),
+        ("cuda", True, Place.OUTSIDE, Action.RAISE),
+        ("cpu", True, Place.OUTSIDE, Action.RAISE),
+    ],
+)
+def test_the_response_to_a_shortage(device_type: str, *, lock_step: bool, place: Place, action: Action) -> None:
+    """Divided on the spot where a rank may run alone, restarted where it may not, raised outside of passes."""
+    in_place = lock_step or default_gathering(device_type) == "in-place"
+    assert decide(place, lock_step=lock_step, sums_in_place=in_place) is action
+
+
 # --- what cannot be recovered from ------------------------------------------------------------------------------------
 
 
@@ -302,7 +326,7 @@ def test_the_failed_pass_is_freed_before_the_retry(gathering: Gathering) -> None
 class KeepsWhatWasWritten(SumsInPlace):
     """Split and retry, with what the failed pass wrote left in ``.grad``."""
 
-    restarts = False
+    in_place = False
 
     def discard(self) -> None:
         """Nothing."""
@@ -311,14 +335,14 @@ class KeepsWhatWasWritten(SumsInPlace):
 class ZeroesAndGoesOn(SumsInPlace):
     """All gradients dropped, those of earlier micro-batches too, and the window continued."""
 
-    restarts = False
+    in_place = False
 
 
 @pytest.mark.parametrize("mutant", [KeepsWhatWasWritten, ZeroesAndGoesOn])
-def test_a_wrong_recovery_would_be_seen(mutant: type[SumsInPlace]) -> None:
+def test_a_wrong_recovery_would_be_seen(mutant: type[SumsInPlace], monkeypatch: pytest.MonkeyPatch) -> None:
     """Off by more than a hundredth, by the measure that the real recoveries pass with 1e-5."""
+    monkeypatch.setattr(engine, "SumsInPlace", mutant)
     trial = Trial("in-place")
-    trial.accumulation._gradients = mutant(trial.accumulation.parameters)
     report = trial.after(BACKWARD_OF_LAYER_0, 2)
     assert _splits(report) == [(4, (2, 2))]
     assert trial.error() > 1e-2
@@ -420,7 +444,7 @@ def test_the_world_is_as_if_the_failed_pass_never_was(place: str | None, gatheri
 def test_a_recovery_that_undoes_nothing_would_be_seen(gathering: Gathering) -> None:
     """The mutant without undoing draws other numbers, and counts the failed pass in its statistics."""
     run = NoisyRun(gathering)
-    run.accumulation._undo = None
+    run.accumulation._recovery._snapshot = None
     run.faults.fail("backward of first", 1)
     run.update(4, 4, 4, 4)
     found = run.world()

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.support.factories import gpt_spec, mlp_spec, resnet_spec, transformers_spec
 from tests.support.sources import built, problem
 from tuner.errors import TrainingError
-from tuner.training.data import Part, WindowLoader, build_data, join_batches
+from tuner.training.data import SampleRange, WindowLoader, build_data, join_batches
 from tuner.workloads.build import build_model, build_workload
 
 VIT: dict[str, Any] = {"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -87,13 +87,13 @@ def test_a_broken_image_is_named(folder: Path) -> None:
     (folder / "dog" / "1.png").write_bytes(b"no image")
     data = built(resnet_spec(data={"kind": "images", "path": str(folder)}))
     with pytest.raises(TrainingError, match=r"dog/1\.png cannot be read as an image"):
-        list(WindowLoader(data, [(Part(0, (2,)),)], workers=1, seed=0))
+        list(WindowLoader(data, [(SampleRange(0, (2,)),)], workers=1, seed=0))
 
 
 def test_workers_read_images_as_this_process_does(folder: Path) -> None:
     """Decoded images are the same to the last bit."""
     data = built(resnet_spec(data={"kind": "images", "path": str(folder)}))
-    windows = [(Part(0, (0, 3)), Part(0, (1,))), (Part(1, (2,)),)]
+    windows = [(SampleRange(0, (0, 3)), SampleRange(0, (1,))), (SampleRange(1, (2,)),)]
     here, there = (list(WindowLoader(data, windows, workers=workers, seed=0)) for workers in (0, 2))
     for ours, theirs in zip(chain(*here), chain(*there), strict=True):
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -20,7 +20,7 @@ from tests.support.factories import gpt_spec, mlp_spec, transformers_spec
 from tests.support.sources import built, problem
 from tuner.errors import SpecError
 from tuner.schemas.workload import WorkloadSpec
-from tuner.training.data import Part, WindowLoader, build_data, epoch_order
+from tuner.training.data import SampleRange, WindowLoader, build_data, epoch_order
 from tuner.workloads.build import build_model, build_workload
 
 STANDARD_LIBRARY = Path(textwrap.__file__).read_text(encoding="utf-8")
@@ -43,7 +43,7 @@ VIT: dict[str, Any] = {"model_type": "vit", "hidden_size": 16, "num_hidden_layer
 VIT |= {"intermediate_size": 16, "image_size": 16, "patch_size": 8, "num_labels": 3}
 CONFIGS = {"causal-lm": GPT2, "masked-lm": BERT, "seq2seq-lm": T5, "sequence-classification": BERT}
 CONFIGS |= {"token-classification": BERT, "image-classification": VIT}
-WINDOWS = [(Part(0, (0, 3)), Part(0, (1,))), (), (Part(1, (2,)),)]
+WINDOWS = [(SampleRange(0, (0, 3)), SampleRange(0, (1,))), (), (SampleRange(1, (2,)),)]
 ROWS = [{"text": line, "label": index % 3} for index, line in enumerate(STANDARD_LIBRARY.splitlines()[:60]) if line]
 
 

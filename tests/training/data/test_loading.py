@@ -23,13 +23,13 @@ from torch import Tensor
 
 from tests.support.factories import gpt_spec, mlp_spec
 from tuner.errors import TrainingError
-from tuner.training.data import Part, TrainingData, Window, WindowLoader, build_data
+from tuner.training.data import AccumulationWindow, SampleRange, TrainingData, WindowLoader, build_data
 from tuner.workloads.build import build_workload
 
-WINDOWS: tuple[Window, ...] = (
-    (Part(0, (3, 1)), Part(0, (4,))),
+WINDOWS: tuple[AccumulationWindow, ...] = (
+    (SampleRange(0, (3, 1)), SampleRange(0, (4,))),
     (),
-    (Part(0, (1,)), Part(1, (5, 9, 2))),
+    (SampleRange(0, (1,)), SampleRange(1, (5, 9, 2))),
     (),
 )
 
@@ -60,7 +60,7 @@ def augmented() -> TrainingData:
     return TrainingData(Augmented(), noisy, chooses_randomly=True)
 
 
-def loader(data: TrainingData, workers: int, windows: tuple[Window, ...] = WINDOWS) -> WindowLoader:
+def loader(data: TrainingData, workers: int, windows: tuple[AccumulationWindow, ...] = WINDOWS) -> WindowLoader:
     """A loader with a seed."""
     return WindowLoader(data, windows, workers=workers, seed=5)
 
@@ -115,11 +115,11 @@ def test_random_choices_depend_on_seed_epoch_and_sample_alone() -> None:
         assert not (data.loaded(epoch, (4, 7), seed)["x"][:, 1:] == whole[:, 1:]).any()
 
 
-def drawn(count: list[int]) -> Iterator[Window]:
+def drawn(count: list[int]) -> Iterator[AccumulationWindow]:
     """Windows that count how many were drawn."""
     for index in range(1000):
         count.append(index)
-        yield (Part(0, (index % 10,)),)
+        yield (SampleRange(0, (index % 10,)),)
 
 
 def test_windows_are_drawn_when_asked_for() -> None:
@@ -215,9 +215,9 @@ def test_a_batch_that_cannot_be_sent_is_an_error() -> None:
 
 _LOADS_ONCE = """
 import torch
-from tuner.training.data import Part, TrainingData, WindowLoader
+from tuner.training.data import SampleRange, TrainingData, WindowLoader
 data = TrainingData(range(10), torch.tensor)
-print(list(WindowLoader(data, [(Part(0, (1, 2)),)], workers=1, seed=0)))
+print(list(WindowLoader(data, [(SampleRange(0, (1, 2)),)], workers=1, seed=0)))
 """
 
 
@@ -253,7 +253,7 @@ def test_a_worker_is_free_of_the_limit_and_leaves_signals_to_its_parent() -> Non
     used = 16 * 1024**3
     resource.setrlimit(resource.RLIMIT_DATA, (used, before[1]))
     try:
-        ((batch,),) = loader(TrainingData(Surroundings(), torch.stack), 1, ((Part(0, (0,)),),))
+        ((batch,),) = loader(TrainingData(Surroundings(), torch.stack), 1, ((SampleRange(0, (0,)),),))
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
     process, parent, limit, ignored, blocked = batch[0].tolist()
@@ -263,9 +263,9 @@ def test_a_worker_is_free_of_the_limit_and_leaves_signals_to_its_parent() -> Non
 
 _LOADS_FOR_EVER = """
 import multiprocessing, itertools, time, torch
-from tuner.training.data import Part, TrainingData, WindowLoader
-windows = iter(WindowLoader(TrainingData(range(10), torch.tensor), (((Part(0, (1,))),) for _ in itertools.count()),
-                            workers=2, seed=0))
+from tuner.training.data import SampleRange, TrainingData, WindowLoader
+data = TrainingData(range(10), torch.tensor)
+windows = iter(WindowLoader(data, (((SampleRange(0, (1,))),) for _ in itertools.count()), workers=2, seed=0))
 next(windows)
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 time.sleep(600)
@@ -298,7 +298,7 @@ def test_a_window_may_have_more_parts_than_a_process_may_open_files() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
     try:
-        (batches,) = loader(TrainingData(range(10), torch.tensor), 1, ((Part(0, (1,)),) * 400,))
+        (batches,) = loader(TrainingData(range(10), torch.tensor), 1, ((SampleRange(0, (1,)),) * 400,))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert len(batches) == 400

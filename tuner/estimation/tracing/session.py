@@ -386,12 +386,12 @@ def _take_batches(micro_batches: list[MicroBatch], tracer: Tracer) -> None:
 
 def _label(tracer: Tracer, engine: UpdateEngine) -> None:
     """Say what the blocks that are still held at the end hold."""
-    recorder, gradients = tracer.recorder, engine.accumulation._gradients  # noqa: SLF001 - sums have no public name
+    recorder = tracer.recorder
     lasting = [
         (Category.PARAMETERS, [*engine.model.parameters(), *engine.model.buffers()]),
         (Category.OPTIMIZER_STATE, [it for state in engine.optimizer.state.values() for it in state.values()]),
         (Category.OPTIMIZER_STATE, engine.averages),
-        (Category.GRADIENTS, [*gradients._room.values(), gradients._widened]),  # noqa: SLF001 - likewise
+        (Category.GRADIENTS, engine.accumulation.gradients.buffers),
     ]
     for category, tensors in lasting:
         for tensor in tensors:

@@ -1,7 +1,7 @@
-"""The ranks of a data-parallel run, and what they say to each other between micro-batches.
+"""The ranks of a data-parallel run, and their collectives between micro-batches.
 
-Gradients are reduced once per window, apart from the backward passes (no ``DistributedDataParallel``), so that ranks
-may run different numbers of micro-batches, split one of them, or hold no sample at all, without waiting for each other.
+Gradients are reduced once per window, outside the backward passes (no ``DistributedDataParallel``), so that ranks may
+run different numbers of micro-batches, divide one of them, or hold no sample at all, without waiting for each other.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tuner.errors import PeerError
 T = TypeVar("T")
 
 _BUCKET_BYTES = 25 * 1024**2
-"""Gradients are sent in buckets of this size: torch's default for ``DistributedDataParallel``."""
+"""Size of the buckets that gradients are sent in: torch's default for ``DistributedDataParallel``."""
 
 
 class Ranks:
-    """A run of one process: nothing to say to anyone.
+    """The single rank of a run of one process, without communication.
 
     Attributes:
         rank: the number of this process.
-        size: how many there are.
+        size: the number of processes.
         reduces: whether gradients go through collectives: also in a group of one, which stands for a larger one.
     """
 
@@ -42,32 +42,32 @@ class Ranks:
         return [value]
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over the ranks, the same to the last bit on all of them."""
+        """Replace each tensor by its sum over the ranks, bit-equal on all of them."""
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by that of rank 0."""
+        """Replace each tensor by the tensor of rank 0."""
 
-    def together(self, work: Callable[[], T]) -> list[T]:
-        """Do ``work`` on every rank; its answers in rank order. A failure on one rank is raised on all of them.
+    def run_collectively(self, work: Callable[[], T]) -> list[T]:
+        """Run ``work`` on every rank. Return its results in rank order. A failure on one rank is raised on all of them.
 
         Raises:
             PeerError: when another rank failed.
         """
         failure: Exception | None = None
-        answer: T | None = None
+        result: T | None = None
         try:
-            answer = work()
-        except Exception as error:  # whatever it is, the other ranks must hear of it before it goes on
+            result = work()
+        except Exception as error:  # of any kind: the other ranks must learn of it before it is raised
             if self.size == 1:
                 raise
             failure = error
-        answers = self.gather((_in_words(failure), answer))
+        results = self.gather((_in_words(failure), result))
         if failure is not None:
             raise failure
-        for rank, (words, _) in enumerate(answers):
+        for rank, (words, _) in enumerate(results):
             if words is not None:
                 raise PeerError(f"rank {rank} failed: {words}")
-        return [answer for _, answer in answers]  # type: ignore[misc] # without a failure there is an answer
+        return [result for _, result in results]  # type: ignore[misc] # without a failure there is a result
 
     def close(self) -> None:
         """Leave the group."""
@@ -80,7 +80,7 @@ def _in_words(error: Exception | None) -> str | None:
 class ProcessGroup(Ranks):
     """The ranks of torch's default process group.
 
-    Words travel over gloo, tensors over the backend of their device.
+    Objects are sent over gloo, tensors over the backend of their device.
     """
 
     reduces = True
@@ -90,14 +90,14 @@ class ProcessGroup(Ranks):
         self.size = dist.get_world_size()
 
     def gather(self, value: T) -> list[T]:
-        """The value of every rank, pickled: for words and small figures."""
-        answers: list[T | None] = [None] * self.size
-        with _losses_named():
-            dist.all_gather_object(answers, value)
-        return answers  # type: ignore[return-value] # every place has been filled
+        """Collect the value of every rank, pickled: for text and small figures."""
+        values: list[T | None] = [None] * self.size
+        with _lost_peers_translated():
+            dist.all_gather_object(values, value)
+        return values  # type: ignore[return-value] # every place has been filled
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """In buckets; a tensor larger than one is reduced where it is."""
+        """Sum in buckets; a tensor larger than one bucket is reduced where it is."""
         for bucket in _buckets(tensors):
             if len(bucket) == 1 and bucket[0].is_contiguous():
                 self._all_reduce(bucket[0])
@@ -105,17 +105,17 @@ class ProcessGroup(Ranks):
             flat = torch.cat([tensor.flatten() for tensor in bucket])
             self._all_reduce(flat)
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
-            torch._foreach_copy_(bucket, [part.view_as(it) for part, it in zip(parts, bucket, strict=True)])
+            torch._foreach_copy_(bucket, [part.view_as(tensor) for part, tensor in zip(parts, bucket, strict=True)])
 
     def _all_reduce(self, tensor: Tensor) -> None:
-        with _losses_named():
+        with _lost_peers_translated():
             dist.all_reduce(tensor)
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
-        """One after the other: they are few and small (buffers), or sent once (parameters)."""
+        """Broadcast one tensor after the other: they are few and small (buffers), or sent once (parameters)."""
         for tensor in tensors:
             whole = tensor.contiguous()
-            with _losses_named():
+            with _lost_peers_translated():
                 dist.broadcast(whole.view(-1).view(torch.uint8), 0)  # as bytes, which every backend knows
             if whole is not tensor:
                 tensor.copy_(whole)
@@ -126,8 +126,8 @@ class ProcessGroup(Ranks):
 
 
 @contextmanager
-def _losses_named() -> Iterator[None]:
-    """What a backend says when another rank is gone, in our words."""
+def _lost_peers_translated() -> Iterator[None]:
+    """Translate a backend's error for a rank that is gone into ``PeerError``."""
     try:
         yield
     except RuntimeError as error:
@@ -146,15 +146,15 @@ _LOST_PEER = (
 
 
 def tells_of_lost_peer(error: BaseException) -> bool:
-    """Whether a collective failed because of another rank, as gloo and NCCL say it."""
+    """Return whether a collective failed because of another rank, by the words of gloo and NCCL."""
     words = str(error).lower()
     return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and any(it in words for it in _LOST_PEER)
+        isinstance(error, RuntimeError) and any(phrase in words for phrase in _LOST_PEER)
     )
 
 
 def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """``tensors`` in order, in groups of one type and at most ``_BUCKET_BYTES``, or one tensor."""
+    """Group ``tensors``, in order, by type into buckets of at most ``_BUCKET_BYTES`` or of one tensor."""
     filled = 0
     number = 0
 
@@ -170,26 +170,26 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 RENDEZVOUS = "BATCHWRIGHT_RENDEZVOUS"
-"""Names the file by which the ranks of a run on one host find each other; ``torchrun`` has means of its own."""
+"""Variable with the path by which the ranks of a run on one host find each other; ``torchrun`` has its own means."""
 
 
 def world_size() -> int:
-    """How many ranks were started: by ``torchrun``, or by ``TrainingProcess``."""
+    """Number of ranks that ``torchrun`` or ``TrainingProcess`` has started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def own_rank() -> int:
-    """This process's number among them."""
+    """Number of this process among the ranks."""
     return int(os.environ.get("RANK", "0"))
 
 
 def local_rank() -> int:
-    """This process's number on its host, which is the number of its card."""
+    """Number of this process on its host, which is the number of its card."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def join_ranks(device: torch.device) -> Ranks:
-    """Find the other ranks, if any were started."""
+    """Join the process group of the other ranks, if any were started."""
     if world_size() == 1:
         return Ranks()
     rendezvous = os.environ.get(RENDEZVOUS)
@@ -206,7 +206,7 @@ def _backend(device: torch.device) -> str:
 
 
 def group_of_one(device: torch.device) -> Ranks:
-    """A group that this process alone belongs to, whose collectives really run: for a probe of a distributed run."""
+    """A process group of this process alone, whose collectives really run: for a probe of a distributed run."""
     store = dist.HashStore()  # type: ignore[attr-defined] # documented, but not in the stubs' __all__
     dist.init_process_group(_backend(device), store=store, rank=0, world_size=1)
     return ProcessGroup()

@@ -1,11 +1,11 @@
-"""The gradients of a window, summed over its micro-batches so that a micro-batch that fails leaves no trace.
+"""Sums of the gradients of an accumulation window, in which a failed micro-batch leaves no trace.
 
-Two ways, which differ in memory and in what a failure costs:
+Two ways, which differ in memory and in the cost of a failure:
 
-- ``ScratchSums``: each backward pass fills fresh ``.grad`` tensors, which are added to the sums only when it has ended.
-  A failed micro-batch alone is run again. Takes at most one set of gradients more, and none once activations exceed
-  about twice the gradients, since the scratch fills while activations drain.
-- ``SumsInPlace``: backward passes add to the sums themselves. A failure in the middle of one leaves some of them
+- ``ScratchSums``: each backward pass fills fresh ``.grad`` tensors, which are added to the sums only when the pass has
+  ended. A failed micro-batch alone is run again. Takes at most one set of gradients more, and none once activations
+  exceed about twice the gradients, since the scratch fills while activations drain.
+- ``SumsInPlace``: backward passes add to the sums themselves. A failure in the middle of a pass leaves some sums
   written, so the whole window is run again.
 
 Sums are kept in fp32 even where parameters and their gradients are of a lower precision: 256 micro-batches added up in
@@ -19,7 +19,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import TypeGuard
+from typing import Literal, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,15 @@ from torch.distributed.tensor import DTensor
 
 from tuner.errors import WorkloadError
 
+Gathering: TypeAlias = Literal["scratch", "in-place"]
+"""How gradients are summed, and so what running out of memory costs: the micro-batch, or the window."""
+
 _DENSE = {torch.strided}
+
+
+def default_gathering(device_type: str) -> Gathering:
+    """In place on the CPU, where fresh memory for every micro-batch takes time; scratch sums elsewhere."""
+    return "in-place" if device_type == "cpu" else "scratch"
 
 
 def _is_narrow(dtype: torch.dtype) -> bool:
@@ -35,68 +43,74 @@ def _is_narrow(dtype: torch.dtype) -> bool:
 
 
 class GradientSums(ABC):
-    """The sums of one window at a time, one per parameter; none where a parameter had no gradient yet.
+    """The sums of one window at a time, one per parameter; None where a parameter had no gradient yet.
 
     Args:
-        parameters: those that get gradients; their ``.grad`` belongs to this object.
+        parameters: the parameters that get gradients; their ``.grad`` belongs to this object.
     """
 
-    restarts: bool
-    """Whether a failed micro-batch costs the whole window."""
+    in_place: bool
+    """Whether backward passes add to the sums themselves, so that a failed micro-batch costs the whole window."""
     gathers: bool
     """Whether a window has begun and not ended."""
     installed: dict[int, Tensor]
-    """By index the gradients that ``install`` has left in the parameters."""
+    """By index, the gradients that ``install`` has left in the parameters."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
         self.sums: list[Tensor | None] = [None] * len(self.parameters)
-        self._narrow = {index for index, it in enumerate(self.parameters) if _is_narrow(it.dtype)}
-        self._room: dict[int, Tensor] = {}
+        self._narrow = {index for index, parameter in enumerate(self.parameters) if _is_narrow(parameter.dtype)}
+        self._buffers: dict[int, Tensor] = {}
         self._widened: Tensor | None = None
         self.installed: dict[int, Tensor] = {}
         self.gathers = False
 
     def start(self) -> None:
-        """Begin a window, with no gradient anywhere."""
+        """Begin a window, without any gradient."""
         self.clear()
         self.gathers = True
 
     def end(self) -> None:
-        """The window's last backward pass has ended, well or not."""
+        """End a window: its last backward pass has ended, well or not."""
         self.gathers = False
 
-    def make_room(self) -> None:
-        """Take memory for the fp32 sums of narrow parameters, once for all windows, so that adding needs none.
+    def allocate_buffers(self) -> None:
+        """Allocate the fp32 sums of narrow parameters, once for all windows, so that adding allocates nothing.
 
-        Needed before more than one gradient is added up; without it a single gradient is kept as it is.
+        Needed before more than one gradient is added up. Without the buffers a single gradient is kept as it is.
         """
-        if self._room or not self._narrow:
+        if self._buffers or not self._narrow:
             return
         narrow = {index: self.parameters[index] for index in self._narrow}
-        self._room = {index: torch.empty_like(it, dtype=torch.float32) for index, it in narrow.items()}
-        largest = max(narrow.values(), key=lambda it: it.numel())
+        self._buffers = {index: torch.empty_like(parameter, dtype=torch.float32) for index, parameter in narrow.items()}
+        largest = max(narrow.values(), key=lambda parameter: parameter.numel())
         self._widened = torch.empty(largest.numel(), dtype=torch.float32, device=largest.device)
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """The tensors that ``allocate_buffers`` has allocated."""
+        widened = [] if self._widened is None else [self._widened]
+        return [*self._buffers.values(), *widened]
 
     @abstractmethod
     def commit(self) -> None:
-        """Take the gradients of a backward pass that has ended into the window. Called after every micro-batch.
+        """Add the gradients of a backward pass that has ended to the window. Called after every micro-batch.
 
         Raises:
-            WorkloadError: when one of them is sparse.
+            WorkloadError: when a gradient is sparse.
         """
 
     @abstractmethod
     def collect(self) -> None:
-        """Have all sums ready. Called after the last backward pass of a window.
+        """Complete the sums. Called after the last backward pass of a window.
 
         Raises:
-            WorkloadError: when one of them is sparse.
+            WorkloadError: when a gradient is sparse.
         """
 
     @abstractmethod
     def discard(self) -> None:
-        """A backward pass has failed: forget its gradients, or with ``restarts`` the window's."""
+        """Forget the gradients of a backward pass that failed, or with ``in_place`` those of the window."""
 
     def install(self) -> None:
         """Make the sums the parameters' gradients, in the parameters' own type."""
@@ -109,14 +123,14 @@ class GradientSums(ABC):
                 parameter.grad = self.installed[index] = gradient
 
     def present(self) -> list[bool]:
-        """For each parameter whether it has a sum."""
+        """Flags for the parameters: True where a parameter has a sum."""
         return [total is not None for total in self.sums]
 
     def complete(self, present: Sequence[bool]) -> list[Tensor]:
         """The sums to reduce over ranks: zeros where only another rank has one.
 
         Args:
-            present: for each parameter whether some rank has a sum.
+            present: flags for the parameters, True where some rank has a sum.
         """
         for index, wanted in enumerate(present):
             if wanted and self.sums[index] is None:
@@ -124,16 +138,16 @@ class GradientSums(ABC):
         return self.tensors()
 
     def _zeros(self, index: int) -> Tensor:
-        if index in self._room:
-            return self._room[index].zero_()
+        if index in self._buffers:
+            return self._buffers[index].zero_()
         return torch.zeros_like(self.parameters[index], requires_grad=False)
 
     def tensors(self) -> list[Tensor]:
-        """The sums there are."""
+        """The sums of the parameters that have one."""
         return [total for total in self.sums if total is not None]
 
     def scale(self, factor: float | Tensor) -> None:
-        """Multiply every sum, by a number or a scalar tensor of the same device."""
+        """Multiply every sum by a number or a scalar tensor of the same device."""
         tensors = self.tensors()
         if tensors and isinstance(tensors[0], DTensor):
             factor = float(factor)
@@ -141,30 +155,30 @@ class GradientSums(ABC):
             torch._foreach_mul_(tensors, factor)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all sums and gradients."""
         self.installed.clear()
         self.sums = [None] * len(self.parameters)
         for parameter in self.parameters:
             parameter.grad = None
 
     def _add_narrow(self, index: int, gradient: Tensor) -> None:
-        """Add to an fp32 sum. Allocates nothing, so it cannot fail half-way for want of memory."""
+        """Add to an fp32 sum. Allocates nothing, so it cannot run out of memory half-way."""
         total = self.sums[index]
         if total is None:
-            self.sums[index] = self._room[index].copy_(gradient)
+            self.sums[index] = self._buffers[index].copy_(gradient)
         elif self._widened is not None:
             total.add_(self._widened[: gradient.numel()].view_as(gradient).copy_(gradient))
 
 
 class ScratchSums(GradientSums):
-    """Backward passes into fresh gradients, added when they have ended. See the module."""
+    """Sums of gradients that each backward pass fills anew, added when the pass has ended. See the module."""
 
-    restarts = False
+    in_place = False
 
     def commit(self) -> None:
-        """Add the scratch gradients to the sums; the first ones simply become them. Allocates nothing.
+        """Add the scratch gradients to the sums; the first gradients become the sums. Allocates nothing.
 
-        Nearly always every parameter has a gradient and a sum: a single pass of torch's adds them, and no Python
+        Nearly always every parameter has a gradient and a sum: one foreach operation adds them, and no Python
         function is called for each parameter.
         """
         gradients = [parameter.grad for parameter in self.parameters]
@@ -172,7 +186,7 @@ class ScratchSums(GradientSums):
             parameter.grad = None
         _require_dense(gradients)
         sums = self.sums
-        if not self._room and _has_all(gradients) and _has_all(sums):
+        if not self._buffers and _has_all(gradients) and _has_all(sums):
             torch._foreach_add_(sums, gradients)
         else:
             self._add_each(gradients)
@@ -185,7 +199,7 @@ class ScratchSums(GradientSums):
             if gradient is None:
                 continue
             total = self.sums[index]
-            if index in self._room:
+            if index in self._buffers:
                 self._add_narrow(index, gradient)
             elif total is None:
                 self.sums[index] = gradient
@@ -199,19 +213,19 @@ class ScratchSums(GradientSums):
         """Do nothing: the sums are complete after each ``commit``."""
 
     def discard(self) -> None:
-        """Drop the scratch gradients; the sums never saw them."""
+        """Drop the scratch gradients, which were not added to the sums."""
         for parameter in self.parameters:
             parameter.grad = None
 
 
 class SumsInPlace(GradientSums):
-    """Backward passes straight into the sums. See the module.
+    """Sums that backward passes add to directly. See the module.
 
-    Wide parameters use torch's own accumulation into ``.grad``; narrow ones hand each gradient over as soon as it is
-    ready, by a hook.
+    Wide parameters use autograd's accumulation into ``.grad``; the gradient of a narrow parameter is added to its fp32
+    sum by a hook as soon as it is ready.
     """
 
-    restarts = True
+    in_place = True
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__(parameters)
@@ -229,22 +243,22 @@ class SumsInPlace(GradientSums):
         return take
 
     def take(self, index: int, gradient: Tensor) -> bool:
-        """Add the ``index``-th parameter's gradient to its sum, if it is a narrow one of this window."""
-        mine = self.gathers and index in self._room
-        if mine:
+        """Add the gradient of parameter ``index`` to its sum. Return False where it is wide, or no window has begun."""
+        takes = self.gathers and index in self._buffers
+        if takes:
             _require_dense([gradient])
             self._add_narrow(index, gradient)
-        return mine
+        return takes
 
     def commit(self) -> None:
-        """Do nothing: the backward pass has added its gradients, and nothing is looked up per micro-batch."""
+        """Do nothing: the backward pass has added its gradients already."""
 
     def collect(self) -> None:
-        """Look up what the backward passes have summed."""
+        """Take the sums of wide parameters from their ``.grad``."""
         gradients = [parameter.grad for parameter in self.parameters]
         _require_dense(gradients)
         for index, gradient in enumerate(gradients):
-            if index not in self._room:
+            if index not in self._buffers:
                 self.sums[index] = gradient
 
     def discard(self) -> None:
@@ -260,9 +274,10 @@ def _has_all(tensors: list[Tensor | None]) -> TypeGuard[list[Tensor]]:
 
 
 def _require_dense(gradients: Sequence[Tensor | None]) -> None:
-    if {it.layout for it in gradients if it is not None} <= _DENSE:
+    if {gradient.layout for gradient in gradients if gradient is not None} <= _DENSE:
         return
-    shape = next(tuple(it.shape) for it in gradients if it is not None and it.layout is not torch.strided)
+    sparse = (gradient for gradient in gradients if gradient is not None and gradient.layout is not torch.strided)
+    shape = tuple(next(sparse).shape)
     raise WorkloadError(
         f"a parameter of shape {shape} has a sparse gradient, which has no fixed place to be summed in; build its "
         "embedding with sparse=False"
@@ -274,7 +289,7 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     if isinstance(gradients[0], DTensor):
         shards: Tensor = nn.utils.get_total_norm(gradients)
         return shards.full_tensor() if isinstance(shards, DTensor) else shards
-    gradients = [torch.view_as_real(it) if it.is_complex() else it for it in gradients]
-    wide = reduce(torch.promote_types, (it.dtype for it in gradients), torch.float32)
+    gradients = [torch.view_as_real(gradient) if gradient.is_complex() else gradient for gradient in gradients]
+    wide = reduce(torch.promote_types, (gradient.dtype for gradient in gradients), torch.float32)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients), 2.0, dtype=wide)))  # noqa: SLF001 - as torch's own clipping
     return norm

@@ -1,4 +1,4 @@
-"""The parameters that one ``GradientAccumulation`` sums, and the gradients that are none of its own."""
+"""The parameters that one ``GradientAccumulation`` sums, and the refusal of gradients that it would miss."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tuner.errors import WorkloadError
 from tuner.training.fsdp import require_summed_gradients
 
 _SHARDED_BY_WRAPPING = "FullyShardedDataParallel"
-"""FSDP1, by name: importing it takes longer than most models take to build."""
+"""Class name of FSDP1: importing the class takes longer than most models take to build."""
 
 
 class OwnParameters:
-    """The trainable parameters of a model, then those that only its optimizer knows (a loss's own).
+    """The trainable parameters of a model, then the trainable ones that only its optimizer has (a loss's own).
 
     Args:
         model: on its device.
@@ -24,7 +24,7 @@ class OwnParameters:
         lock_step: whether the model reduces gradients in its own backward passes (FSDP).
 
     Attributes:
-        parameters: those that are trainable now.
+        parameters: the parameters that were trainable at construction.
 
     Raises:
         WorkloadError: when no parameter is trainable, or the model reduces its gradients by itself without
@@ -35,12 +35,13 @@ class OwnParameters:
         self._model = model
         self._optimizer = optimizer
         self._lock_step = lock_step
-        found = {id(it): it for it in (*model.parameters(), *self._stepped()) if it.requires_grad}
+        known = (*model.parameters(), *self._stepped())
+        found = {id(parameter): parameter for parameter in known if parameter.requires_grad}
         if not found:
             raise WorkloadError(f"{type(model).__name__} has no trainable parameter")
         self.parameters: list[nn.Parameter] = list(found.values())
         self._own = set(found)
-        self._kinds = [(it.dtype, it.device) for it in self.parameters]
+        self._kinds = [(parameter.dtype, parameter.device) for parameter in self.parameters]
         self._require_known_reduction()
 
     def _stepped(self) -> Iterator[nn.Parameter]:
@@ -48,28 +49,28 @@ class OwnParameters:
             yield from group["params"]
 
     def _require_known_reduction(self) -> None:
-        if any(type(it).__name__ == _SHARDED_BY_WRAPPING for it in self._model.modules()):
+        if any(type(module).__name__ == _SHARDED_BY_WRAPPING for module in self._model.modules()):
             raise WorkloadError(
                 f"{_SHARDED_BY_WRAPPING} averages gradients over ranks in every backward pass: shard the model with "
                 "torch.distributed.fsdp.fully_shard, which can sum them, and pass lock_step=True"
             )
-        if not self._lock_step and any(isinstance(it, DTensor) for it in self.parameters):
+        if not self._lock_step and any(isinstance(parameter, DTensor) for parameter in self.parameters):
             raise WorkloadError(
                 "a model in shards has its own reduction: say lock_step=True, and let it sum, not average"
             )
 
     def require_own(self, installed: dict[int, Tensor]) -> None:
-        """Check, before a window, that every gradient it may meet or leave behind is summed and cleared.
+        """Check, before a window, that every gradient there is or will be is summed and cleared by the engine.
 
         Args:
-            installed: by index the gradients that the last window left for a step of the caller's own.
+            installed: by index, the gradients that the last window left for a step of the caller's own.
 
         Raises:
-            WorkloadError: naming the first parameter of which that is not so.
+            WorkloadError: naming the first parameter whose gradient is not.
         """
         if self._lock_step:
             require_summed_gradients(self._model)
-        self._require_no_stranger()
+        self._require_no_other()
         for index, (parameter, kind) in enumerate(zip(self.parameters, self._kinds, strict=True)):
             if (parameter.dtype, parameter.device) != kind:
                 raise WorkloadError(
@@ -83,7 +84,7 @@ class OwnParameters:
                     "optimizer.zero_grad() first, or return its loss as a term of the window's"
                 )
 
-    def _require_no_stranger(self) -> None:
+    def _require_no_other(self) -> None:
         own = self._own
         for parameter in self._stepped():
             if id(parameter) not in own and (parameter.requires_grad or parameter.grad is not None):

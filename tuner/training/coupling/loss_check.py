@@ -25,7 +25,7 @@ from tuner.errors import WorkloadError
 from tuner.training.coupling.comparison import without_dropout
 from tuner.training.coupling.rounded_weights import ROUNDED_RUNS, ROUNDING_SAFETY, mantissa_bits, rounded_weights
 from tuner.training.micro_batches.nested_batches import to_device
-from tuner.training.micro_batches.snapshot import Undo
+from tuner.training.micro_batches.snapshot import Snapshot
 from tuner.training.micro_batches.splitting import MicroBatch
 from tuner.workloads.base import Batch
 
@@ -64,14 +64,16 @@ class LossCheck:
 
     Args:
         model: as the loss is called with it.
-        undo: puts back what a forward pass changes.
+        snapshot: puts back what a forward pass changes.
         device: where batches go.
         floating: what floating-point inputs are cast to.
     """
 
-    def __init__(self, model: nn.Module, undo: Undo, device: torch.device, floating: torch.dtype | None) -> None:
+    def __init__(
+        self, model: nn.Module, snapshot: Snapshot, device: torch.device, floating: torch.dtype | None
+    ) -> None:
         self._model = model
-        self._undo = undo
+        self._snapshot = snapshot
         self._device = device
         self._floating = floating
         self._is_due = True
@@ -95,17 +97,17 @@ class LossCheck:
         Nothing is said about losses that cannot be computed of a part, and only a warning is given where random numbers
         that cannot be silenced are in a loss.
         """
-        micro_batch = next((it for it in window if it.size > 1 and not it.idle and it.indivisible is None), None)
+        micro_batch = next((it for it in window if it.size > 1 and not it.is_padding and it.indivisible is None), None)
         if micro_batch is None:
             return None
-        self._undo.remember()
+        self._snapshot.capture()
         try:
             with without_dropout(self._model), torch.compiler.set_stance("force_eager"):
                 return self._compared(micro_batch, loss)
         except Exception:  # noqa: BLE001 - the window's own passes tell what is wrong, where they meet it too
             return None
         finally:
-            self._undo.put_back()
+            self._snapshot.restore()
 
     def _compared(self, micro_batch: MicroBatch, loss: LossOf) -> Finding | None:
         first = micro_batch.size - max(
@@ -129,7 +131,7 @@ class LossCheck:
 
     def _terms(self, micro_batch: MicroBatch, loss: LossOf) -> Terms:
         """The terms of a forward pass over a copy, from the same random numbers and buffers each time."""
-        self._undo.put_back()
+        self._snapshot.restore()
         return self._forward(micro_batch, loss)
 
     def _forward(self, micro_batch: MicroBatch, loss: LossOf) -> Terms:
@@ -152,7 +154,7 @@ class LossCheck:
     def _is_steady(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf) -> bool:
         """Return whether two further runs, from other random numbers, give the same loss."""
         for _ in range(2):
-            self._undo.put_back()
+            self._snapshot.restore()
             torch.rand(3, device=self._device), torch.rand(3), random.random(), np.random.random()  # noqa: NPY002 - moves each generator on
             again = self._forward(micro_batch, loss)
             if any(

@@ -1,6 +1,6 @@
-"""Windows of samples as batches, loaded in this process or ahead of use by worker processes.
+"""Load the batches of accumulation windows, in this process or ahead of use in worker processes.
 
-Which of the two changes no bit of a batch, and neither uses up a random number of this process's own.
+Both ways give bit-equal batches, and neither uses up a random number of this process.
 """
 
 from __future__ import annotations
@@ -35,61 +35,61 @@ from tuner.workloads.base import Batch
 _log = logging.getLogger(__name__)
 
 _LEFT_TO_PARENT = (signal.SIGTERM, signal.SIGINT)
-"""What a worker ignores: they often go to the whole process group, and the parent may still need its batches."""
+"""Signals that a worker ignores: they often go to the whole process group, and the parent may still need batches."""
 _THREAD_STACK_BYTES = 1024**2
 """Stack of the threads that feed workers: with the usual 8 MiB they would take a visible part of a CPU budget."""
 WORKER_BYTES = _THREAD_STACK_BYTES + 128 * 1024
 """Share of a worker in the memory limit of the process that it loads for: a thread that feeds it, and its queue."""
 _NO_THREAD = "can't start new thread"
 _LONGEST_TEMPORARY = 107 - len("/pymp-12345678/listener-12345678")
-"""Bytes of the name of the folder for temporary files: the sockets by which ``multiprocessing`` hands tensors over lie
-below it, and the address of a socket has at most 107 (unix(7))."""
+"""Largest length in bytes of the path of the folder for temporary files: the sockets by which ``multiprocessing`` hands
+tensors over lie in the folder, and a socket's address has at most 107 bytes (unix(7))."""
 _SHORT_TEMPORARY = "/tmp"  # noqa: S108 - the folder that is made in it has a random name, and is the user's alone
 
 
 @dataclass(frozen=True)
-class Part:
-    """The samples of one micro-batch."""
+class SampleRange:
+    """The samples of one micro-batch, consecutive in their epoch's order."""
 
     epoch: int
-    """Epoch the samples belong to."""
+    """Epoch of the samples."""
     indices: tuple[int, ...]
-    """Which samples, in order."""
-    idle: bool = False
-    """Whether they only keep other ranks company, which have a micro-batch more: their loss counts for nothing."""
+    """Indices into the data, in order."""
+    is_padding: bool = False
+    """True for a padding micro-batch: it runs because another rank has one more, and its loss counts for nothing."""
 
 
-Window = tuple[Part, ...]
-"""The parts of one update that fall to one rank; may be empty."""
+AccumulationWindow = tuple[SampleRange, ...]
+"""The sample ranges of one update that fall to one rank, one per micro-batch; may be empty."""
 
 
 class WindowLoader:
-    """The batches of windows, to be iterated once.
+    """The batches of accumulation windows, to be iterated once.
 
     Args:
-        data: what is read.
-        windows: which parts each update takes. Without workers a window is drawn when its batches are asked for; with
-            workers they are drawn ahead of use, by about two parts per worker.
+        data: the samples.
+        windows: the sample ranges of each update. Without workers a window is drawn when its batches are requested;
+            with workers windows are drawn ahead of use, by about two sample ranges per worker.
         workers: processes that load ahead of use, forked from this one; 0 loads in this process.
-        seed: what the user's random choices depend on, with the epoch and the sample.
+        seed: seeds the user's random choices, with the epoch and the sample.
 
     Workers start with the iteration and end with it, with ``close()``, or with the thread that iterates. They are
-    outside the memory limit of this process, and what they load counts here once it arrives.
+    outside the memory limit of this process; a loaded batch counts here once it arrives.
     """
 
-    def __init__(self, data: TrainingData, windows: Iterable[Window], *, workers: int, seed: int) -> None:
+    def __init__(self, data: TrainingData, windows: Iterable[AccumulationWindow], *, workers: int, seed: int) -> None:
         self._data = data
         self._windows = windows
         self._workers = workers
         self._seed = seed
         self._running: Any = None
-        """torch's iterator, which names no public type."""
+        """The DataLoader's iterator, whose type has no public name."""
         self._processes: list[multiprocessing.process.BaseProcess] = []
 
     def __iter__(self) -> Iterator[list[Batch]]:
-        """Per window one batch per part, in order, on the CPU; for an empty window an empty list.
+        """Yield per window one batch per sample range, in order, on the CPU; for an empty window an empty list.
 
-        What reading a sample raises comes out as it is, with the worker's traceback as its cause.
+        An error of reading a sample is raised unchanged, with the worker's traceback as its cause.
 
         Raises:
             TrainingError: when a worker ended, or raised an error that cannot be sent to another process.
@@ -115,20 +115,20 @@ class WindowLoader:
 
     def _here(self) -> Iterator[list[Batch]]:
         for window in self._windows:
-            yield [self._data.loaded(part.epoch, part.indices, self._seed) for part in window]
+            yield [self._data.loaded(samples.epoch, samples.indices, self._seed) for samples in window]
 
     def _ahead(self) -> Iterator[list[Batch]]:
         try:
             self._start()
-            yield from self._gathered()
+            yield from self._received()
         finally:
             self.close()
 
     def _start(self) -> None:
-        """Start the workers; those that a failure leaves half started are known too.
+        """Start the workers, and record them even where a failure leaves some half started.
 
         Raises:
-            TrainingError: when this process finds no room for the threads that feed them, or no folder for sockets.
+            TrainingError: when there is no memory for the threads that feed the workers, or no folder for sockets.
         """
         _place_sockets()
         others = set(multiprocessing.active_children())
@@ -159,7 +159,7 @@ class WindowLoader:
             generator=torch.Generator(),
         )
 
-    def _gathered(self) -> Iterator[list[Batch]]:
+    def _received(self) -> Iterator[list[Batch]]:
         batches: list[Batch] = []
         while (loaded := self._next()) is not None:
             if loaded.failure is not None:
@@ -182,15 +182,16 @@ class WindowLoader:
         return loaded
 
 
-# --- what goes to a worker, and what comes back ---
+# --- messages to and from a worker ---
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part of a window, or none for an empty window, and whether it is the window's last."""
+    """A sample range of a window, or None for an empty window."""
 
-    part: Part | None
+    samples: SampleRange | None
     last: bool
+    """True for the last one of its window."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class _Failure:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """No batch or one, or what went wrong."""
+    """At most one batch, or the failure of loading it."""
 
     batches: list[Batch]
     last: bool
@@ -209,44 +210,44 @@ class _Loaded:
 
 
 class _WorkerTraceback(Exception):  # noqa: N818 - never raised by itself: it is the cause of another
-    """Where in a worker an error came from."""
+    """The traceback of an error in a worker."""
 
     def __str__(self) -> str:
         return f"in a process that loads data\n{self.args[0]}"
 
 
 class _Pieces(Dataset[_Loaded]):
-    """What a worker does for a piece."""
+    """Load pieces, in a worker."""
 
     def __init__(self, data: TrainingData, seed: int) -> None:
         self._data = data
         self._seed = seed
 
     def __getitem__(self, piece: _Piece) -> _Loaded:
-        part = piece.part
-        if part is None:
+        samples = piece.samples
+        if samples is None:
             return _Loaded([], piece.last)
         try:
-            return _Loaded([self._data.loaded(part.epoch, part.indices, self._seed)], piece.last)
+            return _Loaded([self._data.loaded(samples.epoch, samples.indices, self._seed)], piece.last)
         except BaseException as error:  # noqa: BLE001 - the main process judges it
             return _Loaded([], piece.last, _Failure(_sendable(error), traceback.format_exc()))
 
 
-def _pieces_of(windows: Iterable[Window]) -> Iterator[_Piece]:
+def _pieces_of(windows: Iterable[AccumulationWindow]) -> Iterator[_Piece]:
     for window in windows:
         if not window:
             yield _Piece(None, last=True)
-        for number, part in enumerate(window, start=1):
-            yield _Piece(part, last=number == len(window))
+        for number, samples in enumerate(window, start=1):
+            yield _Piece(samples, last=number == len(window))
 
 
 def _as_it_is(loaded: Any) -> Any:  # noqa: ANN401 - torch declares a list, which it gives only when it makes batches
-    """In the place of torch's collation."""
+    """Replace torch's collation by none."""
     return loaded
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """``error``, or one that says the same where pickling would change it."""
+    """``error``, or a ``TrainingError`` with its message where pickling would change it."""
     try:
         if str(pickle.loads(pickle.dumps(error))) == str(error):  # noqa: S301 - our own bytes
             return error
@@ -273,7 +274,7 @@ def _owned(batch: Batch) -> Batch:
 
 
 def _place_sockets() -> None:
-    """Have this process and its workers make sockets where their addresses are short enough.
+    """Choose a folder for the sockets of this process and its workers whose path is short enough.
 
     Raises:
         TrainingError: when the folder for temporary files has too long a name, and nothing can be written to ``/tmp``.
@@ -294,13 +295,13 @@ def _place_sockets() -> None:
 
 
 def _end_unsent(error: Exception, _batch: object) -> None:
-    """End a worker that cannot send a batch: ``multiprocessing`` would drop it, and the parent wait for ever."""
+    """End a worker that cannot send a batch: ``multiprocessing`` would drop the batch, and the parent wait forever."""
     traceback.print_exception(error)
     os._exit(1)
 
 
 def _start_worker(parent: int, _number: int) -> None:
-    """In a worker: end with the parent, let it alone take signals, and be free of its memory limit."""
+    """Prepare a worker: end with the parent, leave signals to the parent, and lift the parent's memory limit."""
     die_with_parent(parent)
     multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_unsent)  # type: ignore[attr-defined] # noqa: SLF001 - made to be replaced
     for number in _LEFT_TO_PARENT:
@@ -313,7 +314,7 @@ def _start_worker(parent: int, _number: int) -> None:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """While workers start: one that came before they ignore it would end them."""
+    """Hold signals back while workers start: a signal that came before they ignore it would end them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
     try:
         yield

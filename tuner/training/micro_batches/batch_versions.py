@@ -1,4 +1,4 @@
-"""Finds out whether a loss has written to a batch that is to be run again."""
+"""Detection of a loss that writes to a batch which is to run again."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from tuner.training.micro_batches.splitting import MicroBatch
 from tuner.workloads.base import Batch
 
 _UNCOUNTED = -1
-"""Stands for the version of an inference tensor, which has none and cannot be written to in training."""
+"""Version of an inference tensor, which has no counter and cannot be written to in training."""
 
 
 class BatchVersions:
-    """How often each tensor of some micro-batches has been written to, by autograd's own counters.
+    """Number of writes to each tensor of some micro-batches, by autograd's own counters.
 
     Args:
-        micro_batches: those that a failure would have run again.
+        micro_batches: the micro-batches that would run again after a failure.
 
-    A write that goes past torch (through a numpy array that shares a tensor's memory, or ``.data``) is not counted.
+    A write that bypasses torch (through a numpy array that shares a tensor's memory, or ``.data``) is not counted.
     """
 
     def __init__(self, micro_batches: Sequence[MicroBatch]) -> None:
         self._micro_batches = micro_batches
-        self._versions = [_versions(it.batch) for it in micro_batches]
+        self._versions = [_versions(micro_batch.batch) for micro_batch in micro_batches]
 
     def require_unchanged(self) -> None:
-        """Check that no tensor has been written to since.
+        """Check that no tensor has been written to since construction.
 
         Raises:
-            WorkloadError: naming the first tensor that has.
+            WorkloadError: naming the first tensor that was.
         """
         for number, (micro_batch, before) in enumerate(zip(self._micro_batches, self._versions, strict=True), start=1):
             if _versions(micro_batch.batch) != before:
@@ -44,7 +44,7 @@ class BatchVersions:
 
 
 def _versions(batch: Batch) -> list[int]:
-    if type(batch) is dict:  # by far the most batches: without names, which cost more than the versions
+    if type(batch) is dict:  # most batches: without names, which cost more than the versions
         values = batch.values()
         if all(isinstance(value, Tensor) for value in values):
             return [_version(value) for value in values]

@@ -1,4 +1,4 @@
-"""What a window gathers: summed losses and their weights, on one rank and over all of them."""
+"""Losses and weights of an accumulation window, summed on one rank and over all ranks."""
 
 from __future__ import annotations
 
@@ -23,67 +23,68 @@ _WEIGHT_TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """What one update did, over all ranks. Losses are means over the window's weight."""
+    """Result of one update, over all ranks. Losses are means over the window's weight."""
 
     terms: dict[str, float]
     weights: dict[str, float]
-    """Per term what the window weighed: tokens, samples."""
+    """Weight of the window per term: tokens, samples."""
     gradient_norm: float | None
-    """L2 norm of the whole gradient before clipping; none when it was not finite."""
+    """L2 norm of the whole gradient before clipping; None when the norm was not finite."""
     skipped: bool
     """Whether no step was made: the scaler saw a gradient that is not finite, or the window weighed nothing."""
     micro_batch_sizes: tuple[int, ...]
-    """Sizes of this rank's micro-batches, in the order they went through."""
+    """Sizes of this rank's micro-batches, in the order in which they ran."""
     splits: tuple[MicroBatchSplit, ...] = ()
-    """Micro-batches of any rank that did not fit and went through in smaller parts."""
+    """Micro-batches of any rank that did not fit and ran in smaller parts."""
 
     @property
     def loss(self) -> float:
-        """The sum of the terms' means: what the update descended."""
+        """The sum of the terms' means: the loss that the update descended."""
         return sum(self.terms.values())
 
 
 @dataclass
-class Window:
-    """What one rank has gathered of a window so far."""
+class LossWindow:
+    """Losses and weights that one rank has summed in an accumulation window so far."""
 
     totals: Mapping[str, float] | None
-    """Weight per term of the whole window over all ranks; none while only forward passes can tell."""
+    """Weight per term of the whole window over all ranks; None while only forward passes can tell."""
     sums: dict[str, Tensor] = field(default_factory=dict)
-    """Per term the summed loss, kept on the device."""
+    """Summed loss per term, kept on the device."""
     weights: dict[str, Tensor | float] = field(default_factory=dict)
-    """Per term the weight that forward passes have told; tensors stay on the device, so that nothing waits for it."""
+    """Weight per term that forward passes have reported; tensors stay on the device, so that nothing waits for it."""
     provisional: float = 0.0
-    """The divisor in use while the true one is not known: the first weight seen that is not zero."""
+    """The divisor in use while the true one is not known: the first weight that is not zero."""
     sizes: list[int] = field(default_factory=list)
-    splits: list[MicroBatchSplit] = field(default_factory=list)
+    """Sizes of the micro-batches that have run."""
 
     def add(self, terms: LossTerms, size: int) -> None:
-        """One more micro-batch has gone through; ``terms`` are without their graph."""
+        """Add the terms, without their graph, of a micro-batch that has run."""
         for name, (loss_sum, weight) in terms.items():
             self.sums[name] = self.sums[name] + loss_sum if name in self.sums else loss_sum
             self.weights[name] = self.weights.get(name, 0.0) + weight
         self.sizes.append(size)
 
     def divisor(self, name: str, weight: Tensor | float) -> float:
-        """What the term's sum is divided by before the backward pass."""
+        """The divisor of the term's sum before the backward pass."""
         if self.totals is not None:
             return self.totals[name]
         self.provisional = self.provisional or float(weight)
         return self.provisional
 
     def forget(self) -> None:
-        """Back to the beginning; the splits stay."""
+        """Begin again, with the divisor kept."""
         self.sums, self.weights, self.sizes = {}, {}, []
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank tells the others of its part of a window."""
+    """A rank's part of a window, sent to the other ranks."""
 
     sums: dict[str, float]
     weights: dict[str, float]
     present: list[bool]
+    """Flags for the parameters: True where a parameter has a gradient."""
     splits: list[MicroBatchSplit]
 
 
@@ -96,17 +97,21 @@ def sum_by_name(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return dict(total)
 
 
-def agreed_weights(beforehand: Mapping[str, float] | None, told: Mapping[str, float]) -> Mapping[str, float]:
-    """The weight of each term over the whole window, from before the first forward pass and from all of them.
+def agreed_weights(beforehand: Mapping[str, float] | None, reported: Mapping[str, float]) -> Mapping[str, float]:
+    """The weight of each term over the whole window.
+
+    Args:
+        beforehand: weights known before the first forward pass, if any were.
+        reported: weights that the forward passes have reported.
 
     Raises:
-        WorkloadError: when the two differ, or when terms without weights beforehand have different names.
+        WorkloadError: when the two differ, or when several terms have no weights beforehand.
     """
     if beforehand is None:
-        if len(told) > 1:
-            raise WorkloadError(_NEEDS_WEIGHTS.format(terms=", ".join(told)))
-        return told
-    for name, weight in told.items():
+        if len(reported) > 1:
+            raise WorkloadError(_NEEDS_WEIGHTS.format(terms=", ".join(reported)))
+        return reported
+    for name, weight in reported.items():
         if not math.isclose(weight, beforehand[name], rel_tol=_WEIGHT_TOLERANCE):
             raise WorkloadError(
                 f"loss_weights() gives `{name}` a weight of {beforehand[name]:g} over the window, loss_terms() one of "
@@ -116,7 +121,7 @@ def agreed_weights(beforehand: Mapping[str, float] | None, told: Mapping[str, fl
 
 
 def check_terms(terms: LossTerms, totals: Mapping[str, float] | None) -> None:
-    """Check what a loss returned, against the weights known beforehand.
+    """Check the terms that a loss returned against the weights known beforehand.
 
     Raises:
         WorkloadError: naming the term that breaks the contract.
@@ -132,7 +137,7 @@ def check_pairs(terms: LossTerms) -> None:
     """Check that each term is a summed loss with its weight.
 
     Raises:
-        WorkloadError: naming the term that is not.
+        WorkloadError: naming the first term that is not.
     """
     if not isinstance(terms, (dict, Mapping)) or not terms:
         raise WorkloadError("the loss returned no term: it must be (loss_sum, weight), or named terms of such pairs")

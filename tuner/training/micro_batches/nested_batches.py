@@ -1,7 +1,7 @@
-"""Batches of any structure: the tensors in them, moved to a device or cut into samples, in containers of the same type.
+"""Batches of any structure: their tensors, moved to a device or cut into samples, in containers of the same type.
 
-Mappings, lists, tuples and dataclasses are walked. Other objects are leaves: they go through as they are, or by their
-own ``to`` onto a device that is not the CPU.
+Mappings, lists, tuples and dataclasses are walked. Other objects are leaves: they are kept unchanged, or moved by their
+own ``to`` to a device that is not the CPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Change: TypeAlias = Callable[[Any], Any]
 
 
 def tensors_of(batch: Batch) -> Iterator[Tensor]:
-    """Every tensor in a batch."""
+    """Yield every tensor in a batch."""
     if isinstance(batch, Tensor):
         yield batch
     else:
@@ -33,9 +33,9 @@ def tensors_of(batch: Batch) -> Iterator[Tensor]:
 
 
 def named_tensors(batch: Batch, name: str = "batch") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor with the expression that reaches it, such as ``batch['input_ids']``.
+    """Yield every tensor with the expression that reaches it, such as ``batch['input_ids']``.
 
-    Objects of unknown type are looked into as well, by their attributes.
+    Objects of unknown type are searched as well, by their attributes.
     """
     yield from _named(batch, name, set())
 
@@ -50,9 +50,9 @@ def _named(batch: Batch, name: str, seen: set[int]) -> Iterator[tuple[str, Tenso
 
 
 def to_device(batch: Batch, device: torch.device, floating: torch.dtype | None = None) -> Batch:
-    """``batch`` with every tensor on ``device``, in new containers: a loss may change them.
+    """Move every tensor of ``batch`` to ``device``, in new containers: a loss may change them.
 
-    Floating-point tensors take the type ``floating``, where one is given.
+    Floating-point tensors are cast to ``floating``, where a type is given.
     """
     if isinstance(batch, Tensor):
         wanted = floating if floating is not None and batch.is_floating_point() else batch.dtype
@@ -72,9 +72,9 @@ def _moved(leaf: Any, device: torch.device) -> Any:  # noqa: ANN401 - of unknown
 
 
 def sliced_samples(batch: Batch, start: int, stop: int, size: int) -> Batch:
-    """The samples ``start`` to ``stop`` of ``size``.
+    """Cut the samples ``start`` to ``stop`` out of a batch of ``size``.
 
-    Tensors are cut along their first dimension, as are lists of ``size`` other values (names, ids); other values belong
+    Tensors are cut along their first dimension, as are lists of ``size`` other values (names, ids). Other values belong
     to all samples.
     """
     if isinstance(batch, Tensor):
@@ -90,7 +90,7 @@ def sliced_samples(batch: Batch, start: int, stop: int, size: int) -> Batch:
 
 
 def _cut_attributes(mapping: Any, start: int, stop: int, size: int) -> None:  # noqa: ANN401 - of unknown type
-    """Cut what a mapping keeps beside its entries for each sample, such as the encodings of a ``BatchEncoding``."""
+    """Cut the lists that a mapping has as attributes, one value per sample, such as a ``BatchEncoding``'s encodings."""
     attributes = getattr(mapping, "__dict__", {})
     for name, value in attributes.items():
         if _is_list_of(size, value):
@@ -120,8 +120,8 @@ def _is_container(value: object) -> bool:
 
 
 def _values(batch: Any) -> Iterable[Any]:  # noqa: ANN401 - of any type
-    """The values in a container; none of a leaf."""
-    if type(batch) is dict:  # nearly always: without the slower questions below
+    """The values in a container; a leaf has none."""
+    if type(batch) is dict:  # nearly always: without the slower checks below
         return batch.values()
     if not _is_container(batch):
         return ()
@@ -133,7 +133,7 @@ def _values(batch: Any) -> Iterable[Any]:  # noqa: ANN401 - of any type
 
 
 def _entries(batch: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 - of any type
-    """The values in a container, each with the expression that reaches it from there; none of a leaf."""
+    """The values in a container, each with the expression that reaches it from there; a leaf has none."""
     if not _is_container(batch):
         return []
     if isinstance(batch, Mapping):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 _MERSENNE_TWISTER_BYTES = 625 * 4
-"""A key of 624 words and a position, of four bytes each: what numpy's generator keeps at its ``state_address``."""
+"""Bytes at the ``state_address`` of numpy's generator: a key of 624 words and a position, of four bytes each."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class RandomState:
 
     python: tuple[Any, ...]
     numpy: tuple[Any, ...] | dict[str, Any]
-    """As numpy gives it: a mapping where ``numpy.random.set_bit_generator`` has put another generator in place."""
+    """As numpy returns it: a mapping where ``numpy.random.set_bit_generator`` has put another generator in place."""
     cpu: Tensor
     cuda: Tensor | None
 
     @classmethod
     def now(cls, device: torch.device) -> RandomState:
-        """The state now; ``cuda`` is that of ``device``, where it is a card."""
+        """Read the state now; ``cuda`` is the state of ``device``, where that is a card."""
         return cls(
             random.getstate(),
             _numpy_state(),
@@ -38,7 +38,7 @@ class RandomState:
         )
 
     def restore(self, device: torch.device) -> None:
-        """Put every generator back."""
+        """Set every generator to this state."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)  # noqa: NPY002 - see _numpy_state
         torch.set_rng_state(self.cpu)
@@ -46,7 +46,7 @@ class RandomState:
             torch.cuda.set_rng_state(self.cuda, device)
 
     def equals(self, other: RandomState) -> bool:
-        """Return whether every generator is where it is in ``other``."""
+        """Return whether every generator has the state that it has in ``other``."""
         return (
             self.python == other.python
             and _alike(self.numpy, other.numpy)
@@ -55,27 +55,27 @@ class RandomState:
         )
 
     def plain(self) -> dict[str, Any]:
-        """As plain values and tensors, which a checkpoint may hold."""
+        """Convert to plain values and tensors, which a checkpoint may hold."""
         kind, keys, *rest = self.numpy
         numpy = (kind, torch.from_numpy(np.array(keys, dtype=np.int64)), *rest)
         return {"python": self.python, "numpy": numpy, "cpu": self.cpu, "cuda": self.cuda}
 
     @classmethod
     def of_plain(cls, plain: dict[str, Any]) -> RandomState:
-        """What ``plain`` gave."""
+        """Convert from the values that ``plain`` returned."""
         kind, keys, *rest = plain["numpy"]
         numpy = (kind, keys.numpy().astype(np.uint32), *rest)
         return cls(plain["python"], numpy, plain["cpu"], plain["cuda"])
 
 
 class RandomReader:
-    """Reads the state of every generator again and again, for ten microseconds while numpy's rests.
+    """Read the state of every generator again and again, in ten microseconds while numpy's is unchanged.
 
-    Python's is read in full by its public function, which takes 5 to 8 microseconds. Numpy's function takes 26 and few
-    losses use numpy, so the bytes of its state are compared first, and an equal one is not read again.
+    Python's state is read in full by its public function, which takes 5 to 8 microseconds. Numpy's function takes 26
+    and few losses use numpy, so the bytes of its state are compared first, and an equal state is not read again.
 
     Args:
-        device: whose generator is read besides those of the host.
+        device: its generator is read besides the generators of the host.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -83,7 +83,7 @@ class RandomReader:
         self._numpy = _ReadOnChange(_numpy_state, _numpy_mark, _keeps_no_normal_number)
 
     def now(self) -> RandomState:
-        """The state now."""
+        """Read the state now."""
         cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
         return RandomState(random.getstate(), self._numpy.now(), torch.get_rng_state(), cuda)
 
@@ -92,26 +92,26 @@ class _ReadOnChange(Generic[T]):
     """A value that is read again only when its mark has changed.
 
     Args:
-        read: gives the value.
-        mark: gives something that differs whenever the value does; none where it cannot tell.
-        is_told_by_mark: whether the mark tells all changes of a value that was just read.
+        read: returns the value.
+        mark: returns an object that differs whenever the value does; None where it cannot tell.
+        is_covered_by_mark: returns whether the mark changes with every change of a value that was just read.
     """
 
     def __init__(
-        self, read: Callable[[], T], mark: Callable[[], object | None], is_told_by_mark: Callable[[T], bool]
+        self, read: Callable[[], T], mark: Callable[[], object | None], is_covered_by_mark: Callable[[T], bool]
     ) -> None:
         self._read = read
         self._mark = mark
-        self._is_told_by_mark = is_told_by_mark
+        self._is_covered_by_mark = is_covered_by_mark
         self._last_mark: object | None = None
         self._value = read()
 
     def now(self) -> T:
-        """The value now."""
+        """Return the value now."""
         mark = self._mark()
         if mark is None or mark != self._last_mark:
             self._value = self._read()
-            self._last_mark = mark if mark is not None and self._is_told_by_mark(self._value) else None
+            self._last_mark = mark if mark is not None and self._is_covered_by_mark(self._value) else None
         return self._value
 
 
@@ -123,16 +123,18 @@ def _numpy_state() -> Any:  # noqa: ANN401 - as numpy types it
 
 def _alike(one: Any, other: Any) -> bool:  # noqa: ANN401 - a state of numpy's or a part of one
     if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(_alike(one[it], other[it]) for it in one)
+        return (
+            isinstance(other, dict) and one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+        )
     if isinstance(one, tuple):
         return isinstance(other, tuple) and len(one) == len(other) and all(map(_alike, one, other))
     return bool(np.array_equal(one, other))
 
 
 def _numpy_mark() -> object | None:
-    """The identity and the bytes of the generator behind ``numpy.random``; none where its layout is not known.
+    """The identity and the bytes of the generator behind ``numpy.random``; None where its layout is not known.
 
-    The bytes do not tell a normal number that waits for the next call: ``numpy.random.set_state`` with another such
+    The bytes do not show a normal number that waits for the next call: ``numpy.random.set_state`` with another such
     number and the same key and position goes unseen.
     """
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # documented, but not in numpy's stubs
@@ -142,7 +144,7 @@ def _numpy_mark() -> object | None:
 
 
 def _numpy_bytes(generator: np.random.MT19937) -> bytes:
-    """The key and the position, at the address that numpy documents for this; while no other thread draws."""
+    """The key and the position, read while no other thread draws, at the address that numpy documents."""
     with generator.lock:
         return ctypes.string_at(generator.ctypes.state_address, _MERSENNE_TWISTER_BYTES)
 
@@ -153,9 +155,10 @@ def _keeps_no_normal_number(state: Any) -> bool:  # noqa: ANN401 - as numpy type
 
 
 def _has_known_layout(bytes_of: Callable[[np.random.MT19937], bytes] = _numpy_bytes) -> bool:
-    """Return whether the bytes of a numpy generator are the key and the position that its public state has.
+    """Return whether the bytes of a numpy generator are the key and the position of its public state.
 
-    Numpy documents the address of the state, not its layout: before the first draw, after one, and under a new key.
+    Numpy documents the address of the state, not its layout. Compared before the first draw, after one, and under a new
+    key.
     """
     generator = np.random.MT19937(0)
     return all(bytes_of(generator) == _public_bytes(generator) for _ in _drawn(generator))

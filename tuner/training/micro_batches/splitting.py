@@ -1,4 +1,4 @@
-"""Micro-batches that can be taken apart, so that samples that do not fit together go through in smaller parts."""
+"""Micro-batches that can be divided, so that samples that do not fit together run in smaller parts."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ ItemT = TypeVar("ItemT")
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples that go through the model together.
+    """Samples that run through the model together.
 
     Attributes:
-        batch: what the model gets, on the CPU or already on the device.
-        size: number of samples in it.
-        divide: the same samples in parts of the given sizes, which sum to ``size``.
-        idle: whether it counts for nothing, and goes through only because the model's collectives need every rank.
-        indivisible: why it cannot be divided; none where it can.
+        batch: input of the loss, on the CPU or already on the device.
+        size: number of samples.
+        divide: returns the samples in parts of the given sizes, which sum to ``size``.
+        is_padding: true for a padding micro-batch, whose loss counts for nothing: it runs only because the model's
+            collectives need every rank.
+        indivisible: reason why the samples cannot be divided; None where they can.
     """
 
     batch: Batch
     size: int
     divide: Callable[[Sequence[int]], list[MicroBatch]]
-    idle: bool = False
+    is_padding: bool = False
     indivisible: str | None = None
 
     def at_most(self, largest: int) -> list[MicroBatch]:
-        """The same samples in the fewest parts of at most ``largest``, as even as can be."""
+        """Divide into the fewest parts of at most ``largest`` samples, as even as possible."""
         if self.size <= largest or self.indivisible is not None:
             return [self]
         return self.divide(balanced_split(self.size, -(-self.size // largest)))
@@ -53,7 +54,7 @@ def sliced(batch: Batch, size: int | None = None) -> MicroBatch:
         size: number of samples; the first dimension of the first tensor when left out.
 
     Raises:
-        WorkloadError: when there is no tensor to tell the size; on division, when a tensor does not have ``size`` as
+        WorkloadError: when no tensor gives the size; on division, when a tensor does not have ``size`` as
             its first dimension (packed sequences, say).
     """
     count = sample_count(batch) if size is None else size
@@ -70,7 +71,7 @@ def sliced(batch: Batch, size: int | None = None) -> MicroBatch:
 
 
 def taken(batch: Batch) -> MicroBatch:
-    """A micro-batch of ``batch``, of a type that is not known too: then it cannot be divided."""
+    """A micro-batch of ``batch``. A batch of an unknown type is taken too, and cannot be divided."""
     count = _samples(batch)
     if count is not None:
         return sliced(batch, count)
@@ -92,7 +93,7 @@ def _guessed_count(batch: Batch) -> int:
 
 
 def split_batch(batch: Batch, micro_batch_size: int) -> list[MicroBatch]:
-    """``batch`` in the fewest micro-batches of at most ``micro_batch_size`` samples: 10 in 4 is 4, 3, 3.
+    """Divide ``batch`` into the fewest micro-batches of at most ``micro_batch_size`` samples: 10 by 4 gives 4, 3, 3.
 
     Raises:
         WorkloadError: as ``sliced``.
@@ -101,9 +102,9 @@ def split_batch(batch: Batch, micro_batch_size: int) -> list[MicroBatch]:
 
 
 def windows(micro_batches: Iterable[ItemT], steps: int) -> Iterator[list[ItemT]]:
-    """``micro_batches`` in windows of ``steps``, each for one update; the last one keeps what is left.
+    """Group ``micro_batches`` into accumulation windows of ``steps``, one per update; the last keeps the remainder.
 
-    Takes any iterable, one without a length too: nothing of an epoch leaks into the next.
+    Takes any iterable, one without a length too: no micro-batch of an epoch leaks into the next.
     """
     iterator = iter(micro_batches)
     while window := list(islice(iterator, steps)):
