@@ -17,9 +17,10 @@ from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
+from tuner.training.assembly import build_run
 from tuner.training.checkpoints import Checkpoints
 from tuner.training.launching.run_directory import ProgressLog, RunPaths
-from tuner.training.trainer import TrainingLoop
+from tuner.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -27,10 +28,10 @@ NEWEST = "update-00000004"
 OLDER = "update-00000002"
 
 
-def loop_for(directory: Path, updates: int = 6) -> TrainingLoop:
+def loop_for(directory: Path, updates: int = 6) -> Trainer:
     """A loop of the same run in this process."""
     request = TrainingRequest(updates=updates, checkpoint_every=2)
-    return TrainingLoop(found(), request, RunPaths(directory), open_device("cpu"))
+    return Trainer(build_run(found(), request, RunPaths(directory), open_device("cpu")))
 
 
 def found() -> Recommendation:

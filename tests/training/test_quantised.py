@@ -14,9 +14,10 @@ from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
 from tuner.schemas.workload import WorkloadSpec, parse_spec
+from tuner.training.assembly import build_run
 from tuner.training.coupling.check import check_spec_coupling
 from tuner.training.launching.run_directory import RunPaths
-from tuner.training.trainer import TrainingLoop
+from tuner.training.trainer import Trainer
 from tuner.workloads.build import build_model, build_workload
 from tuner.workloads.casting import cast_floating, is_quantized
 
@@ -66,8 +67,8 @@ def test_a_run_trains_its_adapters_and_goes_on(tmp_path: Path, precision: str) -
     spec = quantised_spec(precision=precision, optimizer={"learning_rate": 0.01})
     found, request = recommendation(spec, 8, 4), TrainingRequest(updates=4, checkpoint_every=2)
 
-    def loop_in(name: str) -> TrainingLoop:
-        return TrainingLoop(found, request, RunPaths(tmp_path / name), open_device("cpu"))
+    def loop_in(name: str) -> Trainer:
+        return Trainer(build_run(found, request, RunPaths(tmp_path / name), open_device("cpu")))
 
     whole = loop_in("whole")
     start = {name: tensor.clone() for name, tensor in whole.model.state_dict().items()}

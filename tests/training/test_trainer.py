@@ -23,24 +23,25 @@ from tuner.schemas.training import RunOutcome, TrainingProgress
 from tuner.schemas.workload import ScheduleSpec, WorkloadSpec
 from tuner.system.files import holding
 from tuner.training import worker
+from tuner.training.assembly import build_run
 from tuner.training.checkpoints import Checkpoints
 from tuner.training.launching import launcher
 from tuner.training.launching.launcher import TrainingProcess
 from tuner.training.launching.run_directory import ProgressLog, RunPaths
 from tuner.training.optimizers import learning_rate_factor
-from tuner.training.trainer import TrainingLoop
+from tuner.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("forked")
 
 
-def loop_for(directory: Path, found: Recommendation, request: TrainingRequest) -> TrainingLoop:
+def loop_for(directory: Path, found: Recommendation, request: TrainingRequest) -> Trainer:
     """A loop in this process."""
-    return TrainingLoop(found, request, RunPaths(directory), open_device("cpu"))
+    return Trainer(build_run(found, request, RunPaths(directory), open_device("cpu")))
 
 
 def trained(
     directory: Path, found: Recommendation, updates: int, every: int = 50
-) -> tuple[TrainingLoop, list[TrainingProgress]]:
+) -> tuple[Trainer, list[TrainingProgress]]:
     """A loop that has made its updates, and what it reported."""
     loop = loop_for(directory, found, TrainingRequest(updates=updates, checkpoint_every=every))
     made: list[TrainingProgress] = []

@@ -14,10 +14,11 @@ from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import TrainingProgress
 from tuner.schemas.workload import WorkloadSpec
+from tuner.training.assembly import build_run
 from tuner.training.coupling.check import check_coupling, check_spec_coupling
 from tuner.training.data.sources.tokens import PaddedCollation
 from tuner.training.launching.run_directory import RunPaths
-from tuner.training.trainer import TrainingLoop
+from tuner.training.trainer import Trainer
 from tuner.workloads.build import build_model, build_workload, check_workload
 
 CPU = torch.device("cpu")
@@ -165,9 +166,9 @@ def test_a_run_trains_it_where_that_is_allowed(tmp_path: Path) -> None:
     spec = mixture(**ROUTED, router_aux_loss_coef=1.0)
     found = recommendation(spec, 8, 4)
     with pytest.raises(TrainingError, match="router_aux_loss"):
-        TrainingLoop(found, TrainingRequest(updates=2), RunPaths(tmp_path / "refused"), open_device("cpu"))
+        Trainer(build_run(found, TrainingRequest(updates=2), RunPaths(tmp_path / "refused"), open_device("cpu")))
     request = TrainingRequest(updates=2, allow_batch_coupling=True)
-    loop = TrainingLoop(found, request, RunPaths(tmp_path / "allowed"), open_device("cpu"))
+    loop = Trainer(build_run(found, request, RunPaths(tmp_path / "allowed"), open_device("cpu")))
     made: list[TrainingProgress] = []
     loop.run(made.append)
     assert [set(it.terms) for it in made] == [{"next_token", "router_aux_loss"}] * 2

@@ -1,10 +1,10 @@
-"""The process of a training run, or of one of its ranks: ``python -P -m tuner.training.worker DIRECTORY [PARENT_PID]``.
+"""Process of a training run, or of one of its ranks: ``python -P -m tuner.training.worker DIRECTORY [PARENT_PID]``.
 
-It reads the recommendation and the request from the directory, goes on from the newest checkpoint there, appends its
-progress, and leaves a result. SIGTERM makes it finish the update it is in, write a checkpoint and stop.
+The process reads the recommendation and the request from the directory, goes on from the newest checkpoint there,
+appends its progress, and writes a result. On SIGTERM it finishes the current update, writes a checkpoint and stops.
 
 Started by ``torchrun`` (on one host or several that share the directory), or by ``TrainingProcess``, the ranks find
-each other by themselves; rank 0 writes the run's files.
+each other by themselves. Rank 0 writes the run's files.
 """
 
 from __future__ import annotations
@@ -36,29 +36,31 @@ from tuner.training.accumulation.collectives import (
     tells_of_lost_peer,
     world_size,
 )
+from tuner.training.accumulation.recovery import Action, Place, decide
+from tuner.training.assembly import build_run
 from tuner.training.batch_schedule import Position
 from tuner.training.launching.run_directory import RunPaths
 from tuner.training.progress import ProgressWriter, import_tensorboard
-from tuner.training.trainer import TrainingLoop
+from tuner.training.trainer import Trainer
 from tuner.workloads.preload import import_early, late_imports
 
 _TRACEBACK_LENGTH = 8000
 _HELD_SECONDS = 10.0
-"""How long the run's process before this one may take to be gone."""
+"""Longest wait for the previous process of the run to be gone."""
 
 
 @dataclass
 class StopRequest:
-    """Whether SIGTERM has come."""
+    """Record of SIGTERM."""
 
     received: bool = False
 
     def __call__(self) -> bool:
-        """For ``should_stop``."""
+        """Return whether SIGTERM was received: for ``should_stop``."""
         return self.received
 
     def install(self) -> None:
-        """Listen for SIGTERM."""
+        """Handle SIGTERM from now on."""
         signal.signal(signal.SIGTERM, self._receive)
 
     def _receive(self, _number: int, _frame: FrameType | None) -> None:
@@ -67,23 +69,23 @@ class StopRequest:
 
 @dataclass
 class Course:
-    """How far a run has come in this process; still there when it fails."""
+    """State of a run in this process, available after a failure too."""
 
     ranks: Ranks = field(default_factory=Ranks)
     device: MemoryDevice | None = None
-    loop: TrainingLoop | None = None
+    trainer: Trainer | None = None
     resumed_from: int | None = None
     outcome: RunOutcome = RunOutcome.FAILED
     weights_sha256: str | None = None
 
     @property
     def position(self) -> Position:
-        """Where the run is."""
-        return self.loop.position if self.loop else Position()
+        """Progress of the run."""
+        return self.trainer.position if self.trainer else Position()
 
 
 def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
-    """Make the run, or go on with it. Every failure becomes a result."""
+    """Start the run, or go on with it. Every failure becomes a result."""
     began = time.monotonic()
     course = Course()
     failure: BaseException | None = None
@@ -107,7 +109,7 @@ def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
         resumed_from=course.resumed_from,
         loss=course.position.loss,
         samples_seen=course.position.seen,
-        notes=tuple(course.loop.notes) if course.loop else (),
+        notes=tuple(course.trainer.notes) if course.trainer else (),
         smaller_micro_batch=smaller,
         trouble=_trouble(failure),
         weights_sha256=course.weights_sha256,
@@ -123,43 +125,43 @@ def _train(paths: RunPaths, stop: StopRequest, course: Course) -> None:
         import_tensorboard()  # before memory is counted
     course.device = open_device(_own_device(recommendation.device.id))
     course.ranks = join_ranks(course.device.torch_device)
-    loop = course.loop = TrainingLoop(recommendation, request, paths, course.device, course.ranks)
-    course.resumed_from = loop.resume()
+    trainer = course.trainer = Trainer(build_run(recommendation, request, paths, course.device, course.ranks))
+    course.resumed_from = trainer.resume()
     if not course.ranks.rank:
-        _log_notes(loop.notes)
-    outcome = _run(loop, paths, stop, course.resumed_from or 0)
+        _log_notes(trainer.notes)
+    outcome = _run(trainer, paths, stop, course.resumed_from or 0)
     if outcome is RunOutcome.SUCCEEDED:
-        course.weights_sha256 = loop.save_weights()
+        course.weights_sha256 = trainer.save_weights()
     course.outcome = outcome
     course.ranks.close()
 
 
 def _log(text: str) -> None:
-    """Write to the run's log, which may be on a full disk: then the text is in the result alone."""
+    """Write to the run's log. Where its disk is full, the text is in the result alone."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - the run's log
 
 
 def _log_notes(notes: list[str]) -> None:
-    """Write what the user should know of the run to its log at once: the result has it only at the end."""
+    """Write the notes on the run to its log at once: the result has them only at the end."""
     for note in notes:
         _log(f"note: {note}")
 
 
-def _run(loop: TrainingLoop, paths: RunPaths, stop: StopRequest, resumed_from: int) -> RunOutcome:
-    if loop.ranks.rank:
-        return loop.run(lambda _: None, stop)
-    with ProgressWriter(paths, resumed_from, tensorboard=loop.request.tensorboard) as progress:
-        return loop.run(progress.append, stop)
+def _run(trainer: Trainer, paths: RunPaths, stop: StopRequest, resumed_from: int) -> RunOutcome:
+    if trainer.ranks.rank:
+        return trainer.run(lambda _: None, stop)
+    with ProgressWriter(paths, resumed_from, tensorboard=trainer.request.tensorboard) as progress:
+        return trainer.run(progress.append, stop)
 
 
 def _own_device(identifier: str) -> str:
-    """The recommendation's device; with several ranks each has the card of its own number."""
+    """The recommendation's device; with several ranks, the card with the number of this one."""
     return f"cuda:{local_rank()}" if identifier != "cpu" and world_size() > 1 else identifier
 
 
 def _shortage(failure: BaseException | None, course: Course) -> BatchwrightError | None:
-    """``failure`` as a lack of memory, where it is one."""
+    """``failure`` as a lack of memory; None where it is something else."""
     if course.device is None or not isinstance(failure, Exception):
         return None
     translated = failure if isinstance(failure, OutOfMemoryError) else course.device.translate(failure)
@@ -167,13 +169,17 @@ def _shortage(failure: BaseException | None, course: Course) -> BatchwrightError
 
 
 def _smaller(course: Course) -> int | None:
-    """The micro-batch to go on with where it could not be divided on the spot: the ranks wait for each other."""
-    failed = course.loop.engine.accumulation.failed_micro_batch if course.loop and course.loop.sharded else None
-    return -(-failed // 2) if failed is not None and failed > 1 else None
+    """The micro-batch size to restart with, by the decision table of ``recovery``; None where the run must not."""
+    trainer = course.trainer
+    failed = trainer.engine.accumulation.failed_micro_batch if trainer else None
+    if trainer is None or failed is None or failed == 1:
+        return None
+    action = decide(Place.PASS, lock_step=trainer.sharded, sums_in_place=trainer.engine.accumulation.gradients.in_place)
+    return -(-failed // 2) if action is Action.RESTART else None
 
 
 def _trouble(failure: BaseException | None) -> SystemTrouble | None:
-    """Trouble with a disk. A lack of anything else is this process's own, or its parent finds it too."""
+    """Trouble with a disk. Other trouble is this process's own, or its parent finds it too."""
     found = trouble_of(failure)
     if found is None or not found.of_disk:
         return None
@@ -181,11 +187,12 @@ def _trouble(failure: BaseException | None) -> SystemTrouble | None:
 
 
 def _explain(failure: BaseException, shortage: BatchwrightError | None, course: Course) -> str:
-    """What ended the run, in a line; for a lack of memory, where it was and what to do."""
+    """The reason why the run ended, in a line; for a lack of memory, its place and the remedy."""
     if shortage is not None:
         place = "while building the model"
-        if course.loop is not None:
-            place = f"in update {course.position.update + 1}, micro-batches up to {course.loop.largest_micro_batch()}"
+        if course.trainer is not None:
+            largest = course.trainer.largest_micro_batch()
+            place = f"in update {course.position.update + 1}, micro-batches up to {largest}"
         return (
             f"out of memory {place}: {shortage}. The last checkpoint stays; go on with a recommendation for a larger "
             "memory_margin or a smaller max_micro_batch_size."
@@ -195,18 +202,18 @@ def _explain(failure: BaseException, shortage: BatchwrightError | None, course: 
 
 
 def _traceback(error: BaseException | None) -> str | None:
-    """Only for what is not ours to explain."""
+    """The traceback of an error whose message alone does not explain it: not one of this package's own."""
     if error is None or (isinstance(error, BatchwrightError) and not isinstance(error, WorkloadError)):
         return None
     return "".join(traceback.format_exception(error))[-_TRACEBACK_LENGTH:]
 
 
 def main(arguments: list[str]) -> int:
-    """Run; the exit status is 0 unless the run failed."""
+    """Run. Return the exit status: 0 unless the run failed."""
     if len(arguments) > 1:
         die_with_parent(int(arguments[1]))
     paths = RunPaths(Path(arguments[0]))
-    for name, value in paths.cache_variables().items():  # before what reads them is imported; the operator's own stay
+    for name, value in paths.cache_variables().items():  # before their readers are imported; the operator's own stay
         os.environ.setdefault(name, value)
     stop = StopRequest()
     stop.install()
@@ -228,7 +235,7 @@ def _train_alone(paths: RunPaths, stop: StopRequest) -> int:
 
 
 def _train_beside(paths: RunPaths, stop: StopRequest) -> int:
-    """As a rank other than 0, which leaves a result only of its own failure."""
+    """Train as a rank other than 0, which writes a result only of its own failure."""
     result = train(paths, stop)
     if result.smaller_micro_batch is not None:
         paths.lower_bound(result.smaller_micro_batch)
@@ -236,7 +243,7 @@ def _train_beside(paths: RunPaths, stop: StopRequest) -> int:
 
 
 def _left(result: TrainingResult, path: Path) -> int:
-    """Leave a result; the exit status tells where that cannot be written."""
+    """Write a result. Return the exit status, which tells when the result cannot be written."""
     try:
         write_atomically(path, result.model_dump_json())
     except OSError:

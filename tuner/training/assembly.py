@@ -1,0 +1,195 @@
+"""Assembly of a training run: its parts, built in the one order that keeps memory and random numbers right.
+
+1. The data, before the limit: the budget is for what a card would hold, and the data set is in host memory.
+2. The check for coupled samples, before the limit too, as it builds a model of its own. Not in a run that goes on from
+   a checkpoint, which may tell that the check was made.
+3. The memory limit, so that the model and all that follows count against it.
+4. The seed, directly before the model: the data and the check may have drawn random numbers, and all ranks must build
+   the same weights.
+5. The model, sharded before it is moved to the device, where the whole may not fit.
+6. The optimizer with its state, over the parameters where they now are; then the schedule of its learning rate.
+7. The seed of this rank: from here on ranks draw random numbers of their own (dropout).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from tuner.errors import TrainingError
+from tuner.hardware.memory_devices.base import MemoryDevice
+from tuner.planning.fingerprint import canonical_json
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.workload import WorkloadSpec
+from tuner.training.accumulation.collectives import Ranks
+from tuner.training.batch_schedule import BatchSchedule, Position
+from tuner.training.checkpoints import Checkpoints
+from tuner.training.data import DataFolders, TrainingData, build_data, epoch_order
+from tuner.training.fsdp import shard
+from tuner.training.launching.run_directory import RunPaths, decisive
+from tuner.training.micro_batches.rng_state import seed_everything
+from tuner.training.optimizers import build_schedule
+from tuner.training.run_coupling import RunCoupling
+from tuner.training.update_engine import UpdateEngine
+from tuner.workloads.base import Workload
+from tuner.workloads.build import build_model, build_workload
+
+_SEEDS_APART = 2**31 - 1
+"""Distance of the seeds of two ranks; any number that users do not count in."""
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """The parts of a run on this rank, as ``build_run`` makes them."""
+
+    recommendation: Recommendation
+    """The spec, the plan and the memory limit."""
+    request: TrainingRequest
+    """Number of updates, seed and checkpoints."""
+    paths: RunPaths
+    """The run's files, written by rank 0."""
+    device: MemoryDevice
+    """This rank's device."""
+    ranks: Ranks
+    """The ranks that share each window."""
+    data: TrainingData
+    batch_schedule: BatchSchedule
+    micro_batch_size: int
+    """Samples in the largest micro-batch of the run."""
+    coupling: RunCoupling
+    model: nn.Module
+    engine: UpdateEngine
+    rates: LambdaLR
+    """The schedule of the learning rate."""
+    checkpoints: Checkpoints
+    notes: list[str]
+    """Facts that the user should know of the run, a sentence each; appended to while the run goes on."""
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank holds a shard of the model, and all go through every micro-batch together."""
+        return is_sharded(self.recommendation.request.spec, self.ranks)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether an update has more than one micro-batch, over all ranks."""
+        return _accumulates(self.batch_schedule, self.micro_batch_size, self.ranks)
+
+
+def build_run(
+    recommendation: Recommendation,
+    request: TrainingRequest,
+    paths: RunPaths,
+    device: MemoryDevice,
+    ranks: Ranks | None = None,
+) -> RunParts:
+    """Build the parts of a run, in the order that the module states.
+
+    All ranks call it with the same arguments but for the device; ``ranks`` is this process alone when left out.
+
+    Raises:
+        TrainingError: when the recommendation cannot be trained, or its loss couples samples and that is not allowed.
+        SpecError: when the spec has no data, or data that does not go with its model.
+    """
+    ranks, notes, spec = ranks or Ranks(), list[str](), recommendation.request.spec
+    micro_batch_size = _bounded(trainable_micro_batch_size(recommendation), paths.bound(), notes)
+    workload = build_workload(spec)
+    data = build_data(spec, workload, DataFolders.of_run(paths.cache / "datasets"))
+    epoch_order(request.seed, 0, len(data))  # as large as that of any epoch: in memory before the limit
+    batch = recommendation.effective_batch_size.achieved
+    batch_schedule = BatchSchedule(request.seed, len(data), batch, ranks.rank, ranks.size)
+    coupling = RunCoupling(recommendation, request, workload, device, ranks=ranks, notes=notes)
+    if ranks.gather(paths.checkpointed_update())[0] is None:
+        coupling.require_separate(accumulates=_accumulates(batch_schedule, micro_batch_size, ranks))
+    _limit_memory(recommendation, device)
+    seed_everything(request.seed)
+    model = _build_model(spec, workload, device, ranks)
+    engine = UpdateEngine(spec, workload, model, device, ranks=ranks, sharded=is_sharded(spec, ranks))
+    engine.accumulation.largest_micro_batch = micro_batch_size
+    rates = build_schedule(spec.schedule, engine.optimizer, request.updates)
+    checkpoints = Checkpoints(paths, _identity(recommendation, request, len(data)), request.keep_checkpoints)
+    seed_rank(request.seed, ranks, update=0)
+    _note_small_data(batch_schedule, notes)
+    return RunParts(
+        recommendation=recommendation,
+        request=request,
+        paths=paths,
+        device=device,
+        ranks=ranks,
+        data=data,
+        batch_schedule=batch_schedule,
+        micro_batch_size=micro_batch_size,
+        coupling=coupling,
+        model=model,
+        engine=engine,
+        rates=rates,
+        checkpoints=checkpoints,
+        notes=notes,
+    )
+
+
+def trainable_micro_batch_size(recommendation: Recommendation) -> int:
+    """The largest micro-batch a run of this recommendation may use.
+
+    Raises:
+        TrainingError: when nothing fits.
+    """
+    if not recommendation.feasible or recommendation.micro_batch_size is None:
+        raise TrainingError(f"this recommendation is not feasible: {recommendation.infeasible_reason}")
+    return recommendation.micro_batch_size
+
+
+def is_sharded(spec: WorkloadSpec, ranks: Ranks) -> bool:
+    """Whether each rank holds a shard of the model."""
+    return spec.parallelism.strategy == "fsdp" and ranks.size > 1
+
+
+def seed_rank(seed: int, ranks: Ranks, update: int) -> None:
+    """Give every rank but the first random numbers of its own. Ranks have built the same weights by then."""
+    if ranks.rank:
+        seed_everything(seed + ranks.rank * _SEEDS_APART + update)
+
+
+def _accumulates(batch_schedule: BatchSchedule, micro_batch_size: int, ranks: Ranks) -> bool:
+    return len(batch_schedule.window(Position(), micro_batch_size)) > 1 or ranks.size > 1
+
+
+def _bounded(micro_batch_size: int, bound: int | None, notes: list[str]) -> int:
+    if bound is None or bound >= micro_batch_size:
+        return micro_batch_size
+    notes.append(
+        f"a micro-batch did not fit, so they have at most {bound} samples instead of {micro_batch_size}; the "
+        "effective batch stays"
+    )
+    return bound
+
+
+def _limit_memory(recommendation: Recommendation, device: MemoryDevice) -> None:
+    """Set the limit that the run was tuned for, where it is on the CPU or smaller than the card."""
+    limit = recommendation.headroom.limit_bytes if recommendation.headroom else None
+    if limit is not None and (device.torch_device.type == "cpu" or limit < device.total_bytes()):
+        device.limit(limit)
+
+
+def _build_model(spec: WorkloadSpec, workload: Workload, device: MemoryDevice, ranks: Ranks) -> nn.Module:
+    model = build_model(spec, workload)
+    if is_sharded(spec, ranks):
+        shard(model, device.torch_device, ranks.size)
+    model.to(device.torch_device)
+    if spec.compile:
+        model.compile()
+    return model
+
+
+def _identity(recommendation: Recommendation, request: TrainingRequest, samples: int) -> str:
+    """Everything that the weights depend on: equal in all checkpoints of one run."""
+    return canonical_json({**decisive(recommendation, request), "samples": samples})
+
+
+def _note_small_data(batch_schedule: BatchSchedule, notes: list[str]) -> None:
+    batch, samples = batch_schedule.effective_batch_size, batch_schedule.samples
+    if batch > samples:
+        notes.append(f"the data has {samples} samples, below the effective batch of {batch}: each update takes all")

@@ -1,0 +1,88 @@
+"""The check for coupled samples in a training run: made once, and remembered in its checkpoints."""
+
+from __future__ import annotations
+
+from tuner.hardware.memory_devices.base import MemoryDevice
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.requests import TrainingRequest
+from tuner.training.accumulation.collectives import Ranks
+from tuner.training.coupling.admission import admit, measure_coupling
+from tuner.workloads.base import Workload
+
+_UNCHECKED_SPLIT = (
+    "micro-batches were divided after one did not fit; whether the loss couples the samples of a batch, so that this "
+    "changes it, was not checked"
+)
+
+
+class RunCoupling:
+    """Finds out, once per run, whether accumulation would change the loss.
+
+    A check that the tuning has made is not repeated: its evidence decides.
+
+    Args:
+        recommendation: holds the spec and the tuning's evidence.
+        request: may allow coupled samples.
+        workload: makes the loss terms.
+        device: where the loss is compared.
+        ranks: rank 0 compares, and all ranks receive its result.
+        notes: a warning is appended to these.
+
+    Attributes:
+        checked: whether nothing is left to find out.
+        note: the warning; None without one.
+    """
+
+    def __init__(  # noqa: PLR0913 - a run's parts
+        self,
+        recommendation: Recommendation,
+        request: TrainingRequest,
+        workload: Workload,
+        device: MemoryDevice,
+        *,
+        ranks: Ranks,
+        notes: list[str],
+    ) -> None:
+        self.checked = False
+        self.note: str | None = None
+        self._recommendation = recommendation
+        self._allowed = request.allow_batch_coupling or recommendation.request.allow_batch_coupling
+        self._workload = workload
+        self._device = device
+        self._ranks = ranks
+        self._notes = notes
+
+    def require_separate(self, *, accumulates: bool) -> None:
+        """Check the loss, unless that was done or the run does not accumulate. Every rank must call this.
+
+        Raises:
+            TrainingError: when accumulation would change the loss, and that is not allowed.
+        """
+        if not self.checked and accumulates:
+            self._conclude(self._ranks.run_collectively(self._warning_of_rank_0)[0])
+
+    def note_splits(self) -> None:
+        """Warn that micro-batches were divided, where the loss was not checked as nothing was accumulated."""
+        if not self.checked:
+            self._conclude(_UNCHECKED_SPLIT)
+
+    def state(self) -> dict[str, object]:
+        """Plain state for a checkpoint."""
+        return {"checked": self.checked, "note": self.note}
+
+    def load_state(self, *, checked: bool, note: str | None) -> None:
+        """Continue from the state of a checkpoint."""
+        self._conclude(note)
+        self.checked = checked
+
+    def _conclude(self, note: str | None) -> None:
+        self.checked, self.note = True, note
+        if note is not None:
+            self._notes.append(note)
+
+    def _warning_of_rank_0(self) -> str | None:
+        if self._ranks.rank:
+            return None
+        spec, evidence = self._recommendation.request.spec, self._recommendation.evidence
+        check = evidence.coupling or measure_coupling(spec, self._workload, self._device)
+        return admit(check, allowed=self._allowed)
