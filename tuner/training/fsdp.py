@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tuner.errors import FieldProblem, SpecError, WorkloadError
+from tuner.torch_internals import fsdp_parameter_groups
 
 
 def shard(model: nn.Module, device: torch.device, world_size: int) -> None:
@@ -57,11 +58,7 @@ def require_summed_gradients(model: nn.Module) -> None:
 
 def _gradient_divisor(module: FSDPModule) -> float:
     """The divisor that torch would use: by default, the number of ranks in the module's mesh."""
-    state = module._get_fsdp_state()  # noqa: SLF001 - torch sets the divisor in public and tells it nowhere
-    groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]  # noqa: SLF001 - a single group in earlier versions
-    for group in groups:
-        if group is None:  # no parameters of its own
-            continue
+    for group in fsdp_parameter_groups(module):
         factor = getattr(group, "gradient_divide_factor", None)
         divisor = float(group.mesh_info.mesh.size() if factor is None else factor)
         if divisor != 1.0:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from tuner.torch_internals import apply_to_own, is_traceable_wrapper_subclass
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 """Classes of tensors that hold the numbers they stand for."""
@@ -37,7 +38,7 @@ def _cast_own(module: nn.Module, dtype: torch.dtype) -> None:
     def cast(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    module._apply(cast, recurse=False)  # type: ignore[no-untyped-call] # noqa: SLF001 - what Module.to() itself calls
+    apply_to_own(module, cast)
 
 
 def uncastable(model: nn.Module) -> frozenset[int]:

@@ -8,10 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.errors import EstimateError
 from tuner.estimation.trace import Bound, Category
@@ -19,10 +16,19 @@ from tuner.estimation.tracing.kernel_workspaces import onednn_recurrent_workspac
 from tuner.estimation.tracing.known_values import KnownValues, mapped, tensors_in
 from tuner.estimation.tracing.recorder import Recorder
 from tuner.estimation.tracing.shape_cache import Shapes
+from tuner.estimation.tracing.torch_internals import (
+    LOCAL_SCALAR_DENSE,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    backward_task,
+)
+from tuner.torch_internals import TorchDispatchMode
 
 _aten = torch.ops.aten
 _ONEDNN_RECURRENT = _aten.mkldnn_rnn_layer.default
-_ITEM = _aten._local_scalar_dense.default  # noqa: SLF001 - the operator's name
+_ITEM = LOCAL_SCALAR_DENSE
 _DEVICE = torch.ops.prim.device.default
 _LIFTED = _aten.lift_fresh.default
 """Takes in what ``torch.tensor`` has just made: memory of the trace's own, though it comes as a real tensor."""
@@ -176,7 +182,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
 
     def _notice_backward(self) -> None:
         """When a backward pass begins, what the forward pass has left are its activations."""
-        task = torch._C._current_graph_task_id()  # noqa: SLF001 - tells a backward pass from everything else
+        task = backward_task()
         if task >= 0 and task != self._backward:
             self._backward = task
             for block in self.recorder.live.values():

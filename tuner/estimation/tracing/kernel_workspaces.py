@@ -10,9 +10,17 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from tuner.estimation.trace import Bound
+from tuner.estimation.tracing.torch_internals import (
+    ADDMM_ACTIVATION,
+    CUDNN_ATTENTION_BACKWARD,
+    EFFICIENT_ATTENTION_BACKWARD,
+    FLASH_ATTENTION_BACKWARD,
+    FOREACH_NORM,
+    OpOverload,
+    backward_task,
+)
 from tuner.hardware.gpu_table import blas_workspace_bytes
 from tuner.schemas.gpus import KernelProfile
 
@@ -30,7 +38,7 @@ _MATRIX_PRODUCTS = frozenset(
         _aten.addbmm.default,
         _aten.addmv.default,
         _aten.mv.default,
-        _aten._addmm_activation.default,  # noqa: SLF001 - the operator's name
+        ADDMM_ACTIVATION,
         _aten.linear.default,
     }
 )
@@ -51,7 +59,7 @@ class CudaKernels:
         del args
         if func not in _MATRIX_PRODUCTS:
             return ()
-        backward = torch._C._current_graph_task_id() >= 0  # noqa: SLF001 - tells a backward pass from everything else
+        backward = backward_task() >= 0
         return (("cublas of the backward pass" if backward else "cublas", self._blas_bytes),)
 
     def passing(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int | Bound]:
@@ -194,13 +202,13 @@ def _transposed(tensors: Sequence[Tensor], *, groups: int, profile: KernelProfil
 
 
 _WORKSPACES: Mapping[OpOverload, Workspace] = {
-    _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,  # noqa: SLF001 - the operator's name
-    _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,  # noqa: SLF001 - likewise
-    _aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_attention_backward,  # noqa: SLF001 - likewise
+    FLASH_ATTENTION_BACKWARD: _flash_backward,
+    EFFICIENT_ATTENTION_BACKWARD: _efficient_backward,
+    CUDNN_ATTENTION_BACKWARD: _cudnn_attention_backward,
     _aten.embedding_dense_backward.default: _embedding_backward,
     _aten.index_put_.default: _sorted_index_put,
     _aten.index_put.default: _sorted_index_put,
-    _aten._foreach_norm.Scalar: _many_norms,  # noqa: SLF001 - likewise
+    FOREACH_NORM: _many_norms,
     _aten.convolution.default: _convolution,
     _aten.convolution_backward.default: _convolution_backward,
 }

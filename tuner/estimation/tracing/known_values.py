@@ -12,8 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from tuner.estimation.tracing.torch_internals import (
+    CHECK_AND_UNSCALE,
+    FakeTensor,
+    OpOverload,
+    unset_fake_temporarily,
+)
+from tuner.torch_internals import schema_of
 
 _MOST_WHOLE_NUMBERS = 2**22
 """Elements of the largest tensor of whole numbers or truth values whose values are followed (ids, labels, masks)."""
@@ -22,7 +28,7 @@ _MOST_FRACTIONS = 2**12
 _ATTRIBUTE = "_batchwright_value"
 _aten = torch.ops.aten
 _WITHOUT_VALUES = {_aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default}
-_LEAVES_SCALES_AS_THEY_ARE = {_aten._amp_foreach_non_finite_check_and_unscale_.default}
+_LEAVES_SCALES_AS_THEY_ARE = {CHECK_AND_UNSCALE}
 """Reports an overflow through its second argument: in a trace there is none."""
 
 
@@ -117,7 +123,7 @@ class KnownValues:
 
     def _forget_written(self, func: OpOverload, inputs: list[Tensor]) -> None:
         """Unknown values may have been written to tensors that were known: forget those, and their views."""
-        if not func._schema.is_mutable or func in _LEAVES_SCALES_AS_THEY_ARE:  # noqa: SLF001 - torch has no public name
+        if not schema_of(func).is_mutable or func in _LEAVES_SCALES_AS_THEY_ARE:
             return
         for tensor in inputs:
             value = self.value_of(tensor)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tuner.estimation.trace import Bound, Category, Mark
+from tuner.estimation.tracing.torch_internals import storage_key
 
 
 class Recorder:
@@ -75,7 +76,7 @@ class Recorder:
         """Results of an operator: storages that are new are taken, until they are gone."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            address = storage._cdata  # noqa: SLF001 - as torch's own memory tracker knows storages
+            address = storage_key(storage)
             if address not in self._known:
                 nbytes = storage.nbytes()
                 self._watch(storage, address, self.take(nbytes) if nbytes else None)
@@ -83,8 +84,8 @@ class Recorder:
     def adopt(self, tensor: Tensor) -> None:
         """A tensor that stands for one outside of the trace: no block of it is recorded."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._known:  # noqa: SLF001 - see above
-            self._watch(storage, storage._cdata, None)  # noqa: SLF001 - see above
+        if storage_key(storage) not in self._known:
+            self._watch(storage, storage_key(storage), None)
 
     def fill(self, tensor: Tensor) -> None:
         """The storage of a tensor gets the bytes that its shape needs, where it has not."""
@@ -92,12 +93,12 @@ class Recorder:
         nbytes = tensor.numel() * tensor.itemsize
         if storage.size() != nbytes:
             storage.resize_(nbytes)
-            self._watch(storage, storage._cdata, self.take(nbytes))  # noqa: SLF001 - see above
+            self._watch(storage, storage_key(storage), self.take(nbytes))
 
     def empty(self, tensor: Tensor) -> None:
         """The storage of a tensor gives its bytes back; the tensor stays."""
         storage = tensor.untyped_storage()
-        block = self.live.pop(storage._cdata, None)  # noqa: SLF001 - see above
+        block = self.live.pop(storage_key(storage), None)
         if storage.size():
             storage.resize_(0)
         if block is not None:
@@ -107,7 +108,7 @@ class Recorder:
         """The block that holds ``tensor``; none when it is not recorded."""
         if isinstance(tensor, DTensor):
             tensor = tensor.to_local()
-        return self.live.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 - see above
+        return self.live.get(storage_key(tensor.untyped_storage()))
 
     def label(self, tensors: Iterable[Tensor], category: Category) -> None:
         """Say what the blocks of ``tensors`` hold, if nobody has said so yet."""

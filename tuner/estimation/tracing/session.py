@@ -13,16 +13,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
-from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tuner.errors import EstimateError
 from tuner.estimation.cuda_shim import Shim
@@ -36,8 +27,20 @@ from tuner.estimation.tracing.fake_device import (
 )
 from tuner.estimation.tracing.kernel_workspaces import CudaKernels, NoKernels
 from tuner.estimation.tracing.shape_cache import Shapes
+from tuner.estimation.tracing.torch_internals import (
+    PROPAGATE,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeStore,
+    FakeTensorMode,
+    ShardingPropagator,
+    UnsupportedOperatorException,
+    fsdp_param,
+    fsdp_param_group,
+)
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import TransformersModel, WorkloadSpec
+from tuner.torch_internals import own_buffers, own_parameters
 from tuner.training.accumulation.collectives import ProcessGroup, Ranks
 from tuner.training.fsdp import shard
 from tuner.training.micro_batches.splitting import MicroBatch, sliced, tensors_of
@@ -227,7 +230,7 @@ def _answers(profile: KernelProfile, shim: Shim | None, tracer: Tracer) -> Itera
 def _group_of_nobody(ranks: int, tracer: Tracer) -> Iterator[None]:
     """Collectives of as many ranks take their memory, and wait for nobody (torch's own fake process group)."""
     tracer.notes.add("the memory of FSDP's streams is taken for that of one: blocks are kept apart by stream in a run")
-    found = ShardingPropagator._propagate_tensor_meta_non_cached  # noqa: SLF001 - DTensor tries operators on fakes of its own
+    found = getattr(ShardingPropagator, PROPAGATE)
 
     def unseen(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as it is
         with tracer.unseen():
@@ -236,10 +239,10 @@ def _group_of_nobody(ranks: int, tracer: Tracer) -> Iterator[None]:
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
         with ExitStack() as stack:
-            stack.enter_context(patch.object(ShardingPropagator, found.__name__, unseen))
-            for module in (_fsdp_param, _fsdp_param_group):  # FSDP empties and fills storages without an operator
+            stack.enter_context(patch.object(ShardingPropagator, PROPAGATE, unseen))
+            for module in (fsdp_param, fsdp_param_group):  # FSDP empties and fills storages without an operator
                 stack.enter_context(patch.object(module, "alloc_storage", tracer.recorder.fill))
-            stack.enter_context(patch.object(_fsdp_param, "free_storage", tracer.recorder.empty))
+            stack.enter_context(patch.object(fsdp_param, "free_storage", tracer.recorder.empty))
             yield
     finally:
         dist.destroy_process_group()
@@ -260,7 +263,7 @@ def _take_model(module: nn.Module, tracer: Tracer) -> None:
     """Parameters and buffers in the order in which ``nn.Module.to`` moves them."""
     for child in module.children():
         _take_model(child, tracer)
-    for tensors in (module._parameters, module._buffers):  # noqa: SLF001 - those of this module alone
+    for tensors in (own_parameters(module), own_buffers(module)):
         tracer.recorder.see([it for it in tensors.values() if it is not None])
 
 
@@ -334,13 +337,14 @@ def _applied(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: boo
     """``nn.Module._apply`` for fakes, which torch's own would swap, and cannot."""
     for child in module.children() if recurse else ():
         child._apply(change)  # type: ignore[no-untyped-call] # noqa: SLF001 - a module may override it
-    for parameter in module._parameters.values():  # noqa: SLF001 - those of this module alone
+    for parameter in own_parameters(module).values():
         if parameter is not None:
             with torch.no_grad():
                 parameter.data = change(parameter)
-    for name, buffer in module._buffers.items():  # noqa: SLF001 - likewise
+    buffers = own_buffers(module)
+    for name, buffer in buffers.items():
         if buffer is not None:
-            module._buffers[name] = change(buffer)  # noqa: SLF001 - likewise
+            buffers[name] = change(buffer)
     return module
 
 

@@ -12,8 +12,16 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from tuner.estimation.tracing.torch_internals import (
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    fake_of,
+    storage_key,
+    without_dispatch,
+)
+from tuner.torch_internals import schema_of
 
 Key: TypeAlias = "tuple[Any, ...]"
 _PLAIN = (str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
@@ -64,7 +72,7 @@ class Shapes:
     def run(self, fakes: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an operator's results
         """What ``func`` returns, with ``fakes`` as the innermost mode."""
         if _writes_in_place(func):
-            return args[0] if func._schema.returns else None  # noqa: SLF001 - torch has no public name
+            return args[0] if schema_of(func).returns else None
         tensors: list[Tensor] = []
         key: list[Any] = [func]
         try:
@@ -92,7 +100,7 @@ class Shapes:
             return tensors[result.index]
         if isinstance(result, _Other):
             return result.value
-        with torch._C._DisableTorchDispatch():  # noqa: SLF001 - what torch's own fake tensors are made under
+        with without_dispatch():
             if result.view_of is None:
                 plain = torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")
             else:
@@ -108,17 +116,14 @@ class Shapes:
             made = FakeTensor(fakes, plain, device)
             self._attributes[device] = dict(vars(made))
             return made
-        fake: FakeTensor = Tensor._make_subclass(  # noqa: SLF001 - as FakeTensor.__new__ does
-            FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=device
-        )
-        torch._C._set_throw_on_mutable_data_ptr(fake)  # noqa: SLF001 - likewise: reading values must fail, not crash
+        fake = fake_of(plain, device)
         vars(fake).update(known)
         return fake
 
 
 def _writes_in_place(func: OpOverload) -> bool:
     """Whether ``func`` does nothing but change the values of its first argument: then there is nothing to find out."""
-    schema = func._schema  # noqa: SLF001 - torch has no public name
+    schema = schema_of(func)
     return (
         schema.is_mutable and schema.name.endswith("_") and schema.name.startswith("aten::") and not _is_peculiar(func)
     )
@@ -159,7 +164,7 @@ def _entry(outputs: Any, tensors: list[Tensor]) -> _Entry | None:  # noqa: ANN40
         outputs, holder = (outputs,), None
     else:
         holder = type(outputs)
-    places = {it.untyped_storage()._cdata: index for index, it in enumerate(tensors)}  # noqa: SLF001 - tells storages apart
+    places = {storage_key(tensor.untyped_storage()): index for index, tensor in enumerate(tensors)}
     results: list[_Result] = []
     for output in outputs:
         result = _result(output, tensors, places)
@@ -178,7 +183,7 @@ def _result(output: Any, tensors: list[Tensor], places: dict[int, int]) -> _Resu
         if tensor is output:
             return _Same(index)
     storage, offset = output.untyped_storage(), int(output.storage_offset())
-    view_of = places.setdefault(storage._cdata, -1)  # noqa: SLF001 - tells storages apart
+    view_of = places.setdefault(storage_key(storage), -1)
     if view_of < 0 and (offset or storage.nbytes() != _bytes_of(output)):
         return None
     new = _New(tuple(output.shape), output.stride(), output.dtype, output.fake_device, offset)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tuner.errors import PeerError
+from tuner.torch_internals import foreach_copy_
 
 T = TypeVar("T")
 
@@ -105,7 +106,7 @@ class ProcessGroup(Ranks):
             flat = torch.cat([tensor.flatten() for tensor in bucket])
             self._all_reduce(flat)
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
-            torch._foreach_copy_(bucket, [part.view_as(tensor) for part, tensor in zip(parts, bucket, strict=True)])
+            foreach_copy_(bucket, [part.view_as(tensor) for part, tensor in zip(parts, bucket, strict=True)])
 
     def _all_reduce(self, tensor: Tensor) -> None:
         with _lost_peers_translated():

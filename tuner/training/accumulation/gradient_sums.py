@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tuner.errors import WorkloadError
+from tuner.torch_internals import foreach_add_, foreach_mul_, foreach_norm
 
 Gathering: TypeAlias = Literal["scratch", "in-place"]
 """How gradients are summed, and so what running out of memory costs: the micro-batch, or the window."""
@@ -152,7 +153,7 @@ class GradientSums(ABC):
         if tensors and isinstance(tensors[0], DTensor):
             factor = float(factor)
         if tensors:
-            torch._foreach_mul_(tensors, factor)
+            foreach_mul_(tensors, factor)
 
     def clear(self) -> None:
         """Forget all sums and gradients."""
@@ -187,7 +188,7 @@ class ScratchSums(GradientSums):
         _require_dense(gradients)
         sums = self.sums
         if not self._buffers and _has_all(gradients) and _has_all(sums):
-            torch._foreach_add_(sums, gradients)
+            foreach_add_(sums, gradients)
         else:
             self._add_each(gradients)
 
@@ -207,7 +208,7 @@ class ScratchSums(GradientSums):
                 added_to.append(total)
                 added.append(gradient)
         if added:
-            torch._foreach_add_(added_to, added)
+            foreach_add_(added_to, added)
 
     def collect(self) -> None:
         """Do nothing: the sums are complete after each ``commit``."""
@@ -291,5 +292,7 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
         return shards.full_tensor() if isinstance(shards, DTensor) else shards
     gradients = [torch.view_as_real(gradient) if gradient.is_complex() else gradient for gradient in gradients]
     wide = reduce(torch.promote_types, (gradient.dtype for gradient in gradients), torch.float32)
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients), 2.0, dtype=wide)))  # noqa: SLF001 - as torch's own clipping
+    norm: Tensor = torch.linalg.vector_norm(
+        torch.stack(foreach_norm(list(gradients), 2.0, dtype=wide))
+    )  # as torch clips
     return norm

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tuner.torch_internals import own_buffers
+
 _NUMBERS = (bool, int, float)
 
 
@@ -53,7 +55,7 @@ class ModelState:
         self._model = model
         self._modules = dict(model.named_modules())
         self._kept = {path: list(_held(module)) for path, module in self._modules.items()}
-        self._names = [(module._buffers, list(module._buffers)) for module in self._modules.values()]  # noqa: SLF001 - see _held
+        self._names = [(own_buffers(module), list(own_buffers(module))) for module in self._modules.values()]
         named = dict(model.named_parameters())
         self.moving = moving
         self._parameters = {name: (named[name], named[name].detach().clone()) for name in moving}
@@ -100,8 +102,9 @@ class ModelState:
 
 def _held(module: nn.Module) -> Iterator[_Kept]:
     """A module's own buffers, and its attributes that are numbers or tensors without a graph."""
-    for name, buffer in module._buffers.items():  # noqa: SLF001 - a buffer may be replaced by assignment
-        yield _Kept(module._buffers, name, buffer, _content(buffer))  # noqa: SLF001 - see above
+    buffers = own_buffers(module)  # a buffer may be replaced by assignment
+    for name, buffer in buffers.items():
+        yield _Kept(buffers, name, buffer, _content(buffer))
     for name, value in vars(module).items():
         if isinstance(value, _NUMBERS) and name != "training":
             yield _Kept(vars(module), name, value, None)

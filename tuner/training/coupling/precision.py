@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from tuner.torch_internals import own_buffers
 from tuner.workloads.casting import uncastable
 
 Precision = Literal["fp64", "fp32"]
@@ -133,7 +134,7 @@ def working_copy(model: nn.Module, precision: Precision, *, disposable: bool) ->
     dtype = torch.float64 if precision == "fp64" else torch.float32
     left = uncastable(model)
     parameters = [] if disposable else [(parameter, parameter.data) for parameter in model.parameters()]
-    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]  # noqa: SLF001 - replaced by name
+    buffers = [(own_buffers(module), dict(own_buffers(module))) for module in model.modules()]
     try:
         for parameter in model.parameters():
             if id(parameter) not in left:

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+
+from tuner.torch_internals import TorchDispatchMode, schema_of, tree_map
 
 _SEEDS = 2**62
 
@@ -200,19 +200,19 @@ def _paired(drawn: _Value, shaped: _Value) -> _Value:
 
 def _by_name(func: _Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """All arguments of an operation by their names, so that they can be compared one by one."""
-    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - torch has no public name for it
+    names = [argument.name for argument in schema_of(func).arguments]
     return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
 def _written(func: _Operation) -> Iterator[str]:
     """Names of the arguments that an operation writes to."""
-    for argument in func._schema.arguments:  # noqa: SLF001 - see _by_name
+    for argument in schema_of(func).arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield argument.name
 
 
 def _name(func: _Operation) -> str:
-    return f"torch.{func._schema.name.removeprefix('aten::')}"  # noqa: SLF001 - see _by_name
+    return f"torch.{schema_of(func).name.removeprefix('aten::')}"
 
 
 def _copied(value: _Value) -> _Value:

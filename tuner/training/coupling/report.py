@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import nn
 
+from tuner.torch_internals import BatchNorm
 from tuner.training.coupling.error_scale import Run, Term, relative
 from tuner.training.coupling.precision import LIMITS, Limits, Precision
 
@@ -177,7 +178,7 @@ def _names(words: tuple[str, ...], name: str) -> bool:
 def is_batch_norm(module: nn.Module) -> bool:
     """By class, or by the name of the class: libraries write their own."""
     name = type(module).__name__.lower()
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) or ("batchnorm" in name and "frozen" not in name)  # noqa: SLF001 - torch names no public base of the BatchNorms
+    return isinstance(module, BatchNorm) or ("batchnorm" in name and "frozen" not in name)
 
 
 def module_culprit(name: str, module: nn.Module, error: float | None) -> Culprit:

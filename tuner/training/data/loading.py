@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tuner.errors import TrainingError
 from tuner.system.processes import die_with_parent
+from tuner.torch_internals import loader_queues, shut_down_loader
 from tuner.training.data.base import TrainingData
 from tuner.workloads.base import Batch
 
@@ -102,11 +103,11 @@ class WindowLoader:
         processes, self._processes = self._processes, []
         try:
             if running is not None:
-                running._shutdown_workers()  # noqa: SLF001 - torch names no other way than dropping the last reference
+                shut_down_loader(running)
         except Exception as error:  # noqa: BLE001 - it starts threads, and talks to processes that may be gone
             _log.warning("the processes that load data are killed: they cannot be asked to end: %s", error)
         finally:
-            for queue in running._index_queues if running is not None else ():  # noqa: SLF001 - likewise
+            for queue in loader_queues(running) if running is not None else ():
                 queue.cancel_join_thread()  # or the end of this process waits for readers that are gone
             for process in processes:
                 if process.is_alive():  # not asked, or busy for longer than torch waits, and deaf to SIGTERM

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tuner.errors import WorkloadError
+from tuner.torch_internals import version_of
 from tuner.training.micro_batches.nested_batches import named_tensors
 from tuner.training.micro_batches.splitting import MicroBatch
 from tuner.workloads.base import Batch
@@ -52,7 +53,7 @@ def _versions(batch: Batch) -> list[int]:
 
 
 def _version(tensor: Tensor) -> int:
-    return _UNCOUNTED if tensor.is_inference() else tensor._version  # noqa: SLF001 - autograd's own counter
+    return _UNCOUNTED if tensor.is_inference() else version_of(tensor)
 
 
 def _first_written(batch: Batch, before: list[int]) -> str:

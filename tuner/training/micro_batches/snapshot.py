@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tuner.torch_internals import foreach_copy_, own_buffers
 from tuner.training.micro_batches.rng_state import RandomReader
 
 
@@ -18,14 +19,16 @@ class Snapshot:
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._device = device
-        self._places = [(module, name) for module in model.modules() for name in module._buffers]  # noqa: SLF001 - a buffer that a forward pass replaces must be restored by name
+        holders = map(own_buffers, model.modules())
+        self._places = [(holder, name) for holder in holders for name in holder]
+        """By module and name, as a forward pass may replace a buffer by another."""
         self._buffers = self._now()
         self._copies = [buffer.detach().clone() for buffer in self._buffers if buffer is not None]
         self._reader = RandomReader(device)
         self._random = self._reader.now()
 
     def _now(self) -> list[Tensor | None]:
-        return [module._buffers.get(name) for module, name in self._places]  # noqa: SLF001 - see above
+        return [holder.get(name) for holder, name in self._places]
 
     def capture(self) -> None:
         """Copy the state as it is now."""
@@ -45,12 +48,12 @@ class Snapshot:
         self._random.restore(self._device)
         copies = iter(self._copies)
         with torch.no_grad():
-            for (module, name), buffer in zip(self._places, self._buffers, strict=True):
+            for (holder, name), buffer in zip(self._places, self._buffers, strict=True):
                 if buffer is not None:
                     buffer.copy_(next(copies))
-                module._buffers[name] = buffer  # noqa: SLF001 - see above
+                holder[name] = buffer
 
 
 def _copy(into: list[Tensor], tensors: list[Tensor]) -> None:
     if tensors:
-        torch._foreach_copy_(into, tensors)
+        foreach_copy_(into, tensors)

@@ -1,0 +1,86 @@
+"""The private names of torch that traces of fake tensors use, with the reason why no public name serves.
+
+Tested with torch 2.13.0 (CPU build). See ``tuner.torch_internals`` for the names that training uses too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+    unset_fake_temporarily,
+)
+from torch.distributed.fsdp._fully_shard import _fsdp_param as fsdp_param
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp_param_group
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+__all__ = [
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeStore",
+    "FakeTensor",
+    "FakeTensorMode",
+    "OpOverload",
+    "ShardingPropagator",
+    "UnsupportedOperatorException",
+    "backward_task",
+    "fake_of",
+    "fsdp_param",
+    "fsdp_param_group",
+    "storage_key",
+    "unset_fake_temporarily",
+    "without_dispatch",
+]
+
+# OpOverload: the class of operators as a dispatch mode sees them, for annotations; torch.ops publishes only instances.
+# FakeTensor, FakeTensorMode, unset_fake_temporarily and the three exceptions: torch.compile's own tensors without
+#   values; no public API traces an eager program, its backward pass and its optimizer on them.
+# fsdp_param, fsdp_param_group: FSDP fills and empties storages in functions of these modules, past every operator.
+# ShardingPropagator: DTensor tries operators on fake tensors of its own there, which a trace must not count.
+# FakeStore: makes the process group whose collectives do nothing; torch has it for its tests alone.
+
+PROPAGATE = "_propagate_tensor_meta_non_cached"
+"""The method of ``ShardingPropagator`` that tries an operator: its public ones remember, and so do not always try."""
+
+backward_task: Callable[[], int] = torch._C._current_graph_task_id  # noqa: SLF001
+"""The number of the backward pass that runs on this thread, or -1: autograd tells of one in no public way."""
+
+without_dispatch: Callable[[], Any] = torch._C._DisableTorchDispatch  # noqa: SLF001
+"""Context without dispatch modes, in which torch makes its own fake tensors: the public modes cannot be left."""
+
+storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+"""Identity of a storage while it lives, as torch's memory tracker uses it: a fake one has no address to compare."""
+
+
+def fake_of(plain: Tensor, device: torch.device) -> FakeTensor:
+    """Make a fake tensor as ``FakeTensor.__new__`` does, without its ``__init__``, which takes most of a trace's time.
+
+    Reading the values of the result raises, as of any fake tensor; its attributes are to be set by the caller.
+    """
+    fake: FakeTensor = Tensor._make_subclass(  # noqa: SLF001
+        FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=device
+    )
+    torch._C._set_throw_on_mutable_data_ptr(fake)  # noqa: SLF001
+    return fake
+
+
+# Operators whose names begin with an underscore: decompositions call them, no public operator stands for them.
+_aten = torch.ops.aten
+ADDMM_ACTIVATION: OpOverload = _aten._addmm_activation.default  # noqa: SLF001
+CHECK_AND_UNSCALE: OpOverload = _aten._amp_foreach_non_finite_check_and_unscale_.default
+CUDNN_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_cudnn_attention_backward.default  # noqa: SLF001
+EFFICIENT_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_efficient_attention_backward.default  # noqa: SLF001
+FLASH_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_flash_attention_backward.default  # noqa: SLF001
+FOREACH_NORM: OpOverload = _aten._foreach_norm.Scalar  # noqa: SLF001
+LOCAL_SCALAR_DENSE: OpOverload = _aten._local_scalar_dense.default  # noqa: SLF001

@@ -1,0 +1,89 @@
+"""The private names of torch that models, training and traces use, with the reason why no public name serves.
+
+Tested with torch 2.13.0 (CPU build). Read this module first when another version of torch behaves differently. Names
+that only traces of fake tensors need take longer to import, and are in ``tuner.estimation.tracing.torch_internals``.
+
+Attributes of tensors and modules are read by ``attrgetter``, which adds no Python call where they are read often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_map
+
+__all__ = [
+    "BatchNorm",
+    "TorchDispatchMode",
+    "apply_to_own",
+    "foreach_add_",
+    "foreach_copy_",
+    "foreach_mul_",
+    "foreach_norm",
+    "fsdp_parameter_groups",
+    "is_traceable_wrapper_subclass",
+    "loader_queues",
+    "own_buffers",
+    "own_parameters",
+    "schema_of",
+    "shut_down_loader",
+    "tree_map",
+    "version_of",
+]
+
+# TorchDispatchMode: documented as the way to see every operator, and exported by no public module.
+# is_traceable_wrapper_subclass: a tensor subclass shows in no public way that it wraps other tensors.
+# tree_map: torch's functions over nested containers have no public module in Python.
+
+foreach_add_ = torch._foreach_add_
+foreach_copy_ = torch._foreach_copy_
+foreach_mul_ = torch._foreach_mul_
+foreach_norm = torch._foreach_norm  # noqa: SLF001
+"""Operations on lists of tensors, which torch's optimizers use: a public operation takes a call per parameter."""
+
+own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
+"""A module's own parameters by name: ``named_parameters()`` takes five times as long, in every window."""
+
+own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
+"""A module's own buffers by name, to restore what a forward pass has replaced: ``named_buffers()`` is read-only."""
+
+version_of: Callable[[Tensor], int] = attrgetter("_version")
+"""Number of writes to a tensor, counted by autograd: only ``_version`` shows it."""
+
+Schema: TypeAlias = Any
+schema_of: Callable[[Any], Schema] = attrgetter("_schema")
+"""Names of an operator's arguments, and which it writes to: an ``OpOverload`` shows them nowhere else."""
+
+BatchNorm: type[nn.Module] = nn.modules.batchnorm._BatchNorm  # noqa: SLF001
+"""Base class of the BatchNorms, which have no public one."""
+
+
+def apply_to_own(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Replace a module's own tensors, as ``Module.to`` does: that public method visits the modules inside as well."""
+    module._apply(change, recurse=False)  # type: ignore[no-untyped-call] # noqa: SLF001
+
+
+def fsdp_parameter_groups(module: Any) -> Iterator[Any]:  # noqa: ANN401 - importing FSDPModule takes long
+    """The groups of parameters of an ``FSDPModule``: their gradient divisor has a public setter and no getter.
+
+    A module without parameters of its own has no group. Earlier versions of torch have one group per module.
+    """
+    state = module._get_fsdp_state()  # noqa: SLF001
+    groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]  # noqa: SLF001
+    return (group for group in groups if group is not None)
+
+
+def shut_down_loader(iterator: Any) -> None:  # noqa: ANN401 - its class is private
+    """End the workers of a ``DataLoader``'s iterator: in public they end when the last reference is dropped."""
+    iterator._shutdown_workers()  # noqa: SLF001
+
+
+def loader_queues(iterator: Any) -> Iterable[Any]:  # noqa: ANN401 - its class is private
+    """The queues to the workers of a ``DataLoader``'s iterator: public names reach none of them."""
+    queues: Iterable[Any] = iterator._index_queues  # noqa: SLF001
+    return queues
