@@ -19,7 +19,9 @@ from torch.utils._pytree import tree_map
 
 __all__ = [
     "BatchNorm",
+    "Dropout",
     "TorchDispatchMode",
+    "apply_to_all",
     "apply_to_own",
     "foreach_add_",
     "foreach_copy_",
@@ -62,10 +64,18 @@ schema_of: Callable[[Any], Schema] = attrgetter("_schema")
 BatchNorm: type[nn.Module] = nn.modules.batchnorm._BatchNorm  # noqa: SLF001
 """Base class of the BatchNorms, which have no public one."""
 
+Dropout: type[nn.Module] = nn.modules.dropout._DropoutNd  # noqa: SLF001
+"""Base class of the dropouts, which have no public one."""
+
 
 def apply_to_own(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
     """Replace a module's own tensors, as ``Module.to`` does: that public method visits the modules inside as well."""
     module._apply(change, recurse=False)  # type: ignore[no-untyped-call] # noqa: SLF001
+
+
+def apply_to_all(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Replace the tensors of a module as its class does, which may override this method and no public one."""
+    module._apply(change)  # type: ignore[no-untyped-call] # noqa: SLF001
 
 
 def fsdp_parameter_groups(module: Any) -> Iterator[Any]:  # noqa: ANN401 - importing FSDPModule takes long

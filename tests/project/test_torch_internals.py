@@ -33,7 +33,7 @@ def private_names(source: str) -> Iterator[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.Attribute):
             names = [_dotted(node)]
-        yield from (name for name in names if name.startswith("torch.") and _is_private(name))
+        yield from (name for name in names if name.startswith(("torch.", "nn.")) and _is_private(name))
 
 
 def test_private_names_of_torch_are_in_two_modules() -> None:
@@ -44,8 +44,7 @@ def test_private_names_of_torch_are_in_two_modules() -> None:
 
 
 @pytest.mark.parametrize(
-    "source",
-    ["from torch._ops import OpOverload", "from torch.nn import _x", "import torch._dynamo", "torch._C._f()"],
+    "source", ["from torch._ops import _", "from torch.nn import _x", "import torch._d", "torch._C._f()", "nn._X"]
 )
 def test_a_private_name_is_found(source: str) -> None:
     """Imported from a private module or by a private name, and reached by attributes."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written whole, between updates, and enough to go on as if nothing had happened."""
+"""Checkpoints of a run: written whole, between updates, and enough to continue bit-equal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tuner.training.launching.checkpoint_files import (
 from tuner.training.launching.run_directory import RunPaths
 
 State = dict[str, Any]
-"""What a checkpoint holds beside the weights: nested dicts of tensors and plain values."""
+"""State in a checkpoint beside the weights: nested dicts of tensors and plain values."""
 Weights = dict[str, Tensor]
 """Parameters and buffers by name, on the CPU."""
 
@@ -39,21 +39,21 @@ _STATE = "state.pt"
 
 @dataclass(frozen=True)
 class IntactCheckpoint:
-    """The newest checkpoint whose files are the ones that were written."""
+    """The newest checkpoint whose files are unchanged since they were written."""
 
     update: int
-    """Updates that were made."""
+    """Updates that were made before it."""
     notes: tuple[str, ...]
-    """A sentence for each newer one that is damaged, and for a pointer that cannot be read."""
+    """A sentence for each newer checkpoint that is damaged, and for a pointer that cannot be read."""
 
 
 class Checkpoints:
-    """The checkpoints in one folder, newest kept, with a pointer to the newest.
+    """The checkpoints of a run in one folder, with a pointer to the newest.
 
     Args:
         paths: the run's files.
-        run: what the run is (model, data order, plan); a checkpoint of another run is refused.
-        keep: how many of the newest to keep.
+        run: identity of the run (model, data order, plan); a checkpoint of another run is refused.
+        keep: number of the newest checkpoints to keep.
     """
 
     def __init__(self, paths: RunPaths, run: str, keep: int) -> None:
@@ -63,10 +63,10 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, update: int, weights: Weights, state: State) -> Path:
-        """Write a run after ``update`` updates; it becomes the newest only once it is safely on the disk.
+        """Write the checkpoint after ``update`` updates, which becomes the newest once it is safely on the disk.
 
         Raises:
-            StorageError: when the disk has no room for it; those before it stay.
+            StorageError: when the disk has no room for it; the checkpoints before it stay.
         """
         path = checkpoint_folder(self.directory, update)
         needed = _bytes_of([weights[name] for name in own_names(weights)]) + _bytes_of(state)
@@ -80,7 +80,7 @@ class Checkpoints:
         return path
 
     def _keep_up_to(self, newest: Path) -> None:
-        """Remove all but ``newest`` and those before it that are to be kept: old ones, and what a kill left."""
+        """Remove all but ``newest`` and the ones before it that are to be kept: old ones, and remains of a kill."""
         folders = sorted(self.directory.glob("update-*"))
         kept = [path for path in folders if path <= newest][-self.keep :]
         for path in [*folders, *self.directory.glob(".update-*.part")]:
@@ -88,7 +88,7 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
 
     def newest(self) -> IntactCheckpoint | None:
-        """The newest checkpoint that is intact, every file compared with its checksum; none when there is none yet.
+        """The newest intact checkpoint, every file compared with its checksum; None when there is none yet.
 
         Raises:
             CheckpointError: when there are checkpoints and none is intact, or it belongs to another run.
@@ -113,7 +113,7 @@ class Checkpoints:
         return None
 
     def _checked(self, update: int, folder: Path | None) -> Path:
-        """The folder of a checkpoint of this run that is intact."""
+        """The folder of an intact checkpoint of this run."""
         if folder is None:
             raise DamagedCheckpointError("its folder is missing")
         manifest = read_manifest(folder)
@@ -131,14 +131,14 @@ class Checkpoints:
             )
 
     def load(self, update: int, *, checked: bool = False) -> tuple[Weights, State]:
-        """Weights and state (on the CPU) of a checkpoint.
+        """Load the weights and the state (on the CPU) of a checkpoint.
 
         Args:
-            update: which one.
+            update: selects the checkpoint.
             checked: whether this process has just compared its files with their checksums.
 
         Raises:
-            CheckpointError: when it is not there, damaged, cannot be read, or belongs to another run.
+            CheckpointError: when it is missing, damaged, cannot be read, or belongs to another run.
         """
         path = checkpoint_folder(self.directory, update)
         try:
@@ -161,7 +161,7 @@ def _bytes_of(value: object) -> int:
 
 
 def write_weights(weights: Weights, path: Path) -> None:
-    """Write tensors as safetensors; those that share their memory (tied weights) once, under their first name."""
+    """Write tensors as safetensors; tensors that share their memory (tied weights) once, under their first name."""
     whole = {name: _apart(weights[name]) for name in own_names(weights)}
     safetensors.torch.save_file(whole, path, metadata={"format": "pt"})
 
@@ -173,7 +173,7 @@ def _apart(tensor: Tensor) -> Tensor:
 
 
 def own_names(weights: Weights) -> list[str]:
-    """The names of ``weights`` without those that are another name of a tensor before."""
+    """The names of ``weights``, one for each tensor: the first of names that share memory."""
     first: dict[tuple[Any, ...], str] = {}
     for name in sorted(weights):
         tensor = weights[name]
@@ -183,7 +183,7 @@ def own_names(weights: Weights) -> list[str]:
 
 
 def save_weights(weights: Weights, path: Path) -> str:
-    """Write the weights of a run as safetensors, whole or not at all; returns the file's SHA-256.
+    """Write the weights of a run as safetensors, whole or not at all. Return the file's SHA-256.
 
     Raises:
         StorageError: when the disk has no room for them.

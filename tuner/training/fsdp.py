@@ -1,7 +1,7 @@
-"""A model in one piece or in shards (FSDP2), and its state as a whole either way.
+"""Models in shards (FSDP2), and their state as whole tensors.
 
-A checkpoint holds whole tensors under the names and numbers that an unsharded model gives them, so that a run may go on
-with another number of ranks, or with none of the sharding.
+A checkpoint holds whole tensors under the names and numbers of an unsharded model, so that a run may go on with another
+number of ranks, or without sharding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tuner.torch_internals import fsdp_parameter_groups
 
 
 def shard(model: nn.Module, device: torch.device, world_size: int) -> None:
-    """Give each rank a shard of every parameter: each member of a ``ModuleList`` (a block) apart, then the rest.
+    """Give each rank a shard of every parameter: each member of a ``ModuleList`` (a block) by itself, then the rest.
 
     Gradients are summed over the ranks, not averaged: losses are divided by the global weight already.
 
@@ -78,11 +78,11 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def whole(value: Any, *, keep: bool = True) -> Any:  # noqa: ANN401 - nested state of any kind
-    """``value`` with every shard as its whole tensor; dicts and lists are walked. Every rank must call it.
+    """Replace every shard in ``value`` by its whole tensor; dicts and lists are walked. Every rank must call this.
 
     Args:
         value: nested state.
-        keep: whether this rank wants the answer: then shards are gathered one at a time into the host's memory, else
+        keep: whether this rank needs the result: then shards are gathered one at a time into the host's memory, else
             empty tensors take their place.
     """
     if isinstance(value, DTensor):
@@ -98,13 +98,13 @@ def whole(value: Any, *, keep: bool = True) -> Any:  # noqa: ANN401 - nested sta
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Make whole ``weights`` the model's, of which each rank takes its shard. Names tied to others may be missing."""
+    """Load whole ``weights`` into the model, each rank its shard. Names tied to others may be missing."""
     own = model.state_dict()
     model.load_state_dict({name: _like(tensor, own[name]) for name, tensor in weights.items()}, strict=False)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Make a whole ``state_dict`` of an optimizer this one's, of which each rank takes its shard."""
+    """Load the whole ``state_dict`` of an optimizer into ``optimizer``, each rank its shard."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     sharded = {
         number: {name: _like(value, parameters[number]) for name, value in values.items()}
@@ -119,7 +119,7 @@ def copy_into(tensor: Tensor, value: Tensor) -> None:
 
 
 def _like(value: Any, own: Tensor) -> Any:  # noqa: ANN401 - an entry of a state may be no tensor
-    """``value`` sharded as ``own``, where that is a shard and they have the same shape."""
+    """``value`` sharded like ``own``, where that is a shard and both have the same shape."""
     if not isinstance(own, DTensor) or not isinstance(value, Tensor) or value.shape != own.shape:
         return value
     return distribute_tensor(value.to(own.device), own.device_mesh, own.placements, src_data_rank=None)

@@ -14,7 +14,7 @@ from tuner.schemas.workload import OptimizerSpec, ScheduleSpec
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The torch optimizer over the parameters that get a gradient."""
+    """Build the torch optimizer of the parameters that get a gradient."""
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     chosen = {"foreach": (True, False), "fused": (None, True), "for-loop": (False, False), "default": (None, None)}
     foreach, fused = chosen[spec.implementation]
@@ -59,7 +59,7 @@ def learning_rate_factor(spec: ScheduleSpec, update: int, updates: int) -> float
 
 
 def materialize_state(optimizer: torch.optim.Optimizer) -> None:
-    """Take the memory of the optimizer's state now, as it is before the first step.
+    """Allocate the optimizer's state, with the values that it has before the first step.
 
     For the optimizers of a spec, whose state begins as zeros. Parameters and generators stay as they are.
     """

@@ -1,4 +1,4 @@
-"""Writes a run's progress, for machines (a line of JSON per update) and for TensorBoard."""
+"""Progress of a run, written for machines (a line of JSON per update) and for TensorBoard."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class ProgressWriter:
-    """The progress of one process of a run; a context that closes what it opened.
+    """Writer of the progress of one process of a run; a context manager that closes its files.
 
     Args:
         paths: the run's files.
-        resumed_from: the update this process goes on from; what was written of later ones is dropped.
+        resumed_from: the update this process goes on from; lines and events of later updates are dropped.
         tensorboard: whether to write events for TensorBoard too.
 
     Raises:
-        SpecError: when TensorBoard is asked for and not installed.
+        SpecError: when TensorBoard is requested and not installed.
     """
 
     def __init__(self, paths: RunPaths, resumed_from: int, *, tensorboard: bool) -> None:
@@ -33,7 +33,7 @@ class ProgressWriter:
             self._events = import_tensorboard()(str(paths.tensorboard), purge_step=resumed_from + 1)
 
     def append(self, progress: TrainingProgress) -> None:
-        """One more update, on the disk when this returns: a kill must not lose what a checkpoint has."""
+        """Write an update, on the disk when this returns: a kill must not lose what a checkpoint has."""
         self._log.append(progress)
         if self._events is not None:
             for name, value in scalars(progress).items():
@@ -41,7 +41,7 @@ class ProgressWriter:
             self._events.flush()
 
     def __enter__(self) -> ProgressWriter:  # noqa: PYI034 - not meant for subclassing
-        """For a ``with`` block."""
+        """Return the writer itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -51,10 +51,10 @@ class ProgressWriter:
 
 
 def require_tensorboard() -> None:
-    """Find that TensorBoard is missing without importing it, or torch.
+    """Check that TensorBoard is installed, without importing it or torch.
 
     Raises:
-        SpecError: when it is not installed.
+        SpecError: when TensorBoard is not installed.
     """
     if find_spec("tensorboard") is None:
         message = "needs the package `tensorboard`: pip install 'batchwright[tensorboard]'"
@@ -62,7 +62,7 @@ def require_tensorboard() -> None:
 
 
 def import_tensorboard() -> type[SummaryWriter]:
-    """Torch's writer of TensorBoard events.
+    """Import torch's writer of TensorBoard events.
 
     Raises:
         SpecError: when TensorBoard is not installed.
@@ -74,7 +74,7 @@ def import_tensorboard() -> type[SummaryWriter]:
 
 
 def scalars(progress: TrainingProgress) -> dict[str, float]:
-    """What an update is shown as in TensorBoard, by tag."""
+    """The figures of an update for TensorBoard, by tag."""
     figures = {
         "loss/total": progress.loss,
         **{f"loss/{name}": value for name, value in progress.terms.items() if len(progress.terms) > 1},

@@ -10,6 +10,7 @@ from torch import nn
 from tuner.errors import BatchwrightError, FieldProblem, SpecError, WorkloadError
 from tuner.schemas.results import ModelSummary
 from tuner.schemas.workload import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
+from tuner.torch_internals import BatchNorm
 from tuner.workloads.base import Workload
 from tuner.workloads.casting import cast_floating
 from tuner.workloads.hugging_face import transformers_workload
@@ -94,7 +95,7 @@ def summarize(model: nn.Module) -> ModelSummary:
     coupled = tuple(
         f"{name} ({type(module).__name__})"
         for name, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, nn.SyncBatchNorm)  # noqa: SLF001 - torch names no public base of the BatchNorms
+        if isinstance(module, BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
     )
     return ModelSummary(
         parameters=sum(parameter.numel() for parameter in parameters),

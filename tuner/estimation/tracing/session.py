@@ -40,7 +40,7 @@ from tuner.estimation.tracing.torch_internals import (
 )
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import TransformersModel, WorkloadSpec
-from tuner.torch_internals import own_buffers, own_parameters
+from tuner.torch_internals import apply_to_all, own_buffers, own_parameters
 from tuner.training.accumulation.collectives import ProcessGroup, Ranks
 from tuner.training.fsdp import shard
 from tuner.training.micro_batches.splitting import MicroBatch, sliced, tensors_of
@@ -336,7 +336,7 @@ def _returned(tensor: Tensor, *_: object, **__: object) -> Tensor:
 def _applied(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:  # noqa: FBT001, FBT002 - as torch calls it
     """``nn.Module._apply`` for fakes, which torch's own would swap, and cannot."""
     for child in module.children() if recurse else ():
-        child._apply(change)  # type: ignore[no-untyped-call] # noqa: SLF001 - a module may override it
+        apply_to_all(child, change)
     for parameter in own_parameters(module).values():
         if parameter is not None:
             with torch.no_grad():

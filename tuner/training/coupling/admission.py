@@ -1,4 +1,4 @@
-"""Whether a loss may be accumulated: the check for coupled samples, made where there is memory for it."""
+"""Admission of a loss to accumulation: the check for coupled samples, made where there is memory for it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _ATTEMPTS: tuple[tuple[int, Precision], ...] = ((4, "fp64"), (4, "fp32"), (2, "f
 def measure_coupling(spec: WorkloadSpec, workload: Workload, device: MemoryDevice) -> CouplingCheck:
     """Compare the loss of a batch with that of its parts, on a new model of ``spec``.
 
-    A check that cannot be made (no memory, a batch that cannot be divided) proves nothing: its verdict says that.
-    Raises what the workload's own code raises.
+    A check that cannot be made (no memory, a batch that cannot be divided) proves nothing, and its verdict is
+    "not-compared". Errors of the workload's own code are raised unchanged.
     """
     report = _reported(spec, workload, device)
     device.release()
@@ -42,7 +42,7 @@ def measure_coupling(spec: WorkloadSpec, workload: Workload, device: MemoryDevic
 
 
 def admit(check: CouplingCheck, *, allowed: bool) -> str | None:
-    """Warning about accumulating a loss; none where accumulation changes nothing.
+    """Warning about accumulating a loss; None where accumulation changes nothing.
 
     Raises:
         TrainingError: when the loss couples samples, and that is not ``allowed``.

@@ -1,4 +1,4 @@
-"""Finds losses that couple the samples of a batch, which no accumulation can make exact.
+"""Detection of losses that couple the samples of a batch, which no accumulation can make exact.
 
 Accumulated gradients are the full batch's only when its loss is a sum over its samples. BatchNorm, in-batch negatives
 and load-balancing terms of a mixture of experts are not; nor is a model whose forward pass moves state that its loss
@@ -292,7 +292,7 @@ class _Check:
         )
 
     def _found_by_type(self) -> tuple[Culprit, ...]:
-        """What couples samples in training and shows nothing of it in eval mode."""
+        """Modules that couple samples in training and show nothing of it in eval mode."""
         return tuple(module_culprit(name, module, None) for name, module in self._coupling_in_training)
 
     def _at_fault(self, whole: Run, split: Run, sizes: list[int], noise: Noise) -> tuple[Culprit, ...]:
@@ -321,7 +321,7 @@ class _Check:
         return tuple(found)
 
     def _traced(self, whole: Run, split: Run, sizes: list[int], held: frozenset[str]) -> tuple[Culprit, ...]:
-        """Modules at fault, then the loss terms that differ though every module gives what it gave."""
+        """Modules at fault, then the loss terms that differ though every module returns the same output."""
         found, limits = trace(self._runner, sizes, held), self._runner.limits
         if found.whole is not None and found.split is not None:
             whole, split = found.whole, found.split

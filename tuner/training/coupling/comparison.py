@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tuner.torch_internals import Dropout
 from tuner.training.coupling.error_scale import Noise, Run, Term, noise_of
 from tuner.training.coupling.forward_state import ModelState
 from tuner.training.coupling.precision import LIMITS, Precision
@@ -27,10 +28,10 @@ from tuner.training.micro_batches.splitting import sample_count, sliced, to_devi
 from tuner.workloads.base import Batch, LossTerms, Workload
 
 _RANDOM_WORDS = ("drop", "jitter")
-"""In the names of probabilities: ``attention_dropout``, ``layerdrop``, ``drop_prob``, ``jitter_noise``."""
+"""Parts of the names of probabilities: ``attention_dropout``, ``layerdrop``, ``drop_prob``, ``jitter_noise``."""
 _STEP = 0.2
-"""How far the update before the comparison moves a parameter, as a share of its root mean square: far enough that state
-which follows the weights lags behind them. Measured on layers of eight with spectral norm, whose power iterations had
+"""Step of the update before the comparison, as a share of a parameter's root mean square: far enough that state which
+follows the weights lags behind them. Measured on layers of eight with spectral norm, whose power iterations had
 converged: the gradient's error is then 0.2 to 1.3 %; with half the step 0.09 to 0.2 %."""
 _SMALLEST_WEIGHT = 0.02
 """Root mean square that a smaller parameter is taken to have, so that one that starts at zero moves."""
@@ -40,7 +41,7 @@ _SMALLEST_WEIGHT = 0.02
 
 @contextmanager
 def own_randomness(device: torch.device) -> Iterator[None]:
-    """Every random number generator as it was."""
+    """Restore every random number generator at the end of a block."""
     state = RandomState.now(device)
     try:
         yield
@@ -61,7 +62,7 @@ def seed_generators(seed: int, device: torch.device, *, torchs: int | None = Non
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
-    """State that forward passes move, gradients and modes as they were."""
+    """Restore gradients, modes and the state that forward passes move at the end of a block."""
     state = ModelState(model)
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     modes = [(module, module.training) for module in model.modules()]
@@ -77,7 +78,7 @@ def restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Every dropout at zero: probabilities of dropout modules, and whatever float is named for one.
+    """Set every dropout to zero: probabilities of dropout modules, and floats that are named for one.
 
     Some transformers models read the probability from their config in the forward pass.
     """
@@ -100,13 +101,13 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 def _is_probability(holder: object, name: str) -> bool:
     if name == "p":
-        return isinstance(holder, nn.modules.dropout._DropoutNd)  # noqa: SLF001 - torch names no public base of the dropouts
+        return isinstance(holder, Dropout)
     return any(word in name.lower() for word in _RANDOM_WORDS)
 
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode; ``restored`` puts the modes back."""
+    """Set eval mode; ``restored`` restores the modes."""
     model.eval()
     yield
 
@@ -118,7 +119,7 @@ class Runner:
     """Runs a model over slices of one batch.
 
     Args:
-        model: on ``device``; its gradients are overwritten (``restored`` keeps them), its state put back by each run.
+        model: on ``device``; its gradients are overwritten (``restored`` keeps them), its state restored by each run.
         workload: makes the loss terms.
         batch: on the CPU.
         device: where the model is.
@@ -222,13 +223,13 @@ class Runner:
         return noise_of(whole, rounded)
 
     def advance(self, whole: Run) -> Run | None:
-        """Make an update on the batch, and take what comes of it for the state to start from.
+        """Make an update on the batch, whose result becomes the state to start from.
 
         Args:
             whole: a run of the whole batch, from which the update is made.
 
         Returns:
-            A run of the whole batch after it; none where its numbers are infinite: the update is undone then.
+            A run of the whole batch after the update; None where its numbers are infinite: the update is undone then.
         """
         before, steps = self.state, self._update(whole.gradients)
         self.state = ModelState(self.model, before.moving)

@@ -34,9 +34,9 @@ class Run:
 
     parts: list[dict[str, Term]]
     gradients: dict[str, Tensor]
-    """By parameter, on the CPU."""
+    """Gradients by parameter, on the CPU."""
     sizes: dict[str, float]
-    """By parameter, the largest values of the parts' gradients added up: their sum may cancel."""
+    """Largest values of the parts' gradients added up, by parameter: the sum of gradients may cancel."""
 
     def pieces(self, name: str) -> list[Term]:
         """A term in each part."""
@@ -87,12 +87,12 @@ def relative(delta: float, scale: float) -> float:
 
 @dataclass(frozen=True)
 class Noise:
-    """Differences that the rounding of every weight to fp32 makes: no smaller ones tell anything."""
+    """Differences that the rounding of every weight to fp32 makes: smaller ones carry no information."""
 
     gradients: dict[str, float]
-    """By parameter, the largest change of its gradient."""
+    """Largest change of the gradient, by parameter."""
     means: dict[str, float]
-    """By loss term, the largest change of its mean."""
+    """Largest change of the mean, by loss term."""
 
 
 SILENCE = Noise({}, {})

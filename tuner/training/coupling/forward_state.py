@@ -62,7 +62,7 @@ class ModelState:
         self._marks = _marks(named)
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore all of the state."""
         for buffers, names in self._names:
             for name in set(buffers) - set(names):
                 del buffers[name]
@@ -73,7 +73,7 @@ class ModelState:
                 parameter.copy_(content)
 
     def restore_modules(self, paths: Collection[str]) -> None:
-        """Put back the state of these modules."""
+        """Restore the state of these modules."""
         for path in paths:
             for kept in self._kept[path]:
                 kept.restore()
@@ -83,12 +83,12 @@ class ModelState:
                     parameter.copy_(content)
 
     def moved_parameters(self) -> frozenset[str]:
-        """Parameters that are others now, as far as their norms tell."""
+        """Parameters that have changed, as far as their norms show."""
         marks = _marks(dict(self._model.named_parameters()))
         return frozenset(name for name, mark in marks.items() if mark != self._marks[name])
 
     def moved(self) -> dict[str, tuple[str, ...]]:
-        """By path of the module, the names of the state that is another now."""
+        """Names of the state that has changed, by path of the module."""
         found = {path: [kept.name for kept in held if kept.moved()] for path, held in self._kept.items()}
         for name in sorted(self.moved_parameters()):
             path, _, own = name.rpartition(".")

@@ -44,9 +44,9 @@ _STEADY = 1e-5
 _NEVER = "Pass checks_coupling=False to go on all the same."
 
 Terms: TypeAlias = dict[str, tuple[float, float]]
-"""By name, a term's sum and its weight."""
+"""Sum and weight of each term, by name."""
 Means: TypeAlias = dict[str, float]
-"""By name, the mean of a term, or a change of it."""
+"""Mean of each term, or a change of the mean, by name."""
 LossOf: TypeAlias = Callable[[nn.Module, Batch], Any]
 
 
@@ -60,11 +60,11 @@ class Finding:
 
 
 class LossCheck:
-    """Compares the loss of a micro-batch with that of its parts.
+    """Comparison of the loss of a micro-batch with that of its parts.
 
     Args:
         model: as the loss is called with it.
-        snapshot: puts back what a forward pass changes.
+        snapshot: restores what a forward pass changes.
         device: where batches go.
         floating: what floating-point inputs are cast to.
     """
@@ -92,12 +92,12 @@ class LossCheck:
             raise WorkloadError(self._finding.message)
 
     def finding(self, window: Sequence[MicroBatch], loss: LossOf) -> Finding | None:
-        """Find a fault of ``loss``; none where there is none, or nothing can be said.
+        """Find a fault of ``loss``; None where there is none, or the loss cannot be judged.
 
-        Nothing is said about losses that cannot be computed of a part, and only a warning is given where random numbers
+        Nothing is reported about losses that cannot be computed of a part. Only a warning is given where random numbers
         that cannot be silenced are in a loss.
         """
-        micro_batch = next((it for it in window if it.size > 1 and not it.is_padding and it.indivisible is None), None)
+        micro_batch = next(filter(_is_comparable, window), None)
         if micro_batch is None:
             return None
         self._snapshot.capture()
@@ -135,12 +135,12 @@ class LossCheck:
         return self._forward(micro_batch, loss)
 
     def _forward(self, micro_batch: MicroBatch, loss: LossOf) -> Terms:
-        answer = loss(self._model, to_device(copy.deepcopy(micro_batch.batch), self._device, self._floating))
-        terms: Mapping[str, Any] = {"loss": answer} if isinstance(answer, tuple) else answer
+        output = loss(self._model, to_device(copy.deepcopy(micro_batch.batch), self._device, self._floating))
+        terms: Mapping[str, Any] = {"loss": output} if isinstance(output, tuple) else output
         return {name: (_number(loss_sum), _number(weight)) for name, (loss_sum, weight) in terms.items()}
 
     def _rounding(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf, precision: _NarrowResults) -> Means:
-        """How far rounded weights move the mean of each term: a sum that cancels is rounding alone."""
+        """Measure how far rounded weights move the mean of each term: a sum that cancels is rounding alone."""
         bits = precision.bits if self._device.type == "cpu" else min(precision.bits, _CARD_BITS)
         moved = dict.fromkeys(whole, 0.0)
         for run in range(ROUNDED_RUNS):
@@ -157,15 +157,18 @@ class LossCheck:
             self._snapshot.restore()
             torch.rand(3, device=self._device), torch.rand(3), random.random(), np.random.random()  # noqa: NPY002 - moves each generator on
             again = self._forward(micro_batch, loss)
-            if any(
-                not math.isclose(again[name][0], it[0], rel_tol=_STEADY, abs_tol=1e-12) for name, it in whole.items()
-            ):
+            pairs = ((total, again[name][0]) for name, (total, _) in whole.items())
+            if not all(math.isclose(total, other, rel_tol=_STEADY, abs_tol=1e-12) for total, other in pairs):
                 return False
         return True
 
 
+def _is_comparable(micro_batch: MicroBatch) -> bool:
+    return micro_batch.size > 1 and not micro_batch.is_padding and micro_batch.indivisible is None
+
+
 class _NarrowResults(TorchFunctionMode):
-    """Notes whether any result has less precision than fp32, as under autocast, and how many binary digits it has."""
+    """Record of the least precision of any result, in binary digits: less than fp32 under autocast."""
 
     bits = mantissa_bits(torch.float32)
 
@@ -188,8 +191,8 @@ def _number(value: Tensor | float) -> float:
 def _judged(whole: Terms, pieces: list[Terms], tolerance: float, rounding: Means) -> Finding | None:
     """The finding of the first term whose mean differs between the whole and its parts by more than ``rounding``."""
     for name, (total, weight) in whole.items():
-        sums, weights = [it[name][0] for it in pieces], [it[name][1] for it in pieces]
-        if not all(math.isfinite(it) for it in (total, weight, *sums, *weights)) or not (weight and all(weights)):
+        sums, weights = [piece[name][0] for piece in pieces], [piece[name][1] for piece in pieces]
+        if not all(map(math.isfinite, (total, weight, *sums, *weights))) or not (weight and all(weights)):
             continue
         mean, parts_mean = total / weight, sum(sums) / sum(weights)
         scale = max(abs(mean), *(abs(s / w) for s, w in zip(sums, weights, strict=True)))

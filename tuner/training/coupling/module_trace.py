@@ -1,4 +1,4 @@
-"""Which module makes a sample depend on the others: its output changes with the batch though its input does not.
+"""Search for the module that makes a sample depend on the others: its output changes though its input does not.
 
 Every module is compared by itself: in the runs of the batch's two parts a module that got the full batch's input also
 passes on the full batch's output, whatever it computed, so that one culprit hides no other and implicates nothing after
@@ -24,10 +24,10 @@ from tuner.training.micro_batches.splitting import tensors_of
 
 @dataclass
 class Trace:
-    """What the search found."""
+    """Result of the search."""
 
     modules: dict[str, float] = field(default_factory=dict)
-    """By path, in the order of execution: the largest relative error of the output, the input being the same."""
+    """Largest relative error of the output for the same input, by path, in the order of execution."""
     whole: Run | None = None
     """Loss terms of the whole batch."""
     split: Run | None = None
@@ -38,7 +38,7 @@ class Trace:
 
 @dataclass
 class _Call:
-    """One call of a module: what it took and gave, as copies on the CPU."""
+    """Inputs and outputs of one call of a module, as copies on the CPU."""
 
     inputs: list[Tensor]
     outputs: list[Tensor] = field(default_factory=list)
@@ -58,13 +58,13 @@ class _Hooks:
         """Modules that are running, outermost first, with the whole batch's call where its input was the same."""
 
     def start(self, part: int) -> None:
-        """What follows is the first part (0) or the second (1)."""
+        """Begin the first part (0) or the second (1)."""
         self._part = part
         self._counts.clear()
         self.stack.clear()
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take note of the input: the module may overwrite it."""
+        """Record the input: the module may overwrite it."""
         name, inputs = self._names[module], list(tensors_of((args, kwargs)))
         if self._part is None:
             self.stack.append((name, _Call([_copy(tensor) for tensor in inputs])))

@@ -64,7 +64,7 @@ _CASTS: dict[_Value, Callable[..., _Value]] = {
 
 
 class _Widened(TorchFunctionMode):
-    """Let code that asks for fp32, or for less, have fp64."""
+    """Give fp64 to code that requests fp32 or less."""
 
     def __torch_function__(
         self, func: _Value, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -81,7 +81,7 @@ def _wider(value: _Value) -> _Value:
 
 @contextmanager
 def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
-    """Full fp32 or fp64: no TF32, no autocast; gradients on."""
+    """Compute in full fp32 or fp64: no TF32, no autocast; gradients on."""
     matmul, default = torch.get_float32_matmul_precision(), torch.get_default_dtype()
     torch.set_float32_matmul_precision("highest")
     torch.set_default_dtype(torch.float64 if precision == "fp64" else torch.float32)
@@ -101,7 +101,7 @@ def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
 
 @contextmanager
 def kernels_for(model: nn.Module, precision: Precision) -> Iterator[None]:
-    """Experts of transformers models one by one in fp64: their default kernel, the grouped product, has fp32 at most.
+    """Run experts of transformers models one by one in fp64: the default kernel, a grouped product, is fp32 at most.
 
     In fp32 the rounding of a router's output can send a token to another expert in the batch than in its parts, which
     looks like coupling.
@@ -124,7 +124,7 @@ def kernels_for(model: nn.Module, precision: Precision) -> Iterator[None]:
 
 @contextmanager
 def working_copy(model: nn.Module, precision: Precision, *, disposable: bool) -> Iterator[None]:
-    """Copies in place of the model's parameters and floating-point buffers, in ``precision``; then the model's own.
+    """Replace the model's parameters and floating-point buffers by copies in ``precision`` for a block.
 
     Args:
         model: in fp32; what of it is quantised is left as it is.

@@ -26,7 +26,7 @@ _Value: TypeAlias = Any
 
 
 class UnmatchedDrawError(Exception):
-    """A draw of a part that is no part of any draw of the whole batch; the message says which."""
+    """A draw of a part that is no part of any draw of the whole batch; the message names the draw."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Part:
     first: int
     size: int
     samples: int
-    """Of the whole batch."""
+    """Samples of the whole batch."""
 
 
 @dataclass(frozen=True)

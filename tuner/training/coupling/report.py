@@ -176,7 +176,7 @@ def _names(words: tuple[str, ...], name: str) -> bool:
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """By class, or by the name of the class: libraries write their own."""
+    """Return whether a module is a BatchNorm, by its class or its class's name: libraries write their own."""
     name = type(module).__name__.lower()
     return isinstance(module, BatchNorm) or ("batchnorm" in name and "frozen" not in name)
 

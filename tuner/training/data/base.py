@@ -1,4 +1,4 @@
-"""Samples with random access, and the one place where some of them become a batch."""
+"""Samples with random access, and their collation into batches."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from tuner.workloads.base import Batch, Sample, Samples
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Samples with random access, and how they become a batch."""
+    """Samples with random access, and their collation."""
 
     samples: Samples
-    """The same on every host."""
+    """Samples, equal on every host."""
     collate: Callable[[list[Sample]], Batch]
-    """How samples become a batch, on the CPU."""
+    """Makes a batch of samples, on the CPU."""
     chooses_randomly: bool = False
-    """Whether samples or ``collate`` are code of the user's, which may draw random numbers (augmentation)."""
+    """True if samples or ``collate`` are user code, which may draw random numbers (augmentation)."""
 
     def __len__(self) -> int:
         """Number of samples in an epoch."""
         return len(self.samples)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The samples at ``indices``, on the CPU."""
+        """Collate the samples at ``indices``, on the CPU."""
         return self.collate([self.samples[index] for index in indices])
 
     def loaded(self, epoch: int, indices: Sequence[int], seed: int) -> Batch:
-        """The samples at ``indices`` as ``epoch`` has them, on the CPU.
+        """Load and collate the samples at ``indices`` in an epoch, on the CPU.
 
-        Random choices of the user's code depend on (seed, epoch, index) alone for a sample, and on the indices as well
-        for a collation: however an update is split, whichever process loads, before or after a resume. No random
-        number of this process's own is used up.
+        Random choices of user code depend on (seed, epoch, index) alone for a sample, and on the indices as well for a
+        collation. They depend neither on how an update is divided, nor on the process that loads, nor on a resume. No
+        random number of this process is used up.
         """
         if not self.chooses_randomly:
             return self.batch(indices)

@@ -1,4 +1,4 @@
-"""From a spec to its data."""
+"""Build the data of a spec."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tuner.workloads.base import Workload
 
 
 def build_data(spec: WorkloadSpec, workload: Workload, folders: DataFolders | None = None) -> TrainingData:
-    """The data of a spec, read from any file when ``folders`` is None.
+    """Build the data of a spec, from any file when ``folders`` is None.
 
-    Unless they are the user's own, the first sample has been read once, so that what reading needs is in memory.
+    Unless the data is the user's own, the first sample is read once, so that all that reading needs is in memory.
 
     Raises:
         SpecError: when there is none, when a path matches no file or one outside the folders, or when the data do not

@@ -18,16 +18,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class DataFolders:
-    """Where a run may read its data, and where it may copy them."""
+    """The folders that a run may read data from, and the folder for its copies."""
 
     roots: DataRoots = ANYWHERE
-    """The folders that hold every file that is read."""
+    """Folders that must hold every file that is read."""
     cache: Path | None = None
     """Folder for the copies that `datasets` maps into memory; its own default when None."""
 
     @classmethod
     def of_run(cls, cache: Path) -> DataFolders:
-        """The folders of this process's run: what it may read stands in the environment."""
+        """The folders of this process's run, whose roots are in the environment."""
         return cls(DataRoots.of_environment(os.environ), cache)
 
     def matching(self, patterns: Sequence[str]) -> list[Path]:
@@ -38,7 +38,7 @@ class DataFolders:
         """
         found: set[Path] = set()
         for pattern in patterns:
-            files = _told("data.paths", pattern, partial(self._files, pattern))
+            files = _refusal_reported("data.paths", pattern, partial(self._files, pattern))
             if not files:
                 raise data_problem("data.paths", f"no file matches (from {Path.cwd()})", pattern)
             found |= files
@@ -50,7 +50,7 @@ class DataFolders:
         Raises:
             SpecError: about ``field``, when a folder or a file lies outside the folders that may be read.
         """
-        return _told(field, folder, lambda: sorted(self._entries(Path(folder), suffixes)))
+        return _refusal_reported(field, folder, lambda: sorted(self._entries(Path(folder), suffixes)))
 
     def open(self, field: str, path: str | Path) -> BinaryIO:
         """Open a file that a spec names.
@@ -59,7 +59,7 @@ class DataFolders:
             SpecError: about ``field``, when the file lies outside the folders.
             OSError: when it cannot be opened.
         """
-        return _told(field, path, lambda: self.roots.open(path))
+        return _refusal_reported(field, path, lambda: self.roots.open(path))
 
     def _entries(self, folder: Path, suffixes: Collection[str]) -> Iterator[Path]:
         for below in self._children(folder):
@@ -78,7 +78,7 @@ class DataFolders:
         return {self.roots.resolve(path) for path in expand(pattern, self.roots) if path.is_file()}
 
 
-def _told(field: str, value: object, read: Callable[[], _T]) -> _T:
+def _refusal_reported(field: str, value: object, read: Callable[[], _T]) -> _T:
     """The result of ``read``, a refused path reported as a problem of a field."""
     try:
         return read()

@@ -1,4 +1,4 @@
-"""The order of samples: a function of (seed, epoch) alone, the same on every host."""
+"""The order of samples: a function of (seed, epoch) alone, equal on every host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random choices that depend on a key alone, and leave the process's own random numbers where they were."""
+"""Random choices that depend on a key alone, and leave the process's own generators unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """A block after which python, numpy and torch (on the CPU) go on with the random numbers they would have given."""
+    """Restore the generators of python, numpy and torch (on the CPU) at the end of a block."""
     python, torch_state = random.getstate(), torch.default_generator.get_state()
     numpy = np.random.get_state()  # noqa: NPY002 - user code may use the old interface
     try:
@@ -27,7 +27,7 @@ def random_state_kept() -> Iterator[None]:
 def seed_by(*key: object) -> None:
     """Seed python, numpy and torch (on the CPU) by ``key``, in a block of ``random_state_kept``.
 
-    CUDA's generators are left alone, which ``torch.manual_seed`` would seed as well.
+    CUDA's generators, which ``torch.manual_seed`` would seed as well, are left alone.
     """
     digest = hashlib.sha256(":".join(map(str, key)).encode()).digest()
     random.seed(digest)
@@ -36,6 +36,6 @@ def seed_by(*key: object) -> None:
 
 
 def generator_of(*key: object) -> torch.Generator:
-    """A generator of torch's, seeded by ``key``."""
+    """A torch generator seeded by ``key``."""
     digest = hashlib.sha256(":".join(map(str, key)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))

@@ -1,4 +1,4 @@
-"""The files of a run's checkpoints: which there are, and whether they still are what was written. No torch.
+"""The files of a run's checkpoints: a manifest to check them against, and a pointer to the newest. No torch.
 
 A checkpoint is a folder that appears whole, with a manifest of its files' sizes and SHA-256. A pointer beside the
 folders names the newest one that was committed.
@@ -23,23 +23,23 @@ _FOLDER = re.compile(r"update-(\d{8,})")
 
 
 class FileDigest(Document):
-    """One file of a checkpoint as it was written."""
+    """Size and digest of one file of a checkpoint, as it was written."""
 
     size_bytes: NonNegativeInt
-    """Its size."""
+    """Size of the file."""
     sha256: str
-    """SHA-256 of its content, in hexadecimal."""
+    """SHA-256 of the content, in hexadecimal."""
 
 
 class Manifest(Document):
     """A checkpoint, described by the process that wrote it."""
 
     run: str
-    """The run it belongs to: everything that the weights depend on."""
+    """The checkpoint's run: everything that the weights depend on."""
     update: NonNegativeInt
     """Optimizer updates that were made."""
     files: dict[str, FileDigest]
-    """Its files by name, the manifest apart."""
+    """The files by name, but for the manifest."""
 
 
 def checkpoint_folder(directory: Path, update: int) -> Path:
@@ -58,18 +58,18 @@ def checkpoint_folders(directory: Path) -> dict[int, Path]:
 
 
 def write_manifest(folder: Path, run: str, update: int) -> None:
-    """Describe the files that ``folder`` holds, read back from it."""
-    manifest = Manifest(run=run, update=update, files={it.name: _digest(it) for it in sorted(folder.iterdir())})
+    """Write the manifest of the files in ``folder``, read back from the disk."""
+    manifest = Manifest(run=run, update=update, files={path.name: _digest(path) for path in sorted(folder.iterdir())})
     content = manifest.model_dump(mode="json")
     document = {"layout": _LAYOUT, "manifest": content, "sha256": _sha256_of(content)}
     write_atomically(folder / _MANIFEST, json.dumps(document, indent=2))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint.
+    """Read the manifest of a checkpoint.
 
     Raises:
-        DamagedCheckpointError: when it is missing, or not the one that was written.
+        DamagedCheckpointError: when the manifest is missing, or not the one that was written.
         CheckpointError: when it has another layout than this version reads.
     """
     try:
@@ -130,10 +130,10 @@ def write_pointer(pointer: Path, update: int) -> None:
 
 
 def committed(pointer: Path) -> dict[int, Path | None]:
-    """The folders that a run may go on from, by update, the newest first; none is looked into.
+    """The folders that a run may go on from, by update, the newest first; no folder is opened.
 
-    The one that the pointer names is the first, with no folder where it is missing. Newer ones were never committed.
-    A pointer that cannot be read hides nothing: then all folders are there.
+    The folder that the pointer names is the first, and None where it is missing. Newer folders were never committed.
+    A pointer that cannot be read hides nothing: then all folders are returned.
     """
     if not pointer.exists():
         return {}
@@ -145,7 +145,7 @@ def committed(pointer: Path) -> dict[int, Path | None]:
 
 
 def pointed_update(pointer: Path) -> int | None:
-    """The update that the pointer names; none when there is no pointer, or it cannot be read."""
+    """The update that the pointer names; None when there is no pointer, or it cannot be read."""
     try:
         update = json.loads(pointer.read_bytes())["update"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -154,9 +154,9 @@ def pointed_update(pointer: Path) -> int | None:
 
 
 def newest_update(pointer: Path) -> int | None:
-    """The update of the newest checkpoint that is there with its manifest; none when there is none yet.
+    """The update of the newest checkpoint that has a manifest; None when there is none yet.
 
-    The files are not compared with the manifest, which takes a while: a run may have to go on from an older one.
+    The files are not compared with the manifest, which takes a while: a run may have to go on from an older checkpoint.
     """
     for update, folder in committed(pointer).items():
         try:

@@ -1,4 +1,4 @@
-"""Starts, watches and stops the processes of a training run. Never imports torch."""
+"""Start, watch and stop the processes of a training run, without importing torch."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tuner.units import format_bytes
 
 _LOG_TAIL_BYTES = 4000
 _ROOM_FOR_A_RESULT = 64 * 1024
-"""Bytes that a process needs to say how it ended, generously."""
+"""Bytes that a process needs to write its result, generously."""
 _HELD_SECONDS = 10.0
-"""How long a process of this run that is just being killed may take to be gone."""
+"""Longest wait for a process of this run that is being killed to be gone."""
 _LINGER_SECONDS = 20.0
-"""How long processes may take to end after they have left the run's result: freeing memory takes a second or two."""
+"""Longest time for processes to end after the run's result is written: freeing memory takes a second or two."""
 PEER_ERROR = f"{PeerError.__module__}.{PeerError.__qualname__}"
 
 
@@ -38,15 +38,15 @@ _UNWRITTEN = SystemTrouble(cause=Cause.INPUT_OUTPUT, message="a training process
 
 
 class TrainingProcess:
-    """The operating-system processes, one per rank, that make, or go on with, the run in ``directory``.
+    """The operating-system processes, one per rank, that start, or go on with, the run in ``directory``.
 
-    They run with the recommendation's environment, each in a process group of its own, and die with the *thread* that
-    started them (the kernel ties the two): start them from one that lives as long as the run.
+    The processes run with the recommendation's environment, each in a process group of its own, and die with the
+    *thread* that started them (the kernel ties the two): start them from a thread that lives as long as the run.
 
     Args:
         directory: the run's folder.
-        restarts: how often in a row, without a new checkpoint in between, they are started again when one of them was
-            killed from outside, other than for memory.
+        restarts: number of restarts in a row, without a new checkpoint in between, after a process was killed from
+            outside, other than for memory.
         data_roots: the folders that the run may read its data from.
     """
 
@@ -63,16 +63,16 @@ class TrainingProcess:
         self._log = ProgressLog(self.paths.progress)
         self._oom_kills = 0
         self._result_since: float | None = None
-        """When the result of the processes that run was first seen."""
+        """Time at which the result of the running processes was first seen."""
 
-    def start(self, recommendation: Recommendation, request: TrainingRequest, told: int | None = None) -> None:
+    def start(self, recommendation: Recommendation, request: TrainingRequest, reported: int | None = None) -> None:
         """Write the run's files and start; it resumes from the newest checkpoint, if there is one.
 
         Args:
             recommendation: what to train, and how.
             request: for how long.
-            told: the newest update that the caller has heard of, if ``new_progress`` shall begin after it: with what
-                an earlier process has made that nobody heard of. Else it begins with what is made from now on.
+            reported: the newest update that the caller knows. ``new_progress`` then begins after it, with updates that
+                an earlier process has made and nobody has read; without it, with the updates from now on.
 
         Raises:
             TrainingError: when it was started before, or another process trains in the folder.
@@ -96,16 +96,16 @@ class TrainingProcess:
         self._starts = lambda: RankProcesses(self.paths, count, environment)
         self._log.skip_to_end()
         self._begin()
-        if told is not None:
-            self._log.skip_past(told)
+        if reported is not None:
+            self._log.skip_past(reported)
 
     @property
     def pids(self) -> list[int]:
-        """The processes' ids, in the order of ranks; none before the start."""
+        """Ids of the processes, in the order of ranks; an empty list before the start."""
         return self._ranks.pids if self._ranks is not None else []
 
     def _begin(self) -> None:
-        """Start the processes, where the newest checkpoint is."""
+        """Start the processes, from the newest checkpoint."""
         self.paths.result.unlink(missing_ok=True)
         self._result_since = None
         for path in [*self.paths.failures, *self.paths.directory.glob(".rendezvous-*")]:
@@ -118,10 +118,10 @@ class TrainingProcess:
             return
         try:
             there = Recommendation.model_validate_json(self.paths.recommendation.read_bytes())
-            asked = TrainingRequest.model_validate_json(self.paths.request.read_bytes())
+            requested = TrainingRequest.model_validate_json(self.paths.request.read_bytes())
         except (OSError, ValidationError):
             return  # the process compares the checkpoint itself
-        before, now = decisive(there, asked), decisive(recommendation, request)
+        before, now = decisive(there, requested), decisive(recommendation, request)
         differing = [name for name in before if before[name] != now[name]]
         if differing:
             raise CheckpointError(
@@ -130,14 +130,14 @@ class TrainingProcess:
             )
 
     def new_progress(self) -> list[TrainingProgress]:
-        """Updates the processes have made since the last call; those that are made again are told again."""
+        """Updates that the processes have made since the last call. Updates that are repeated are reported again."""
         return self._log.new_lines()
 
     def poll(self) -> TrainingResult | None:
-        """The result once all processes have ended (a crash without one is FAILED, with the log's tail), else none.
+        """The result once all processes have ended (FAILED with the log's tail after a crash without one), else None.
 
-        Ranks that share one model cannot divide a micro-batch on the spot: they are started anew here, from the newest
-        checkpoint, with the smaller one that the failed rank has left word of.
+        Ranks that share one model cannot divide a micro-batch on the spot: their processes are restarted here, from the
+        newest checkpoint, with the smaller micro-batch that the failed rank has written down.
         """
         if self._result is None and self._ranks is not None:
             self._end_what_lingers(self._ranks)
@@ -150,7 +150,7 @@ class TrainingProcess:
         return self._result
 
     def _end_what_lingers(self, ranks: RankProcesses) -> None:
-        """Kill processes that are there long after the run's result: at their end they wait for something for ever."""
+        """Kill processes that remain long after the run's result: something at their end waits forever."""
         if not self.paths.result.exists():
             self._result_since = None
         elif self._result_since is None:
@@ -159,13 +159,13 @@ class TrainingProcess:
             ranks.kill()
 
     def ask_to_stop(self) -> None:
-        """SIGTERM, so that it writes a checkpoint and ends: ``poll`` tells when it has. Does not wait."""
+        """Send SIGTERM, so that the run writes a checkpoint and ends. Does not wait: ``poll`` returns the result."""
         self._stopping = True
         if self._ranks is not None:
             self._ranks.terminate()
 
     def stop(self, grace_seconds: float = 10.0) -> TrainingResult:
-        """SIGTERM, so that it writes a checkpoint; SIGKILL to all of it after ``grace_seconds``. Idempotent.
+        """Send SIGTERM, so that the run writes a checkpoint, and SIGKILL after ``grace_seconds``. Idempotent.
 
         Raises:
             TrainingError: when it was never started.
@@ -180,24 +180,24 @@ class TrainingProcess:
         return result
 
     def _read_result(self, ranks: RankProcesses) -> TrainingResult:
-        """What the run left: its result; but a crash, or the failure of a single rank, explains it better."""
+        """The run's result; or a crash, or the failure of a single rank, where that explains the end better."""
         result = _read(self.paths.result)
         if result is not None and result.outcome is not RunOutcome.FAILED:
             return result
-        failures = [it for it in (result, *map(_read, self.paths.failures)) if it is not None]
-        resumable = [it for it in failures if it.smaller_micro_batch is not None]
+        failures = [failure for failure in (result, *map(_read, self.paths.failures)) if failure is not None]
+        resumable = [failure for failure in failures if failure.smaller_micro_batch is not None]
         if resumable:
             return resumable[0]
         crashed = ranks.crashed()
         if crashed is not None:
             return self._crashed(*crashed)
-        own = [it for it in failures if it.error_type != PEER_ERROR]
+        own = [failure for failure in failures if failure.error_type != PEER_ERROR]
         if failures:
             return (own or failures)[0]
         return self._stopped_early() if ranks.terminated() else self._crashed(*ranks.first_failed())
 
     def _was_lost(self, result: TrainingResult, ranks: RankProcesses) -> bool:
-        """Whether someone killed a process of a run that can go on, and it may be tried again."""
+        """Return whether a process was killed from outside, and the run may be restarted."""
         crashed = ranks.crashed() if result.outcome is RunOutcome.FAILED else None
         if crashed is None or self._exit_of(crashed[1]).kind is not ExitKind.KILLED:
             return False
@@ -211,13 +211,13 @@ class TrainingProcess:
         return classify_exit(status, kernel_oom_kills() - self._oom_kills)
 
     def _stopped_early(self) -> TrainingResult:
-        """SIGTERM ends a process by itself only while it starts: later it answers with a checkpoint and a result."""
+        """The result of a run that SIGTERM ended while it started: later it writes a checkpoint and a result itself."""
         update = self.paths.checkpointed_update() or 0
         message = f"stopped while starting, {update} updates made"
         return TrainingResult(outcome=RunOutcome.STOPPED, message=message, updates=update)
 
     def _full_disk(self) -> str:
-        """Name a full disk, on which the process could leave neither result nor log."""
+        """Name a full disk, on which the process could write neither result nor log."""
         free = free_bytes(self.paths.directory)
         if free is None or free >= _ROOM_FOR_A_RESULT:
             return ""
@@ -239,10 +239,10 @@ class TrainingProcess:
 
 
 def _read(path: Path) -> TrainingResult | None:
-    """A result; none where no process has left one.
+    """Read a result; None where no process has written one.
 
     Raises:
-        OSError: when it is there and cannot be read now.
+        OSError: when the file exists and cannot be read now.
     """
     try:
         return TrainingResult.model_validate_json(path.read_bytes())

@@ -15,14 +15,14 @@ from tuner.system.processes import kill_group
 from tuner.training.launching.run_directory import RunPaths
 
 _PEERS_GRACE_SECONDS = 10.0
-"""How long the other ranks get to notice that one has failed, and to say what they know, before they are killed."""
+"""Time for the other ranks to notice that one has failed, and to write their results, before they are killed."""
 
 
 _WORKER = "tuner.training.worker"
 
 
 def training_command(directory: Path, processes: int = 1, python: str = sys.executable) -> list[str]:
-    """The command that makes, or goes on with, the run in ``directory``; by ``torchrun``, where it is several ranks."""
+    """Command that starts, or goes on with, the run in ``directory``; with several ranks by ``torchrun``."""
     if processes == 1:
         return [python, "-P", "-m", _WORKER, str(directory)]
     ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
@@ -32,8 +32,8 @@ def training_command(directory: Path, processes: int = 1, python: str = sys.exec
 class RankProcesses:
     """One process per rank, started by construction.
 
-    ``torchrun`` would add three seconds to every start, leave its workers alive when it is killed, and tell no rank's
-    own exit status; the processes can as well be started by it (see ``tuner.training.worker``).
+    ``torchrun`` would add three seconds to every start, leave its workers alive when it is killed, and report no rank's
+    own exit status. It can start the processes too (see ``tuner.training.worker``).
 
     Args:
         paths: the run's files; all ranks print into the one log.
@@ -50,7 +50,7 @@ class RankProcesses:
         try:
             self._start(paths, count, environment, rendezvous)
         except BaseException:
-            self.kill()  # those that have been started would wait for the others
+            self.kill()  # the started ones would wait for the others
             raise
 
     def _start(self, paths: RunPaths, count: int, environment: Mapping[str, str], rendezvous: Path) -> None:
@@ -68,7 +68,7 @@ class RankProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """The processes' ids, in the order of ranks."""
+        """Ids of the processes, in the order of ranks."""
         return [process.pid for process in self._processes]
 
     @property
@@ -77,7 +77,7 @@ class RankProcesses:
         return [int(process.wait()) for process in self._processes]
 
     def ended(self) -> bool:
-        """Whether all have. When one has failed the others get a while to notice, and are killed then."""
+        """Return whether all processes have ended. After one has failed, kill the others when their time is over."""
         statuses = [process.poll() for process in self._processes]
         if any(status not in (None, 0) for status in statuses) and None in statuses:
             self._failed_at = self._failed_at or time.monotonic()
@@ -89,21 +89,22 @@ class RankProcesses:
         return True
 
     def crashed(self) -> tuple[int, int] | None:
-        """The first rank that a signal has ended which did not come from here, and its status."""
+        """The first rank that a signal from elsewhere has ended, and its status; None without one."""
         signalled = [(rank, code) for rank, code in enumerate(self.return_codes) if code < 0]
-        return next((it for it in signalled if it[1] != -signal.SIGTERM and it[0] not in self._killed), None)
+        foreign = ((rank, code) for rank, code in signalled if code != -signal.SIGTERM and rank not in self._killed)
+        return next(foreign, None)
 
     def terminated(self) -> bool:
-        """Whether SIGTERM ended one, before it could listen for it."""
+        """Return whether SIGTERM ended a process, which had not installed its handler yet."""
         return -signal.SIGTERM in self.return_codes
 
     def first_failed(self) -> tuple[int, int]:
-        """The first rank whose exit status is not 0, and the status; rank 0 when all are."""
+        """The first rank whose exit status is not 0, and the status; rank 0 and 0 without one."""
         codes = self.return_codes
         return next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
 
     def stop(self, grace_seconds: float) -> None:
-        """SIGTERM to each; SIGKILL to those that are there after ``grace_seconds``."""
+        """Send SIGTERM to each process, and SIGKILL to the ones that remain after ``grace_seconds``."""
         self.terminate()
         deadline = time.monotonic() + grace_seconds
         try:
@@ -113,13 +114,13 @@ class RankProcesses:
             self.kill()
 
     def terminate(self) -> None:
-        """SIGTERM to each."""
+        """Send SIGTERM to each process."""
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to each and what it has started; waits for them."""
+        """Send SIGKILL to each process and its descendants, and wait for them."""
         for rank, process in enumerate(self._processes):
             if process.poll() is None:
                 self._killed.add(rank)
@@ -127,7 +128,7 @@ class RankProcesses:
                 process.wait()
 
     def _clean_up(self) -> None:
-        """End what the processes have started and left, and forget how they found each other."""
+        """End descendants that the processes have left, and remove their rendezvous file."""
         for process in self._processes:
             kill_group(process.pid)
         if self._rendezvous is not None:
@@ -138,7 +139,7 @@ _PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "BATCHWRIGHT_RENDEZVOUS")
 
 
 def _environment(base: Mapping[str, str], rank: int, count: int, rendezvous: Path) -> dict[str, str]:
-    """``base``, and which rank the process is in ``torchrun``'s words; alone it is none, whatever ``base`` says."""
+    """``base`` with the rank in ``torchrun``'s variables; a process alone has none of them, whatever ``base`` holds."""
     environment = {name: value for name, value in base.items() if name not in _PLACE}
     if count == 1:
         return environment

@@ -23,7 +23,7 @@ from tuner.training.launching.checkpoint_files import newest_update
 
 
 def decisive(recommendation: Recommendation, request: TrainingRequest) -> dict[str, object]:
-    """What must be the same for a run to go on, as far as it is known before the data is read.
+    """Facts that must stay equal for a run to go on, as far as they are known before the data is read.
 
     The number of ranks, how they share the model and how gradients are gathered may change.
     """
@@ -49,12 +49,12 @@ class RunPaths:
 
     @property
     def request(self) -> Path:
-        """What was asked: a ``TrainingRequest`` (JSON)."""
+        """The ``TrainingRequest`` (JSON)."""
         return self.directory / "training.json"
 
     @property
     def progress(self) -> Path:
-        """One ``TrainingProgress`` a line."""
+        """The log of progress: one ``TrainingProgress`` a line."""
         return self.directory / "progress.jsonl"
 
     @property
@@ -64,7 +64,7 @@ class RunPaths:
 
     @property
     def log(self) -> Path:
-        """What the training process printed."""
+        """Output of the training process."""
         return self.directory / "log.txt"
 
     @property
@@ -84,7 +84,7 @@ class RunPaths:
 
     @property
     def average_weights(self) -> Path:
-        """Their moving averages, when the spec asks for them."""
+        """The moving averages of the weights, when the spec requests them."""
         return self.directory / "model-average.safetensors"
 
     @property
@@ -94,7 +94,7 @@ class RunPaths:
 
     @property
     def cache(self) -> Path:
-        """Folder of what libraries keep for later: it goes when the run's folder is removed."""
+        """Folder of the libraries' caches, removed with the run's folder."""
         return self.directory / "cache"
 
     def cache_variables(self) -> dict[str, str]:
@@ -114,7 +114,7 @@ class RunPaths:
         return self.directory / "largest-micro-batch.json"
 
     def bound(self) -> int | None:
-        """Samples in the largest micro-batch that may still be tried; none when none has failed, or it is not known.
+        """Samples in the largest micro-batch that may still be tried; None when none has failed, or it is not known.
 
         A file that cannot be read costs time, not the run: a micro-batch that does not fit lowers the bound again.
         """
@@ -124,7 +124,7 @@ class RunPaths:
             return None
 
     def lower_bound(self, samples: int) -> None:
-        """Go on with micro-batches of at most ``samples``."""
+        """Write the bound: go on with micro-batches of at most ``samples``."""
         write_atomically(self.lowered, json.dumps({"samples": samples}))
 
     def failure(self, rank: int) -> Path:
@@ -133,13 +133,13 @@ class RunPaths:
 
     @property
     def failures(self) -> list[Path]:
-        """Those there are, the first to fail first."""
+        """Results of the ranks that failed, in the order of failure."""
         return sorted(self.directory.glob("failure-*.json"), key=lambda path: path.stat().st_mtime_ns)
 
     def checkpointed_update(self) -> int | None:
-        """The update of the newest checkpoint, from which a process will go on; none when there is none yet.
+        """The update of the newest checkpoint, from which a process will go on; None when there is none yet.
 
-        Its files are not read: where they turn out to be damaged, the process goes on from an older one.
+        Its files are not read: where they turn out to be damaged, the process goes on from an older checkpoint.
         """
         return newest_update(self.newest_checkpoint)
 
@@ -153,14 +153,14 @@ class ProgressLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._passed: list[int] = []
-        """A hash of every line that was passed."""
+        """Hash of every line that was passed."""
         self._read = 0
         """Bytes of these lines."""
         self._file: int | None = None
-        """The inode of the file that they were read from."""
+        """Inode of the file that they were read from."""
 
     def append(self, progress: TrainingProgress) -> None:
-        """One more line.
+        """Append a line.
 
         Raises:
             StorageError: when the disk has no room for it.
@@ -170,7 +170,7 @@ class ProgressLog:
             stream.write(line)
 
     def forget_after(self, update: int) -> None:
-        """Drop the lines of updates that will be made again, and a line that a kill cut short."""
+        """Drop the lines of updates after ``update``, which will be repeated, and a line that a kill cut short."""
         if not self.path.exists():
             return
         lines = self.path.read_text().splitlines()
@@ -191,9 +191,9 @@ class ProgressLog:
             self._pass(line)
 
     def new_lines(self) -> list[TrainingProgress]:
-        """Updates appended since the last call; a line that is still being written waits for the next.
+        """Updates appended since the last call; a line that is still being written waits for the next call.
 
-        Where lines were dropped, those that are made again are reported again.
+        Where lines were dropped, the updates that are repeated are reported again.
         """
         return [TrainingProgress.model_validate_json(line) for line in self._new()]
 
@@ -208,7 +208,7 @@ class ProgressLog:
         self._read += len(line)
 
     def _lines(self) -> list[bytes]:
-        """The whole lines that were not passed yet."""
+        """The complete lines that were not passed yet."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as stream:
@@ -220,7 +220,7 @@ class ProgressLog:
             return [line for line in stream if line.endswith(b"\n")]
 
     def _go_back_to_common_lines(self, stream: BinaryIO) -> None:
-        """Pass only the lines with which another file of the same run begins as the one before."""
+        """Pass only the lines that a replaced file has in common with the one before."""
         passed, self._passed, self._read = self._passed, [], 0
         for line, known in zip(stream, passed, strict=False):
             if hash(line) != known:
@@ -234,7 +234,7 @@ class ProgressLog:
 
 
 def _update_of(line: str | bytes) -> int:
-    """The update a line tells of; 0 for a line that a kill cut short."""
+    """The update of a line; 0 for a line that a kill cut short."""
     try:
         return TrainingProgress.model_validate_json(line).update
     except ValidationError:

@@ -30,9 +30,9 @@ class ArraySamples:
     """The slices of arrays along their first dimension."""
 
     arrays: Mapping[str, Tensor]
-    """By the batch's keys, as they are in the file."""
+    """Arrays by the batch's keys, as they are in the file."""
     types: Mapping[str, torch.dtype]
-    """What each is read as."""
+    """Type of each array in a sample."""
 
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
@@ -44,7 +44,7 @@ class ArraySamples:
 
 
 def arrays_data(data: ArraysData, spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
-    """The arrays of a file as samples of whatever model has such batches.
+    """Use the arrays of a file as samples of any model that has such batches.
 
     Raises:
         SpecError: when the file cannot be read, or an array is missing, or does not go with the model's batch.
@@ -84,14 +84,14 @@ def _read(data: ArraysData, folders: DataFolders) -> dict[str, Tensor]:
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """In this machine's byte order, and no unsigned type wider than a byte: torch can do little with either."""
+    """Convert to this machine's byte order, and from unsigned types wider than a byte: torch supports few of either."""
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         return array.astype(np.int64)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _chosen(data: ArraysData, found: dict[str, Tensor], example: dict[str, Tensor], *, causal: bool) -> _Arrays:
-    """The arrays by the batch's keys, those that can be made from the token ids included."""
+    """Select the arrays by the batch's keys, and make the ones that follow from the token ids."""
     unknown = sorted(set(data.names) - set(example))
     if unknown:
         raise data_problem("data.names", f"must name keys of the model's batch: {', '.join(example)}", unknown[0])
@@ -126,8 +126,8 @@ def _check_lengths(arrays: Mapping[str, Tensor]) -> None:
 
 
 def _check_range(name: str, array: Tensor, least: int, count: int) -> None:
-    """Every value is one of 0 to ``count`` - 1, or ``least`` where that is lower."""
-    smallest, largest = (int(it) for it in torch.aminmax(array))
+    """Check that every value is in 0 to ``count`` - 1, or is ``least`` where that is lower."""
+    smallest, largest = (int(value) for value in torch.aminmax(array))
     if largest < count and smallest >= least and (smallest >= 0 or not ((array < 0) & (array != least)).any()):
         return
     ignored = f", or {least} to ignore" if least < 0 else ""
@@ -139,7 +139,7 @@ def _array_problem(name: str, message: str, value: object) -> Exception:
 
 
 def _ranges(spec: WorkloadSpec, workload: Workload) -> dict[str, tuple[int, int]]:
-    """For keys whose values are classes or token ids: the lowest value, and how many there are from 0."""
+    """Lowest value, and number of values from 0, for the keys whose values are classes or token ids."""
     model, config = spec.model, getattr(workload, "config", None)
     if isinstance(model, ReferenceModel):
         architecture = model.architecture

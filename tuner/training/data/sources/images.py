@@ -22,28 +22,28 @@ from tuner.training.data.sources.packages import needed
 from tuner.workloads.base import Workload
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-"""Pillow's name for images of so many channels."""
+"""Pillow's name for images by number of channels."""
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Pillow's names of the formats that are read, whatever a file's suffix says: others start programs or name files."""
+"""Pillow's names of the formats that are read, whatever a file's suffix: others start programs or name files."""
 _HALF_RANGE = 127.5
 """Bytes divided by this, less one: scaled to 0 to 1, then normalised with mean 0.5 and standard deviation 0.5."""
 
 
 @dataclass(frozen=True)
 class ImageSamples:
-    """Images that are decoded when they are asked for."""
+    """Images that are decoded on access."""
 
     files: np.ndarray
     """Paths as bytes of one length: a list of as many objects would be copied into each process that loads."""
     labels: Tensor
-    """Their classes as numbers."""
+    """Classes of the images, as numbers."""
     key: str
-    """What the model calls its images."""
+    """Key of the images in a batch."""
     shape: tuple[int, int, int]
     """Channels, height, width."""
     folders: DataFolders
-    """Where files may be read."""
+    """Folders that may be read."""
 
     def __len__(self) -> int:
         return len(self.files)
@@ -66,10 +66,10 @@ class ImageSamples:
 
 
 def images_data(data: ImagesData, spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
-    """The images of a folder as samples of an image classifier.
+    """Use the images of a folder as samples of an image classifier.
 
     Raises:
-        SpecError: when there are none, when they have more classes than the model, or when it takes no images.
+        SpecError: when there are none, when they have more classes than the model, or when the model takes no images.
     """
     key, classes = _images_of(data, spec, workload)
     with random_state_kept():
@@ -87,7 +87,7 @@ def images_data(data: ImagesData, spec: WorkloadSpec, workload: Workload, folder
 
 
 def _images_of(data: ImagesData, spec: WorkloadSpec, workload: Any) -> tuple[str, int]:  # noqa: ANN401 - one of ours
-    """What the model calls its images, and how many classes it has."""
+    """Key of the images in the model's batch, and its number of classes."""
     model = spec.model
     if isinstance(model, ReferenceModel) and isinstance(model.architecture, ResNet):
         return "inputs", model.architecture.classes
@@ -98,7 +98,7 @@ def _images_of(data: ImagesData, spec: WorkloadSpec, workload: Any) -> tuple[str
 
 
 def _files_below(folder: str, folders: DataFolders) -> list[Path]:
-    """The images in the classes' folders; a link counts to the class that it is listed in."""
+    """List the images in the classes' folders; a link belongs to the class whose folder lists it."""
     files = folders.listed("data.path", folder, _SUFFIXES)
     if not files:
         message = f"holds no folders with images ({', '.join(sorted(_SUFFIXES))}), one folder per class"

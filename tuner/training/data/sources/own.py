@@ -1,4 +1,4 @@
-"""Samples that the workload itself makes."""
+"""Samples from the workload: synthetic ones, or its own data set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tuner.workloads.base import Batch, Collates, HasDataset, Workload
 
 
 class SyntheticSamples:
-    """Random worst-case samples, each a batch of one, the same for the same index."""
+    """Random worst-case samples, each a batch of one, a function of the index."""
 
     def __init__(self, workload: Workload, count: int) -> None:
         self._workload = workload
@@ -30,7 +30,7 @@ class SyntheticSamples:
 
 
 def join_batches(batches: list[Batch]) -> Batch:
-    """Batches of the same structure as one, along the first dimension of every tensor."""
+    """Join batches of the same structure along the first dimension of every tensor."""
     first = batches[0]
     if isinstance(first, Tensor):
         return torch.cat(batches)
@@ -42,10 +42,10 @@ def join_batches(batches: list[Batch]) -> Batch:
 
 
 def workload_data(workload: Workload) -> TrainingData:
-    """What the workload's ``dataset()`` returns.
+    """Use the workload's ``dataset()``.
 
     Raises:
-        SpecError: when it has none, or an empty one.
+        SpecError: when the workload has none, or an empty one.
     """
     if not isinstance(workload, HasDataset):
         raise data_problem("data.kind", f"{type(workload).__name__} has no dataset()", "workload")

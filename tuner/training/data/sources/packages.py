@@ -9,17 +9,17 @@ from tuner.training.data.base import data_problem
 
 
 def needed(module: str, field: str, value: str) -> Any:  # noqa: ANN401 - a module, whose names only it knows
-    """The module, imported.
+    """Import a module.
 
     Raises:
-        SpecError: when its package is not installed; names the field that needs it and what to install.
+        SpecError: when its package is not installed, with the field that needs it and the command to install it.
     """
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package:
-            raise  # the package is there, and something of its own is not
+            raise  # the package is installed, and one that it needs is not
         package = {"PIL": "pillow"}.get(package, package)
         message = f"needs the package `{package}`, which is not installed: pip install 'batchwright[data]'"
         raise data_problem(field, message, value) from None

@@ -23,22 +23,22 @@ from tuner.workloads.hugging_face import CausalWorkload, LabelledWorkload
 from tuner.workloads.reference import NextTokenWorkload
 
 _MASKED_SHARE, _MASK_SHARE, _RANDOM_SHARE = 0.15, 0.8, 0.1
-"""Of the tokens 15 % are predicted; of those 80 % are masked, 10 % random, 10 % as they are (Devlin et al., 2018)."""
+"""Shares of tokens: 15 % are predicted, of which 80 % are masked, 10 % random, 10 % kept (Devlin et al., 2018)."""
 
 Encoder = Callable[[int, dict[str, Any]], Sample]
-"""From a row's index and its fields to a sample."""
+"""Makes a sample of a row's index and its fields."""
 Read = Callable[[], Rows]
 """Reads the rows of the files."""
 
 
 @dataclass(frozen=True)
 class RecordSamples:
-    """Rows that become token samples when they are asked for."""
+    """Rows that are encoded as token samples on access."""
 
     rows: Rows
-    """Those that have text."""
+    """The rows that have text."""
     encode: Encoder
-    """What a row becomes."""
+    """Encodes a row."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -140,7 +140,7 @@ def _sequence_to_sequence(read: Read, data: RecordsData, tokenizer: TextTokenize
 
 
 def _start_token(config: Any) -> int:  # noqa: ANN401 - likewise
-    """What a decoder starts with; for configs that know no such field (T5's) the padding, as T5 does."""
+    """The first token of a decoder; the padding for configs without such a field, as T5 does."""
     start = getattr(config, "decoder_start_token_id", getattr(config, "pad_token_id", None))
     if not isinstance(start, int):
         message = "is not stated in this config: set it to the token that a target starts with"
@@ -218,9 +218,8 @@ def _classes(rows: Rows, field: str, classes: int) -> dict[Any, int]:
         raise data_problem("data.label_field", "some rows with text have no label", field)
     if kind not in {"string", "large_string"} and not kind.startswith(("int", "uint")):
         raise data_problem("data.label_field", f"holds {kind}: must be whole numbers or names", field)
-    numbers = (
-        {name: number for number, name in enumerate(sorted(found))} if "string" in kind else {it: it for it in found}
-    )
+    names = {name: number for number, name in enumerate(sorted(found))}
+    numbers = names if "string" in kind else {number: number for number in found}
     wrong = [number for number in numbers.values() if not 0 <= number < classes]
     if wrong:
         what = f"{len(numbers)} names" if "string" in kind else f"the label {wrong[0]}"

@@ -33,7 +33,7 @@ _OPTIONS: dict[str, dict[str, object]] = {"csv": {"keep_default_na": False, "na_
 
 
 def read_rows(data: RecordsData, folders: DataFolders) -> Rows:
-    """The rows of the files that ``data`` names.
+    """Read the rows of the files that ``data`` names.
 
     Raises:
         SpecError: when a path matches no file or one outside the folders, or a file cannot be read in its format.
@@ -49,10 +49,10 @@ def read_rows(data: RecordsData, folders: DataFolders) -> Rows:
 
 
 def _opened(path: Path, folders: DataFolders) -> tuple[int, int]:
-    """The identity of a file that may be read; `datasets` opens it once more, by its path.
+    """Identity of a file that may be read; `datasets` opens the file once more, by its path.
 
     Raises:
-        SpecError: when it may not be read, or would be taken for more than one file.
+        SpecError: when it may not be read, or would be read as more than one file.
     """
     if "::" in str(path):
         raise data_problem(_PATHS, "has `::` in its path, which chains several files: name it otherwise", path)
@@ -78,7 +78,7 @@ def _format_of(files: list[Path]) -> str:
 
 
 def _load(builder: str, files: list[Path], cache: Path | None) -> Rows:
-    """The rows of local files, by one of the readers of `datasets`.
+    """Load the rows of local files with one of the readers of `datasets`.
 
     Raises:
         SpecError: when they cannot be read, or `datasets` is not installed.
@@ -95,25 +95,25 @@ def _load(builder: str, files: list[Path], cache: Path | None) -> Rows:
 
 
 def _escaped(path: Path) -> str:
-    """`datasets` takes file names for patterns."""
-    return "".join(f"[{it}]" if it in "*?[" else it for it in str(path))
+    """Escape a path: `datasets` reads file names as patterns."""
+    return "".join(f"[{character}]" if character in "*?[" else character for character in str(path))
 
 
 @contextmanager
 def _offline_and_quiet(datasets: Any) -> Iterator[None]:  # noqa: ANN401 - the module
-    """Both libraries read their environment variables once, when they are imported: that may have been long ago."""
+    """Set both libraries offline by attribute: they read their environment variables once, when they are imported."""
     settings = [datasets.config, needed("huggingface_hub.constants", "data.kind", "records")]
-    offline = [it.HF_HUB_OFFLINE for it in settings]
+    offline = [module.HF_HUB_OFFLINE for module in settings]
     level, silent = datasets.logging.get_verbosity(), datasets.are_progress_bars_disabled()
     datasets.logging.set_verbosity_error()
     datasets.disable_progress_bars()
     try:
-        for it in settings:
-            it.HF_HUB_OFFLINE = True
+        for module in settings:
+            module.HF_HUB_OFFLINE = True
         yield
     finally:
-        for it, before in zip(settings, offline, strict=True):
-            it.HF_HUB_OFFLINE = before
+        for module, before in zip(settings, offline, strict=True):
+            module.HF_HUB_OFFLINE = before
         datasets.logging.set_verbosity(level)
         if not silent:
             datasets.enable_progress_bars()

@@ -26,7 +26,7 @@ _PIECES_AT_A_TIME = 64
 
 
 class StreamSamples:
-    """A stream of tokens cut into samples of ``length`` tokens; the last one keeps what is left."""
+    """A stream of tokens cut into samples of ``length`` tokens; the last sample keeps the remainder."""
 
     def __init__(self, stream: Tensor, length: int) -> None:
         self._stream = stream
@@ -44,7 +44,7 @@ class StreamSamples:
 
 
 def text_data(data: TextData, spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
-    """The text of files as samples of the worst-case length.
+    """Use the text of files as samples of the worst-case length.
 
     Raises:
         SpecError: when a path matches no file, there is no text in them, or the model is no causal language model.
@@ -64,7 +64,7 @@ def text_data(data: TextData, spec: WorkloadSpec, workload: Workload, folders: D
 
 
 def _bytes(files: list[Path], folders: DataFolders) -> Tensor:
-    """The files' bytes, a line end between two files, a byte per token."""
+    """Read the files' bytes as tokens, with a line end between two files."""
     content = b"\n".join(_content(path, folders) for path in files)
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
 
@@ -75,16 +75,16 @@ def _content(path: Path, folders: DataFolders) -> bytes:
 
 
 def _tokens(files: list[Path], tokenizer: TextTokenizer, folders: DataFolders) -> Tensor:
-    """The files' tokens, tokenised in pieces of whole lines."""
+    """Tokenise the files in pieces of whole lines."""
     pieces, parts = _pieces(files, folders), [torch.empty(0, dtype=torch.int32)]
     while some := list(islice(pieces, _PIECES_AT_A_TIME)):
         parts += [torch.tensor(ids, dtype=torch.int32) for ids in tokenizer.plain(some)]
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it has used threads, and would warn of every fork
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or it warns of every fork
     return torch.cat(parts)
 
 
 def _pieces(files: list[Path], folders: DataFolders) -> Iterator[str]:
-    """The files' text in pieces, a line end between two files."""
+    """Yield the files' text in pieces, with a line end between two files."""
     for number, path in enumerate(files, start=1):
         try:
             with TextIOWrapper(folders.open("data.paths", path), encoding="utf-8", newline="") as stream:

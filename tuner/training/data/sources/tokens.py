@@ -1,4 +1,4 @@
-"""Text to token ids, and ragged token samples to a batch."""
+"""Tokenizers, and the collation of ragged token samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tuner.workloads.base import IGNORED_LABEL
 _BYTE_VALUES = 256
 _PADDING_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
 _MASK_TOKENS = ("[MASK]", "<mask>", "<|mask|>")
-"""A `tokenizer.json` does not say which token is for what; these are the names in use."""
+"""Names in use for these tokens: a `tokenizer.json` does not state the purpose of a token."""
 _FIELD = "data.tokenizer"
 
 
@@ -27,26 +27,26 @@ class Encoded:
     """The tokens of a text."""
 
     ids: list[int]
-    """Token ids, those that the tokenizer adds included."""
+    """Token ids, with the tokens that the tokenizer adds."""
     added: list[int]
     """1 where the tokenizer added a token, 0 where the text is."""
 
 
 class TextTokenizer(Protocol):
-    """What turns text into token ids."""
+    """Converts text to token ids."""
 
     vocabulary_size: int
-    """Above every id."""
+    """Number of token ids: one above the largest."""
     padding_id: int | None
-    """Its token for padding, if it has one."""
+    """Token for padding; None without one."""
     mask_id: int | None
-    """Its token for what is masked, if it has one."""
+    """Token for masked positions; None without one."""
 
     def encode(self, text: str) -> Encoded:
-        """The text's tokens, cut at the length the tokenizer was made for."""
+        """Convert a text to tokens, cut at the length the tokenizer was made for."""
 
     def plain(self, texts: list[str]) -> list[list[int]]:
-        """All tokens of each text, and no added ones."""
+        """Convert each text to all of its tokens, without added ones."""
 
 
 class ByteTokenizer:
@@ -60,12 +60,12 @@ class ByteTokenizer:
         self._longest = longest
 
     def encode(self, text: str) -> Encoded:
-        """The first bytes."""
+        """Return the first bytes."""
         ids = list(text.encode(errors="replace")[: self._longest])
         return Encoded(ids, [0] * len(ids))
 
     def plain(self, texts: list[str]) -> list[list[int]]:
-        """All bytes."""
+        """Return all bytes of each text."""
         return [list(text.encode(errors="replace")) for text in texts]
 
 
@@ -101,17 +101,17 @@ class FileTokenizer:
         return next((found for found in ids if found is not None), None)
 
     def encode(self, text: str) -> Encoded:
-        """The text's tokens with those that the tokenizer's own template adds, cut at the longest length."""
+        """Convert a text to tokens, with the ones that the tokenizer's template adds, cut at the longest length."""
         encoding = self._cutting.encode(text)
         return Encoded(encoding.ids, encoding.special_tokens_mask)
 
     def plain(self, texts: list[str]) -> list[list[int]]:
-        """All tokens of each text, several texts at a time on as many cores."""
-        return [it.ids for it in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        """Convert each text to all of its tokens, several texts at a time on as many cores."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def open_tokenizer(name: str, longest: int, vocabulary_size: int, folders: DataFolders) -> TextTokenizer:
-    """The tokenizer that a spec names, for texts of at most ``longest`` tokens.
+    """Open the tokenizer that a spec names, for texts of at most ``longest`` tokens.
 
     Raises:
         SpecError: when it cannot be read, lies outside the folders, or has more token ids than the model.
@@ -126,10 +126,10 @@ def open_tokenizer(name: str, longest: int, vocabulary_size: int, folders: DataF
 
 
 def padding_id(tokenizer: TextTokenizer, config: Any) -> int:  # noqa: ANN401 - a transformers configuration, or none
-    """What samples are padded with: the id that the model's config states, else the tokenizer's, else 0.
+    """The padding token of samples: the one that the model's config states, else the tokenizer's, else 0.
 
     Raises:
-        SpecError: when the two state different ones: some models find the end of a sample by theirs.
+        SpecError: when the two differ: some models find the end of a sample by their padding token.
     """
     stated = getattr(config, "pad_token_id", None)
     if not isinstance(stated, int) or stated < 0:
@@ -151,13 +151,13 @@ class PaddedCollation:
     padding_id: int
     """Id that token tensors are padded with; labels are padded with ``IGNORED_LABEL``, a mask with 0."""
     length: int | None
-    """Tokens of every batch, so that all have one shape; those of its longest sample when none."""
+    """Tokens of every sample, so that all batches have one shape; None pads to the longest sample of the batch."""
     masked: bool
-    """Whether a batch has an ``attention_mask``, 1 where a sample is and 0 where padding is."""
+    """True if a batch has an ``attention_mask``, 1 for tokens of a sample and 0 for padding."""
 
     def __call__(self, samples: list[Any]) -> dict[str, Tensor]:
-        """The batch. Samples that are plain tensors are their own labels."""
-        rows = [{"input_ids": it, "labels": it} if isinstance(it, Tensor) else it for it in samples]
+        """Collate samples. Samples that are plain tensors are their own labels."""
+        rows = [{"input_ids": row, "labels": row} if isinstance(row, Tensor) else row for row in samples]
         if self.masked:
             rows = [{**row, "attention_mask": torch.ones_like(row["input_ids"])} for row in rows]
         return {name: self._joined(name, [row[name] for row in rows]) for name in rows[0]}
