@@ -70,12 +70,12 @@ class RunParts:
 
     @property
     def sharded(self) -> bool:
-        """Whether each rank holds a shard of the model, and all go through every micro-batch together."""
+        """True if each rank holds a shard of the model, and all run every micro-batch together."""
         return is_sharded(self.recommendation.request.spec, self.ranks)
 
     @property
     def accumulates(self) -> bool:
-        """Whether an update has more than one micro-batch, over all ranks."""
+        """True if an update has more than one micro-batch, over all ranks."""
         return _accumulates(self.batch_schedule, self.micro_batch_size, self.ranks)
 
 
@@ -143,7 +143,7 @@ def trainable_micro_batch_size(recommendation: Recommendation) -> int:
 
 
 def is_sharded(spec: WorkloadSpec, ranks: Ranks) -> bool:
-    """Whether each rank holds a shard of the model."""
+    """Return whether each rank holds a shard of the model."""
     return spec.parallelism.strategy == "fsdp" and ranks.size > 1
 
 

@@ -29,7 +29,7 @@ from tuner.errors import WorkloadError
 from tuner.torch_internals import foreach_add_, foreach_mul_, foreach_norm
 
 Gathering: TypeAlias = Literal["scratch", "in-place"]
-"""How gradients are summed, and so what running out of memory costs: the micro-batch, or the window."""
+"""Way of summing gradients, which decides the cost of running out of memory: the micro-batch, or the window."""
 
 _DENSE = {torch.strided}
 
@@ -51,9 +51,9 @@ class GradientSums(ABC):
     """
 
     in_place: bool
-    """Whether backward passes add to the sums themselves, so that a failed micro-batch costs the whole window."""
+    """True if backward passes add to the sums themselves, so that a failed micro-batch costs the whole window."""
     gathers: bool
-    """Whether a window has begun and not ended."""
+    """True while a window has begun and not ended."""
     installed: dict[int, Tensor]
     """By index, the gradients that ``install`` has left in the parameters."""
 

@@ -31,7 +31,7 @@ class UpdateReport:
     gradient_norm: float | None
     """L2 norm of the whole gradient before clipping; None when the norm was not finite."""
     skipped: bool
-    """Whether no step was made: the scaler saw a gradient that is not finite, or the window weighed nothing."""
+    """True if no step was made: the scaler saw a gradient that is not finite, or the window weighed nothing."""
     micro_batch_sizes: tuple[int, ...]
     """Sizes of this rank's micro-batches, in the order in which they ran."""
     splits: tuple[MicroBatchSplit, ...] = ()
