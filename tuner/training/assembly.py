@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from tuner.errors import TrainingError
@@ -60,8 +59,8 @@ class RunParts:
     micro_batch_size: int
     """Samples in the largest micro-batch of the run."""
     coupling: RunCoupling
-    model: nn.Module
     engine: UpdateEngine
+    """The model with its optimizer."""
     rates: LambdaLR
     """The schedule of the learning rate."""
     checkpoints: Checkpoints
@@ -99,18 +98,17 @@ def build_run(
     workload = build_workload(spec)
     data = build_data(spec, workload, DataFolders.of_run(paths.cache / "datasets"))
     epoch_order(request.seed, 0, len(data))  # as large as that of any epoch: in memory before the limit
-    batch = recommendation.effective_batch_size.achieved
-    batch_schedule = BatchSchedule(request.seed, len(data), batch, ranks.rank, ranks.size)
+    batch_schedule = BatchSchedule(
+        request.seed, len(data), recommendation.effective_batch_size.achieved, ranks.rank, ranks.size
+    )
     coupling = RunCoupling(recommendation, request, workload, device, ranks=ranks, notes=notes)
     if ranks.gather(paths.checkpointed_update())[0] is None:
         coupling.require_separate(accumulates=_accumulates(batch_schedule, micro_batch_size, ranks))
     _limit_memory(recommendation, device)
     seed_everything(request.seed)
-    model = _build_model(spec, workload, device, ranks)
-    engine = UpdateEngine(spec, workload, model, device, ranks=ranks, sharded=is_sharded(spec, ranks))
+    engine = _build_engine(spec, workload, device, ranks)
     engine.accumulation.largest_micro_batch = micro_batch_size
     rates = build_schedule(spec.schedule, engine.optimizer, request.updates)
-    checkpoints = Checkpoints(paths, _identity(recommendation, request, len(data)), request.keep_checkpoints)
     seed_rank(request.seed, ranks, update=0)
     _note_small_data(batch_schedule, notes)
     return RunParts(
@@ -123,10 +121,9 @@ def build_run(
         batch_schedule=batch_schedule,
         micro_batch_size=micro_batch_size,
         coupling=coupling,
-        model=model,
         engine=engine,
         rates=rates,
-        checkpoints=checkpoints,
+        checkpoints=Checkpoints(paths, _identity(recommendation, request, len(data)), request.keep_checkpoints),
         notes=notes,
     )
 
@@ -174,14 +171,14 @@ def _limit_memory(recommendation: Recommendation, device: MemoryDevice) -> None:
         device.limit(limit)
 
 
-def _build_model(spec: WorkloadSpec, workload: Workload, device: MemoryDevice, ranks: Ranks) -> nn.Module:
-    model = build_model(spec, workload)
-    if is_sharded(spec, ranks):
+def _build_engine(spec: WorkloadSpec, workload: Workload, device: MemoryDevice, ranks: Ranks) -> UpdateEngine:
+    model, sharded = build_model(spec, workload), is_sharded(spec, ranks)
+    if sharded:
         shard(model, device.torch_device, ranks.size)
     model.to(device.torch_device)
     if spec.compile:
         model.compile()
-    return model
+    return UpdateEngine(spec, workload, model, device, ranks=ranks, sharded=sharded)
 
 
 def _identity(recommendation: Recommendation, request: TrainingRequest, samples: int) -> str:

@@ -45,7 +45,7 @@ class Trainer:
         self.notes = parts.notes
         self.request = parts.request
         self.ranks = parts.ranks
-        self.model = parts.model
+        self.model = parts.engine.model
         self.engine = parts.engine
         self.sharded = parts.sharded
         self._parts = parts

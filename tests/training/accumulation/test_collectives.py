@@ -187,7 +187,7 @@ def test_tensors_of_all_sizes_are_summed(both: Outcomes) -> None:
 
 
 def test_shards_give_the_weights_of_one_process(both: Outcomes) -> None:
-    """Two clipped AdamW updates under FSDP, one rank with an idle micro-batch: within 1e-5 of a whole model."""
+    """Two clipped AdamW updates under FSDP, one rank with a padding micro-batch: within 1e-5 of a whole model."""
     for outcome in both:
         seen = outcome["in_shards"]
         assert seen["weights"].keys() == seen["truth"].keys()
