@@ -11,4 +11,21 @@ The pipeline of a run:
 
 A micro-batch that runs out of memory is split on the spot, or the run restarts from its checkpoint:
 
-================  ==============================  ============================================="""
+================  ==============================  ====================================================
+device            `ddp`, or one rank              `fsdp` over several ranks
+================  ==============================  ====================================================
+CUDA              that micro-batch is split and   all ranks end; the launcher restarts them from the
+                  run again (`scratch` sums)      newest checkpoint with half the micro-batch
+CPU               it is split and the window is   as on CUDA
+                  run again (`in-place` sums)
+================  ==============================  ====================================================
+
+`gradient_gathering` of the spec chooses the sums of the first column. Under torchrun a run of the second column ends,
+and continues when it is started again. A single sample that does not fit ends every run. The effective batch stays.
+
+Where a new thing goes: an optimizer or a learning-rate schedule, ``optimizers`` and ``tuner.schemas.workload``; a kind
+of data, ``data.sources``; state that a checkpoint must hold, ``trainer`` (the state it saves and restores).
+
+The package may import ``hardware``, ``planning``, ``workloads``, ``schemas`` and ``system``. ``launching`` never
+imports torch; importing this package does not either.
+"""
