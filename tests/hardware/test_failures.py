@@ -1,14 +1,12 @@
-"""What a failure means: the table of signals seen in the wild, and processes that died."""
+"""What a failure means: the table of signals seen in the wild."""
 
 from __future__ import annotations
-
-import signal
 
 import pytest
 import torch
 
 from tuner.errors import OutOfMemoryError
-from tuner.hardware.failures import ExitKind, FailureKind, classify_exception, classify_exit, shortage_in_words
+from tuner.hardware.failures import FailureKind, classify_exception, shortage_in_words
 
 OOM, SUSPECTED, INVALID, OTHER = (
     FailureKind.OUT_OF_MEMORY,
@@ -81,26 +79,6 @@ def test_a_suppressed_context_is_not_evidence() -> None:
 def test_our_own_error_is_not_classified_twice() -> None:
     """The translated error is no foreign one."""
     assert classify_exception(OutOfMemoryError("translated")) is OTHER
-
-
-@pytest.mark.parametrize(
-    ("status", "kernel_kills", "kind", "cause"),
-    [
-        (3 << 8, 0, ExitKind.EXITED, "exit status 3"),
-        (0, 0, ExitKind.EXITED, "exit status 0"),
-        (signal.SIGSEGV, 0, ExitKind.CRASHED, "SIGSEGV"),
-        (signal.SIGABRT | 0x80, 0, ExitKind.CRASHED, "SIGABRT"),
-        (signal.SIGKILL, 0, ExitKind.KILLED, "SIGKILL"),
-        (signal.SIGKILL, 1, ExitKind.KERNEL_OOM, "kernel out-of-memory kills: 1"),
-        (signal.SIGSEGV, 1, ExitKind.CRASHED, "SIGSEGV"),
-        (signal.SIGTERM, 0, ExitKind.KILLED, "SIGTERM"),
-    ],
-)
-def test_process_ends_are_told_apart(status: int, kernel_kills: int, kind: ExitKind, cause: str) -> None:
-    """A kill is only the kernel's for memory when its counter moved."""
-    ended = classify_exit(status, kernel_kills)
-    assert ended.kind is kind
-    assert cause in ended.cause
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """What a failure means: out of memory, an illegal size, or something else. The only place that knows an OOM.
 
-Nothing here imports torch: the process that starts probes classifies how they died without loading it. Sources of the
-messages are named beside them; anything that is not in these tables is an ordinary error, never an OOM by guess.
+Nothing here imports torch. Sources of the messages are named beside them; anything that is not in these tables is an
+ordinary error, never an OOM by guess.
 """
 
 from __future__ import annotations
 
 import re
-import signal
-from dataclasses import dataclass
 from enum import Enum
 
 from tuner.units import format_bytes
@@ -114,52 +112,3 @@ def shortage_in_words(message: str) -> str:
             asked = format_bytes(int(parts["bytes"])) if "bytes" in parts else f"{parts['figure']} {parts['unit']}"
             return f"asked for {asked} more"
     return "found no more memory"
-
-
-class ExitKind(Enum):
-    """How a process that left no result ended."""
-
-    KERNEL_OOM = "killed by the kernel for memory"
-    KILLED = "killed from outside"
-    CRASHED = "crashed"
-    EXITED = "exited by itself"
-
-
-@dataclass(frozen=True)
-class ProcessExit:
-    """How a process ended, in the words of the operating system."""
-
-    kind: ExitKind
-    cause: str
-    """``SIGSEGV``, or ``exit status 3``."""
-
-
-_CRASH_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS}
-
-
-def classify_exit(wait_status: int, kernel_oom_kills: int) -> ProcessExit:
-    """How a process ended.
-
-    Args:
-        wait_status: as ``os.waitpid`` gives it.
-        kernel_oom_kills: how much the cgroup's ``oom_kill`` counter rose while the process ran. Only with it is a
-            SIGKILL evidence of memory: operators and schedulers kill too.
-    """
-    if not _was_signalled(wait_status):
-        return ProcessExit(ExitKind.EXITED, f"exit status {wait_status >> 8}")
-    number = wait_status & 0x7F
-    name = _signal_name(number)
-    if number == signal.SIGKILL and kernel_oom_kills > 0:
-        return ProcessExit(ExitKind.KERNEL_OOM, f"{name}, kernel out-of-memory kills: {kernel_oom_kills}")
-    return ProcessExit(ExitKind.CRASHED if number in _CRASH_SIGNALS else ExitKind.KILLED, name)
-
-
-def _was_signalled(wait_status: int) -> bool:
-    return wait_status & 0x7F != 0
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.hardware.failures import ExitKind, ProcessExit
 from tuner.probing.protocol import CheckReport, ProbePaths
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ProbeRequest
 from tuner.schemas.results import Outcome, Phase, ProbeResult
+from tuner.system.process_exit import ExitKind, ProcessExit
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from tuner.errors import BatchwrightError, CheckLostError, EstimateCancelledError, ProbeCancelledError, ProbeError
 from tuner.estimation.client import expect
 from tuner.hardware.allocator_env import allocator_environment
-from tuner.hardware.failures import ExitKind, classify_exit
 from tuner.probing.exit_causes import Ended, report_of_dead_check, result_of_dead_process, uncompared
 from tuner.probing.fork_server_start import fork_server
 from tuner.probing.protocol import CheckReport, ProbePaths, Task, TaskRequest, phase_seconds
@@ -28,6 +27,7 @@ from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeReq
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.json_channel import Channel
+from tuner.system.process_exit import ExitKind, classify_exit
 from tuner.system.processes import handed_on, kernel_oom_kills, kill_group
 from tuner.system.subprocesses import Partner, started
 from tuner.units import format_bytes
@@ -256,7 +256,9 @@ class ProbeSupervisor:
         self._send(channel, {"do": "run", **told})
         status, timed_out = self._await_end(channel, requested + timeout, should_stop)
         ended = time.monotonic()
-        exit_ = None if status is None else classify_exit(status, kernel_oom_kills() - killed_before)
+        exit_ = None
+        if status is not None:
+            exit_ = classify_exit(os.waitstatus_to_exitcode(status), kernel_oom_kills() - killed_before)
         said = paths.output_tail() if exit_ is not None else self._said
         return Ended(paths, exit_, timed_out, requested, ended, said)
 

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from tuner.errors import CheckpointError, PeerError, TrainingError
 from tuner.hardware.allocator_env import job_environment
-from tuner.hardware.failures import ExitKind, ProcessExit, classify_exit
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
@@ -19,6 +18,7 @@ from tuner.system.data_roots import ANYWHERE, DataRoots
 from tuner.system.disk_space import free_bytes
 from tuner.system.files import holding, tail, write_atomically
 from tuner.system.host_failures import Cause
+from tuner.system.process_exit import ExitKind, ProcessExit, classify_exit
 from tuner.system.processes import handed_on, kernel_oom_kills
 from tuner.training.launching.rank_processes import RankProcesses
 from tuner.training.launching.run_directory import ProgressLog, RunPaths, decisive
@@ -207,8 +207,7 @@ class TrainingProcess:
         return self._losses <= self._restarts
 
     def _exit_of(self, return_code: int) -> ProcessExit:
-        status = -return_code if return_code < 0 else return_code << 8
-        return classify_exit(status, kernel_oom_kills() - self._oom_kills)
+        return classify_exit(return_code, kernel_oom_kills() - self._oom_kills)
 
     def _stopped_early(self) -> TrainingResult:
         """The result of a run that SIGTERM ended while it started: later it writes a checkpoint and a result itself."""
