@@ -1,4 +1,4 @@
-"""Tasks in forked processes, side by side. No torch."""
+"""Run tasks in forked processes, side by side. No torch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pickle
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any, NoReturn, TypeVar
+from typing import IO, Any, TypeVar
 
-from tuner.system.processes import die_with_parent
+from tuner.system.processes import fork
 
 _T = TypeVar("_T")
 _SEVERAL = 4
@@ -23,10 +23,9 @@ def worthwhile_processes() -> int:
 
 
 def side_by_side(tasks: Sequence[Callable[[], _T]], processes: int) -> list[_T | None]:
-    """What each task returns, in order; none for one that failed, or whose process ended before it had told.
+    """Return the result of each task, in order; None for one that failed, or whose process ended too early.
 
-    Call it where no other thread runs: a forked process has but the thread that forked, and locks that others held stay
-    locked. It dies with this one.
+    Call it where no other thread runs, as ``fork``.
 
     Args:
         tasks: what to run; their results are pickled, and are never none.
@@ -43,7 +42,7 @@ def side_by_side(tasks: Sequence[Callable[[], _T]], processes: int) -> list[_T |
 
 @dataclass(frozen=True)
 class _Process:
-    """A forked process, and where it tells what its tasks returned."""
+    """A forked process, and the pipe of its results."""
 
     pid: int
     stream: IO[bytes]
@@ -51,7 +50,7 @@ class _Process:
     def results(self, count: int) -> list[Any]:
         """One per task, as soon as all are done."""
         results: list[Any] = [None] * count
-        with self.stream, suppress(EOFError, pickle.UnpicklingError):  # it has died, while it told or before
+        with self.stream, suppress(EOFError, pickle.UnpicklingError):  # the process may die at any moment
             results = pickle.load(self.stream)  # noqa: S301 - written by our own fork
         with suppress(ChildProcessError):  # where SIGCHLD is ignored, nobody has to wait
             os.waitpid(self.pid, 0)
@@ -60,33 +59,24 @@ class _Process:
 
 def _started(tasks: Sequence[Callable[[], Any]]) -> _Process | None:
     """A process that runs ``tasks`` one after the other; none where none can be started."""
-    parent = os.getpid()
     ours, theirs = os.pipe()
-    try:
-        pid = os.fork()
-    except OSError:
-        os.close(ours)
-        os.close(theirs)
-        return None
-    if pid == 0:
-        _become_task(tasks, theirs, parent)
-    os.close(theirs)
+    with os.fdopen(theirs, "wb") as output:
+        try:
+            pid = fork(lambda: _run(tasks, output))
+        except OSError:
+            os.close(ours)
+            return None
     return _Process(pid, os.fdopen(ours, "rb"))
 
 
-def _become_task(tasks: Sequence[Callable[[], Any]], told: int, parent: int) -> NoReturn:
-    """The rest of a forked process's life, which ends without clean-up."""
-    try:
-        die_with_parent(parent)
-        results = [_result(task) for task in tasks]
-        with os.fdopen(told, "wb") as stream:
-            pickle.dump(results, stream, protocol=pickle.HIGHEST_PROTOCOL)
-    finally:
-        os._exit(0)
+def _run(tasks: Sequence[Callable[[], Any]], output: IO[bytes]) -> None:
+    results = [_result(task) for task in tasks]
+    with output:
+        pickle.dump(results, output, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def _result(task: Callable[[], _T]) -> _T | None:
     try:
         return task()
-    except BaseException:  # noqa: BLE001 - user code runs here and may raise anything; who asked runs it again, and is told
+    except BaseException:  # noqa: BLE001 - user code runs here and may raise anything; the caller runs it again, and sees it
         return None

@@ -6,7 +6,8 @@ import ctypes
 import os
 import resource
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -37,6 +38,33 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)  # the parent ended before the line above
+
+
+def fork(body: Callable[[], None]) -> int:
+    """Fork a process that runs ``body`` and ends without clean-up. It dies with this process.
+
+    Call it where no other thread runs: a forked process has but the thread that forked, and locks that others held stay
+    locked.
+
+    Returns:
+        The id of the process, whose exit status is 1 where ``body`` raised: the traceback is in its error output.
+
+    Raises:
+        OSError: when it cannot be started.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid != 0:
+        return pid
+    status = 1
+    try:
+        die_with_parent(parent)
+        body()
+        status = 0
+    except BaseException:  # noqa: BLE001 - user code may run here, and its traceback is the evidence
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
 
 
 def outlive_parent() -> None:
