@@ -8,23 +8,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.support.factories import mlp_spec, transformers_spec
 from tuner.errors import EstimateCancelledError, EstimateError, SpecError
-from tuner.estimation.client import TracingProcess
+from tuner.estimation.client import tracing_server
 from tuner.estimation.pool import WarmEstimates
 from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.schemas.workload import WorkloadSpec
+from tuner.system.fork_server.spawn import ChildProcess
 
 _STARTED = """
 import time
 from tuner.estimation.pool import WarmEstimates
-process = WarmEstimates()._started()
-print(process.pid, flush=True)
-time.sleep(600)
+with WarmEstimates()._taken() as server:
+    print(server.start().process.pid, flush=True)
+    time.sleep(600)
 """
 
 
@@ -54,7 +56,7 @@ def _answer(warm: WarmEstimates) -> Estimate:
 
 
 def _waiting(warm: WarmEstimates) -> list[int]:
-    return [it.pid for it in warm._free]
+    return [it.start().process.pid for it in warm._free]
 
 
 def test_the_second_answer_comes_from_the_same_process(warm: WarmEstimates, first: Estimate) -> None:
@@ -83,12 +85,12 @@ def test_a_process_that_was_killed_is_replaced(warm: WarmEstimates, first: Estim
 
 @pytest.mark.usefixtures("first")
 def test_what_is_given_up_ends(warm: WarmEstimates) -> None:
-    """With the process, which cannot be told to stop."""
+    """The fork that traces is killed; the process that has imported torch waits for the next question."""
     (pid,) = _waiting(warm)
     with pytest.raises(EstimateCancelledError):
         warm.estimate(_request(), lambda: True)
-    assert _waiting(warm) == []
-    assert not Path(f"/proc/{pid}").exists()
+    assert _waiting(warm) == [pid]
+    assert Path(f"/proc/{pid}/task/{pid}/children").read_text() == ""
 
 
 def test_an_unknown_card_starts_nothing() -> None:
@@ -109,8 +111,8 @@ def test_after_its_end_nothing_is_started() -> None:
 
 def test_a_process_that_nobody_asks_ends() -> None:
     """After its time, by itself."""
-    with TracingProcess(idle_seconds=0.01) as process:
-        assert process._partner.process.wait(60) == 0
+    with closing(tracing_server(ChildProcess, idle_seconds=0.01)) as server:
+        assert server.start().process.wait(60) == 0
 
 
 def test_no_process_outlives_whoever_asks() -> None:

@@ -119,8 +119,7 @@ def test_a_probe_reports_the_allocators_figures(supervisor: ProbeSupervisor) -> 
 
 def test_the_fork_server_has_no_cuda_context(supervisor: ProbeSupervisor) -> None:
     """The server has not opened the driver's memory device, before and after a probe, and NVML does not list it."""
-    server = supervisor._server
-    assert server is not None
+    server = supervisor._server.start()
     supervisor.run(probe(mlp_spec(), 4, None))
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)

@@ -7,8 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
 from tuner.schemas.results import Outcome, Phase
 from tuner.schemas.workload import WorkloadSpec
-from tuner.system.subprocesses import Partner, Start, started
+from tuner.system.fork_server.spawn import ChildProcess, Start
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -261,26 +262,29 @@ def test_nothing_a_probe_started_outlives_it(supervisor: ProbeSupervisor, tmp_pa
     assert gone([int(pid) for pid in note.read_text().split()])
 
 
-def test_a_cancelled_probe_is_gone(supervisor: ProbeSupervisor, tmp_path: Path) -> None:
+def test_a_cancelled_probe_is_gone(
+    supervisor: ProbeSupervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cancellation reaches a hanging probe, leaves no process behind, and the supervisor goes on."""
-    note = tmp_path / "pids"
+    note, scratch = tmp_path / "pids", tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     with pytest.raises(ProbeCancelledError):
         supervisor.run(probe(misbehaving("leaves-a-child-and-hangs", str(note))), lambda: noted(note))
     assert gone([int(pid) for pid in note.read_text().split()])
-    assert [it for it in supervisor._scratch.iterdir() if it.is_dir()] == []
+    assert list(scratch.iterdir()) == []
     assert supervisor.run(probe(mlp_spec())).outcome is Outcome.FIT
 
 
 def test_a_lost_fork_server_costs_one_probe(supervisor: ProbeSupervisor, tmp_path: Path) -> None:
     """When the server is killed its probe is LOST, what that started is ended, and the next probe has a new server."""
-    server = supervisor._server
-    assert server is not None
+    server = supervisor._server.start().process
     note = tmp_path / "pids"
 
     def kill_the_server() -> bool:
         """Once the probe hangs; it is not asked to stop."""
         if noted(note):
-            os.kill(server.process.pid, signal.SIGKILL)
+            os.kill(server.pid, signal.SIGKILL)
         return False
 
     result = supervisor.run(probe(misbehaving("leaves-a-child-and-hangs", str(note))), kill_the_server)
@@ -296,32 +300,19 @@ class KilledStarts:
         self.left = kills
         self.started = 0
 
-    def __call__(self, start: Start) -> Partner:
+    def __call__(self, start: Start) -> ChildProcess:
         """Start one, and kill it if it is one of the first."""
-        partner = started(start)
+        child = ChildProcess(start)
         self.started += 1
         if self.left > 0:
             self.left -= 1
-            os.kill(partner.process.pid, signal.SIGKILL)
-        return partner
+            os.kill(child.process.pid, signal.SIGKILL)
+        return child
 
 
-@pytest.fixture
-def killed_starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], KilledStarts]:
-    """Have the first so many fork servers killed while they start."""
-
-    def kill(kills: int) -> KilledStarts:
-        starts = KilledStarts(kills)
-        monkeypatch.setattr("tuner.probing.supervisor.started", starts)
-        return starts
-
-    return kill
-
-
-def test_a_server_killed_while_it_starts_is_a_lost_probe(killed_starts: Callable[[int], KilledStarts]) -> None:
+def test_a_server_killed_while_it_starts_is_a_lost_probe() -> None:
     """Each start that is killed costs one probe, which a search repeats; it is no failure of the machinery."""
-    killed_starts(2)
-    with ProbeSupervisor(cpu()) as running:
+    with ProbeSupervisor(cpu(), KilledStarts(2)) as running:
         for _ in range(2):
             lost = running.run(probe(mlp_spec()))
             assert lost.outcome is Outcome.LOST
@@ -329,47 +320,41 @@ def test_a_server_killed_while_it_starts_is_a_lost_probe(killed_starts: Callable
         assert running.run(probe(mlp_spec())).outcome is Outcome.FIT
 
 
-def test_a_server_killed_between_two_probes_costs_none(killed_starts: Callable[[int], KilledStarts]) -> None:
+def test_a_server_killed_between_two_probes_costs_none() -> None:
     """Another is started before the next probe."""
-    starts = killed_starts(0)
-    with ProbeSupervisor(cpu()) as running:
+    starts = KilledStarts(0)
+    with ProbeSupervisor(cpu(), starts) as running:
         running.warm_up()
-        assert running._server is not None
-        os.kill(running._server.process.pid, signal.SIGKILL)
-        running._server.process.wait()
+        process = running._server.start().process
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
         assert running.run(probe(mlp_spec())).outcome is Outcome.FIT
     assert starts.started == 2
 
 
-def test_a_check_and_an_estimate_survive_a_killed_server(killed_starts: Callable[[int], KilledStarts]) -> None:
+def test_a_check_and_an_estimate_survive_a_killed_server() -> None:
     """They are made again by another server, like a probe; a server that is killed each time is no wrong spec."""
     request = tuning_request(mlp_spec())
-    killed_starts(1)
-    with ProbeSupervisor(cpu()) as running:
+    with ProbeSupervisor(cpu(), KilledStarts(1)) as running:
         running.check(request)
-    killed_starts(1)
     asked = ExpectationRequest(spec=request.spec, samples_per_window=64, largest_micro_batch=64, limit_bytes=300 * MIB)
-    with ProbeSupervisor(cpu()) as running:
+    with ProbeSupervisor(cpu(), KilledStarts(1)) as running:
         assert running.expect(asked) is not None
-    killed_starts(2)
-    with ProbeSupervisor(cpu()) as running, pytest.raises(CheckLostError, match="lost 2 times"):
+    with ProbeSupervisor(cpu(), KilledStarts(2)) as running, pytest.raises(CheckLostError, match="lost 2 times"):
         running.check(request)
 
 
 @pytest.mark.parametrize("kills", [1, 2])
-def test_a_killed_process_that_traces_is_replaced_once(
-    monkeypatch: pytest.MonkeyPatch, killed_starts: Callable[[int], KilledStarts], kills: int
-) -> None:
+def test_a_killed_process_that_traces_is_replaced_once(kills: int) -> None:
     """An estimate is made again by another process; one that is killed each time is reported."""
-    monkeypatch.setattr("tuner.estimation.client.started", killed_starts(kills))
     request = ExpectationRequest(
         spec=mlp_spec(), samples_per_window=64, largest_micro_batch=64, limit_bytes=300 * MIB, compute_capability=(8, 0)
     )
     if kills == 1:
-        assert expect(request).points
+        assert expect(request, start=KilledStarts(kills)).points
         return
-    with pytest.raises(EstimateError, match="ended with status -9"):
-        expect(request)
+    with pytest.raises(EstimateError, match="ended with SIGKILL"):
+        expect(request, start=KilledStarts(kills))
 
 
 def test_probes_die_with_a_killed_supervisor(tmp_path: Path) -> None:
@@ -382,7 +367,7 @@ def test_probes_die_with_a_killed_supervisor(tmp_path: Path) -> None:
         "import sys\n"
         "from tests.probing.test_supervisor import *\n"
         "supervisor = ProbeSupervisor(cpu()); supervisor.warm_up()\n"
-        "open(sys.argv[1], 'w').write(f'{supervisor._server.process.pid}\\n')\n"
+        "open(sys.argv[1], 'w').write(f'{supervisor._server.start().process.pid}\\n')\n"
         "supervisor.run(probe(misbehaving('leaves-a-child-and-hangs', sys.argv[1])))\n"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(note)], cwd=ROOT) as process:
@@ -494,13 +479,11 @@ def test_a_running_comparison_is_ended_on_request(supervisor: ProbeSupervisor) -
 
 
 def test_close_is_idempotent_and_leaves_nothing() -> None:
-    """Closing twice is fine, and the scratch files are gone."""
+    """Closing twice is fine, and the server is gone."""
     running = ProbeSupervisor(cpu())
     with real_starts():
         running.warm_up()
-    server = running._server
-    assert server is not None
+    process = running._server.start().process
     running.close()
     running.close()
-    assert server.process.poll() is not None
-    assert not running._scratch.exists()
+    assert process.poll() is not None

@@ -22,7 +22,7 @@ HOMONYMS = {
     "api_keys": "one concept through the layers: document, store, authentication, use case, route",
     "base": "the interface that the other modules of its package implement",
     "build": "the module of a package that chooses by the spec: a workload, a data set",
-    "client": "of the tracing process (tuner), of the HTTP API (service)",
+    "client": "of a fork server, of the tracing process (tuner), of the HTTP API (service)",
     "engine": "of accumulation, and of SQLAlchemy",
     "errors": "the tree of errors of a distribution, of the command line, of the SDK",
     "estimates": "one concept through the layers: document, use case, route",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from typing import Any, BinaryIO
 from unittest.mock import patch
 
 from tuner.hardware.allocator_env import CPU_ENVIRONMENT
-from tuner.system import subprocesses
+from tuner.system.fork_server import spawn
 from tuner.training.launching import rank_processes
 from tuner.workloads.preload import late_imports
 
@@ -51,7 +50,7 @@ def forked_starts(fsync_seconds: float = 0.0) -> Iterator[None]:
 
     with (
         patch.object(rank_processes, "subprocess", _module_with(Trainer)),
-        patch.object(subprocesses, "subprocess", _module_with(_partner)),
+        patch.object(spawn, "subprocess", _module_with(_child)),
     ):
         yield
 
@@ -59,7 +58,7 @@ def forked_starts(fsync_seconds: float = 0.0) -> Iterator[None]:
 @contextmanager
 def real_starts() -> Iterator[None]:
     """Within the block, which is in one of ``forked_starts``, interpreters are started as ever."""
-    with patch.object(rank_processes, "subprocess", subprocess), patch.object(subprocesses, "subprocess", subprocess):
+    with patch.object(rank_processes, "subprocess", subprocess), patch.object(spawn, "subprocess", subprocess):
         yield
 
 
@@ -82,6 +81,11 @@ class _ForkedProcess:
         self.pid = int(self._process.pid or 0)
         while self.poll() is None and os.getsid(self.pid) != self.pid:  # ``Popen`` returns later than that
             time.sleep(0.001)
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, once it has ended."""
+        return self._process.exitcode
 
     def poll(self) -> int | None:
         """The exit status, once it has ended."""
@@ -107,12 +111,12 @@ class _ForkedServer(_ForkedProcess):
     """The fork server of a supervisor."""
 
     def __init__(self, *, env: Mapping[str, str], stdin: int, stdout: BinaryIO) -> None:
-        with socket.socket(fileno=os.dup(stdin)) as connection:
+        with Connection(os.dup(stdin)) as connection:
             super().__init__(dict(env), stdout.fileno(), _serve, connection)
 
 
-def _partner(command: list[str], **options: Any) -> Any:
-    """A fork server by a fork, any other partner as ever."""
+def _child(command: list[str], **options: Any) -> Any:
+    """A fork server of probes by a fork, any other child process as ever."""
     if "tuner.probing.child.fork_server" not in command:
         return subprocess.Popen(command, **options)
     return _ForkedServer(**{name: options[name] for name in ("env", "stdin", "stdout")})
@@ -152,7 +156,7 @@ def _train(directory: str, fsync_seconds: float) -> None:
     sys.exit(worker.main([directory, str(os.getppid())]))
 
 
-def _serve(connection: socket.socket) -> None:
+def _serve(connection: Connection) -> None:
     """A fork server: its own ``main``."""
     from tuner.probing.child import fork_server  # noqa: PLC0415 - only where torch is imported already
 

@@ -1,13 +1,11 @@
-"""Files that appear whole, what kills leave behind, locks of folders, and descriptors of any number."""
+"""Files that appear whole, what kills leave behind, and locks of folders."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
-import resource
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -17,7 +15,6 @@ from unittest.mock import Mock
 import pytest
 
 from tuner.system.files import appearing_whole, holding, tail, write_atomically
-from tuner.system.json_channel import Channel
 
 NOBODY = 2**22 + 1
 """Above the largest process id of Linux (PID_MAX_LIMIT)."""
@@ -92,14 +89,3 @@ def test_a_short_file_is_all_tail(tmp_path: Path) -> None:
     """Bytes that are no text are replaced."""
     (tmp_path / "log").write_bytes(b"a\xff\n")
     assert tail(tmp_path / "log", 100) == "a\ufffd"
-
-
-def test_a_channel_works_on_any_descriptor() -> None:
-    """A service with thousands of connections open still hears its probes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
-    ours, theirs = socket.socketpair()
-    with ours, theirs, socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, 2000)) as far:
-        Channel(theirs).send({"event": "ready"})
-        assert Channel(far).receive(1.0) == {"event": "ready"}
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

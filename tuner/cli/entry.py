@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuner.estimation.worker_start import tracing
 from tuner.probing.fork_server_start import fork_server
-from tuner.system.subprocesses import end_those_ahead, start_ahead
+from tuner.system.fork_server.spawn import Prestarted
 
 _CARDS = Path("/proc/driver/nvidia/gpus")
 """A folder of NVIDIA's driver, with one entry per card."""
@@ -22,33 +22,35 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """The command ``batchwright``."""
-    begin(sys.argv[1:])
+    prestarted = Prestarted()
+    begin(sys.argv[1:], prestarted)
     try:
         from tuner.cli.main import main as run  # noqa: PLC0415 - only now
 
-        run()
+        run(prestarted.take)
     except KeyboardInterrupt:  # during an import: later ones are the command's
         sys.stderr.write("interrupted\n")
         sys.exit(_INTERRUPTED)
     finally:
-        end_those_ahead()
+        prestarted.close()
 
 
-def begin(arguments: Sequence[str]) -> None:
-    """Start the process that does a command's work, as far as the arguments tell which it is.
+def begin(arguments: Sequence[str], prestarted: Prestarted) -> None:
+    """Prestart the process that does a command's work, as far as the arguments tell which it is.
 
     A wrong guess costs a process that is ended when the right one is started, or the command itself ends.
 
     Args:
         arguments: of the command line, without its name.
+        prestarted: starts and holds the process.
     """
     command, *options = arguments or ("",)
     if _HELP & set(options):
         return
     if command == "estimate":
-        start_ahead(tracing())
+        prestarted.prestart(tracing())
     elif command in {"tune", "run"}:
-        start_ahead(fork_server("cuda" if _has_cards() and _device(options) != "cpu" else "cpu"))
+        prestarted.prestart(fork_server("cuda" if _has_cards() and _device(options) != "cpu" else "cpu"))
 
 
 def _device(options: Sequence[str]) -> str | None:

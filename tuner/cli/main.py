@@ -18,6 +18,7 @@ from tuner.cli.commands.tune import tune
 from tuner.cli.errors import ExitCode, as_json, exit_code
 from tuner.cli.output import print_error
 from tuner.errors import BatchwrightError
+from tuner.system.fork_server.spawn import ChildProcess, StartChild
 
 _HELP = """Find the largest micro-batch that really fits, and the gradient accumulation that gives exactly the effective
 batch you asked for.
@@ -77,11 +78,15 @@ def _add_commands() -> None:
 _add_commands()
 
 
-def main() -> None:
-    """Run the command line; every error of ours ends in a message and a documented exit code."""
+def main(start: StartChild = ChildProcess) -> None:
+    """Run the command line; every error of ours ends in a message and a documented exit code.
+
+    Args:
+        start: starts the child processes of the commands.
+    """
     wants_json = "--json" in sys.argv
     try:
-        app(standalone_mode=True)
+        app(standalone_mode=True, obj=start)
     except BatchwrightError as error:
         if wants_json:
             sys.stdout.write(as_json(error) + "\n")

@@ -22,6 +22,7 @@ from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.training import TrainingResult
 from tuner.schemas.workload import WorkloadSpec
+from tuner.system.fork_server.spawn import StartChild
 from tuner.training.launching.launcher import TrainingProcess
 from tuner.training.progress import require_tensorboard
 
@@ -30,7 +31,9 @@ _STOP_SECONDS = 60.0
 """How long a run that is asked to stop may take to finish its update and write a checkpoint."""
 
 
-def tune(request: TuningRequest, console: Console, earlier: Recommendation | None = None) -> Recommendation:
+def tune(
+    request: TuningRequest, console: Console, start: StartChild, earlier: Recommendation | None = None
+) -> Recommendation:
     """Run a tuning to its end, each probe shown as it ends; led by an earlier answer to the same question, if given.
 
     Raises:
@@ -39,7 +42,7 @@ def tune(request: TuningRequest, console: Console, earlier: Recommendation | Non
     """
     began = time.monotonic()
     device = find_device(request.device)
-    with ProbeSupervisor(device) as runner, ProbeBoard(console) as board:
+    with ProbeSupervisor(device, start) as runner, ProbeBoard(console) as board:
         tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
         if earlier is not None:
             tuning.warm_start_from(earlier)

@@ -3,8 +3,8 @@
 The pipeline of an estimate: trace at two or more sizes, grow the trace to any size, replay it against an allocator, and
 find the largest size that fits.
 
-1. Ask: ``client`` sends a request to a tracing process (``protocol``), which ``worker_start`` describes; ``pool`` keeps
-   such processes for the service.
+1. Ask: ``client`` runs a task in a fork server that traces, which ``worker_start`` describes; the task leaves an
+   estimate or a failure (``protocol``). ``pool`` keeps such servers for the service.
 2. Trace: in that process ``tracing`` runs the updates of a probe on fake tensors, at a few micro-batch sizes (three for
    a whole estimate, two for the curve that seeds a search). ``attention_kernels`` and ``cuda_shim`` supply the
    decisions that CUDA would make. The result is a ``trace``: which blocks are allocated and freed, in which order.

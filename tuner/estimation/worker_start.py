@@ -1,13 +1,13 @@
-"""How the process that traces is started. No torch, and little else: that may happen before anything is imported."""
+"""The start of the process that traces. Imports next to nothing: it may be started before anything else."""
 
 from __future__ import annotations
 
 from tuner.hardware.allocator_env import CPU_THREADS
-from tuner.system.subprocesses import Start
+from tuner.system.fork_server.spawn import Start
 
 
 def tracing(idle_seconds: float = 60.0) -> Start:
-    """The start of ``tuner.estimation.tracing.worker``, which sees no card of this host.
+    """Return the start of ``tuner.estimation.tracing.worker``, which sees no card of this host.
 
     Args:
         idle_seconds: how long it stays with nothing to do.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.probing.protocol import CheckReport, ProbePaths
+from pydantic import ValidationError
+
+from tuner.probing.protocol import CheckReport
+from tuner.schemas.base import DocumentT
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ProbeRequest
 from tuner.schemas.results import Outcome, Phase, ProbeResult
@@ -13,16 +16,27 @@ from tuner.system.process_exit import ExitKind, ProcessExit
 
 @dataclass(frozen=True)
 class Ended:
-    """How a task's process ended."""
+    """How a task's process ended, and what it left."""
 
-    paths: ProbePaths
     exit: ProcessExit | None
     """None when the fork server itself was lost."""
     timed_out: bool
     requested: float
+    """When the task was sent to the server, on the monotonic clock."""
     ended: float
-    said: str
-    """The end of what it printed; of what the fork server printed, when that was lost."""
+    output: str
+    """The end of its output; how the fork server ended, when that was lost."""
+    result: bytes | None
+    """The document that the task left."""
+    entered: list[tuple[Phase, float]]
+    """The phases that it entered, with their times."""
+
+    def document(self, kind: type[DocumentT]) -> DocumentT | None:
+        """Return the document that the task left; None where there is none, or no whole one."""
+        try:
+            return None if self.result is None else kind.model_validate_json(self.result)
+        except ValidationError:
+            return None
 
     @property
     def was_lost(self) -> bool:
@@ -40,18 +54,17 @@ def uncompared(request: CouplingRequest, ended: Ended) -> CouplingCheck:
 def report_of_dead_check(ended: Ended, timeout_seconds: float) -> CheckReport:
     """The report of a check whose process left none: a crash, or an end of its own making, is the workload's fault."""
     if ended.timed_out:
-        return CheckReport(error=f"it was not built within {timeout_seconds:g} s\n{ended.said}")
+        return CheckReport(error=f"it was not built within {timeout_seconds:g} s\n{ended.output}")
     if ended.exit is None:
-        return CheckReport(lost=f"the fork server was lost\n{ended.said}".strip())
+        return CheckReport(lost=f"the fork server was lost\n{ended.output}".strip())
     if ended.exit.kind in {ExitKind.KILLED, ExitKind.KERNEL_OOM}:
         return CheckReport(lost=f"{ended.exit.kind.value} ({ended.exit.cause})")
-    return CheckReport(error=f"{ended.exit.cause} while building it\n{ended.said}")
+    return CheckReport(error=f"{ended.exit.cause} while building it\n{ended.output}")
 
 
 def result_of_dead_process(request: ProbeRequest, ended: Ended) -> ProbeResult:
     """The result of a probe whose process left none."""
-    entered = ended.paths.entered()
-    phase = entered[-1][0] if entered else Phase.START
+    phase = ended.entered[-1][0] if ended.entered else Phase.START
     outcome, message = _judge_death(request, ended, phase)
     return ProbeResult(
         micro_batch_size=request.micro_batch_size,
@@ -60,7 +73,7 @@ def result_of_dead_process(request: ProbeRequest, ended: Ended) -> ProbeResult:
         phase=phase,
         message=message,
         error_type=ended.exit.cause if ended.exit else None,
-        traceback=None if outcome is Outcome.OOM else ended.said or None,
+        traceback=None if outcome is Outcome.OOM else ended.output or None,
         limit_bytes=request.limit_bytes,
         measures_time=request.measures_time,
     )

@@ -1,4 +1,4 @@
-"""How the fork server of probes is started. No torch, and little else: that may happen before anything is imported."""
+"""The start of the fork server of probes. Imports next to nothing: the server may be started before anything else."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from typing import Literal
 
 from tuner.hardware.allocator_env import allocator_environment
-from tuner.system.subprocesses import Start
+from tuner.system.fork_server.spawn import Start
 
 
 def fork_server(kind: Literal["cpu", "cuda"]) -> Start:
-    """The start of ``tuner.probing.child.fork_server``, for probes of one kind of device.
+    """Return the start of ``tuner.probing.child.fork_server``, for probes of one kind of device.
 
     Its environment is the one of the job, and has torch ask for cards without initialising CUDA (``cuInit``).
     """

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import subprocess
-import tempfile
+import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from tuner.errors import BatchwrightError, CheckLostError, EstimateCancelledError, ProbeCancelledError, ProbeError
-from tuner.estimation.client import expect
+from tuner.estimation.client import MEMORY_BYTES, expect
 from tuner.hardware.allocator_env import allocator_environment
 from tuner.probing.exit_causes import Ended, report_of_dead_check, result_of_dead_process, uncompared
 from tuner.probing.fork_server_start import fork_server
@@ -26,10 +20,17 @@ from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
 from tuner.schemas.workload import WorkloadSpec
-from tuner.system.json_channel import Channel
+from tuner.system.fork_server.client import (
+    DeadlineError,
+    ForkServer,
+    ImportFailedError,
+    ServerLostError,
+    StoppedError,
+)
+from tuner.system.fork_server.messages import RunTask
+from tuner.system.fork_server.spawn import ChildProcess, StartChild
 from tuner.system.process_exit import ExitKind, classify_exit
-from tuner.system.processes import handed_on, kernel_oom_kills, kill_group
-from tuner.system.subprocesses import Partner, started
+from tuner.system.processes import handed_on
 from tuner.units import format_bytes
 from tuner.workloads.preload import late_imports
 
@@ -39,17 +40,8 @@ _START_TIMEOUT_SECONDS = 180.0
 _CHECK_TIMEOUT_SECONDS = 300.0
 _EXPECT_TIMEOUT_SECONDS = 30.0
 """An estimate that takes longer than some probes would is not worth it."""
-_POLL_SECONDS = 0.05
-_DUMP_SECONDS = 0.3
-"""How long a hanging probe gets to write where it hangs before it is killed."""
-_KILL_SECONDS = 30.0
-_OUTPUT_BYTES = 4000
 _TRIES = 2
 """How often what is ended from outside is tried, as by the search."""
-
-
-class _ServerLostError(ProbeError):
-    """The fork server was killed while it started; the message says what it printed."""
 
 
 class ProbeSupervisor:
@@ -57,22 +49,13 @@ class ProbeSupervisor:
 
     Args:
         device: the device; its kind decides the allocator's environment.
-        scratch: where probes exchange files with this process; a temporary folder when none.
+        start: starts the fork server.
     """
 
-    def __init__(self, device: DeviceInfo, scratch: Path | None = None) -> None:
+    def __init__(self, device: DeviceInfo, start: StartChild = ChildProcess) -> None:
         self.device = device
-        self._owned_scratch = scratch is None
-        self._scratch = Path(tempfile.mkdtemp(prefix="batchwright-")) if scratch is None else scratch
         self._lock = threading.Lock()
-        self._server: Partner | None = None
-        self._said = ""
-        """What the last server printed at its end."""
-        self._channel: Channel | None = None
-        self._ready = False
-        self._tasks = 0
-        self._group: int | None = None
-        """The process group of the task that runs."""
+        self._server = ForkServer(lambda: start(fork_server(device.kind)))
 
     def environment(self) -> dict[str, str]:
         """The environment variables that probes run with and the job must run with."""
@@ -105,12 +88,7 @@ class ProbeSupervisor:
         """Report of a check in a process of its own, or the meaning of its end without a report."""
         with self._lock:
             ended = self._run_task("check", spec, _CHECK_TIMEOUT_SECONDS, should_stop)
-        try:
-            return CheckReport.model_validate_json(ended.paths.result.read_bytes())
-        except (FileNotFoundError, ValidationError):
-            return report_of_dead_check(ended, _CHECK_TIMEOUT_SECONDS)
-        finally:
-            shutil.rmtree(ended.paths.directory, ignore_errors=True)
+        return ended.document(CheckReport) or report_of_dead_check(ended, _CHECK_TIMEOUT_SECONDS)
 
     def check_coupling(
         self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False
@@ -123,12 +101,7 @@ class ProbeSupervisor:
         """
         with self._lock:
             ended = self._run_until_not_lost("couple", request, request.timeout_seconds, should_stop)
-        try:
-            return CouplingCheck.model_validate_json(ended.paths.result.read_bytes())
-        except (FileNotFoundError, ValidationError):
-            return uncompared(request, ended)
-        finally:
-            shutil.rmtree(ended.paths.directory, ignore_errors=True)
+        return ended.document(CouplingCheck) or uncompared(request, ended)
 
     def expect(
         self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
@@ -141,21 +114,13 @@ class ProbeSupervisor:
         """
         with self._lock:
             if request.compute_capability is not None:
-                self._prepare(request.spec)
+                self._server.import_modules(self._late_imports(request.spec))
                 return self._expect_apart(request, should_stop)
             ended = self._run_until_not_lost("expect", request, _EXPECT_TIMEOUT_SECONDS, should_stop)
-        try:
-            return ExpectedPeaks.model_validate_json(ended.paths.result.read_bytes())
-        except (OSError, ValidationError):
-            _log.info("no estimate leads the search: %s", ended.said.strip() or "it took too long")
-            return None
-        finally:
-            shutil.rmtree(ended.paths.directory, ignore_errors=True)
-
-    def _prepare(self, spec: WorkloadSpec) -> None:
-        """Have the fork server import what probes of ``spec`` need, without waiting for it."""
-        channel = self._channel or self._start()
-        self._send(channel, {"do": "prepare", "preload": self._late_imports(spec)})
+        expected = ended.document(ExpectedPeaks)
+        if expected is None:
+            _log.info("no estimate leads the search: %s", ended.output.strip() or "it took too long")
+        return expected
 
     def _late_imports(self, spec: WorkloadSpec) -> tuple[str, ...]:
         return late_imports(spec, with_model=self.device.kind == "cpu")
@@ -204,26 +169,11 @@ class ProbeSupervisor:
     def _attempt(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> tuple[ProbeResult, bool]:
         """One try in one process, and whether that process crashed."""
         ended = self._run_task("probe", request, request.timeout_seconds, should_stop)
-        seconds = phase_seconds(ended.paths.entered(), ended.requested, ended.ended)
-        try:
-            result = ProbeResult.model_validate_json(ended.paths.result.read_bytes())
-            crashed = False
-        except (OSError, ValidationError):
-            result = result_of_dead_process(request, ended)
-            crashed = ended.exit is not None and ended.exit.kind is ExitKind.CRASHED
-        shutil.rmtree(ended.paths.directory, ignore_errors=True)
+        found = ended.document(ProbeResult)
+        result = found or result_of_dead_process(request, ended)
+        crashed = found is None and ended.exit is not None and ended.exit.kind is ExitKind.CRASHED
+        seconds = phase_seconds(ended.entered, ended.requested, ended.ended)
         return result.model_copy(update={"seconds": seconds}), crashed
-
-    def _run_task(self, task: Task, request: TaskRequest, timeout: float, should_stop: Callable[[], bool]) -> Ended:
-        """Run a task in a process of its own. The caller removes its files; a task that is given up has none left."""
-        self._tasks += 1
-        paths = ProbePaths(self._scratch / f"{os.getpid()}-{self._tasks}")
-        paths.write_request(request)
-        try:
-            return self._run_in_process(task, request, paths, timeout, should_stop)
-        except BaseException:
-            shutil.rmtree(paths.directory, ignore_errors=True)
-            raise
 
     def _run_until_not_lost(
         self, task: Task, request: TaskRequest, timeout: float, should_stop: Callable[[], bool]
@@ -233,147 +183,63 @@ class ProbeSupervisor:
             ended = self._run_task(task, request, timeout, should_stop)
             if not ended.was_lost:
                 return ended
-            shutil.rmtree(ended.paths.directory, ignore_errors=True)
         return self._run_task(task, request, timeout, should_stop)
 
-    def _run_in_process(
-        self,
-        task: Task,
-        request: TaskRequest,
-        paths: ProbePaths,
-        timeout: float,
-        should_stop: Callable[[], bool],
-    ) -> Ended:
-        preload = self._late_imports(request if isinstance(request, WorkloadSpec) else request.spec)
-        killed_before = kernel_oom_kills()
-        requested = time.monotonic()
-        try:
-            channel = self._started(should_stop)
-        except _ServerLostError as error:
-            return Ended(paths, None, timed_out=False, requested=requested, ended=time.monotonic(), said=str(error))
-        requested = time.monotonic()
-        told = {"task": task, "directory": str(paths.directory), "preload": preload, "environment": handed_on()}
-        self._send(channel, {"do": "run", **told})
-        status, timed_out = self._await_end(channel, requested + timeout, should_stop)
-        ended = time.monotonic()
-        exit_ = None
-        if status is not None:
-            exit_ = classify_exit(os.waitstatus_to_exitcode(status), kernel_oom_kills() - killed_before)
-        said = paths.output_tail() if exit_ is not None else self._said
-        return Ended(paths, exit_, timed_out, requested, ended, said)
-
-    def _await_end(self, channel: Channel, deadline: float, should_stop: Callable[[], bool]) -> tuple[int | None, bool]:
-        """The wait status of the task's process (none if the server was lost), and whether its time ran out."""
-        while time.monotonic() < deadline:
-            if should_stop():
-                self._kill(channel)
-                raise ProbeCancelledError("the probe was ended on request")
+    def _run_task(self, task: Task, request: TaskRequest, timeout: float, should_stop: Callable[[], bool]) -> Ended:
+        """Run a task in a process of its own, and read what it left."""
+        with ProbePaths.holding(request) as paths:
+            command = RunTask(
+                task=task,
+                directory=paths.directory,
+                modules=self._late_imports(request if isinstance(request, WorkloadSpec) else request.spec),
+                environment=handed_on(),
+                data_bytes=MEMORY_BYTES if task == "expect" else None,
+            )
+            exit_, timed_out, lost, requested = None, False, None, time.monotonic()
             try:
-                message = self._receive(channel)
-            except EOFError:
-                self._forget_server()
-                return None, False
-            if message is not None and message["event"] == "failed":
-                raise ProbeError(f"what the workload needs cannot be imported: {message['error']}")
-            if message is not None and message["event"] == "ended":
-                return int(message["status"]), False
-        self._send(channel, {"do": "dump"})
-        time.sleep(_DUMP_SECONDS)
-        return self._kill(channel), True
+                self._await_server(should_stop)
+                requested = time.monotonic()
+                exit_ = self._server.run(command, requested + timeout, should_stop)
+            except DeadlineError:
+                exit_, timed_out = classify_exit(-signal.SIGKILL, 0), True
+            except ServerLostError as error:
+                lost = str(error)
+            except StoppedError:
+                raise ProbeCancelledError("the probe was ended on request") from None
+            except ImportFailedError as error:
+                raise ProbeError(f"what the workload needs cannot be imported: {error}") from None
+            result = paths.result.read_bytes() if paths.result.exists() else None
+            output = lost or paths.output_tail()
+            return Ended(exit_, timed_out, requested, time.monotonic(), output, result, paths.entered())
 
-    def _kill(self, channel: Channel) -> int | None:
-        """Kill the running task and wait until its process is gone."""
-        self._send(channel, {"do": "kill"})
-        deadline = time.monotonic() + _KILL_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                message = self._receive(channel)
-            except EOFError:
-                break
-            if message is not None and message["event"] == "ended":
-                return int(message["status"])
-        self._forget_server()
-        return None
+    def _await_server(self, should_stop: Callable[[], bool]) -> None:
+        """Wait until the fork server has imported torch.
 
-    def _receive(self, channel: Channel) -> dict[str, Any] | None:
-        """What the server says within a moment; the group of a task is known from its start to its end."""
-        message = channel.receive(_POLL_SECONDS)
-        if message is not None:
-            self._group = message["pid"] if message["event"] == "started" else None
-        return message
-
-    @staticmethod
-    def _send(channel: Channel, message: dict[str, Any]) -> None:
+        Raises:
+            StoppedError: when told to stop; the server goes on by itself.
+            ServerLostError: when it was killed while it started.
+            ProbeError: when it did not start.
+        """
         try:
-            channel.send(message)
-        except OSError:
-            return  # the server is gone: the next receive says so
-
-    def _started(self, should_stop: Callable[[], bool]) -> Channel:
-        """The channel to a fork server that is ready, started now if there is none."""
-        if self._server is not None and self._server.process.poll() is not None:
-            self._forget_server()
-        channel = self._channel or self._start()
-        if not self._ready:
-            self._await_ready(channel, should_stop)
-        return channel
-
-    def _start(self) -> Channel:
-        self._scratch.mkdir(parents=True, exist_ok=True)
-        self._server = started(fork_server(self.device.kind))
-        self._channel = Channel(self._server.connection)
-        return self._channel
-
-    def _await_ready(self, channel: Channel, should_stop: Callable[[], bool]) -> None:
-        """Wait until torch is imported; when told to stop, leave the server to finish that by itself."""
-        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-        message = None
-        try:
-            while message is None and time.monotonic() < deadline:
-                if should_stop():
-                    raise ProbeCancelledError("ended on request while the fork server was starting")
-                message = self._receive(channel)
-        except EOFError:
-            pass  # it ended: its log says why
-        if message is None:
-            status = self._forget_server()
-            if status < 0:
-                raise _ServerLostError(f"the fork server was killed by signal {-status} while it started\n{self._said}")
-            raise ProbeError(f"the fork server did not start:\n{self._said}")
-        self._ready = True
-
-    def _forget_server(self) -> int:
-        """End the server, and with it any task it has; how it ended, below 0 by which signal of others."""
-        self._ready = False
-        self._channel = None
-        status = 0
-        if self._server is not None:
-            process = self._server.process
-            self._server.connection.close()
-            try:
-                status = process.wait(_KILL_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            self._said = self._server.said(_OUTPUT_BYTES)
+            self._server.await_ready(time.monotonic() + _START_TIMEOUT_SECONDS, should_stop)
+        except DeadlineError:
+            output = self._server.start().output_tail()
             self._server.close()
-            self._server = None
-        if self._group is not None:  # a server that was killed could not end what its task had started
-            kill_group(self._group)
-            self._group = None
-        return status
+            raise ProbeError(f"the fork server did not start:\n{output}") from None
+        except ServerLostError as error:
+            if error.was_killed:
+                raise
+            raise ProbeError(f"the fork server did not start:\n{error.output}") from None
 
     def warm_up(self) -> None:
         """Start the fork server now, so that the first probe does not wait for torch to be imported."""
-        with self._lock, suppress(_ServerLostError):  # the first probe starts another
-            self._started(lambda: False)
+        with self._lock, suppress(ServerLostError):  # the first probe starts another
+            self._await_server(lambda: False)
 
     def close(self) -> None:
-        """End every process and remove the scratch files. Idempotent."""
+        """End every process. Idempotent."""
         with self._lock:
-            self._forget_server()
-            if self._owned_scratch:
-                shutil.rmtree(self._scratch, ignore_errors=True)
+            self._server.close()
 
     def __enter__(self) -> ProbeSupervisor:  # noqa: PYI034 - not meant for subclassing
         """Ready to run."""

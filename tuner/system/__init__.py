@@ -4,14 +4,14 @@ Nothing here knows of models, batches or GPUs, and nothing imports torch.
 
 - Files: ``files`` writes atomically and locks folders; ``disk_space`` looks for room before a large file is written;
   ``data_roots`` keeps the files of a spec below the folders that may be read.
-- Processes: ``processes`` ties a child to the life of its parent and sets limits; ``subprocesses`` starts Python child
-  processes connected by a socket pair, ahead of their use where wanted (prestart); ``json_channel`` sends JSON lines
-  over such a pair; ``fork_map`` runs functions side by side in forks.
+- Processes: ``processes`` ties a child to the life of its parent and sets limits; ``process_exit`` tells how a process
+  ended; ``fork_server`` runs tasks in forks of a child process; ``fork_map`` runs functions side by side in forks.
 - Failures: ``host_failures`` recognises a full disk, a lack of descriptors or processes and the like, so that a failure
   of the host is never reported as one of the work.
 
 Where a new thing goes: a system error that is the host's fault, ``host_failures``; another way to write or lock a file,
-``files``; a Python child process that answers requests, ``subprocesses``.
+``files``; a child process that runs tasks, ``fork_server``.
 
-The package may import ``errors``, ``units`` and ``suggestions``, the standard library and filelock. Linux only.
+The package may import ``errors``, ``units`` and ``suggestions``, the standard library, pydantic and filelock. Linux
+only.
 """

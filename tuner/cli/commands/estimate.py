@@ -16,6 +16,7 @@ from tuner.cli.output import print_answer
 
 
 def estimate(  # noqa: PLR0913 - a command's options are its arguments
+    context: typer.Context,
     spec: options.SpecFile,
     *,
     gpu: options.Gpus = None,
@@ -56,6 +57,6 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
         timeout_seconds=timeout,
     )
     with progress_console().status("tracing updates, without a GPU"):
-        found = client.estimate(request)
+        found = client.estimate(request, start=context.obj)
     print_answer(found, as_document=json, text=in_words(found, request))
     raise typer.Exit(ExitCode.INFEASIBLE if fits_nowhere(found, request) else ExitCode.OK)

@@ -21,6 +21,7 @@ from tuner.cli.errors import ExitCode
 
 
 def run(  # noqa: PLR0913 - a command's options are its arguments
+    context: typer.Context,
     spec: options.SpecFile,
     effective_batch_size: options.EffectiveBatchSize,
     *,
@@ -73,7 +74,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     )
     check_run(request, training, request.device)
     with naming_options(memory_limit_bytes=memory_limit):
-        found = tuned(request)
+        found = tuned(request, context.obj)
     progress_console().print(recommendation_panel(found))
     if not found.feasible:
         if json:

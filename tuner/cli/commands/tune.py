@@ -20,9 +20,11 @@ from tuner.schemas.base import load_document
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
 from tuner.system.files import write_atomically
+from tuner.system.fork_server.spawn import StartChild
 
 
 def tune(  # noqa: PLR0913 - a command's options are its arguments
+    context: typer.Context,
     spec: options.SpecFile,
     effective_batch_size: options.EffectiveBatchSize,
     *,
@@ -64,7 +66,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     )
     known = load_document(Recommendation, earlier, "earlier recommendation") if earlier is not None else None
     with naming_options(memory_limit_bytes=memory_limit):
-        found = tuned(request, known)
+        found = tuned(request, context.obj, known)
     print_answer(found, as_document=json, text=recommendation_panel(found))
     if output is not None:
         _write(output, found)
@@ -84,10 +86,10 @@ def _write(path: Path, found: Recommendation) -> None:
         raise typer.Exit(ExitCode.WRONG_INPUT) from None
 
 
-def tuned(request: TuningRequest, earlier: Recommendation | None = None) -> Recommendation:
+def tuned(request: TuningRequest, start: StartChild, earlier: Recommendation | None = None) -> Recommendation:
     """Tune in the foreground; errors as of ``tuner.cli.running.tune``."""
     from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - `plan` and `--help` need no NVML
     from tuner.cli.running import tune as run_tuning  # noqa: PLC0415 - likewise
 
     interrupt_on_sigterm()
-    return run_tuning(request, progress_console(), earlier)
+    return run_tuning(request, progress_console(), start, earlier)

@@ -9,13 +9,11 @@ the optimizer's state, the gradients of one micro-batch held while the next one 
 
 from __future__ import annotations
 
-import resource
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
-from tuner.estimation.client import MEMORY_BYTES
 from tuner.estimation.tracing.peak_curve import expected_peaks
 from tuner.hardware.failures import shortage_in_words
 from tuner.hardware.memory_devices.base import MemoryDevice, translate_certain
@@ -29,7 +27,6 @@ from tuner.schemas.results import ModelSummary, Outcome, Phase, ProbeResult, Upd
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.files import write_atomically
 from tuner.system.fork_map import worthwhile_processes
-from tuner.system.processes import tighten_limit
 from tuner.training.accumulation.collectives import Ranks, group_of_one
 from tuner.training.coupling.admission import measure_coupling
 from tuner.training.micro_batches.splitting import MicroBatch, sliced
@@ -240,7 +237,7 @@ def _check(spec: WorkloadSpec) -> CheckReport:
     try:
         check_workload(spec)
     except SpecError as error:
-        return CheckReport.of(error)
+        return CheckReport(problems=tuple(error.problems))
     except MemoryError as error:  # a check allocates no tensors: the host has no memory left
         return CheckReport(lost=f"out of memory: {error}")
     except BaseException as error:  # noqa: BLE001 - user code is imported here and may raise anything
@@ -268,13 +265,12 @@ def _coupling(request: CouplingRequest) -> CouplingCheck:
 def run_expect(paths: ProbePaths) -> None:
     """Estimate the memory curve that the request in ``paths`` asks for, and leave it there."""
     request = ExpectationRequest.model_validate_json(paths.request.read_bytes())
-    tighten_limit(resource.RLIMIT_DATA, MEMORY_BYTES)
     write_atomically(paths.result, expected_peaks(request, processes=worthwhile_processes()).model_dump_json())
 
 
 TASKS = {"probe": run_probe, "check": run_check, "couple": run_couple, "expect": run_expect}
 
 
-def run_task(task: str, directory: str) -> None:
+def run_task(task: str, directory: Path) -> None:
     """Run a task by name, in this process."""
-    TASKS[task](ProbePaths(Path(directory)))
+    TASKS[task](ProbePaths(directory))

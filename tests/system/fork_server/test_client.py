@@ -1,0 +1,115 @@
+"""Tasks of a fork server that imports no torch: their ends, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from tuner.system.fork_server.client import DeadlineError, ForkServer, ImportFailedError, ServerLostError, StoppedError
+from tuner.system.fork_server.messages import RunTask
+from tuner.system.fork_server.spawn import ChildProcess, Start
+from tuner.system.fork_server.task_paths import TaskPaths
+from tuner.system.process_exit import ExitKind, ProcessExit
+
+_START = Start("tests.support.sleeping_tasks", (), {})
+
+
+class Nothing(BaseModel):
+    """A request."""
+
+
+@pytest.fixture
+def server() -> Iterator[ForkServer]:
+    """Ready, and closed at the end."""
+    with closing(ForkServer(lambda: ChildProcess(_START))) as found:
+        found.await_ready(time.monotonic() + 120, _never)
+        yield found
+
+
+@pytest.fixture
+def paths() -> Iterator[TaskPaths]:
+    """The files of a task."""
+    with TaskPaths.holding(Nothing()) as found:
+        yield found
+
+
+def _never() -> bool:
+    return False
+
+
+def _run(
+    server: ForkServer, paths: TaskPaths, task: str, should_stop: Callable[[], bool] = _never, seconds: float = 120.0
+) -> ProcessExit:
+    return server.run(RunTask(task=task, directory=paths.directory), time.monotonic() + seconds, should_stop)
+
+
+def _gone(process: int) -> bool:
+    """Whether a process ends within a minute; one that nobody waits for has ended."""
+    stat, deadline = Path(f"/proc/{process}/stat"), time.monotonic() + 60
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_task_that_takes_too_long_is_killed_and_says_where(server: ForkServer, paths: TaskPaths) -> None:
+    """The server runs the next one."""
+    with pytest.raises(DeadlineError):
+        _run(server, paths, "sleep", seconds=1.0)
+    assert "_run_task" in paths.output_tail()
+    assert _run(server, paths, "end").cause == "exit status 0"
+
+
+def test_a_task_that_is_stopped_is_gone(server: ForkServer, paths: TaskPaths) -> None:
+    """With its child, while the server stays."""
+    with pytest.raises(StoppedError):
+        _run(server, paths, "leave a child", paths.result.exists)
+    assert _gone(int(paths.result.read_text()))
+    assert _run(server, paths, "end").kind is ExitKind.EXITED
+
+
+def test_a_server_that_is_lost_takes_its_task_along(server: ForkServer, paths: TaskPaths) -> None:
+    """And what the task has started."""
+    process = server.start().process
+
+    def kill() -> bool:
+        if paths.result.exists():
+            os.kill(process.pid, signal.SIGKILL)
+        return False
+
+    with pytest.raises(ServerLostError, match="SIGKILL") as raised:
+        _run(server, paths, "leave a child", kill)
+    assert raised.value.was_killed
+    assert _gone(int(paths.result.read_text()))
+    assert _run(server, paths, "end").cause == "exit status 0", "another server runs the next task"
+
+
+def test_a_server_that_is_closed_in_the_middle_of_a_task_leaves_nothing(server: ForkServer, paths: TaskPaths) -> None:
+    """As on Ctrl-C, when nobody waits for the task any more."""
+
+    def interrupt() -> bool:
+        if paths.result.exists():
+            raise KeyboardInterrupt
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        _run(server, paths, "leave a child", interrupt)
+    server.close()
+    assert _gone(int(paths.result.read_text()))
+
+
+def test_a_module_that_is_missing_is_named(server: ForkServer, paths: TaskPaths) -> None:
+    """By the task that needs it, not by one that may need it."""
+    server.import_modules(("missing",))
+    command = RunTask(task="end", directory=paths.directory, modules=("missing",))
+    with pytest.raises(ImportFailedError, match="no module named missing"):
+        server.run(command, time.monotonic() + 120, _never)
+    assert _run(server, paths, "end").kind is ExitKind.EXITED

@@ -1,0 +1,184 @@
+"""Child processes connected by a socket pair, started when they are needed and before that."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.cli import entry
+from tuner.estimation.client import tracing_server
+from tuner.estimation.worker_start import tracing
+from tuner.hardware.inventory import cpu
+from tuner.probing.fork_server_start import fork_server
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.system.fork_server.spawn import ChildProcess, Prestarted, Start
+
+
+def _start(asked: str = "once") -> Start:
+    return Start("tests.support.child_of_socket", ("one", "two words"), {"ASKED": asked})
+
+
+def _reported(child: ChildProcess) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(child.connection.recv_bytes())
+    return found
+
+
+def _left(child: ChildProcess) -> int:
+    """The exit status of a process whose connection is closed."""
+    child.connection.close()
+    status = child.process.wait(120)
+    child.close()
+    return status
+
+
+@pytest.fixture
+def prestarted() -> Iterator[Prestarted]:
+    """Closed at the end."""
+    with closing(Prestarted()) as found:
+        yield found
+
+
+def test_a_child_process_knows_what_it_was_started_for() -> None:
+    """Its arguments, its environment and its parent; its input is the socket's no more. It ends when it is left."""
+    child = ChildProcess(_start())
+    expected = {"parent": os.getpid(), "arguments": ["one", "two words"], "asked": "once", "input": ""}
+    assert _reported(child) == expected
+    assert child.output_tail(15) == "the last words"
+    assert len(child.output_tail(4000)) == 1014
+    assert _left(child) == 0
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[ChildProcess]:
+    """The child processes of a test, in the order of their start."""
+    found: list[ChildProcess] = []
+    real = ChildProcess.__init__
+
+    def note(child: ChildProcess, start: Start) -> None:
+        real(child, start)
+        found.append(child)
+
+    monkeypatch.setattr(ChildProcess, "__init__", note)
+    return found
+
+
+def test_a_prestarted_process_is_taken_once(made: list[ChildProcess], prestarted: Prestarted) -> None:
+    """The first who asks in the same way has it; the second a new one."""
+    prestarted.prestart(_start())
+    first, second = prestarted.take(_start()), prestarted.take(_start())
+    prestarted.prestart(_start())
+    third = prestarted.take(_start())
+    assert made == [first, second, third]
+    assert [_reported(it)["asked"] for it in made] == ["once"] * 3
+    assert [_left(it) for it in made] == [0] * 3
+
+
+def test_what_has_ended_meanwhile_is_not_taken(made: list[ChildProcess], prestarted: Prestarted) -> None:
+    """It was killed, or had nothing to do for long."""
+    prestarted.prestart(_start())
+    made[0].process.kill()
+    made[0].process.wait()
+    child = prestarted.take(_start())
+    assert _reported(child)["asked"] == "once"
+    assert made == [made[0], child]
+    assert _left(child) == 0
+
+
+def test_what_it_has_started_ends_with_it(made: list[ChildProcess], prestarted: Prestarted) -> None:
+    """A compiler, say: nobody is left to wait for it."""
+    prestarted.prestart(Start("tests.support.child_of_socket", ("has a child",), {"ASKED": ""}))
+    child = Path(f"/proc/{_reported(made[0])['child']}")
+    assert child.exists()
+    prestarted.close()
+    deadline = time.monotonic() + 120
+    while child.exists() and "Z" not in (child / "stat").read_text().rpartition(")")[2].split()[0]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_estimate_takes_the_process_that_the_command_started(
+    made: list[ChildProcess], prestarted: Prestarted
+) -> None:
+    """And a probe's supervisor its own: what ``begin`` starts is what they ask for."""
+    entry.begin(["estimate", "spec.yaml"], prestarted)
+    entry.begin(["tune", "spec.yaml", "--device", "cpu"], prestarted)
+    with closing(tracing_server(prestarted.take)) as tracer, ProbeSupervisor(cpu(), prestarted.take) as supervisor:
+        supervisor.warm_up()
+        assert [tracer.start(), supervisor._server.start()] == made
+
+
+def test_what_was_started_in_another_way_is_ended(made: list[ChildProcess], prestarted: Prestarted) -> None:
+    """A wrong guess costs its process, and no more."""
+    prestarted.prestart(_start("otherwise"))
+    child = prestarted.take(_start())
+    assert _reported(child)["asked"] == "once"
+    assert [it.process.returncode for it in made] == [-signal.SIGKILL, None]
+    prestarted.prestart(_start("unasked"))
+    prestarted.close()
+    assert made[-1].process.returncode == -signal.SIGKILL
+    assert _left(child) == 0
+
+
+def test_what_cannot_be_prestarted_is_reported_when_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch, prestarted: Prestarted
+) -> None:
+    """Not before: the command may not need it."""
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    prestarted.prestart(_start())
+    with pytest.raises(FileNotFoundError):
+        prestarted.take(_start())
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+_CPU, _CARD, _TRACING = fork_server("cpu"), fork_server("cuda"), tracing()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "without_cards", "with_cards"),
+    [
+        ("estimate spec.yaml --gpu H100-80GB", _TRACING, _TRACING),
+        ("tune spec.yaml --effective-batch-size 8", _CPU, _CARD),
+        ("run spec.yaml --effective-batch-size 8 --device cuda:1", _CPU, _CARD),
+        ("tune spec.yaml --device cpu", _CPU, _CPU),
+        ("tune --device=cpu spec.yaml", _CPU, _CPU),
+        ("tune spec.yaml --device", _CPU, _CARD),
+        ("tune --help", None, None),
+        ("estimate -h", None, None),
+        ("plan --effective-batch-size 8", None, None),
+        ("", None, None),
+    ],
+)
+def test_the_command_starts_what_it_will_need(  # noqa: PLR0913, PLR0917 - fixtures and parameters
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    prestarted: Prestarted,
+    arguments: str,
+    without_cards: Start | None,
+    with_cards: Start | None,
+) -> None:
+    """Before it knows more than its words, and whether the host has cards."""
+    begun: list[Start | None] = []
+    monkeypatch.setattr(prestarted, "prestart", begun.append)
+    monkeypatch.setattr(entry, "_CARDS", tmp_path / "gpus")
+    entry.begin(arguments.split(), prestarted)
+    (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
+    entry.begin(arguments.split(), prestarted)
+    assert begun == [it for it in (without_cards, with_cards) if it is not None]
+
+
+def test_what_starts_ahead_imports_next_to_nothing() -> None:
+    """Neither pydantic nor typer, which take longer to import than a process takes to start."""
+    code = "import sys, tuner.cli.entry; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"pydantic", "typer", "rich", "yaml", "torch"} & set(modules)
