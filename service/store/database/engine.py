@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -17,12 +16,14 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from service.errors import ConfigurationError, InvalidInputError, StoreUnavailableError
 from service.folders import make_own
-from service.store.database.sqlite_writer_lock import writer_lock_of
+from service.store.database.sqlite_writer_lock import FairLock
 
 _BUSY_SECONDS = 10.0
 """The time for which a writer waits for another one. Transactions take milliseconds."""
 _IDLE_SECONDS = 10.0
 """After how long PostgreSQL ends a transaction whose process has stopped: it may hold what others wait for."""
+_WRITER_LOCK = "writer_lock"
+"""The execution option of an SQLite engine that holds the lock of its writers."""
 _EXAMPLES = "sqlite:////path/to/file.db or postgresql://user:password@host/database"
 _POOL_SIZE = 20
 _POOL_OVERFLOW = 40
@@ -76,6 +77,7 @@ def _open_sqlite(url: URL) -> Engine:
         pool_size=_POOL_SIZE,
         max_overflow=_POOL_OVERFLOW,
         connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False},
+        execution_options={_WRITER_LOCK: FairLock()},
     )
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -150,10 +152,9 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 
 def _writer_lock(engine: Engine) -> AbstractContextManager[None]:
-    """SQLite has one writer at a time."""
-    if engine.dialect.name != "sqlite":
-        return nullcontext()
-    return writer_lock_of(os.path.realpath(str(engine.url.database))).acquire(_BUSY_SECONDS)
+    """Hold the engine's writer lock, where the database has one writer at a time."""
+    lock: FairLock | None = engine.get_execution_options().get(_WRITER_LOCK)
+    return nullcontext() if lock is None else lock.acquire(_BUSY_SECONDS)
 
 
 def insert_or_skip(connection: Connection, table: Table, values: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""A fair lock for the writers of one SQLite file in this process: first come, first served.
+"""A fair lock for the writers of one SQLite engine: first come, first served.
 
 SQLite serves the writer that retries at the right moment: of many that write without a pause, one may wait for seconds.
 A lock of our own is fair; writers of other processes are left to SQLite.
@@ -50,13 +50,3 @@ class FairLock:
                 self._waiting.remove(given)
                 if held and self._waiting:
                     self._waiting[0].release()
-
-
-_by_file: dict[str, FairLock] = {}
-_files = threading.Lock()
-
-
-def writer_lock_of(path: str) -> FairLock:
-    """The lock of a file, shared by every engine of this process."""
-    with _files:
-        return _by_file.setdefault(path, FairLock())

@@ -1,4 +1,4 @@
-"""Writers of one SQLite file in one process take turns, in the order in which they came."""
+"""Writers of one SQLite file in one process hold the lock in the order of their requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from service.errors import StoreUnavailableError
 from service.store.database.engine import open_engine, reading, writing
-from service.store.database.sqlite_writer_lock import FairLock, writer_lock_of
+from service.store.database.sqlite_writer_lock import FairLock
 
 WRITERS, WRITES = 6, 50
 PATIENCE_SECONDS = 120.0
@@ -60,9 +60,9 @@ def test_one_that_gives_up_does_not_keep_the_others_from_going() -> None:
     lock = FairLock()
     gone: list[str] = []
 
-    def wait(name: str, patience_seconds: float) -> None:
+    def wait(name: str, timeout_seconds: float) -> None:
         try:
-            with lock.acquire(patience_seconds):
+            with lock.acquire(timeout_seconds):
                 gone.append(name)
         except StoreUnavailableError as error:
             gone.append(f"{name}: {error}")
@@ -90,9 +90,8 @@ def test_one_that_fails_lets_the_next_go() -> None:
 
 
 def test_a_transaction_that_writes_waits_for_its_turn(tmp_path: Path) -> None:
-    """Whatever engine it goes through; one that reads does not wait."""
-    path = tmp_path / "first.db"
-    engine = open_engine(f"sqlite:///{path}")
+    """One that reads does not wait."""
+    engine = open_engine(f"sqlite:///{tmp_path / 'first.db'}")
     written = threading.Event()
 
     def write() -> None:
@@ -100,7 +99,8 @@ def test_a_transaction_that_writes_waits_for_its_turn(tmp_path: Path) -> None:
             connection.execute(text("CREATE TABLE one (number INTEGER)"))
         written.set()
 
-    with writer_lock_of(str(path.resolve())).acquire(0.0):
+    lock: FairLock = engine.get_execution_options()["writer_lock"]
+    with lock.acquire(0.0):
         writer = threading.Thread(target=write)
         writer.start()
         with reading(engine) as connection:
@@ -111,9 +111,10 @@ def test_a_transaction_that_writes_waits_for_its_turn(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_turns_belong_to_a_file(tmp_path: Path) -> None:
+def test_each_engine_has_a_lock_of_its_own(tmp_path: Path) -> None:
     """Two files are written at once."""
-    first, second = str(tmp_path / "first.db"), str(tmp_path / "second.db")
-    assert writer_lock_of(first) is writer_lock_of(first)
-    with writer_lock_of(first).acquire(0.0), writer_lock_of(second).acquire(0.0):
+    engines = [open_engine(f"sqlite:///{tmp_path / name}") for name in ("first.db", "second.db")]
+    with writing(engines[0]), writing(engines[1]):
         pass
+    for engine in engines:
+        engine.dispose()
