@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from anyio import CapacityLimiter
+from cachetools import LRUCache
 
 from service.application.rules.policy import Policy
 from service.domain.problems import FieldFault
@@ -77,7 +77,7 @@ class Estimates:
         self._metrics = metrics or Metrics()
         self._slots = threading.BoundedSemaphore(limits.slots)
         self._places = threading.BoundedSemaphore(limits.slots + limits.queue)
-        self._answers = _Answers(limits.remembered, limits.remembered_bytes)
+        self._known = _KnownEstimates(limits.remembered, limits.remembered_bytes)
         self.threads = CapacityLimiter(limits.slots + limits.queue + _AT_ONCE)
         """For those who ask from a thread: other work of the API finds its own free, however many estimates wait."""
 
@@ -96,13 +96,13 @@ class Estimates:
         """
         self._policy.check_model(request.spec)
         question = self._question(request)
-        if (known := self._answers.get(question)) is not None:
+        if (known := self._known.get(question)) is not None:
             self._metrics.estimated("remembered")
             return known
         with self._counted(), self._slot(should_stop):
-            found = self._answers.get(question) or self._estimator(request, should_stop)
+            found = self._known.get(question) or self._estimator(request, should_stop)
         if not isinstance(request.spec.model, PythonModel):
-            self._answers.put(question, found)
+            self._known.put(question, found)
         return found
 
     @contextmanager
@@ -168,31 +168,28 @@ class Estimates:
         return f"the {self._limits.slots} made at once"
 
 
-class _Answers:
-    """The answers asked for last, by question. Safe to share between threads."""
+class _KnownEstimates:
+    """The estimates that were asked for last, by question. Safe to share between threads.
 
-    def __init__(self, size: int, nbytes: int) -> None:
-        self._size = size
-        self._room = nbytes
-        self._known: OrderedDict[str, tuple[Estimate, int]] = OrderedDict()
+    Args:
+        count: the most estimates that are kept.
+        nbytes: the most bytes of all estimates with their questions, as JSON.
+    """
+
+    def __init__(self, count: int, nbytes: int) -> None:
         self._lock = threading.Lock()
+        self._estimates: LRUCache[str, tuple[Estimate, int]] = LRUCache(nbytes, getsizeof=lambda sized: sized[1])
+        self._least_size = nbytes // count
+        """An estimate counts as at least this much, which bounds their number."""
 
     def get(self, question: str) -> Estimate | None:
         with self._lock:
-            if question not in self._known:
-                return None
-            self._known.move_to_end(question)
-            return self._known[question][0]
+            return self._estimates.get(question, (None, 0))[0]
 
-    def put(self, question: str, answer: Estimate) -> None:
-        nbytes = len(question) + len(answer.model_dump_json())
-        with self._lock:
-            _, before = self._known.pop(question, (answer, 0))
-            self._known[question] = (answer, nbytes)
-            self._room += before - nbytes
-            while len(self._known) > self._size or self._room < 0:
-                _, (_, freed) = self._known.popitem(last=False)
-                self._room += freed
+    def put(self, question: str, estimate: Estimate) -> None:
+        nbytes = len(question) + len(estimate.model_dump_json())
+        with self._lock, suppress(ValueError):  # which the cache raises for an estimate above its whole size
+            self._estimates[question] = estimate, max(nbytes, self._least_size)
 
 
 def _names_of(gpus: tuple[str, ...]) -> list[str]:

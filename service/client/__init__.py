@@ -1,4 +1,4 @@
-"""Provide the SDK: a typed client of the service. Needs httpx and pydantic; neither torch nor FastAPI nor SQLAlchemy.
+"""Provide the SDK: a typed client of the service. Needs httpx, pydantic and cachetools, but not torch or FastAPI.
 
 ::
 

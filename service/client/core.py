@@ -12,8 +12,8 @@ from typing import Protocol, TypeVar
 import httpx
 
 from service.client.errors import ClientError, ConnectionFailedError, NotFoundError, NotWaitedLongEnoughError
-from service.client.etag_cache import Copies
-from service.client.protocol import Call, DocumentT, EventParser, parsed, problem_in
+from service.client.etag_cache import EtagCache
+from service.client.protocol import Call, DocumentT, event_in, parsed, problem_in
 from service.client.retries import Patience, Retries
 from service.client.transport import Network
 from service.domain.states import State
@@ -61,7 +61,7 @@ class Core:
         self.network = network
         self._retries = retries
         self._timeout_seconds = timeout_seconds
-        self._copies = Copies()
+        self._etags = EtagCache()
 
     async def call(self, kind: type[DocumentT], call: Call, extra_seconds: float = 0.0) -> DocumentT:
         """Make a call that answers with a ``kind``; ``extra_seconds`` is what it was asked to wait.
@@ -81,13 +81,13 @@ class Core:
             ConnectionFailedError: when it cannot be reached.
             UnexpectedAnswerError: when it answers something else.
         """
-        known = self._copies.of(kind, path)
+        known = self._etags.find(kind, path)
         headers = {} if known is None else {"If-None-Match": known[0]}
         response = await self.send(Call("GET", path, headers=headers), self._timeout_seconds)
         if known is not None and response.status_code == HTTPStatus.NOT_MODIFIED:
             return known[1]
         document = parsed(kind, response)
-        self._copies.keep(path, response.headers.get("ETag"), document)
+        self._etags.keep(path, response.headers.get("ETag"), document)
         return document
 
     async def text(self, call: Call) -> str:
@@ -223,10 +223,9 @@ class Core:
                 raise _NothingMoreError
             if (error := problem_in(stream.response)) is not None:
                 raise error
-            parser = EventParser()
-            async for chunk in stream.chunks:
+            async for received in stream.events:
                 patience.heard()
-                for event in parser.feed(chunk):
+                if (event := event_in(received)) is not None:
                     patience.reset()
                     yield event
 

@@ -1,10 +1,10 @@
-"""The documents last read, so that one that has not changed need not be sent again."""
+"""A cache of the documents read last, so that an unchanged document is not sent again."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 
+from cachetools import LRUCache
 from pydantic import BaseModel
 
 from service.client.protocol import DocumentT
@@ -13,27 +13,22 @@ _KEPT = 32
 """A tuning with its evidence takes some hundred kilobytes at most."""
 
 
-class Copies:
-    """Documents by path, with the entity tag they came with; the least recently used go first. Thread-safe."""
+class EtagCache:
+    """Documents by path, each with its entity tag; the least recently used go first. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[str, BaseModel]] = OrderedDict()
+        self._kept: LRUCache[str, tuple[str, BaseModel]] = LRUCache(_KEPT)
 
-    def of(self, kind: type[DocumentT], path: str) -> tuple[str, DocumentT] | None:
-        """The tag and the document last read from a path; none when it is not kept."""
+    def find(self, kind: type[DocumentT], path: str) -> tuple[str, DocumentT] | None:
+        """Return the tag and the document last read from a path; none when it is not kept."""
         with self._lock:
             tag, document = self._kept.get(path, ("", None))
-            if not isinstance(document, kind):
-                return None
-            self._kept.move_to_end(path)
-            return tag, document
+        return (tag, document) if isinstance(document, kind) else None
 
     def keep(self, path: str, tag: str | None, document: BaseModel) -> None:
-        """Keep what was read; without a tag it cannot be asked for again."""
+        """Keep a document that was read; without a tag, the service cannot be asked whether it has changed."""
         with self._lock:
             self._kept.pop(path, None)
             if tag is not None:
                 self._kept[path] = tag, document
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)

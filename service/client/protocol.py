@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
+from httpx_sse import ServerSentEvent
 from pydantic import BaseModel, ValidationError
 
 from service.client.errors import NOT_A_PROBLEM, ApiError, UnexpectedAnswerError, api_error
@@ -128,45 +129,18 @@ def retry_after(text: str, now: datetime | None = None) -> float | None:
     return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())
 
 
-class EventParser:
-    """Reads server-sent events from the bytes of a stream, however they are cut.
+def event_in(received: ServerSentEvent) -> Event | None:
+    """Return the event that a server-sent event carries; none for one without data, or of a kind that is not known.
 
-    Lines are split at line feeds alone: a message may hold other characters that Python takes for a line's end.
+    Raises:
+        UnexpectedAnswerError: when its data is no event.
     """
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._fields: dict[str, str] = {}
-
-    def feed(self, chunk: bytes) -> Iterator[Event]:
-        """The events that end in ``chunk``. Comments, and kinds that a newer service added, are passed over.
-
-        Raises:
-            UnexpectedAnswerError: when the data of an event is none.
-        """
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
-            text = line.removesuffix(b"\r").decode(errors="replace")
-            if text:
-                self._take(text)
-            elif (event := self._finished()) is not None:
-                yield event
-
-    def _take(self, line: str) -> None:
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "data" and "data" in self._fields:
-            value = f"{self._fields['data']}\n{value}"
-        self._fields[name] = value
-
-    def _finished(self) -> Event | None:
-        fields, self._fields = self._fields, {}
-        if "data" not in fields or fields.get("event") not in {None, *EventKind}:
-            return None
-        try:
-            return Event.model_validate_json(fields["data"], extra="ignore")
-        except ValidationError as error:
-            raise _unexpected("an event that is none", fields["data"]) from error
+    if not received.data or received.event not in {"message", *EventKind}:
+        return None
+    try:
+        return Event.model_validate_json(received.data, extra="ignore")
+    except ValidationError as error:
+        raise _unexpected("an event that is none", received.data) from error
 
 
 def _unexpected(what: str, text: str) -> UnexpectedAnswerError:

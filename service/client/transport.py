@@ -10,11 +10,12 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from httpx_sse import EventSource, ServerSentEvent, SSEError
 
 from service.client.errors import ClientError, ConnectionFailedError, UnexpectedAnswerError
 from service.client.protocol import Call
@@ -25,10 +26,10 @@ _CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Stream:
-    """An answer that is read as it comes. One that is no success has been read to its end."""
+    """A response whose server-sent events are read as they arrive. One without success has been read to its end."""
 
     response: httpx.Response
-    chunks: AsyncIterator[bytes]
+    events: AsyncIterator[ServerSentEvent]
 
 
 class Network(ABC):
@@ -52,7 +53,7 @@ class Network(ABC):
 
     @abstractmethod
     def stream(self, call: Call, timeout_seconds: float) -> AbstractAsyncContextManager[Stream]:
-        """The answer to a call while it comes, as ``send``; errors may come with any chunk."""
+        """The answer to a call while it comes, as ``send``; errors may come with any event."""
 
     @abstractmethod
     async def sleep(self, seconds: float) -> None:
@@ -86,7 +87,7 @@ class BlockingNetwork(Network):
         with translated(), self._http.stream(**self._arguments(call, timeout_seconds)) as response:
             if not response.is_success:
                 response.read()
-            yield Stream(response, _each(response.iter_bytes()))
+            yield Stream(response, _each(EventSource(response).iter_sse()))
 
     async def sleep(self, seconds: float) -> None:
         """As declared, blocking."""
@@ -112,7 +113,8 @@ class AsyncNetwork(Network):
             async with self._http.stream(**self._arguments(call, timeout_seconds)) as response:
                 if not response.is_success:
                     await response.aread()
-                yield Stream(response, response.aiter_bytes())
+                async with aclosing(EventSource(response).aiter_sse()) as events:
+                    yield Stream(response, events)
 
     async def sleep(self, seconds: float) -> None:
         """As declared."""
@@ -126,12 +128,14 @@ def translated() -> Iterator[None]:
         yield
     except (httpx.UnsupportedProtocol, httpx.LocalProtocolError, httpx.InvalidURL) as error:
         raise ClientError(f"the request cannot be sent: {error}; an address is like http://127.0.0.1:8000") from error
+    except SSEError as error:  # a TransportError too, but nothing that another try would change
+        raise UnexpectedAnswerError(f"the answer is no event stream: {error}") from error
     except httpx.TransportError as error:
         raise ConnectionFailedError(f"the service cannot be reached: {type(error).__name__}: {error}") from error
     except httpx.RequestError as error:
         raise UnexpectedAnswerError(f"the answer cannot be read: {type(error).__name__}: {error}") from error
 
 
-async def _each(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
-    for chunk in chunks:
-        yield chunk
+async def _each(events: Iterable[ServerSentEvent]) -> AsyncIterator[ServerSentEvent]:
+    for event in events:
+        yield event

@@ -17,7 +17,6 @@ from service.client import (
     TuningFailedError,
     UnexpectedAnswerError,
 )
-from service.client.protocol import EventParser
 from service.client.resources.api import AsyncCalls
 from service.domain.states import State
 from service.domain.work import Event, Tuning
@@ -32,6 +31,7 @@ from tests.support.service.scripted_network import (
     page,
     problem,
     stream,
+    streamed,
     told,
     tuning,
 )
@@ -171,7 +171,7 @@ def test_a_quiet_stream_has_its_whole_budget_each_time_it_breaks(drive: Driver, 
 
     def quiet(_request: httpx.Request) -> httpx.Response:
         clock.now += 3600.0
-        return stream(b": keep-alive\n\n", end=RESET)
+        return stream(b": following\nretry: 1000\n\n", b": keep-alive\n\n", end=RESET)
 
     assert drive(Script([quiet] * 4 + [stream(told(1, State.SUCCEEDED))]), followed, retry_seconds=15.0) == [1]
 
@@ -186,14 +186,14 @@ def test_leaving_a_stream_closes_its_connection(drive: Driver) -> None:
         await events.aclose()
         return event
 
-    assert drive(Script([httpx.Response(200, stream=body)]), first).id == 1
+    assert drive(Script([streamed(body)]), first).id == 1
     assert body.closed
 
 
 def test_the_blocking_stream_is_closed_by_leaving_its_loop() -> None:
     """A `for` that is left lets the connection go."""
     body = Chunks([told(1, State.QUEUED), told(2, State.RUNNING)])
-    script = Script([httpx.Response(200, stream=body)])
+    script = Script([streamed(body)])
     with httpx.Client(transport=httpx.MockTransport(script), base_url="http://test") as http:
         for event in Client(http=http).tunings.events("tun_1"):
             assert event.id == 1
@@ -201,9 +201,10 @@ def test_the_blocking_stream_is_closed_by_leaving_its_loop() -> None:
     assert body.closed
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n"])
-def test_events_are_read_however_they_are_cut(size: int, ends: bytes) -> None:
+def test_events_are_read_however_they_are_cut(drive: Driver, size: int, ends: bytes) -> None:
     """Byte by byte, with comments, fields and kinds that are not known, and characters that Python splits lines at."""
     message = "one\u2028two\x85three é"
     probe = {"id": 2, "at": "2026-01-01T00:00:00Z", "kind": "state", "state": "RUNNING", "new": message}
@@ -213,16 +214,27 @@ def test_events_are_read_however_they_are_cut(size: int, ends: bytes) -> None:
     cut_off = told(4, State.FAILED)[:-1]
     text = b": following\nretry: 1000\n\n" + told(1, State.QUEUED) + later + spread + cut_off
     text = text.replace(b"\n", ends)
-    parser, found = EventParser(), list[Event]()
-    for start in range(0, len(text), size):
-        found.extend(parser.feed(text[start : start + size]))
-    assert [(event.id, event.state) for event in found] == [(1, State.QUEUED), (2, State.RUNNING)]
+    parts = [text[start : start + size] for start in range(0, len(text), size)]
+    script = Script([stream(*parts), httpx.Response(204)])
+
+    async def read(calls: AsyncCalls) -> list[tuple[int, State | None]]:
+        return [(event.id, event.state) async for event in calls.tunings.events("tun_1")]
+
+    assert drive(script, read) == [(1, State.QUEUED), (2, State.RUNNING)]
+    assert script.seen[-1].headers["Last-Event-ID"] == "2"
 
 
 def test_an_event_that_is_none_is_an_error_of_ours(drive: Driver, clock: Clock) -> None:
     """It is not asked for again and again."""
     with pytest.raises(UnexpectedAnswerError, match="nonsense"):
         drive(Script([stream(b"data: nonsense\n\n")]), followed)
+    assert clock.pauses == []
+
+
+def test_a_stream_that_is_none_is_an_error_of_ours(drive: Driver, clock: Clock) -> None:
+    """A proxy's page is not asked for again and again."""
+    with pytest.raises(UnexpectedAnswerError, match="text/html"):
+        drive(Script([httpx.Response(200, html="<p>Sign in</p>")]), followed)
     assert clock.pauses == []
 
 

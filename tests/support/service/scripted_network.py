@@ -178,7 +178,12 @@ def told(number: int, state: State) -> bytes:
 
 def stream(*parts: bytes, end: Exception | None = None) -> httpx.Response:
     """A stream of events that ends, or breaks off."""
-    return httpx.Response(200, stream=Chunks(parts, end), headers={"Content-Type": "text/event-stream"})
+    return streamed(Chunks(parts, end))
+
+
+def streamed(body: Chunks) -> httpx.Response:
+    """A stream of events with this body."""
+    return httpx.Response(200, stream=body, headers={"Content-Type": "text/event-stream"})
 
 
 @contextlib.contextmanager
