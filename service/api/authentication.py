@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Security
@@ -122,7 +121,6 @@ def is_local(scope: AsgiScope) -> bool:
     return client is None or _is_loopback(client[0])
 
 
-@lru_cache(maxsize=1024)
 def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback

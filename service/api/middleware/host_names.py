@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from functools import lru_cache
 
 _LONGEST = 255 + len(":65535")
-"""No legal name is longer, and the cache of names from unauthenticated clients is bounded."""
+"""No legal name is longer."""
 _HOST = re.compile(
     r"(?:\[(?P<address>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9_][A-Za-z0-9._-]*))(?::(?P<port>[0-9]{0,5}))?"
 )
@@ -19,12 +18,7 @@ def host_name(header: str) -> str:
 
     Userinfo (`name@host`), percent escapes, spaces and whatever else URLs may hold are no part of a Host.
     """
-    return _parsed(header) if len(header) <= _LONGEST else ""
-
-
-@lru_cache(maxsize=1024)
-def _parsed(header: str) -> str:
-    found = _HOST.fullmatch(header)
+    found = _HOST.fullmatch(header) if len(header) <= _LONGEST else None
     if found is None or int(found["port"] or 0) > _LAST_PORT:
         return ""
     return _address(found["address"]) if found["address"] else found["name"].lower()
