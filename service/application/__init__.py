@@ -32,11 +32,11 @@ from service.application.context import ApplicationContext
 from service.application.exports import ExportCases
 from service.application.jobs import JobCases
 from service.application.queue import FleetCases
-from service.application.queue_positions import QueuePlaces
 from service.application.rules.policy import Policy
 from service.application.statistics import SummaryCases
 from service.application.tunings import TuningCases
 from service.domain.work import Event
+from service.fast_path.queue_positions import QueuePositions
 from service.store.hit_counter import HitCounter
 from service.store.store import Store
 
@@ -59,7 +59,7 @@ class UseCases:
         self._evidence = store.evidence
         self.hit_counter = HitCounter(store.statistics.count_hits)
         self.fleet = FleetCases(context)
-        places = QueuePlaces(self.fleet.queue)
+        places = QueuePositions(self.fleet.queue)
         self.tunings = TuningCases(context, self.hit_counter, places)
         self.jobs = JobCases(context, places)
         self.exports = ExportCases(store.recommendations)

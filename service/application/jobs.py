@@ -7,7 +7,6 @@ from pathlib import Path
 from service.application import views
 from service.application.context import ApplicationContext, check_priority, model_name, payload
 from service.application.exports import exported
-from service.application.queue_positions import QueuePlaces
 from service.application.rules.idempotency import Submitted, first_time
 from service.application.rules.placement import (
     check_every_process_has_samples,
@@ -20,6 +19,7 @@ from service.domain.states import RESUMABLE_STATES, WorkKind
 from service.domain.work import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission, QueuePlace
 from service.domain.workers import ServedDevice
 from service.errors import InfeasibleRecommendationError, InvalidInputError, NotOnThisHostError, NotResumableError
+from service.fast_path.queue_positions import QueuePositions
 from service.observability.tracing import current_trace_parent
 from service.store.models import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
 from tuner.schemas.base import Document
@@ -36,7 +36,7 @@ _PYTHON = "python"
 class JobCases:
     """What callers can do with jobs. Safe to share between threads."""
 
-    def __init__(self, context: ApplicationContext, places: QueuePlaces) -> None:
+    def __init__(self, context: ApplicationContext, places: QueuePositions) -> None:
         self._places = places
         self._context = context
         self._submissions = context.store.submissions
@@ -79,7 +79,7 @@ class JobCases:
             NotFoundError: when there is none with this id.
         """
         item = self._context.get(job_id, WorkKind.JOB)
-        return self._view(item, self._places.of(item))
+        return self._view(item, self._places.of(item.id, item.state))
 
     def page(self, limit: int, cursor: str | None = None, wanted: WorkFilter = EVERYTHING) -> bytes:
         """A page of jobs, newest first: a ``JobPage`` as JSON.
@@ -87,7 +87,7 @@ class JobCases:
         Raises:
             InvalidCursorError: when the cursor is not one of this list.
         """
-        return views.job_page(*self._context.page(WorkKind.JOB, limit, cursor, wanted))
+        return views.work_page(*self._context.page(WorkKind.JOB, limit, cursor, wanted))
 
     def cancel(self, job_id: str, caller: Caller) -> Job:
         """Cancel a job; one that has ended stays as it is.

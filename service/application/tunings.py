@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from service.application import views
 from service.application.context import ApplicationContext, check_priority, model_name, payload
-from service.application.queue_positions import QueuePlaces
 from service.application.rules.idempotency import Submitted, first_time
 from service.application.rules.warm_start import find_earlier
 from service.domain.api_keys import Caller
@@ -16,6 +15,7 @@ from service.domain.states import WorkKind
 from service.domain.work import ProbeList, Tuning, TuningSubmission
 from service.domain.workers import ServedDevice
 from service.errors import NotFoundError
+from service.fast_path.queue_positions import QueuePositions
 from service.observability.tracing import current_trace_parent
 from service.store.hit_counter import HitCounter
 from service.store.models import EVERYTHING, Idempotency, NewWork, RecommendationFilter, WorkFilter, WorkItem
@@ -26,7 +26,7 @@ from tuner.schemas.requests import TuningRequest
 class TuningCases:
     """What callers can do with tunings. Safe to share between threads."""
 
-    def __init__(self, context: ApplicationContext, counter: HitCounter, places: QueuePlaces) -> None:
+    def __init__(self, context: ApplicationContext, counter: HitCounter, places: QueuePositions) -> None:
         self._places = places
         self._context = context
         self._hit_counter = counter
@@ -64,7 +64,7 @@ class TuningCases:
         Raises:
             InvalidCursorError: when the cursor is not one of this list.
         """
-        return views.tuning_page(*self._context.page(WorkKind.TUNING, limit, cursor, wanted))
+        return views.work_page(*self._context.page(WorkKind.TUNING, limit, cursor, wanted))
 
     def probes(self, tuning_id: str) -> ProbeList:
         """The evidence of a tuning so far.
@@ -179,7 +179,7 @@ class TuningCases:
     def _view(self, item: WorkItem) -> Tuning:
         answer = item.recommendation_id
         recommendation = self._recommendations.get(answer) if answer else None
-        return views.tuning(item, recommendation, self._places.of(item))
+        return views.tuning(item, recommendation, self._places.of(item.id, item.state))
 
 
 def _queued(item: WorkItem) -> Submitted:

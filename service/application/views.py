@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from datetime import datetime
-from operator import attrgetter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic_core import to_json
 
 from service.domain.states import WorkKind
-from service.domain.work import Job, JobRequest, JobSummary, QueuePlace, RecommendationSummary, Tuning, TuningSummary
+from service.domain.work import Job, JobRequest, QueuePlace, RecommendationSummary, Tuning
 from service.errors import InvalidCursorError, NotFoundError
 from service.store.models import WorkItem, WorkRow
-from tuner.schemas.base import Document
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
 
@@ -47,7 +43,7 @@ def check_identifier(text: str, kind: str) -> None:
 def tuning(item: WorkItem, recommendation: Recommendation | None, queue: QueuePlace | None = None) -> Tuning:
     """A tuning in full."""
     return Tuning(
-        **_tuning_row(item),
+        **item.summary(),
         place=item.place,
         queue=queue,
         problem=item.problem,
@@ -60,7 +56,7 @@ def job(item: WorkItem, directory: Path | None, queue: QueuePlace | None = None)
     """A job in full, with its folder where that is on this host."""
     request = JobRequest.model_validate_json(item.payload)
     return Job(
-        **_job_row(item),
+        **item.summary(),
         place=item.place,
         queue=queue,
         problem=item.problem,
@@ -75,55 +71,10 @@ def job(item: WorkItem, directory: Path | None, queue: QueuePlace | None = None)
 # --- pages, as JSON --------------------------------------------------------------------------------------------------
 
 
-def _row(document: type[Document]) -> Callable[[WorkRow], dict[str, Any]]:
-    """What takes the fields of a document from a row."""
-    names = tuple(document.model_fields)
-    values = attrgetter(*names)
-    return lambda row: dict(zip(names, values(row), strict=True))
-
-
-_tuning_row = _row(TuningSummary)
-_job_row = _row(JobSummary)
-
-
-class _WrittenRows:
-    """Rows as JSON, kept while they are asked for: most have ended, and will never change.
-
-    Whatever changes a row adds an event or at least a later time, so what is kept is never out of date.
-    """
-
-    def __init__(self, fields: Callable[[WorkRow], dict[str, Any]]) -> None:
-        self._fields = fields
-        self._written: dict[tuple[str, datetime, int], bytes] = {}
-
-    def page(self, rows: Sequence[WorkRow], next_cursor: str | None) -> bytes:
-        """A page of them."""
-        if len(self._written) > _MOST_WRITTEN_ROWS:
-            self._written = {}
-        items = b",".join(map(self._row, rows))
-        return b'{"items":[%b],"next_cursor":%b}' % (items, to_json(next_cursor))
-
-    def _row(self, row: WorkRow) -> bytes:
-        version = row.id, row.updated_at, row.events
-        if (written := self._written.get(version)) is None:
-            written = self._written[version] = to_json(self._fields(row))
-        return written
-
-
-_MOST_WRITTEN_ROWS = 8192
-"""Of each kind, about half a kilobyte each."""
-_written_tunings = _WrittenRows(_tuning_row)
-_written_jobs = _WrittenRows(_job_row)
-
-
-def tuning_page(rows: Sequence[WorkRow], next_cursor: str | None) -> bytes:
-    """A ``TuningPage``. Rows of the store need no checking."""
-    return _written_tunings.page(rows, next_cursor)
-
-
-def job_page(rows: Sequence[WorkRow], next_cursor: str | None) -> bytes:
-    """A ``JobPage``."""
-    return _written_jobs.page(rows, next_cursor)
+def work_page(rows: Sequence[WorkRow], next_cursor: str | None) -> bytes:
+    """Return a ``TuningPage`` or ``JobPage``. Rows of the store need no checking."""
+    items = b",".join(row.summary_json for row in rows)
+    return b'{"items":[%b],"next_cursor":%b}' % (items, to_json(next_cursor))
 
 
 def recommendation_page(rows: Sequence[RecommendationSummary], next_cursor: str | None) -> bytes:

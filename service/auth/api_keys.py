@@ -1,66 +1,32 @@
-"""Who may call: API keys verified against the store, and trusted for a moment."""
+"""Access by API key: keys are verified against the store, and trusted for a moment."""
 
 from __future__ import annotations
 
 import hmac
 import logging
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 
 from service.domain.api_keys import KEYLESS, Caller, digest_of, id_in
 from service.errors import NotAuthenticatedError, StoreUnavailableError
+from service.fast_path.trusted_callers import TRUST_SECONDS, TrustedCallers
 from service.store.interface import KeyStore
 from service.store.models import StoredKey
 
 _log = logging.getLogger(__name__)
 
-TRUST_SECONDS = 3.0
-"""How long what the store said is trusted: a revoked key works no longer than this."""
 _NOTED_EVERY_SECONDS = 60.0
 """How often the use of a key is written down, at most."""
-_REMEMBERED = 1024
-"""Keys, or sessions, that are trusted at a time; more are verified each time."""
 _NO_DIGEST = "0" * 64
 
 
-class Trusted:
-    """Callers that were verified a moment ago, by the digests of what they showed. Safe to share between threads."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._callers: OrderedDict[str, tuple[Caller, float]] = OrderedDict()
-
-    def find(self, digest: str) -> Caller | None:
-        """Who showed it, while that is trusted."""
-        with self._lock:
-            caller, until = self._callers.get(digest, (None, 0.0))
-            return caller if self._clock() < until else None
-
-    def add(self, digest: str, caller: Caller, began: float, *seconds_left: float | None) -> None:
-        """Trust a caller from ``began`` on, for ``TRUST_SECONDS`` or what is left of anything it rests on."""
-        until = began + min([TRUST_SECONDS, *(left for left in seconds_left if left is not None)])
-        with self._lock:
-            self._callers[digest] = caller, until
-            self._callers.move_to_end(digest)
-            while len(self._callers) > _REMEMBERED:
-                self._callers.popitem(last=False)
-
-    def forget(self, digest: str) -> None:
-        """Trust it no more."""
-        with self._lock:
-            self._callers.pop(digest, None)
-
-
 class Access:
-    """Verifies keys. Safe to share between threads; several services may share the store.
+    """Verify keys. Safe to share between threads; several services may share the store.
 
     A key costs one read when it was not seen for ``TRUST_SECONDS``, and one write a minute.
 
     Args:
-        keys: where the keys are.
+        keys: the store of the keys.
         keyless_here: whether callers of this machine need no key while the store has none.
         clock: seconds that only rise.
     """
@@ -69,18 +35,18 @@ class Access:
         self._keys = keys
         self._keyless_here = keyless_here
         self._clock = clock
-        self._trusted = Trusted(clock)
+        self._trusted = TrustedCallers(clock)
         self._keys_exist = False
         self._keys_looked_up = -TRUST_SECONDS
 
     def remembered(self, key: str | None, *, local: bool) -> Caller | None:
-        """The caller, where no look into the store is needed. Never blocks."""
+        """Return the caller, where the store need not be read. Never blocks."""
         if key is None:
             return KEYLESS if self._keyless_here and local and self._keys_known_absent() else None
         return self._trusted.find(digest_of(key))
 
     def admit(self, key: str | None, *, local: bool) -> Caller:
-        """The caller who sends ``key``, or none at all. May read, and seldom write, the store.
+        """Return the caller who sends ``key``, or no key at all. May read, and seldom write, the store.
 
         Args:
             key: the text of the key.
@@ -97,7 +63,7 @@ class Access:
         raise NotAuthenticatedError("send an API key: `Authorization: Bearer bw_...`", key_given=False)
 
     def is_open(self, *, local: bool) -> bool:
-        """Whether a caller needs no key. May read the store.
+        """Tell whether a caller needs no key. May read the store.
 
         Raises:
             StoreUnavailableError: when the store cannot be read.
@@ -105,7 +71,7 @@ class Access:
         return self._keyless_here and local and not self._look_for_keys()
 
     def caller_with(self, stored: StoredKey) -> Caller:
-        """Who calls with a key that is known to be theirs; its use is noted.
+        """Return the caller with a key that is known to be theirs, and record the use of the key.
 
         Raises:
             NotAuthenticatedError: when it is revoked or expired.
@@ -126,17 +92,18 @@ class Access:
         return caller
 
     def _note_use(self, key_id: str) -> None:
-        """A note for the operator, which no request may fail for."""
+        """Record the use of a key for the operator; no request fails for that."""
         try:
             self._keys.touch(key_id, _NOTED_EVERY_SECONDS)
         except StoreUnavailableError as error:
             _log.warning("the use of key %s is not noted: %s", key_id, error)
 
     def _keys_known_absent(self) -> bool:
+        """Tell whether there was no key a moment ago. Gain, as `service.fast_path` defines it: 1.4 without keys."""
         return not self._keys_exist and self._clock() - self._keys_looked_up < TRUST_SECONDS
 
     def _look_for_keys(self) -> bool:
-        """Whether there are keys. Once there are, that stays so: rows of keys are never deleted."""
+        """Tell whether there are keys. Once there are, that stays so: rows of keys are never deleted."""
         if not self._keys_exist and not self._keys_known_absent():
             began = self._clock()
             self._keys_exist = self._keys.exist()
@@ -145,10 +112,10 @@ class Access:
 
 
 def _check_standing(stored: StoredKey) -> None:
-    """Refuse a key that was good once. Only who has it is told so.
+    """Refuse a key that was good once. Only a caller who has the key learns that.
 
     Raises:
-        NotAuthenticatedError: saying since when.
+        NotAuthenticatedError: with the time of the end.
     """
     key = stored.key
     if key.revoked_at is not None:

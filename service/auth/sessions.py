@@ -1,4 +1,4 @@
-"""People who are signed in: a session rests on an API key, ends with it, and is carried by a cookie."""
+"""Sessions of people who are signed in: each rests on an API key, ends with the key, and is carried by a cookie."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import secrets
 import time
 from collections.abc import Callable
 
-from service.auth.api_keys import Access, Trusted
+from service.auth.api_keys import Access
 from service.domain.api_keys import Caller, digest_of
 from service.errors import NotAuthenticatedError
+from service.fast_path.trusted_callers import TrustedCallers
 from service.store.interface import SessionStore
 
 SESSION_SECONDS = 12 * 3600
@@ -22,13 +23,13 @@ _TOKEN = re.compile(r"[0-9a-f]{64}")
 
 
 class Sessions:
-    """Opens, verifies and closes sessions. Safe to share between threads; several services may share the store.
+    """Open, verify and close sessions. Safe to share between threads; several services may share the store.
 
     A session is trusted as long as a key is: closed elsewhere, or its key revoked, it works for that long at most.
 
     Args:
-        store: where the sessions are.
-        access: what verifies the keys they rest on.
+        store: the store of the sessions.
+        access: verifies the keys that the sessions rest on.
         clock: seconds that only rise.
     """
 
@@ -36,10 +37,10 @@ class Sessions:
         self._store = store
         self._access = access
         self._clock = clock
-        self._trusted = Trusted(clock)
+        self._trusted = TrustedCallers(clock)
 
     def open(self, key: str) -> str:
-        """Sign in with an API key; the session's token, of which only a digest is stored.
+        """Sign in with an API key, and return the token of the session; only a digest of the token is stored.
 
         Raises:
             NotAuthenticatedError: when the key is unknown, revoked or expired.
@@ -51,11 +52,11 @@ class Sessions:
         return token
 
     def remembered(self, token: str) -> Caller | None:
-        """The caller, where no look into the store is needed. Never blocks."""
+        """Return the caller, where the store need not be read. Never blocks."""
         return self._trusted.find(digest_of(token))
 
     def admit(self, token: str) -> Caller:
-        """Who is signed in with this session. May read, and seldom write, the store.
+        """Return the caller who is signed in with this session. May read, and seldom write, the store.
 
         Raises:
             NotAuthenticatedError: when it is over, was closed or never was, or its key is no longer good.
@@ -81,5 +82,5 @@ class Sessions:
 
 
 def csrf_token_of(token: str) -> str:
-    """What pages of a session show when they act, and pages of others cannot know."""
+    """Return the token that pages of a session send with every change, and that no other page can know."""
     return hmac.new(token.encode("utf-8", "surrogateescape"), b"batchwright csrf", hashlib.sha256).hexdigest()

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from pydantic_core import to_json
 
 from service.domain.api_keys import ApiKey
 from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
+from service.domain.work import JobSummary, TuningSummary
 from service.domain.workers import ServedDevice
 from service.errors import ServiceError
 from tuner.schemas.recommendation import Recommendation
@@ -152,6 +157,21 @@ class WorkRow:
     started_at: datetime | None
     ended_at: datetime | None
     updated_at: datetime
+
+    def summary(self) -> dict[str, Any]:
+        """Return the fields of a ``TuningSummary`` or ``JobSummary``."""
+        return {name: getattr(self, name) for name in _SUMMARY_FIELDS[self.kind]}
+
+    @cached_property
+    def summary_json(self) -> bytes:
+        """The summary as JSON; made once, since lists show the same row again and again."""
+        return to_json(self.summary())
+
+
+_SUMMARY_FIELDS = {
+    WorkKind.TUNING: tuple(TuningSummary.model_fields),
+    WorkKind.JOB: tuple(JobSummary.model_fields),
+}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Select, String, bindparam, cast, func, select, union_all
@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from service.domain.states import WorkKind
 from service.errors import NotFoundError
+from service.fast_path.row_cache import RowCache
 from service.store.database import mapping
 from service.store.database.engine import reading
 from service.store.database.schema import work_items
@@ -19,6 +20,7 @@ from service.store.interface import WorkStore
 from service.store.models import EVERYTHING, WorkFilter, WorkItem, WorkRow
 
 _work = work_items.c
+_BETWEEN_VERSIONS = ","
 
 _ITEM = select(work_items).where(_work.id == bindparam("id"))
 
@@ -28,7 +30,7 @@ class SqlWorkStore(WorkStore):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._listed = mapping.KeptRows()
+        self._listed = RowCache[WorkRow]()
 
     @override
     def get(self, work_id: str) -> WorkItem:
@@ -41,8 +43,11 @@ class SqlWorkStore(WorkStore):
     ) -> list[WorkRow]:
         listing = Listing(kind, limit, before, wanted)
         with reading(self._engine) as connection:
-            kept = self._listed.find(listing.versions(connection))
-            return [self._listed.take(row) for row in listing.rows(connection)] if kept is None else kept
+            cached = self._listed.find(listing.versions(connection))
+            if cached is not None:
+                return cached
+            found = listing.rows(connection)
+            return [self._listed.get(mapping.version(row), partial(mapping.work_row, row)) for row in found]
 
 
 def read_item(connection: Connection, work_id: str) -> WorkItem:
@@ -74,16 +79,16 @@ class Listing:
     before: str | None
     wanted: WorkFilter
 
-    def versions(self, connection: Connection) -> str | None:
-        """Which rows there are, in which version each, as ``rows.KeptRows`` takes them; none when there are none.
+    def versions(self, connection: Connection) -> list[str]:
+        """Return the versions of the rows, newest first, as ``mapping.version`` has them.
 
         A driver hands over row by row, each time waiting for its turn among the threads: one value costs a quarter.
         """
         found: str | None = connection.execute(_versions(*self._form), self._values).scalar_one()
-        return found
+        return sorted(found.split(_BETWEEN_VERSIONS), reverse=True) if found else []
 
     def rows(self, connection: Connection) -> Sequence[Row[Any]]:
-        """The rows, of the columns ``rows.LISTED_WORK``."""
+        """Return the rows, of the columns ``mapping.LISTED_WORK``."""
         return connection.execute(_listing(*self._form), self._values).all()
 
     @property
@@ -131,4 +136,4 @@ def _versions(given: tuple[str, ...], later: bool, states: int) -> Select[Any]: 
     parts = _work.id, _work.updated_at, _work.event_count
     page = _listing(given, later, states).with_only_columns(*parts).subquery().c
     version = page.id + " " + cast(page.updated_at, String) + " " + cast(page.event_count, String)
-    return select(func.aggregate_strings(version, mapping.BETWEEN_VERSIONS))
+    return select(func.aggregate_strings(version, _BETWEEN_VERSIONS))

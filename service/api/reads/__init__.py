@@ -1,5 +1,5 @@
-"""Make the reads that many callers repeat cheap.
+"""Make the reads that many callers repeat cheap, with the parts of ``service.fast_path``.
 
-``coalescing`` makes equal reads that arrive at the same time once; ``coalesced`` lists the reads that are made so;
-``fast_path`` lets the busiest routes answer requests of the usual shape without the framework's parsing.
+``coalesced`` lists the reads of which equal ones are made once; ``fast_path`` lets the busiest routes answer requests
+of the usual shape without the framework's parsing.
 """

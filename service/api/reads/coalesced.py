@@ -1,19 +1,19 @@
-"""The reads that many make at the same time, gathered."""
+"""The reads that many callers make at the same time, coalesced."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from service.api.etags import Tagged, tagged, tagged_with_aside
-from service.api.reads.coalescing import Gathered, GatheredByKey
 from service.application import UseCases
 from service.domain.work import Event, Job, Tuning
+from service.fast_path.coalescing import BatchedReads, CoalescedReads
 from service.store.models import RecommendationFilter, WorkFilter
 
 
 @dataclass(frozen=True)
 class Page:
-    """Which page of a list."""
+    """One page of a list."""
 
     limit: int
     cursor: str | None
@@ -22,7 +22,7 @@ class Page:
 
 @dataclass(frozen=True)
 class AnswersPage:
-    """Which page of the list of recommendations."""
+    """One page of the list of recommendations."""
 
     limit: int
     cursor: str | None
@@ -30,21 +30,23 @@ class AnswersPage:
 
 
 Written = tuple[Tuning | Job, Tagged]
-"""A tuning or job, and how it is sent."""
+"""A tuning or job, and its representation."""
 
 
 class Reads:
-    """Answers reads that many make at the same time. Belongs to one event loop."""
+    """The coalesced reads of the API. Belongs to one event loop."""
 
     def __init__(self, cases: UseCases) -> None:
-        self.events = GatheredByKey[tuple[str, int], list[Event]](lambda it: cases.events(*it))
-        self.tuning = GatheredByKey[str, Written](lambda it: _written(cases.tunings.get(it)))
-        self.job = GatheredByKey[str, Written](lambda it: _written(cases.jobs.get(it)))
-        self.recommendation = Gathered[str, str](cases.tunings.recommendation_texts)
-        self.tunings = GatheredByKey[Page, bytes](lambda it: cases.tunings.page(it.limit, it.cursor, it.wanted))
-        self.jobs = GatheredByKey[Page, bytes](lambda it: cases.jobs.page(it.limit, it.cursor, it.wanted))
-        self.recommendations = GatheredByKey[AnswersPage, bytes](
-            lambda it: cases.tunings.recommendations(it.wanted, it.limit, it.cursor)
+        self.events = CoalescedReads[tuple[str, int], list[Event]](lambda key: cases.events(*key))
+        self.tuning = CoalescedReads[str, Written](lambda key: _written(cases.tunings.get(key)))
+        self.job = CoalescedReads[str, Written](lambda key: _written(cases.jobs.get(key)))
+        self.recommendation = BatchedReads[str, str](cases.tunings.recommendation_texts)
+        self.tunings = CoalescedReads[Page, bytes](
+            lambda page: cases.tunings.page(page.limit, page.cursor, page.wanted)
+        )
+        self.jobs = CoalescedReads[Page, bytes](lambda page: cases.jobs.page(page.limit, page.cursor, page.wanted))
+        self.recommendations = CoalescedReads[AnswersPage, bytes](
+            lambda page: cases.tunings.recommendations(page.wanted, page.limit, page.cursor)
         )
 
 

@@ -1,8 +1,10 @@
-"""Routes that are asked so often that reading their parameters counts.
+"""Routes that are called so often that reading their parameters counts.
 
-The framework resolves parameters and dependencies in about the time of everything else together. A route of the class
-here may have a shortcut, which answers the requests of the usual shape itself and leaves every other one, the invalid
-ones included, to the framework. The document knows only the endpoint.
+The framework resolves parameters and dependencies in about the time of everything else together. An endpoint of a route
+of the class here may have a fast path, which answers requests of the usual shape itself and leaves every other request,
+the invalid ones included, to the framework. The OpenAPI document describes the endpoint alone.
+
+Gain, as `service.fast_path` defines it: 1.25 for recommendations, 1.4 for pages of 50 tunings.
 """
 
 from __future__ import annotations
@@ -19,18 +21,18 @@ from service.api.strict_route import Handler, StrictRoute
 from service.domain.api_keys import Scope
 
 Answer = Callable[[Request, Reads], Awaitable[Response | None]]
-"""Answers a request, or leaves it to the framework."""
+"""Answers a request, or returns None to leave it to the framework."""
 
 EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 
-_ATTRIBUTE = "shortcut"
+_ATTRIBUTE = "fast_path"
 _PAGE = re.compile(rb"(?:limit=([1-9]\d{0,2}))?(?:(?:^|&)cursor=([a-z][0-9a-f]{32}))?")
-_MOST_ROWS = 200
+_MAX_ROWS = 200
 _DEFAULT_ROWS = 50
 
 
-def shortcut(scope: Scope, answer: Answer) -> Callable[[EndpointT], EndpointT]:
-    """Give an endpoint a shortcut, for callers that have ``scope``."""
+def fast_path(scope: Scope, answer: Answer) -> Callable[[EndpointT], EndpointT]:
+    """Give an endpoint a fast path, for callers that have ``scope``."""
 
     def mark(endpoint: EndpointT) -> EndpointT:
         setattr(endpoint, _ATTRIBUTE, (scope, answer))
@@ -39,11 +41,11 @@ def shortcut(scope: Scope, answer: Answer) -> Callable[[EndpointT], EndpointT]:
     return mark
 
 
-class ShortcutRoute(StrictRoute):
-    """A route that takes its endpoint's shortcut where there is one."""
+class FastRoute(StrictRoute):
+    """A route that takes its endpoint's fast path where there is one."""
 
     def strict_handler(self) -> Handler:
-        """The shortcut, and the framework's handler for the requests that the shortcut leaves."""
+        """Return a handler that tries the fast path before the framework's handler."""
         usual = super().strict_handler()
         found: tuple[Scope, Answer] | None = getattr(self.endpoint, _ATTRIBUTE, None)
         if found is None:
@@ -59,9 +61,9 @@ class ShortcutRoute(StrictRoute):
 
 
 def plain_page(request: Request) -> tuple[int, str | None] | None:
-    """Limit and cursor of a list without filters; none for anything else that may be asked of it."""
+    """Return the limit and the cursor of a list without filters; None for any other query."""
     found = _PAGE.fullmatch(request.scope["query_string"])
     limit = int(found[1] or _DEFAULT_ROWS) if found else 0
-    if found is None or limit > _MOST_ROWS:
+    if found is None or limit > _MAX_ROWS:
         return None
     return limit, found[2].decode() if found[2] else None

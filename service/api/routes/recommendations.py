@@ -24,7 +24,7 @@ from service.api.dependencies import (
 from service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from service.api.problems import ALWAYS, declared
 from service.api.reads.coalesced import AnswersPage, Reads
-from service.api.reads.fast_path import ShortcutRoute, shortcut
+from service.api.reads.fast_path import FastRoute, fast_path
 from service.api.responses import json_response, links, on_success
 from service.domain.api_keys import Scope
 from service.domain.work import RecommendationPage
@@ -32,7 +32,7 @@ from service.errors import NotFoundError
 from service.store.models import RecommendationFilter
 from tuner.schemas.recommendation import Recommendation
 
-router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=ALWAYS, route_class=ShortcutRoute)
+router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=ALWAYS, route_class=FastRoute)
 
 _UNCHANGING = {"Cache-Control": "private, max-age=3600, immutable", "Vary": "Authorization, Cookie"}
 _ITS_JOB = {"submitJob": {"operationId": "submitJob", "description": "Takes its `id` as `recommendation_id`."}}
@@ -73,7 +73,7 @@ async def _answer(reads: Reads, recommendation_id: str, if_none_match: str | Non
 
 
 def is_plain(known: str | None) -> bool:
-    """Whether a header is what the shortcut takes."""
+    """Tell whether the fast path takes a header."""
     return known is None or len(known) <= LONGEST_TAGS
 
 
@@ -96,7 +96,7 @@ async def _at_once(request: Request, reads: Reads) -> Response | None:
     | NOT_MODIFIED
     | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-@shortcut(Scope.TUNINGS_READ, _at_once)
+@fast_path(Scope.TUNINGS_READ, _at_once)
 async def get_recommendation(
     recommendation_id: RecommendationId, reads: Reading, if_none_match: IfNoneMatch = None
 ) -> Response:

@@ -31,7 +31,7 @@ from service.api.etags import NOT_MODIFIED, TAG_HEADERS
 from service.api.events.streaming import Poll, event_stream, polled
 from service.api.problems import ALWAYS, RETRY_AFTER_HEADER, declared
 from service.api.reads.coalesced import Page, Reads
-from service.api.reads.fast_path import ShortcutRoute, plain_page, shortcut
+from service.api.reads.fast_path import FastRoute, fast_path, plain_page
 from service.api.responses import (
     DELETED,
     EVENT_STREAM,
@@ -47,7 +47,7 @@ from service.domain.api_keys import Scope
 from service.domain.work import ProbeList, Tuning, TuningPage, TuningSubmission
 from service.store.models import EVERYTHING, WorkFilter, in_states
 
-router = APIRouter(prefix="/v1/tunings", tags=["tunings"], responses=ALWAYS, route_class=ShortcutRoute)
+router = APIRouter(prefix="/v1/tunings", tags=["tunings"], responses=ALWAYS, route_class=FastRoute)
 
 _OF_ONE = links("tuning_id", "id", "getTuning", "listProbes", "followTuning", "cancelTuning", "deleteTuning")
 _ITS_ANSWER = links("recommendation_id", "recommendation_id", "getRecommendation")
@@ -119,7 +119,7 @@ async def _page_at_once(request: Request, reads: Reads) -> Response | None:
     )
     | declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-@shortcut(Scope.TUNINGS_READ, _page_at_once)
+@fast_path(Scope.TUNINGS_READ, _page_at_once)
 async def list_tunings(  # noqa: PLR0913, PLR0917 - one parameter per filter
     reads: Reading,
     state: StateFilter = None,

@@ -20,9 +20,6 @@ from tuner.schemas.training import TrainingProgress, TrainingResult
 
 _KINDS = {kind.value: kind for kind in WorkKind}
 _STATES = {state.value: state for state in State}
-_MOST_KEPT_ROWS = 10_000
-"""Some 1,500 bytes each."""
-BETWEEN_VERSIONS = ","
 _LARGE = {"payload", "progress", "result", "problem", "document"}
 
 
@@ -83,31 +80,14 @@ def _fields(row: Row[Any]) -> dict[str, Any]:
     }
 
 
-class KeptRows:
-    """Rows of lists, made once: most have ended, never change, and are listed again and again.
+def version(row: Row[Any]) -> str:
+    """Return the version of a row in a list: a change of the row brings an event, or at least a later time."""
+    return f"{row.id} {row.updated_at} {row.event_count}"
 
-    Each is kept under its version, `id updated_at event_count`: a change of a row brings an event, or at least a later
-    time. Safe to share between threads.
-    """
 
-    def __init__(self) -> None:
-        self._rows: dict[str, WorkRow] = {}
-
-    def find(self, versions: str | None) -> list[WorkRow] | None:
-        """The rows of these versions, newest first; none where not all of them are kept."""
-        try:
-            return [self._rows[it] for it in sorted((versions or "").split(BETWEEN_VERSIONS), reverse=True) if it]
-        except KeyError:
-            return None
-
-    def take(self, row: Row[Any]) -> WorkRow:
-        """A row of the columns ``LISTED_WORK``, made unless it is kept."""
-        version = f"{row.id} {row.updated_at} {row.event_count}"
-        if (made := self._rows.get(version)) is None:
-            if len(self._rows) >= _MOST_KEPT_ROWS:
-                self._rows = {}
-            made = self._rows[version] = WorkRow(**_fields(row))
-        return made
+def work_row(row: Row[Any]) -> WorkRow:
+    """Return a tuning or job as a list shows it, from the columns ``LISTED_WORK``."""
+    return WorkRow(**_fields(row))
 
 
 def work_item(row: Row[Any]) -> WorkItem:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from service.application.queue_positions import QueuePlaces
 from service.application.rules.wait_time import Running as AtWork
 from service.application.rules.wait_time import expected_waits
 from service.domain.api_keys import Scope, make_key
 from service.domain.states import State, WorkKind
-from service.domain.work import JobSubmission, QueuePlace
-from service.domain.workers import Queue, QueueEntry
-from service.store.models import SeenDevice, Waiting, WorkItem, WorkRow
+from service.domain.work import JobSubmission
+from service.store.models import SeenDevice, Waiting, WorkRow
 from tests.support.factories import recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.running import Running, StartService
@@ -226,62 +223,3 @@ def test_a_wait_does_not_end_for_a_new_place(busy: Running) -> None:
     busy.http.post(f"/v1/tunings/{low}/cancel")
     ended_now = busy.http.get(f"/v1/tunings/{low}", params={"wait": 30}, headers=headers)
     assert ended_now.json()["state"] == "CANCELLED"
-
-
-def test_a_long_queue_is_not_read_for_each_new_entry() -> None:
-    """A look that takes 0.1 s is not repeated for 0.4 s: until then what was queued since has no place yet."""
-    looks: list[float] = []
-    now = [0.0]
-
-    def look(_: int) -> Queue:
-        looks.append(now[0])
-        now[0] += 0.1
-        return Queue(items=tuple(entry(name, place) for place, name in enumerate("ab"[: len(looks)], start=1)))
-
-    places = QueuePlaces(look, lambda: now[0])
-    assert places.of(item("a")) is not None
-    now[0] += 0.3
-    assert places.of(item("b")) is None
-    assert len(looks) == 1
-    now[0] += 0.2
-    assert places.of(item("b")) is not None
-    assert len(looks) == 2
-
-
-def test_the_queue_is_read_once_for_many_who_poll() -> None:
-    """Work queued since the last look is looked up at once; work too far behind has no place."""
-    looks: list[int] = []
-    now = [0.0]
-
-    def look(limit: int) -> Queue:
-        looks.append(limit)
-        names = ["a", "b", "c"][: len(looks) + 1]
-        return Queue(items=tuple(entry(it, place) for place, it in enumerate(names, start=1)))
-
-    places = QueuePlaces(look, lambda: now[0])
-    assert [places.of(item("a")), places.of(item("b"))] == [
-        QueuePlace(position=1, expected_wait_seconds=3.0),
-        QueuePlace(position=2, expected_wait_seconds=3.0),
-    ]
-    assert len(looks) == 1
-    third = places.of(item("c"))
-    assert third is not None
-    assert third.position == 3
-    assert len(looks) == 2
-    now[0] += 2.0
-    assert places.of(item("a")) is not None
-    assert len(looks) == 3
-    assert places.of(replace(item("a"), state=State.RUNNING)) is None
-    assert len(looks) == 3
-
-
-def entry(name: str, position: int) -> QueueEntry:
-    """An entry of the queue."""
-    fields: dict[str, Any] = {"kind": WorkKind.TUNING, "device": "cpu", "model": "mlp", "priority": 0}
-    return QueueEntry(id=name, position=position, age_seconds=1.0, expected_wait_seconds=3.2, **fields)
-
-
-def item(name: str) -> WorkItem:
-    """Something that waits."""
-    values: dict[str, Any] = dict.fromkeys(WorkItem.__dataclass_fields__)
-    return WorkItem(**values | {"id": name, "kind": WorkKind.TUNING, "state": State.QUEUED})

@@ -18,18 +18,20 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-import service.api
+import service.api.routes
 from service.api.authentication import PUBLIC_PATHS
 from service.api.docs_page import DOCS_FILES
 from service.api.events import streaming
 from service.auth import api_keys as access_module
-from service.auth.api_keys import TRUST_SECONDS, Access
+from service.auth.api_keys import Access
 from service.client import ApiError, Client, ClientError
 from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
 from service.domain.problems import Problem
 from service.domain.states import State
 from service.entrypoints.serve import check_and_build
 from service.errors import ConfigurationError, NotAuthenticatedError, StoreUnavailableError
+from service.fast_path import trusted_callers
+from service.fast_path.trusted_callers import TRUST_SECONDS
 from service.settings import Settings
 from service.store.interface import KeyStore
 from service.store.store import Store
@@ -112,7 +114,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.fixture
 def short_trust(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are looked up again at once, and idle streams look around often."""
-    monkeypatch.setattr(access_module, "TRUST_SECONDS", 0.02)
+    for module in (access_module, trusted_callers):
+        monkeypatch.setattr(module, "TRUST_SECONDS", 0.02)
     monkeypatch.setattr(streaming, "_KEEP_ALIVE_SECONDS", 0.1)
 
 
@@ -130,7 +133,8 @@ def test_every_route_names_its_scope(operation: Operation) -> None:
 
 def test_no_route_is_left_out_of_the_document() -> None:
     """Every route of every router is in the document, so that the tests here see it."""
-    modules = [importlib.import_module(f"service.api.{it.name}") for it in pkgutil.iter_modules(service.api.__path__)]
+    names = [module.name for module in pkgutil.iter_modules(service.api.routes.__path__, "service.api.routes.")]
+    modules = [importlib.import_module(name) for name in names]
     routes = [it for module in modules if hasattr(module, "router") for it in module.router.routes]
     there = {(method, it.path) for it in routes if isinstance(it, APIRoute) for method in it.methods or ()}
     assert len(routes) == len(there)
@@ -354,7 +358,7 @@ def test_no_more_keys_are_remembered_than_a_bound(
     store: Store, counted: CountedKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one verified the longest ago is verified again."""
-    monkeypatch.setattr(access_module, "_REMEMBERED", 2)
+    monkeypatch.setattr(trusted_callers, "_MAX_CALLERS", 2)
     access = access_to(counted, Clock())
     keys = [new_key(store.keys, Scope.ADMIN) for _ in range(3)]
     for key in keys:

@@ -17,12 +17,12 @@ from service.api.etags import Tagged, tagged
 from service.api.events import streaming
 from service.api.events.change_feed import ChangeFeed
 from service.api.events.streaming import Watch
-from service.api.reads.coalescing import GatheredByKey
 from service.client import Client
 from service.domain.api_keys import KEYLESS, Caller
 from service.domain.states import State
 from service.domain.work import Event, Tuning
 from service.errors import NotFoundError, StoreUnavailableError
+from service.fast_path.coalescing import CoalescedReads
 from tests.support.factories import recommendation, tuning_request
 from tests.support.service.asking import PATIENCE_SECONDS
 from tests.support.service.running import Running, StartService
@@ -110,7 +110,7 @@ async def _stands() -> Caller:
 
 def _watch(read_events: Callable[[tuple[str, int]], list[Event]]) -> Watch:
     """What followers look at, where no work is known to the feed."""
-    reads: Any = SimpleNamespace(events=GatheredByKey(read_events))
+    reads: Any = SimpleNamespace(events=CoalescedReads(read_events))
     return Watch(ChangeFeed(lambda _: {}, tick_seconds=0.01), reads, _stands)
 
 

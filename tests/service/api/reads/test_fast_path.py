@@ -1,4 +1,4 @@
-"""Shortcuts of routes that are asked often: they answer as the framework would."""
+"""Fast paths of routes that are called often: they answer as the framework would."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def told(response: httpx.Response) -> tuple[Any, ...]:
 
 
 QUERIES = ["", "?limit=1", "?limit=200", "?limit=1&cursor=t" + "f" * 32, "?cursor=t" + "f" * 32]
-"""What the shortcut of a list takes."""
+"""Queries that the fast path of a list takes."""
 ODD = ["?limit=0", "?limit=201", "?limit=01", "?limit=x", "?limit=1&limit=2", "?cursor=t0", "?state=FAILED", "?other=1"]
-"""What it leaves."""
+"""Queries that the fast path leaves to the framework."""
 
 
 @pytest.mark.parametrize("query", [*QUERIES, *ODD, "?cursor=j" + "0" * 32])
@@ -57,7 +57,7 @@ def test_a_recommendation_is_the_same_either_way(
     assert short == [told(service.http.get(path, headers=headers)) for path in paths]
 
 
-def test_a_shortcut_asks_for_the_scope(service: Running) -> None:
+def test_a_fast_path_asks_for_the_scope(service: Running) -> None:
     """As the document says."""
     new, text = make_key("test", (Scope.JOBS_READ,))
     service.system.store.keys.add(new)
@@ -67,6 +67,6 @@ def test_a_shortcut_asks_for_the_scope(service: Running) -> None:
 
 
 def _leave_to_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the shortcuts take nothing from now on."""
+    """Have the fast paths take nothing from now on."""
     monkeypatch.setattr(tunings, "plain_page", lambda _: None)
     monkeypatch.setattr(recommendations, "is_plain", lambda _: False)

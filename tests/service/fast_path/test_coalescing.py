@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from service.api.events.change_feed import ChangeFeed
-from service.api.reads.coalescing import MOST_AT_ONCE, Gathered, GatheredByKey
 from service.errors import StoreUnavailableError
+from service.fast_path.coalescing import MAX_BATCH, BatchedReads, CoalescedReads
 
 pytestmark = pytest.mark.anyio
 
@@ -54,26 +54,26 @@ async def test_later_reads_wait_for_one_of_their_own() -> None:
     """What comes during a read is read after it, all at once, and sees what was written meanwhile."""
     source = Source()
     source.values = {"a": 1, "b": 2}
-    gathered = Gathered(source.read)
-    first = asyncio.create_task(gathered.get("a"))
+    reads = BatchedReads(source.read)
+    first = asyncio.create_task(reads.get("a"))
     await until_read(source, 1)
     source.values["a"] = 10
-    later = [asyncio.create_task(gathered.get(key)) for key in ("a", "a", "b", "c")]
+    later = [asyncio.create_task(reads.get(key)) for key in ("a", "a", "b", "c")]
     await asyncio.sleep(0)
     source.go_on.set()
     assert await first == 1
     assert await asyncio.gather(*later) == [10, 10, 2, None]
     assert source.read_keys == [["a"], ["a", "b", "c"]]
-    assert gathered.idle
+    assert reads.idle
 
 
 async def test_many_keys_are_read_in_parts() -> None:
     """No more at once than a statement takes."""
     source = Source()
     source.go_on.set()
-    gathered = Gathered(source.read)
-    await asyncio.gather(*(gathered.get(str(number)) for number in range(MOST_AT_ONCE + 5)))
-    assert [len(keys) for keys in source.read_keys] == [MOST_AT_ONCE, 5]
+    reads = BatchedReads(source.read)
+    await asyncio.gather(*(reads.get(str(number)) for number in range(MAX_BATCH + 5)))
+    assert [len(keys) for keys in source.read_keys] == [MAX_BATCH, 5]
 
 
 async def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
@@ -81,19 +81,19 @@ async def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
     source = Source()
     source.values, source.error = {"a": 1}, StoreUnavailableError("gone")
     source.go_on.set()
-    gathered = Gathered(source.read)
-    told = await asyncio.gather(gathered.get("a"), gathered.get("b"), return_exceptions=True)
+    reads = BatchedReads(source.read)
+    told = await asyncio.gather(reads.get("a"), reads.get("b"), return_exceptions=True)
     assert [type(error) for error in told] == [StoreUnavailableError] * 2
     source.error = None
-    assert await gathered.get("a") == 1
+    assert await reads.get("a") == 1
 
 
 async def test_who_leaves_disturbs_nobody() -> None:
     """A caller that is gone takes no other's answer along."""
     source = Source()
     source.values = {"a": 1}
-    gathered = Gathered(source.read)
-    gone, stays = (asyncio.create_task(gathered.get("a")) for _ in range(2))
+    reads = BatchedReads(source.read)
+    gone, stays = (asyncio.create_task(reads.get("a")) for _ in range(2))
     await until_read(source, 1)
     gone.cancel()
     source.go_on.set()
@@ -104,13 +104,13 @@ async def test_equal_reads_are_made_once() -> None:
     """By key: one read for all who ask the same at the same time, and one for each who asks something else."""
     source = Source()
     source.values = {"a": 1, "b": 2}
-    gathered = GatheredByKey(source.read_one)
-    asked = [asyncio.create_task(gathered.get(key)) for key in ("a", "a", "b", "a")]
+    reads = CoalescedReads(source.read_one)
+    asked = [asyncio.create_task(reads.get(key)) for key in ("a", "a", "b", "a")]
     await until_read(source, 1)
     source.go_on.set()
     assert await asyncio.gather(*asked) == [1, 1, 2, 1]
     assert sorted(source.read_keys) == [["a"], ["b"]]
-    again = [asyncio.create_task(gathered.get("a")) for _ in range(3)]
+    again = [asyncio.create_task(reads.get("a")) for _ in range(3)]
     assert await asyncio.gather(*again) == [1, 1, 1]
     assert len(source.read_keys) == 3
 

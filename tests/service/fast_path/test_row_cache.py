@@ -1,0 +1,36 @@
+"""Rows of lists are made once for each version, and no more of them are kept than a bound."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.fast_path import row_cache
+from service.fast_path.row_cache import RowCache
+
+
+def test_a_row_is_made_once_for_each_version() -> None:
+    """A page is found once all its versions are cached, in the order asked for."""
+    cache, made = RowCache[str](), list[str]()
+
+    def make() -> str:
+        made.append(f"row {len(made)}")
+        return made[-1]
+
+    assert [cache.get(version, make) for version in ("a 1", "b 1", "a 1", "a 2")] == [
+        "row 0",
+        "row 1",
+        "row 0",
+        "row 2",
+    ]
+    assert cache.find(["b 1", "a 2"]) == ["row 1", "row 2"]
+    assert cache.find(["b 1", "c 1"]) is None
+    assert cache.find([]) == []
+
+
+def test_a_full_cache_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are listed again are made again; there are never more than the bound."""
+    monkeypatch.setattr(row_cache, "_MAX_ROWS", 2)
+    cache = RowCache[int]()
+    for number in range(3):
+        cache.get(str(number), lambda: 1)
+    assert [cache.find([str(number)]) is not None for number in range(3)] == [False, False, True]
