@@ -86,6 +86,7 @@ bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/sigkill_soak.py
 	$(BIN)/python benchmarks/chaos.py
 	$(BIN)/python benchmarks/api_load.py
+	$(BIN)/python benchmarks/fast_path_parts.py
 	$(BIN)/python benchmarks/reaction_times.py
 	$(BIN)/python benchmarks/unauthenticated_clients.py
 

@@ -71,7 +71,7 @@ class Load:
     """Reads one server at a time."""
 
     folder: Path
-    seconds: int
+    seconds: float
     generator: str
     key: str | None = None
 
@@ -115,7 +115,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(command: list[str], port: int, path: str, environment: dict[str, str]) -> Iterator[None]:
+def serving(command: list[str], port: int, path: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """A server that answers reads of ``path``; ended with the block."""
     process = subprocess.Popen([sys.executable, *command], env={**_without_settings(), **environment})  # noqa: S603
     try:
@@ -124,7 +124,7 @@ def serving(command: list[str], port: int, path: str, environment: dict[str, str
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{' '.join(command)} does not answer")
             time.sleep(0.05)
-        yield
+        yield process
     finally:
         process.terminate()
         process.wait()
