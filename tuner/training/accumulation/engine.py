@@ -122,6 +122,7 @@ class GradientAccumulation:
         self._prepare_scaler()
         action = decide(Place.PASS, lock_step=lock_step, sums_in_place=in_place) if recovers else Action.RAISE
         self._recovery = Recovery(self.memory, self.gradients, snapshot, action, self.ranks.rank)
+        self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
         self._reduction = Reduction(model, self.gradients, self.ranks, lock_step=lock_step)
         self._loss_check: LossCheck | None = None
         if checks_coupling and snapshot is not None:
@@ -219,6 +220,7 @@ class GradientAccumulation:
         reruns_window = gradients.in_place
         self._own.require_own(gradients.installed)
         gradients.start()
+        self._seeds.clear()
         queue = deque(recovery.within_bound(window))
         self._require_sum(window, loss, accumulates=len(queue) > 1)
         if len(queue) > 1 or self.ranks.reduces:
@@ -262,15 +264,28 @@ class GradientAccumulation:
         terms = cast("LossTerms", {ONLY_TERM: output} if isinstance(output, tuple) else output)
         check_terms(terms, losses.totals)
         sums = {name: (_scalar(loss_sum), _constant(weight)) for name, (loss_sum, weight) in terms.items()}
-        scaled = []
-        for name, (loss_sum, weight) in sums.items():
-            divisor = losses.divisor(name, 1.0 if self._lock_step else weight)
-            if divisor:
-                scaled.append(loss_sum * 0.0 if micro_batch.is_padding else loss_sum / divisor)
-        if scaled:
-            whole = scaled[0] if len(scaled) == 1 else torch.stack(scaled).sum()
-            torch.autograd.backward(self.scaler.scale(whole))
+        divisors = {
+            term: losses.divisor(term, 1.0 if self._lock_step else weight) for term, (_, weight) in sums.items()
+        }
+        roots = {name: sums[name][0] for name, divisor in divisors.items() if divisor}
+        if roots:
+            share = 0.0 if micro_batch.is_padding else 1.0
+            seeds = [self._seed(share / divisors[name], root) for name, root in roots.items()]
+            torch.autograd.backward(list(roots.values()), seeds)
         return {name: (loss_sum.detach(), weight) for name, (loss_sum, weight) in sums.items()}
+
+    def _seed(self, gradient: float, loss_sum: Tensor) -> Tensor:
+        """The gradient of the window's mean by a loss sum, times the scaler's scale: made once for a window.
+
+        Handing it to autograd spares every micro-batch a division of its loss sum and that division's backward pass.
+        """
+        key = (gradient, loss_sum.dtype, loss_sum.device)
+        found = self._seeds.get(key)
+        if found is None:
+            wide = torch.promote_types(loss_sum.dtype, torch.float32)
+            exact = torch.full((), gradient, dtype=wide, device=loss_sum.device)
+            found = self._seeds[key] = self.scaler.scale(exact).to(loss_sum.dtype)
+        return found
 
     # --- the optimizer's step ---
 
