@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.application import views
-from service.application.context import Desk
+from service.application.context import ApplicationContext
 from service.domain.exports import ExportFormatList, ExportRequest
 from service.errors import NotFoundError
 from tuner.exports.base import Export, ExportedFile
@@ -16,8 +16,8 @@ _FORMATS = ExportFormatList(items=tuple(target.described() for target in TARGETS
 class ExportCases:
     """What callers can do with exports. Safe to share between threads."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._store = desk.store
+    def __init__(self, context: ApplicationContext) -> None:
+        self._store = context.store
 
     def formats(self) -> ExportFormatList:
         """What recommendations can be exported to."""

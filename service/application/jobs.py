@@ -5,23 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 from service.application import views
-from service.application.context import Desk, check_priority, model_name, payload
 from service.application.exports import exported
-from service.application.queue_positions import QueuePlaces
-from service.application.rules.idempotency import Submitted, first_time
+from service.application.rules.idempotency import Submitted
 from service.application.rules.placement import (
     check_every_process_has_samples,
     check_goes_with_one_device,
     check_same_device,
     processes_of,
 )
+from service.application.work import WorkCases, model_name, payload
 from service.domain.api_keys import Caller
 from service.domain.states import RESUMABLE_STATES, WorkKind
 from service.domain.work import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission, QueuePlace
 from service.domain.workers import ServedDevice
-from service.errors import InfeasibleRecommendationError, InvalidInputError, NotOnThisHostError, NotResumableError
+from service.errors import (
+    ConflictError,
+    InfeasibleRecommendationError,
+    InvalidInputError,
+    NotOnThisHostError,
+    NotResumableError,
+)
 from service.observability.tracing import current_trace_parent
-from service.store.interface import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
+from service.store.interface import Idempotency, NewWork, WorkItem
 from tuner.schemas.base import Document
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.workload import WorkloadSpec
@@ -33,22 +38,10 @@ _PYTHON = "python"
 """A configured job names no folder and no interpreter of this host: it runs wherever its caller writes its files."""
 
 
-class JobCases:
+class JobCases(WorkCases[JobSubmission, Job]):
     """What callers can do with jobs. Safe to share between threads."""
 
-    def __init__(self, desk: Desk, places: QueuePlaces) -> None:
-        self._places = places
-        self._desk = desk
-        self._store = desk.store
-
-    def submit(self, submission: JobSubmission, caller: Caller, once: Idempotency | None = None) -> Submitted:
-        """Queue a training run. With ``once``, a request that was answered before is given the same answer.
-
-        Raises:
-            RequestError: when the recommendation cannot be trained here; the message says why.
-            QuotaExceededError: when the caller's key has used its quota.
-        """
-        return self._desk.once.answer(once, lambda: self._submit(submission, caller, once))
+    kind = WorkKind.JOB
 
     def configure(self, submission: JobSubmission) -> ConfiguredJob:
         """What ``submit`` would run; runs nothing, so that it may need more devices than a job holds.
@@ -70,32 +63,6 @@ class JobCases:
             export=exported(recommendation, submission.export) if submission.export else None,
         )
 
-    def get(self, job_id: str) -> Job:
-        """One job.
-
-        Raises:
-            NotFoundError: when there is none with this id.
-        """
-        item = self._desk.get(job_id, WorkKind.JOB)
-        return self._view(item, self._places.of(item))
-
-    def page(self, limit: int, cursor: str | None = None, wanted: WorkFilter = EVERYTHING) -> bytes:
-        """A page of jobs, newest first: a ``JobPage`` as JSON.
-
-        Raises:
-            InvalidCursorError: when the cursor is not one of this list.
-        """
-        return views.job_page(*self._desk.page(WorkKind.JOB, limit, cursor, wanted))
-
-    def cancel(self, job_id: str, caller: Caller) -> Job:
-        """Cancel a job; one that has ended stays as it is.
-
-        Raises:
-            NotFoundError: when there is no such job.
-            NotOwnerError: when another key made it.
-        """
-        return self._view(self._desk.cancel(job_id, WorkKind.JOB, caller))
-
     def resume(self, job_id: str, caller: Caller) -> Job:
         """Let a job go on from its newest checkpoint, in the same folder, that failed or was cancelled.
 
@@ -107,22 +74,11 @@ class JobCases:
             RequestError: when the operator allows it no more, or another device is there by now.
             QuotaExceededError: when its key has used its quota.
         """
-        item = self._desk.own(job_id, WorkKind.JOB, caller, "resume")
+        item = self._own(job_id, caller, "resume")
         self._check_can_go_on(item)
-        resumed = self._store.resume(job_id, self._desk.policy.quota)
-        self._desk.notify()
+        resumed = self._store.resume(job_id, self._context.policy.quota)
+        self._context.notify()
         return self._view(resumed)
-
-    def delete(self, job_id: str, caller: Caller) -> None:
-        """Delete a job that has ended, and its folder where that is on this host.
-
-        Raises:
-            NotFoundError: when there is no such job.
-            NotOwnerError: when another key made it.
-            NotEndedError: when it has not ended.
-            ConflictError: when its folder cannot be removed whole.
-        """
-        self._desk.delete(job_id, WorkKind.JOB, caller)
 
     def log(self, job_id: str, most_bytes: int) -> bytes:
         """The end of what the run printed; empty while it has not begun.
@@ -132,7 +88,7 @@ class JobCases:
             NotOnThisHostError: when it ran elsewhere.
         """
         self._check_is_here(job_id)
-        return self._desk.runs.log_tail(job_id, most_bytes)
+        return self._context.runs.log_tail(job_id, most_bytes)
 
     def checkpoints(self, job_id: str) -> CheckpointList:
         """The checkpoints that the run has kept.
@@ -142,17 +98,16 @@ class JobCases:
             NotOnThisHostError: when it ran elsewhere.
         """
         self._check_is_here(job_id)
-        return CheckpointList(items=self._desk.runs.checkpoints(job_id))
+        return CheckpointList(items=self._context.runs.checkpoints(job_id))
 
     # --- helpers ---
 
     def _submit(self, submission: JobSubmission, caller: Caller, once: Idempotency | None) -> Submitted:
-        check_priority(submission.priority, caller)
         recommendation, here = self._trainable(submission)
         check_goes_with_one_device(recommendation, submission.training)
         request = JobRequest(recommendation=recommendation, training=submission.training)
         work = NewWork(
-            id=self._desk.identifiers.new("job"),
+            id=self._context.identifiers.new("job"),
             kind=WorkKind.JOB,
             device=recommendation.device.id,
             model=model_name(recommendation.request.spec),
@@ -165,34 +120,37 @@ class JobCases:
             hardware=here.hardware,
             trace_parent=current_trace_parent(),
         )
-        item = self._store.add(work, self._desk.policy.quota, first_time(once, self._submitted))
-        self._desk.notify()
-        return self._submitted(item)
-
-    def _submitted(self, item: WorkItem) -> Submitted:
-        return Submitted(item.id, self._view(item).model_dump_json())
+        return self._queue(work, once)
 
     def _view(self, item: WorkItem, queue: QueuePlace | None = None) -> Job:
-        return views.job(item, self._desk.runs.directory(item.id) if self._is_here(item) else None, queue)
+        return views.job(item, self._context.runs.directory(item.id) if self._is_here(item) else None, queue)
+
+    def _remove_files(self, work_id: str) -> None:
+        """Remove the folder of a job, where that is on this host."""
+        if not self._context.runs.remove(work_id):
+            raise ConflictError(
+                f"the folder of {work_id} cannot be removed: let the operator look at "
+                f"{self._context.runs.directory(work_id)}, and delete it again"
+            )
 
     def _check_can_go_on(self, item: WorkItem) -> None:
         if item.state not in RESUMABLE_STATES:
             raise NotResumableError(f"{item.id} is {item.state}: only a job that is FAILED or CANCELLED can be resumed")
         self._check_is_here(item.id)
-        if not self._desk.runs.checkpoints(item.id):
+        if not self._context.runs.checkpoints(item.id):
             raise NotResumableError(
                 f"{item.id} has no checkpoint to go on from: submit it again, with `training.checkpoint_every`"
             )
         recommendation = JobRequest.model_validate_json(item.payload).recommendation
         seen = next((it for it in self._store.devices() if it.served.place == item.place), None)
-        if seen is None or not self._desk.is_alive(seen):
+        if seen is None or not self._context.is_alive(seen):
             raise NotResumableError(f"{item.id} ran at {item.place}, which no worker serves now")
         check_same_device(recommendation.device, seen.served.device)
         self._check_spec(recommendation.request.spec)
 
     def _check_is_here(self, job_id: str) -> None:
         """Refuse what has begun and left no folder here, or one of an earlier attempt."""
-        item = self._desk.get(job_id, WorkKind.JOB)
+        item = self._item(job_id)
         if item.place is not None and not self._is_here(item):
             raise NotOnThisHostError(
                 f"the folder of {job_id} is not on the host that answers; it runs, or ran last, at {item.place}"
@@ -200,7 +158,7 @@ class JobCases:
 
     def _is_here(self, item: WorkItem) -> bool:
         """Whether the folder of a job's last attempt is on this host."""
-        runs = self._desk.runs
+        runs = self._context.runs
         return item.place is not None and runs.are_here(item.id) and runs.place(item.id) in {None, item.place}
 
     def _trainable(self, submission: JobSubmission) -> tuple[Recommendation, ServedDevice]:
@@ -208,9 +166,9 @@ class JobCases:
         recommendation = submission.recommendation
         if recommendation is None:
             recommendation = self._stored(str(submission.recommendation_id))
-        here = self._desk.serving(recommendation.device.id).served
+        here = self._context.serving(recommendation.device.id).served
         if submission.recommendation is not None:
-            self._desk.policy.check_foreign(recommendation, here.environment)
+            self._context.policy.check_foreign(recommendation, here.environment)
         if not recommendation.feasible:
             raise InfeasibleRecommendationError(
                 f"recommendation {recommendation.id!r} says that nothing fits: {recommendation.infeasible_reason}"
@@ -230,8 +188,8 @@ class JobCases:
                 "the recommendation's spec has no `data`: say what to train on, for example "
                 "`data: {kind: text, paths: [...]}` or `data: {kind: synthetic}`, and tune again"
             )
-        self._desk.policy.check_model(spec)
-        self._desk.policy.check_data(spec)
+        self._context.policy.check_model(spec)
+        self._context.policy.check_data(spec)
 
 
 def _file(path: Path, document: Document) -> JobFile:

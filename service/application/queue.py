@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from service.application.context import Desk
+from service.application.context import ApplicationContext
 from service.application.rules.wait_time import RECENT, Running, expected_waits
 from service.domain.states import State, WorkKind
 from service.domain.workers import DeviceList, DeviceStatus, Queue, QueueEntry
@@ -16,9 +16,9 @@ from service.store.interface import SeenDevice, Waiting, WorkFilter, WorkRow
 class FleetCases:
     """What callers can ask of devices, workers and the queue. Safe to share between threads."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._store = desk.store
+    def __init__(self, context: ApplicationContext) -> None:
+        self._context = context
+        self._store = context.store
 
     def devices(self) -> DeviceList:
         """The devices, and who holds each."""
@@ -27,7 +27,7 @@ class FleetCases:
     def queue(self, limit: int) -> Queue:
         """What waits, in the order in which it is taken, with how long that may last."""
         waiting = self._store.queue(limit)
-        seen = [it for it in self._store.devices() if self._desk.is_alive(it) and it.served.unready is None]
+        seen = [it for it in self._store.devices() if self._context.is_alive(it) and it.served.unready is None]
         waits: dict[str, float | None] = {}
         for device in {it.device for it in waiting}:
             lines = [it for it in waiting if it.device == device]
@@ -39,7 +39,7 @@ class FleetCases:
     def _status(self, seen: SeenDevice) -> DeviceStatus:
         return DeviceStatus(
             **dict(seen.served),
-            alive=self._desk.is_alive(seen),
+            alive=self._context.is_alive(seen),
             heartbeat_age_seconds=seen.age_seconds,
             held_by=seen.held_by,
             queued=seen.queued,

@@ -7,62 +7,28 @@ from contextlib import suppress
 from dataclasses import replace
 
 from service.application import views
-from service.application.context import Desk, check_priority, model_name, payload
-from service.application.queue_positions import QueuePlaces
 from service.application.rules.idempotency import Submitted, first_time
 from service.application.rules.warm_start import find_earlier
+from service.application.work import WorkCases, model_name, payload
 from service.domain.api_keys import Caller
 from service.domain.states import WorkKind
-from service.domain.work import ProbeList, Tuning, TuningSubmission
+from service.domain.work import ProbeList, QueuePlace, Tuning, TuningSubmission
 from service.domain.workers import ServedDevice
 from service.errors import NotFoundError
 from service.observability.tracing import current_trace_parent
-from service.store.hit_counter import Tally
-from service.store.interface import EVERYTHING, Idempotency, NewWork, RecommendationFilter, WorkFilter, WorkItem
+from service.store.interface import Idempotency, NewWork, RecommendationFilter, WorkItem
 from tuner.planning.session import Tuning as TuningCourse
 from tuner.schemas.requests import TuningRequest
 
 
-class TuningCases:
-    """What callers can do with tunings. Safe to share between threads."""
+class TuningCases(WorkCases[TuningSubmission, Tuning]):
+    """What callers can do with tunings. Safe to share between threads.
 
-    def __init__(self, desk: Desk, tally: Tally, places: QueuePlaces) -> None:
-        self._places = places
-        self._desk = desk
-        self._tally = tally
-        self._store = desk.store
+    Submitting one finds the tuning with the same fingerprint that has its answer. An answer to the same question under
+    other versions or another limit is never served: it leads the new tuning.
+    """
 
-    def submit(self, submission: TuningSubmission, caller: Caller, once: Idempotency | None = None) -> Submitted:
-        """Queue a tuning, or find the one with the same fingerprint that has its answer.
-
-        An answer to the same question under other versions or another limit is never served: it leads the new tuning.
-        With ``once``, a request that was answered before is given the same answer.
-
-        Raises:
-            IdempotencyKeyReusedError, IdempotencyKeyInFlightError: when the key's first request was another one, or is
-                being answered.
-            ScopeMissingError: when the caller may not ask for that priority.
-            TargetNotAllowedError: when its code is not allow-listed.
-            UnknownDeviceError: when no live worker serves its device.
-            QuotaExceededError: when the caller's key has used its quota.
-        """
-        return self._desk.once.answer(once, lambda: self._submit(submission, caller, once))
-
-    def get(self, tuning_id: str) -> Tuning:
-        """One tuning.
-
-        Raises:
-            NotFoundError: when there is none with this id.
-        """
-        return self._view(self._desk.get(tuning_id, WorkKind.TUNING))
-
-    def page(self, limit: int, cursor: str | None = None, wanted: WorkFilter = EVERYTHING) -> bytes:
-        """A page of tunings, newest first: a ``TuningPage`` as JSON, which costs a tenth of making the documents.
-
-        Raises:
-            InvalidCursorError: when the cursor is not one of this list.
-        """
-        return views.tuning_page(*self._desk.page(WorkKind.TUNING, limit, cursor, wanted))
+    kind = WorkKind.TUNING
 
     def probes(self, tuning_id: str) -> ProbeList:
         """The evidence of a tuning so far.
@@ -70,27 +36,8 @@ class TuningCases:
         Raises:
             NotFoundError: when there is no such tuning.
         """
-        self._desk.get(tuning_id, WorkKind.TUNING)
+        self._item(tuning_id)
         return ProbeList(items=tuple(self._store.probes(tuning_id)))
-
-    def cancel(self, tuning_id: str, caller: Caller) -> Tuning:
-        """Cancel a tuning; one that has ended stays as it is.
-
-        Raises:
-            NotFoundError: when there is no such tuning.
-            NotOwnerError: when another key made it.
-        """
-        return self._view(self._desk.cancel(tuning_id, WorkKind.TUNING, caller))
-
-    def delete(self, tuning_id: str, caller: Caller) -> None:
-        """Delete a tuning that has ended, with its probes and events. Its recommendation stays.
-
-        Raises:
-            NotFoundError: when there is no such tuning.
-            NotOwnerError: when another key made it.
-            NotEndedError: when it has not ended.
-        """
-        self._desk.delete(tuning_id, WorkKind.TUNING, caller)
 
     # --- recommendations ---
 
@@ -110,23 +57,21 @@ class TuningCases:
     # --- helpers ---
 
     def _submit(self, submission: TuningSubmission, caller: Caller, once: Idempotency | None) -> Submitted:
-        check_priority(submission.priority, caller)
-        self._desk.policy.check_model(submission.spec)
-        seen = self._desk.serving(submission.device)
+        self._context.policy.check_model(submission.spec)
+        seen = self._context.serving(submission.device)
         request = submission.to_request().model_copy(update={"device": seen.served.device.id})
         course = _course(request, seen.served)
         work = replace(self._new(course, seen.served), key_id=caller.key_id, priority=submission.priority)
         if not submission.fresh:
             if (known := self._known(work.fingerprint)) is not None:
                 answer = self._answer_from(known, replace(work, priority=0), request, seen.served, once)
-                self._tally.count(hit=True)
+                self._context.tally.count(hit=True)
                 return answer
             work = replace(work, earlier_recommendation_id=find_earlier(self._store, course))
-        item = self._store.add(work, self._desk.policy.quota, first_time(once, _queued))
+        queued = self._queue(work, once)
         if not submission.fresh:
-            self._tally.count(hit=False)
-        self._desk.notify()
-        return _queued(item)
+            self._context.tally.count(hit=False)
+        return queued
 
     def _known(self, fingerprint: str) -> Tuning | None:
         """The tuning that has the newest answer with this fingerprint, unless it is deleted just now.
@@ -142,7 +87,7 @@ class TuningCases:
 
     def _new(self, course: TuningCourse, served: ServedDevice) -> NewWork:
         return NewWork(
-            id=self._desk.identifiers.new("tun"),
+            id=self._context.identifiers.new("tun"),
             kind=WorkKind.TUNING,
             device=course.device.id,
             model=model_name(course.request.spec),
@@ -169,19 +114,14 @@ class TuningCases:
             if once is not None:
                 self._store.remember(once, found.as_first(once))
             return found
-        changes = {"id": self._desk.identifiers.new("rec"), "request": request, "device": served.device}
+        changes = {"id": self._context.identifiers.new("rec"), "request": request, "device": served.device}
         own = answer.model_copy(update=changes)
         first = first_time(once, lambda item: _answered(views.tuning(item, own)))
         return _answered(views.tuning(self._store.add_answered(work, own, first), own))
 
-    def _view(self, item: WorkItem) -> Tuning:
+    def _view(self, item: WorkItem, queue: QueuePlace | None = None) -> Tuning:
         answer = item.recommendation_id
-        recommendation = self._store.recommendation(answer) if answer else None
-        return views.tuning(item, recommendation, self._places.of(item))
-
-
-def _queued(item: WorkItem) -> Submitted:
-    return Submitted(item.id, views.tuning(item, None).model_dump_json())
+        return views.tuning(item, self._store.recommendation(answer) if answer else None, queue)
 
 
 def _answered(tuning: Tuning) -> Submitted:

@@ -112,18 +112,12 @@ class _WrittenRows:
 
 _MOST_WRITTEN_ROWS = 8192
 """Of each kind, about half a kilobyte each."""
-_written_tunings = _WrittenRows(_tuning_row)
-_written_jobs = _WrittenRows(_job_row)
+_written = {WorkKind.TUNING: _WrittenRows(_tuning_row), WorkKind.JOB: _WrittenRows(_job_row)}
 
 
-def tuning_page(rows: Sequence[WorkRow], next_cursor: str | None) -> bytes:
-    """A ``TuningPage``. Rows of the store need no checking."""
-    return _written_tunings.page(rows, next_cursor)
-
-
-def job_page(rows: Sequence[WorkRow], next_cursor: str | None) -> bytes:
-    """A ``JobPage``."""
-    return _written_jobs.page(rows, next_cursor)
+def work_page(kind: WorkKind, rows: Sequence[WorkRow], next_cursor: str | None) -> bytes:
+    """A ``TuningPage`` or ``JobPage``. Rows of the store need no checking."""
+    return _written[kind].page(rows, next_cursor)
 
 
 def recommendation_page(rows: Sequence[RecommendationSummary], next_cursor: str | None) -> bytes:

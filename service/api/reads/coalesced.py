@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from service.api.etags import Tagged, tagged, tagged_with_aside
 from service.api.reads.coalescing import Gathered, GatheredByKey
-from service.application import UseCases
+from service.application.jobs import JobCases
+from service.application.tunings import TuningCases
 from service.domain.work import Event, Job, Tuning
 from service.store.interface import RecommendationFilter, WorkFilter
 
@@ -36,16 +38,22 @@ Written = tuple[Tuning | Job, Tagged]
 class Reads:
     """Answers reads that many make at the same time. Belongs to one event loop."""
 
-    def __init__(self, cases: UseCases) -> None:
-        self.events = GatheredByKey[tuple[str, int], list[Event]](lambda it: cases.events(*it))
-        self.tuning = GatheredByKey[str, Written](lambda it: _written(cases.tunings.get(it)))
-        self.job = GatheredByKey[str, Written](lambda it: _written(cases.jobs.get(it)))
-        self.recommendation = Gathered[str, str](cases.tunings.recommendation_texts)
-        self.tunings = GatheredByKey[Page, bytes](lambda it: cases.tunings.page(it.limit, it.cursor, it.wanted))
-        self.jobs = GatheredByKey[Page, bytes](lambda it: cases.jobs.page(it.limit, it.cursor, it.wanted))
+    def __init__(self, tunings: TuningCases, jobs: JobCases, read_events: Callable[[str, int], list[Event]]) -> None:
+        self.events = GatheredByKey[tuple[str, int], list[Event]](lambda it: read_events(*it))
+        self.work = {cases.kind: _document_reads(cases) for cases in (tunings, jobs)}
+        self.pages = {cases.kind: _page_reads(cases) for cases in (tunings, jobs)}
+        self.recommendation = Gathered[str, str](tunings.recommendation_texts)
         self.recommendations = GatheredByKey[AnswersPage, bytes](
-            lambda it: cases.tunings.recommendations(it.wanted, it.limit, it.cursor)
+            lambda it: tunings.recommendations(it.wanted, it.limit, it.cursor)
         )
+
+
+def _document_reads(cases: TuningCases | JobCases) -> GatheredByKey[str, Written]:
+    return GatheredByKey(lambda work_id: _written(cases.get(work_id)))
+
+
+def _page_reads(cases: TuningCases | JobCases) -> GatheredByKey[Page, bytes]:
+    return GatheredByKey(lambda page: cases.page(page.limit, page.cursor, page.wanted))
 
 
 def _written(document: Tuning | Job) -> Written:
