@@ -24,7 +24,7 @@ from service.api.dependencies import (
 from service.api.problems import declared
 from service.api.reads.coalesced import Page
 from service.api.responses import QUEUED_HEADERS, Responses, json_response, submitted
-from service.api.routes.work import WorkRoutes
+from service.api.routes.work import SUBMISSION_STATUSES, WorkRoutes
 from service.domain.api_keys import Scope
 from service.domain.states import WorkKind
 from service.domain.work import CheckpointList, ConfiguredJob, Job, JobPage, JobSubmission
@@ -91,16 +91,7 @@ router = _WORK.router()
     dependencies=[needs(Scope.JOBS_RUN)],
     status_code=HTTPStatus.ACCEPTED,
     response_model=Job,
-    responses=_SUBMITTED
-    | declared(
-        HTTPStatus.BAD_REQUEST,
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.CONFLICT,
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-        HTTPStatus.TOO_MANY_REQUESTS,
-    ),
+    responses=_SUBMITTED | declared(*SUBMISSION_STATUSES, HTTPStatus.NOT_FOUND),
 )
 def submit_job(
     submission: Annotated[
@@ -130,7 +121,7 @@ _WORK.add_following(router)
     summary="Read the log of a job",
     dependencies=[needs(Scope.JOBS_READ)],
     response_class=Response,
-    responses=_LOG | declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=_LOG | declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
 def read_job_log(job_id: JobId, context: Context, tail: Tail = _DEFAULT_TAIL_BYTES) -> Response:
     """The end of what the run printed; nothing while it has not begun.
@@ -146,7 +137,7 @@ def read_job_log(job_id: JobId, context: Context, tail: Tail = _DEFAULT_TAIL_BYT
     operation_id="listJobCheckpoints",
     summary="List the checkpoints of a job",
     dependencies=[needs(Scope.JOBS_READ)],
-    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
 def list_job_checkpoints(job_id: JobId, context: Context) -> CheckpointList:
     """The checkpoints that the run has kept, from the oldest to the newest.
@@ -165,13 +156,7 @@ _WORK.add_ending(router)
     summary="Resume a job",
     dependencies=[needs(Scope.JOBS_RUN)],
     status_code=HTTPStatus.ACCEPTED,
-    responses=_RESUMED
-    | declared(
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.CONFLICT,
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-        HTTPStatus.TOO_MANY_REQUESTS,
-    ),
+    responses=_RESUMED | declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS),
 )
 def resume_job(job_id: JobId, caller: Calling, context: Context) -> Job:
     """Queue a job again that is FAILED or CANCELLED: it goes on from its newest checkpoint, in the same folder.

@@ -24,7 +24,7 @@ from service.api.dependencies import (
 from service.api.problems import declared
 from service.api.reads.coalesced import Page
 from service.api.responses import QUEUED_HEADERS, SUBMITTED_HEADERS, Responses, submitted
-from service.api.routes.work import ITS_RECOMMENDATION, WorkRoutes
+from service.api.routes.work import ITS_RECOMMENDATION, SUBMISSION_STATUSES, WorkRoutes
 from service.domain.api_keys import Scope
 from service.domain.states import WorkKind
 from service.domain.work import ProbeList, Tuning, TuningPage, TuningSubmission
@@ -84,15 +84,7 @@ router = _WORK.router()
     dependencies=[needs(Scope.TUNINGS_WRITE)],
     status_code=HTTPStatus.ACCEPTED,
     response_model=Tuning,
-    responses=_SUBMITTED
-    | declared(
-        HTTPStatus.BAD_REQUEST,
-        HTTPStatus.CONFLICT,
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-        HTTPStatus.TOO_MANY_REQUESTS,
-    ),
+    responses=_SUBMITTED | declared(*SUBMISSION_STATUSES),
 )
 def submit_tuning(
     submission: Annotated[
@@ -118,7 +110,7 @@ _WORK.add_reading(router)
     operation_id="listProbes",
     summary="Read the evidence of a tuning",
     dependencies=[needs(Scope.TUNINGS_READ)],
-    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=declared(HTTPStatus.NOT_FOUND),
 )
 def list_probes(tuning_id: TuningId, context: Context) -> ProbeList:
     """Every probe that was recorded, in order."""

@@ -25,7 +25,15 @@ from service.domain.states import WorkKind
 from service.domain.work import Job, JobPage, Tuning, TuningPage
 from service.store.interface import EVERYTHING
 
-_MISSING = declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
+SUBMISSION_STATUSES = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.CONFLICT,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    HTTPStatus.TOO_MANY_REQUESTS,
+)
+"""Refusals of a submission of any kind."""
+_MISSING = declared(HTTPStatus.NOT_FOUND)
 _GET_DESCRIPTION = """\
 One {kind}. With `wait`, the answer comes when it has ended, or after that many seconds.
 
@@ -99,10 +107,7 @@ class WorkRoutes:
     def _add_list(self, router: APIRouter) -> None:
         async def page_at_once(request: Request) -> Response | None:
             asked = plain_page(request)
-            return None if asked is None else await listed(context_of(request), Page(*asked, EVERYTHING))
-
-        async def listed(context: Context, page: Page) -> Response:
-            return json_response(await context.reads.pages[self.kind].get(page))
+            return None if asked is None else await list_work(context_of(request), Page(*asked, EVERYTHING))
 
         asked_page = Depends(self.page_of)
 
@@ -117,11 +122,11 @@ class WorkRoutes:
                 links=links(f"{self.kind}_id", "items/0/id", *self.item_links),
                 content=examples.of(self.page.__name__),
             )
-            | declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
+            | declared(HTTPStatus.BAD_REQUEST),
         )
         @shortcut(self.read_scope, page_at_once)
         async def list_work(context: Context, page: Page = asked_page) -> Response:
-            return await listed(context, page)
+            return json_response(await context.reads.pages[self.kind].get(page))
 
     def _add_get(self, router: APIRouter) -> None:
         @router.get(
@@ -170,7 +175,7 @@ class WorkRoutes:
             description=self.deletion,
             dependencies=[needs(self.write_scope)],
             status_code=HTTPStatus.NO_CONTENT,
-            responses=DELETED | declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+            responses=DELETED | declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
         )
         def delete(context: Context, caller: Calling, work_id: str = identified_by(self.kind)) -> None:
             context.cases(self.kind).delete(work_id, caller)

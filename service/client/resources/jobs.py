@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from service.client.core import Core
-from service.client.protocol import Call, creating, parsed, path_of
+from service.client.protocol import Call, creating, path_of
 from service.client.resources.work import AsyncWork
 from service.domain.exports import ExportRequest
 from service.domain.work import (
@@ -28,7 +27,7 @@ class AsyncJobs(AsyncWork[Job, JobSummary]):
     """Jobs: training runs made from recommendations."""
 
     def __init__(self, core: Core) -> None:
-        super().__init__(core, _JOBS, Job, partial(parsed, JobPage))
+        super().__init__(core, _JOBS, Job, JobPage)
 
     async def submit(
         self,

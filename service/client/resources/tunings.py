@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from functools import partial
 from urllib.parse import quote
 
 from service.client.core import PAGE_SIZE, Core, Resource
 from service.client.errors import TuningFailedError
-from service.client.protocol import Call, creating, parsed, path_of
+from service.client.protocol import Call, creating, path_of
 from service.client.resources.work import AsyncWork
 from service.domain.exports import ExportFormatList
 from service.domain.states import State
@@ -34,7 +33,7 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
     """Tunings: the search for the largest micro-batch."""
 
     def __init__(self, core: Core) -> None:
-        super().__init__(core, _TUNINGS, Tuning, partial(parsed, TuningPage))
+        super().__init__(core, _TUNINGS, Tuning, TuningPage)
 
     async def submit(
         self, request: TuningRequest, *, fresh: bool = False, priority: int = 0, idempotency_key: str | None = None
@@ -194,7 +193,7 @@ class AsyncRecommendations(Resource):
         """
         filters = {"fingerprint": fingerprint, "device": device, "model": model, "limit": page_size}
         filters |= {"precision": precision, "objective": objective}
-        return self._core.rows(partial(parsed, RecommendationPage), Call("GET", _RECOMMENDATIONS, filters))
+        return self._core.rows(RecommendationPage, Call("GET", _RECOMMENDATIONS, filters))
 
 
 def _export(recommendation_id: str, names: tuple[str, ...], version: str | None, options: ExportOptions) -> Call:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Generic
 
-import httpx
-
-from service.client.core import PAGE_SIZE, Core, FollowedT, Page, Resource, RowT
+from service.client.core import PAGE_SIZE, Core, FollowedT, Resource
 from service.client.protocol import Call, path_of
 from service.domain.states import State
-from service.domain.work import Event
+from service.domain.work import Event, Page, RowT
 
 
 class AsyncWork(Resource, Generic[FollowedT, RowT]):
     """Work of one kind, whose documents are ``FollowedT`` and whose lists have rows of ``RowT``."""
 
-    def __init__(
-        self,
-        core: Core,
-        path: str,
-        document: type[FollowedT],
-        parse_page: Callable[[httpx.Response], Page[RowT]],
-    ) -> None:
+    def __init__(self, core: Core, path: str, document: type[FollowedT], page: type[Page[RowT]]) -> None:
         super().__init__(core)
         self._path = path
         self._document: type[FollowedT] = document
-        self._parse_page = parse_page
+        self._page = page
 
     async def get(self, work_id: str) -> FollowedT:
         """The work as it is now.
@@ -95,4 +87,4 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
         return self._rows({"state": state, "device": device, "model": model, "limit": page_size})
 
     def _rows(self, filters: Mapping[str, Any]) -> AsyncGenerator[RowT, None]:
-        return self._core.rows(self._parse_page, Call("GET", self._path, filters))
+        return self._core.rows(self._page, Call("GET", self._path, filters))
