@@ -102,16 +102,6 @@ class System(WorkerSystem):
         super().stop()
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The application, its workers started and stopped with it.
-
-    Raises:
-        ConfigurationError: when the settings cannot be served.
-        StoreUnavailableError: when the database cannot be reached.
-    """
-    return app_of(build(settings), settings)
-
-
 def app_of(system: System, settings: Settings) -> FastAPI:
     """The application over a built service; it starts and stops the service's workers with itself."""
     options = AppOptions(

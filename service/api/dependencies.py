@@ -1,4 +1,4 @@
-"""What routes take beside their context: parameters that they share, and what a request that lasts looks at."""
+"""Parameters that routes share, and the dependencies of long polls and event streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application context: the store with what the operator allows and who serves what, shared by the use cases."""
+"""The application context: the store, the policy and the served devices, which the use cases share."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
     """What callers can do with work of one kind. Safe to share between threads.
 
     Args:
-        context: what the use cases share.
+        context: the shared dependencies.
         places: the places in the queue, of all kinds of work.
     """
 
@@ -39,7 +39,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
         self._places = places
 
     def submit(self, submission: SubmissionT, caller: Caller, once: Idempotency | None = None) -> Submitted:
-        """Queue work, or answer with what is stored. With ``once``, repeat the answer that was given before.
+        """Queue work, or return the stored answer. With ``once``, repeat the first answer to the same request.
 
         Raises:
             IdempotencyKeyReusedError, IdempotencyKeyInFlightError: when the key's first request was another one, or is
@@ -75,7 +75,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
         return views.work_page(self.kind, rows[:limit], views.cursor_after(rows, limit))
 
     def cancel(self, work_id: str, caller: Caller) -> WorkT:
-        """End work; what has ended stays as it is.
+        """End work; ended work stays unchanged.
 
         Raises:
             NotFoundError: when there is none of this kind.
@@ -103,14 +103,14 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
 
     @abstractmethod
     def _submit(self, submission: SubmissionT, caller: Caller, once: Idempotency | None) -> Submitted:
-        """Queue work, or answer with what is stored; the caller may ask for its priority."""
+        """Queue work, or return the stored answer; the caller's priority has been checked."""
 
     @abstractmethod
     def _view(self, item: WorkItem, queue: QueuePlace | None = None) -> WorkT:
         """The document of stored work."""
 
     def _remove_files(self, work_id: str) -> None:
-        """Remove what ended work left on this host; a tuning leaves nothing."""
+        """Remove the files that ended work left on this host; a tuning leaves none."""
 
     def _queue(self, work: NewWork, once: Idempotency | None) -> Submitted:
         item = self._store.add(work, self._context.policy.quota, first_time(once, self._queued))
@@ -127,7 +127,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
         return item
 
     def _own(self, work_id: str, caller: Caller, verb: str) -> WorkItem:
-        """The work with this id, if the caller may change it; ``verb`` is what they want."""
+        """The work with this id, if the caller may change it; ``verb`` names the change in the refusal."""
         item = self._item(work_id)
         if not caller.may_change(item.key_id):
             raise NotOwnerError(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import httpx
 

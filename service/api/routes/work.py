@@ -59,7 +59,7 @@ class WorkRoutes:
     example: str
     """Name of the document's example."""
     news: tuple[str, str]
-    """What events tell beside states: one, and many."""
+    """Events other than changes of state: one, and many."""
     deletion: str
     """Description of the deletion."""
 

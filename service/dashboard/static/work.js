@@ -1,12 +1,12 @@
 /**
- * What the pages of a tuning and of a job share: reading and following it, its state, and what can be done with it.
+ * The shared part of the pages of a tuning and of a job: read and follow the work, show its state, cancel and delete it.
  *
  *   const work = makeWorkPage({
  *     kind: "tuning",
  *     writeScope: "tunings:write",
- *     deletion: "Its probes go with it.",          what the dialog says
- *     read: async (path) => ...,                   the document; by default what is at its path
- *     show: () => ...,                             what only this kind has, after `work.current` has changed
+ *     deletion: "Its probes go with it.",          the text of the dialog
+ *     read: async (path) => ...,                   gives the document; by default the one at `path`
+ *     show: () => ...,                             shows the rest of `work.current`, which has changed
  *     showWaiting: () => ...,                      the place in the queue has changed: `work.current.queue`
  *     begin: () => ...,                            once, when it was read for the first time
  *     action: ({ended, own}) => ["Repeat", f],     the first button, or false
