@@ -18,7 +18,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-import service.api
+import service.api.routes
 from service.api.authentication import PUBLIC_PATHS
 from service.api.docs_page import DOCS_FILES
 from service.api.events import streaming
@@ -129,7 +129,8 @@ def test_every_route_names_its_scope(operation: Operation) -> None:
 
 def test_no_route_is_left_out_of_the_document() -> None:
     """Every route of every router is in the document, so that the tests here see it."""
-    modules = [importlib.import_module(f"service.api.{it.name}") for it in pkgutil.iter_modules(service.api.__path__)]
+    names = [module.name for module in pkgutil.iter_modules(service.api.routes.__path__)]
+    modules = [importlib.import_module(f"service.api.routes.{name}") for name in names]
     routes = [it for module in modules if hasattr(module, "router") for it in module.router.routes]
     there = {(method, it.path) for it in routes if isinstance(it, APIRoute) for method in it.methods or ()}
     assert len(routes) == len(there)
