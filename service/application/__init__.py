@@ -15,7 +15,8 @@ caches estimates, ``api_keys`` manages keys, ``statistics`` sums up a period, ``
 
 Where a new thing goes:
 
-- a use case: a method of the module of its resource, or of ``work`` for both kinds; a rule that two of them share: ``rules``;
+- a use case: a method of the module of its resource, or of ``work`` for both kinds of work;
+- a rule that two use cases share: ``rules``;
 - a health check: ``readiness``; a limit that the operator sets: ``service.settings`` and ``rules.policy``;
 - a filter of a list: ``service.store.models``, its query in ``service.store``, and ``service.api.dependencies``.
 
