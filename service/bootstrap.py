@@ -9,21 +9,31 @@ from importlib import metadata
 
 from fastapi import FastAPI
 
-from service.api.app import AppOptions, Parts, make_app
+from service.api.app import AppOptions, make_app
 from service.api.authentication import Doors
-from service.api.routes import health
-from service.application import UseCases
+from service.api.context import ApiContext
+from service.api.events.change_feed import ChangeFeed
+from service.api.reads.coalesced import Reads
+from service.application.api_keys import KeyCases
+from service.application.context import ApplicationContext
 from service.application.estimates import EstimateLimits, Estimates
+from service.application.exports import ExportCases
+from service.application.jobs import JobCases
+from service.application.queue import FleetCases
 from service.application.readiness import Readiness
 from service.application.rules.policy import Policy
+from service.application.statistics import SummaryCases
+from service.application.tunings import TuningCases
 from service.auth.api_keys import Access
 from service.auth.sessions import Sessions
 from service.dashboard import routes as dashboard
 from service.errors import ConfigurationError
+from service.fast_path.queue_positions import QueuePositions
 from service.folders import make_own
 from service.observability.instruments import Instruments, open_spans
 from service.observability.metrics import Metrics
 from service.settings import Settings
+from service.store.hit_counter import HitCounter
 from service.store.models import Quota
 from service.store.store import Store, open_store
 from service.worker.coordinator import Coordinator
@@ -76,10 +86,9 @@ class WorkerSystem:
 class System(WorkerSystem):
     """A whole service: built, not started."""
 
-    cases: UseCases
-    estimates: Estimates
-    access: Access
+    context: ApiContext
     estimator: WarmEstimates
+    hit_counter: HitCounter
 
     def begin(self) -> None:
         """Start the process of the workers, where they have one, without waiting for it. ``start`` does."""
@@ -89,18 +98,8 @@ class System(WorkerSystem):
     def stop(self) -> None:
         """Stop the workers, handing back what runs, write what is counted, and close the store. Idempotent."""
         self.estimator.close()
-        self.cases.hit_counter.flush()
+        self.hit_counter.flush()
         super().stop()
-
-
-def create_app(settings: Settings) -> FastAPI:
-    """The application, its workers started and stopped with it.
-
-    Raises:
-        ConfigurationError: when the settings cannot be served.
-        StoreUnavailableError: when the database cannot be reached.
-    """
-    return app_of(build(settings), settings)
 
 
 def app_of(system: System, settings: Settings) -> FastAPI:
@@ -111,13 +110,8 @@ def app_of(system: System, settings: Settings) -> FastAPI:
         max_body_bytes=settings.max_body_bytes,
         pages=dashboard.PATHS,
     )
-    parts = Parts(system.cases, system.estimates, Doors(system.access, Sessions(system.store.sessions, system.access)))
-    app = make_app(parts, options, on_start=system.start, on_stop=system.stop)
-    readiness = Readiness(
-        system.store.queue, system.store.devices, settings.lease_seconds, settings.ready_queue_seconds
-    )
-    health.install(app, system.instruments, readiness)
-    dashboard.install(app, parts.doors, options.version)
+    app = make_app(system.context, options, on_start=system.start, on_stop=system.stop)
+    dashboard.install(app, system.context.doors, options.version)
     return app
 
 
@@ -151,18 +145,42 @@ def build(
     store, coordinator, watch = worker.store, worker.coordinator, worker.instruments
     watch.metrics.watch_queue(store.queue.depths)
     policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
+    shared = ApplicationContext(store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify)
     estimator = WarmEstimates()
+    limits = EstimateLimits(slots=settings.estimate_slots)
+    estimates = Estimates(estimator.estimate, policy, here, limits, watch.metrics)
     return System(
-        cases=UseCases(store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify),
-        estimates=Estimates(
-            estimator.estimate, policy, here, EstimateLimits(slots=settings.estimate_slots), watch.metrics
-        ),
-        access=Access(store.keys, keyless_here=settings.listens_on_loopback),
+        context=_context(settings, shared, estimates, watch),
         estimator=estimator,
+        hit_counter=shared.hit_counter,
         store=store,
         coordinator=coordinator,
         instruments=watch,
         metrics_address=worker.metrics_address,
+    )
+
+
+def _context(
+    settings: Settings, shared: ApplicationContext, estimates: Estimates, instruments: Instruments
+) -> ApiContext:
+    store = shared.store
+    fleet = FleetCases(shared)
+    places = QueuePositions(fleet.queue)
+    tunings, jobs = TuningCases(shared, places), JobCases(shared, places)
+    access = Access(store.keys, keyless_here=settings.listens_on_loopback)
+    return ApiContext(
+        tunings=tunings,
+        jobs=jobs,
+        fleet=fleet,
+        exports=ExportCases(store.recommendations),
+        keys=KeyCases(store.keys),
+        summary=SummaryCases(store.statistics, shared.hit_counter),
+        estimates=estimates,
+        readiness=Readiness(store.queue, store.devices, settings.lease_seconds, settings.ready_queue_seconds),
+        instruments=instruments,
+        doors=Doors(access, Sessions(store.sessions, access)),
+        feed=ChangeFeed(store.evidence.event_counts),
+        reads=Reads(tunings, jobs, store.evidence.events),
     )
 
 

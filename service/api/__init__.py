@@ -6,8 +6,8 @@ The pipeline of a request:
 2. ``middleware.security`` checks host and origin, finds out who calls (``authentication``), and bounds the body.
 3. A module of ``routes`` parses it; ``dependencies`` has the parameters that routes share, and ``strict_route`` refuses
    unknown query parameters.
-4. The route calls a use case of ``service.application``. Reads that many callers make at once go through ``reads``;
-   long polls and event streams wait in ``events``.
+4. The route calls a use case of ``service.application``, found in the ``context``. Reads that many callers make at once
+   go through ``reads``; long polls and event streams wait in ``events``.
 5. ``responses`` and ``etags`` make the answer; ``problems`` makes one of any error, worded by
    ``service.problem_mapping``.
 

@@ -9,24 +9,12 @@ from dataclasses import dataclass
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from service.api.authentication import Doors
-from service.api.events.change_feed import ChangeFeed
+from service.api.context import ApiContext
+from service.api.middleware.observability import Observed
 from service.api.middleware.security import Guard, PagePaths
 from service.api.openapi import DESCRIPTION, TAGS, install_document
-from service.api.problems import COMMON_STATUSES, declared, install_handlers
-from service.api.reads.coalesced import Reads
-from service.api.routes import api_keys, estimates, exports, jobs, operations, recommendations, tunings
-from service.application import UseCases
-from service.application.estimates import Estimates
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What the routes call."""
-
-    cases: UseCases
-    estimates: Estimates
-    doors: Doors
+from service.api.problems import install_handlers
+from service.api.routes import api_keys, estimates, exports, health, jobs, operations, recommendations, tunings
 
 
 @dataclass(frozen=True)
@@ -39,16 +27,17 @@ class AppOptions:
     pages: PagePaths
 
 
-def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on_stop: Callable[[], None]) -> FastAPI:
+def make_app(
+    context: ApiContext, options: AppOptions, on_start: Callable[[], None], on_stop: Callable[[], None]
+) -> FastAPI:
     """The application. ``on_start`` and ``on_stop`` may block; they run around its life."""
-    feed = ChangeFeed(parts.cases.event_counts)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(on_start)
         await run_in_threadpool(app.openapi)  # which takes seconds: not while anyone waits
         yield
-        feed.close()
+        context.feed.close()
         await run_in_threadpool(on_stop)
 
     app = FastAPI(
@@ -63,22 +52,27 @@ def make_app(parts: Parts, options: AppOptions, on_start: Callable[[], None], on
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        responses=declared(*COMMON_STATUSES),
     )
-    app.state.use_cases = parts.cases
-    app.state.estimates = parts.estimates
-    app.state.doors = parts.doors
-    app.state.feed = feed
-    app.state.reads = Reads(parts.cases)
-    for module in (recommendations, tunings, jobs, exports, estimates, api_keys, operations):  # most asked first
+    app.state.context = context
+    for module in (
+        recommendations,
+        tunings,
+        jobs,
+        exports,
+        estimates,
+        api_keys,
+        operations,
+        health,
+    ):  # most asked first
         app.router.routes.extend(module.router.routes)  # `include_router` would match every request twice
     install_document(app)
     install_handlers(app)
     app.add_middleware(
         Guard,
-        doors=parts.doors,
+        doors=context.doors,
         allowed_hosts=options.allowed_hosts,
         max_body_bytes=options.max_body_bytes,
         pages=options.pages,
     )
+    app.add_middleware(Observed, metrics=context.instruments.metrics, spans=context.instruments.spans)
     return app

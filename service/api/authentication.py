@@ -134,17 +134,7 @@ async def _caller(request: Request) -> Caller:
     return caller
 
 
-async def _standing(request: Request) -> Standing:
-    doors: Doors = request.app.state.doors
-
-    async def standing() -> Caller:
-        return (await identify(doors, request.scope)).caller
-
-    return standing
-
-
 Calling = Annotated[Caller, Depends(_caller)]
-Lasting = Annotated[Standing, Depends(_standing)]
 
 
 def check_scope(request: Request, scope: Scope) -> None:

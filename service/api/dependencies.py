@@ -1,21 +1,20 @@
-"""What routes take: the use cases, the feed of changes, and parameters they share."""
+"""Parameters that routes share, and the dependencies of long polls and event streams."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 from fastapi import Depends, Header, Path, Query, Request
 from pydantic import BeforeValidator, ValidationError, WithJsonSchema, WrapValidator
 
-from service.api.authentication import Calling, Lasting
-from service.api.events.change_feed import ChangeFeed
+from service.api.authentication import Calling, identify
+from service.api.context import Context
 from service.api.events.streaming import Watch
-from service.api.reads.coalesced import Reads
-from service.application import UseCases
-from service.application.estimates import Estimates
-from service.domain.states import State
+from service.application.views import PREFIXES
+from service.domain.api_keys import Caller
+from service.domain.states import State, WorkKind
 from service.errors import MOST_FAULTS
 from service.store.models import Idempotency
 from tuner.schemas.base import Document
@@ -26,40 +25,24 @@ from tuner.schemas.workload import Precision
 _LARGEST_EVENT_ID = 2**31 - 1
 
 
-async def _use_cases(request: Request) -> UseCases:
-    cases: UseCases = request.app.state.use_cases
-    return cases
+async def _watching(request: Request, context: Context) -> Watch:
+    async def standing() -> Caller:
+        return (await identify(context.doors, request.scope)).caller
 
-
-async def _estimates(request: Request) -> Estimates:
-    estimates: Estimates = request.app.state.estimates
-    return estimates
-
-
-async def _feed(request: Request) -> ChangeFeed:
-    feed: ChangeFeed = request.app.state.feed
-    return feed
-
-
-async def _reads(request: Request) -> Reads:
-    reads: Reads = request.app.state.reads
-    return reads
-
-
-async def _watching(request: Request, standing: Lasting) -> Watch:
-    return Watch(request.app.state.feed, request.app.state.reads, standing)
+    return Watch(context.feed, context.reads, standing)
 
 
 Watching = Annotated[Watch, Depends(_watching)]
-Cases = Annotated[UseCases, Depends(_use_cases)]
-Estimating = Annotated[Estimates, Depends(_estimates)]
-Reading = Annotated[Reads, Depends(_reads)]
-Feed = Annotated[ChangeFeed, Depends(_feed)]
 
-TuningId = Annotated[
-    str, Path(description="Identifier of a tuning.", examples=["tun_0192f3a1b2c3700089abcdef01234567"])
-]
-JobId = Annotated[str, Path(description="Identifier of a job.", examples=["job_0192f3a1b2c3700089abcdef01234567"])]
+
+def identified_by(kind: WorkKind) -> Any:  # noqa: ANN401 - what FastAPI's `Path` gives
+    """The path's parameter that identifies work of a kind, whatever the endpoint calls it."""
+    example = f"{PREFIXES[kind]}_0192f3a1b2c3700089abcdef01234567"
+    return Path(alias=f"{kind}_id", description=f"Identifier of a {kind}.", examples=[example])
+
+
+TuningId = Annotated[str, identified_by(WorkKind.TUNING)]
+JobId = Annotated[str, identified_by(WorkKind.JOB)]
 RecommendationId = Annotated[
     str, Path(description="Identifier of a recommendation.", examples=["rec_0192f3a1b2c3700089abcdef01234567"])
 ]

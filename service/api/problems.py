@@ -77,7 +77,7 @@ def declared(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     content = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {
         int(status): {"description": _DESCRIPTIONS[status], "content": content, **_HEADERS.get(status, {})}
-        for status in statuses
+        for status in sorted(statuses)
     }
 
 

@@ -5,23 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 from service.application import views
-from service.application.context import ApplicationContext, check_priority, model_name, payload
 from service.application.exports import exported
-from service.application.rules.idempotency import Submitted, first_time
+from service.application.rules.idempotency import Submitted
 from service.application.rules.placement import (
     check_every_process_has_samples,
     check_goes_with_one_device,
     check_same_device,
     processes_of,
 )
+from service.application.work import WorkCases, model_name, payload
 from service.domain.api_keys import Caller
 from service.domain.states import RESUMABLE_STATES, WorkKind
 from service.domain.work import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission, QueuePlace
 from service.domain.workers import ServedDevice
-from service.errors import InfeasibleRecommendationError, InvalidInputError, NotOnThisHostError, NotResumableError
-from service.fast_path.queue_positions import QueuePositions
+from service.errors import (
+    ConflictError,
+    InfeasibleRecommendationError,
+    InvalidInputError,
+    NotOnThisHostError,
+    NotResumableError,
+)
 from service.observability.tracing import current_trace_parent
-from service.store.models import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
+from service.store.models import Idempotency, NewWork, WorkItem
 from tuner.schemas.base import Document
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.workload import WorkloadSpec
@@ -33,24 +38,10 @@ _PYTHON = "python"
 """A configured job names no folder and no interpreter of this host: it runs wherever its caller writes its files."""
 
 
-class JobCases:
+class JobCases(WorkCases[JobSubmission, Job]):
     """What callers can do with jobs. Safe to share between threads."""
 
-    def __init__(self, context: ApplicationContext, places: QueuePositions) -> None:
-        self._places = places
-        self._context = context
-        self._submissions = context.store.submissions
-        self._recommendations = context.store.recommendations
-        self._devices = context.store.devices
-
-    def submit(self, submission: JobSubmission, caller: Caller, once: Idempotency | None = None) -> Submitted:
-        """Queue a training run. With ``once``, a request that was answered before is given the same answer.
-
-        Raises:
-            RequestError: when the recommendation cannot be trained here; the message says why.
-            QuotaExceededError: when the caller's key has used its quota.
-        """
-        return self._context.once.answer(once, lambda: self._submit(submission, caller, once))
+    kind = WorkKind.JOB
 
     def configure(self, submission: JobSubmission) -> ConfiguredJob:
         """What ``submit`` would run; runs nothing, so that it may need more devices than a job holds.
@@ -72,32 +63,6 @@ class JobCases:
             export=exported(recommendation, submission.export) if submission.export else None,
         )
 
-    def get(self, job_id: str) -> Job:
-        """One job.
-
-        Raises:
-            NotFoundError: when there is none with this id.
-        """
-        item = self._context.get(job_id, WorkKind.JOB)
-        return self._view(item, self._places.of(item.id, item.state))
-
-    def page(self, limit: int, cursor: str | None = None, wanted: WorkFilter = EVERYTHING) -> bytes:
-        """A page of jobs, newest first: a ``JobPage`` as JSON.
-
-        Raises:
-            InvalidCursorError: when the cursor is not one of this list.
-        """
-        return views.work_page(*self._context.page(WorkKind.JOB, limit, cursor, wanted))
-
-    def cancel(self, job_id: str, caller: Caller) -> Job:
-        """Cancel a job; one that has ended stays as it is.
-
-        Raises:
-            NotFoundError: when there is no such job.
-            NotOwnerError: when another key made it.
-        """
-        return self._view(self._context.cancel(job_id, WorkKind.JOB, caller))
-
     def resume(self, job_id: str, caller: Caller) -> Job:
         """Let a job go on from its newest checkpoint, in the same folder, that failed or was cancelled.
 
@@ -109,22 +74,11 @@ class JobCases:
             RequestError: when the operator allows it no more, or another device is there by now.
             QuotaExceededError: when its key has used its quota.
         """
-        item = self._context.own(job_id, WorkKind.JOB, caller, "resume")
+        item = self._own(job_id, caller, "resume")
         self._check_can_go_on(item)
-        resumed = self._submissions.resume(job_id, self._context.policy.quota)
+        resumed = self._store.submissions.resume(job_id, self._context.policy.quota)
         self._context.notify()
         return self._view(resumed)
-
-    def delete(self, job_id: str, caller: Caller) -> None:
-        """Delete a job that has ended, and its folder where that is on this host.
-
-        Raises:
-            NotFoundError: when there is no such job.
-            NotOwnerError: when another key made it.
-            NotEndedError: when it has not ended.
-            ConflictError: when its folder cannot be removed whole.
-        """
-        self._context.delete(job_id, WorkKind.JOB, caller)
 
     def log(self, job_id: str, most_bytes: int) -> bytes:
         """The end of what the run printed; empty while it has not begun.
@@ -149,7 +103,6 @@ class JobCases:
     # --- helpers ---
 
     def _submit(self, submission: JobSubmission, caller: Caller, once: Idempotency | None) -> Submitted:
-        check_priority(submission.priority, caller)
         recommendation, here = self._trainable(submission)
         check_goes_with_one_device(recommendation, submission.training)
         request = JobRequest(recommendation=recommendation, training=submission.training)
@@ -167,15 +120,18 @@ class JobCases:
             hardware=here.hardware,
             trace_parent=current_trace_parent(),
         )
-        item = self._submissions.add(work, self._context.policy.quota, first_time(once, self._submitted))
-        self._context.notify()
-        return self._submitted(item)
-
-    def _submitted(self, item: WorkItem) -> Submitted:
-        return Submitted(item.id, self._view(item).model_dump_json())
+        return self._queue(work, once)
 
     def _view(self, item: WorkItem, queue: QueuePlace | None = None) -> Job:
         return views.job(item, self._context.runs.directory(item.id) if self._is_here(item) else None, queue)
+
+    def _remove_files(self, work_id: str) -> None:
+        """Remove the folder of a job, where that is on this host."""
+        if not self._context.runs.remove(work_id):
+            raise ConflictError(
+                f"the folder of {work_id} cannot be removed: let the operator look at "
+                f"{self._context.runs.directory(work_id)}, and delete it again"
+            )
 
     def _check_can_go_on(self, item: WorkItem) -> None:
         if item.state not in RESUMABLE_STATES:
@@ -186,7 +142,7 @@ class JobCases:
                 f"{item.id} has no checkpoint to go on from: submit it again, with `training.checkpoint_every`"
             )
         recommendation = JobRequest.model_validate_json(item.payload).recommendation
-        seen = next((it for it in self._devices.list() if it.served.place == item.place), None)
+        seen = next((it for it in self._store.devices.list() if it.served.place == item.place), None)
         if seen is None or not self._context.is_alive(seen):
             raise NotResumableError(f"{item.id} ran at {item.place}, which no worker serves now")
         check_same_device(recommendation.device, seen.served.device)
@@ -194,7 +150,7 @@ class JobCases:
 
     def _check_is_here(self, job_id: str) -> None:
         """Refuse what has begun and left no folder here, or one of an earlier attempt."""
-        item = self._context.get(job_id, WorkKind.JOB)
+        item = self._item(job_id)
         if item.place is not None and not self._is_here(item):
             raise NotOnThisHostError(
                 f"the folder of {job_id} is not on the host that answers; it runs, or ran last, at {item.place}"
@@ -224,7 +180,7 @@ class JobCases:
 
     def _stored(self, recommendation_id: str) -> Recommendation:
         views.check_identifier(recommendation_id, "recommendation")
-        return self._recommendations.get(recommendation_id)
+        return self._store.recommendations.get(recommendation_id)
 
     def _check_spec(self, spec: WorkloadSpec) -> None:
         if spec.data is None:

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from anyio import CapacityLimiter
+
 from service.domain.workers import Health
 from service.errors import NotReadyError, ServiceError, StoreUnavailableError
 from service.store.interface import DeviceStore, QueueStore
@@ -49,6 +51,8 @@ class Readiness:
         self._one_looks = threading.Lock()
         self._answer: Health | ServiceError | None = None
         self._answered_at = 0.0
+        self.threads = CapacityLimiter(1)
+        """For those who check from a thread: who waits for the one that looks holds no thread of other work."""
 
     def check(self) -> Health:
         """Whether work can be queued and will be run, as it was at most a second ago.

@@ -10,7 +10,7 @@
 `AsyncClient` has the same calls for asyncio. The pipeline of a call, from the outside in:
 
 1. ``client`` opens connections; ``sync`` runs the coroutines below without an event loop.
-2. ``resources`` has every call once, as a coroutine.
+2. ``resources`` has every call once, as a coroutine; ``resources.work`` has those that tunings and jobs share.
 3. ``core`` retries within a retry budget (``retries``), waits with long polls, resumes streams and follows pages.
 4. ``protocol`` makes requests of documents and documents of answers; ``etag_cache`` keeps the latest documents.
 5. ``transport`` alone sends. ``errors`` has the exceptions, which carry the service's problem document.

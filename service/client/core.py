@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import httpx
 
@@ -17,7 +17,7 @@ from service.client.protocol import Call, DocumentT, event_in, parsed, problem_i
 from service.client.retries import Patience, Retries
 from service.client.transport import Network
 from service.domain.states import State
-from service.domain.work import Event, Job, Tuning
+from service.domain.work import Event, Job, Page, RowT, Tuning
 
 _LONGEST_WAIT_SECONDS = 30.0
 """Of one long poll: below the idle limits of proxies, and below the service's own 60."""
@@ -32,20 +32,6 @@ PAGE_SIZE = 50
 """Rows of a list that are fetched at a time."""
 
 FollowedT = TypeVar("FollowedT", Tuning, Job)
-RowT = TypeVar("RowT")
-RowT_co = TypeVar("RowT_co", covariant=True)
-
-
-class Page(Protocol[RowT_co]):
-    """A part of a list."""
-
-    @property
-    def items(self) -> tuple[RowT_co, ...]:
-        """The rows."""
-
-    @property
-    def next_cursor(self) -> str | None:
-        """Leads to the next part."""
 
 
 class Core:
@@ -168,7 +154,7 @@ class Core:
         if left > 0:
             await self.network.sleep(left)
 
-    async def rows(self, parse: Callable[[httpx.Response], Page[RowT]], call: Call) -> AsyncGenerator[RowT, None]:
+    async def rows(self, kind: type[Page[RowT]], call: Call) -> AsyncGenerator[RowT, None]:
         """The rows of a list, each page fetched when it is needed.
 
         Raises:
@@ -178,7 +164,7 @@ class Core:
         cursor: str | None = None
         while True:
             part = replace(call, query={**call.query, "cursor": cursor})
-            page = parse(await self.send(part, self._timeout_seconds))
+            page = parsed(kind, await self.send(part, self._timeout_seconds))
             for row in page.items:
                 yield row
             if (cursor := page.next_cursor) is None:

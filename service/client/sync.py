@@ -10,11 +10,14 @@ import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from service.client.core import FollowedT
 from service.client.resources.api import AsyncDevices, AsyncEstimates, AsyncGpus, AsyncKeys, AsyncQueue
 from service.client.resources.jobs import AsyncJobs
 from service.client.resources.tunings import AsyncRecommendations, AsyncTunings
+from service.client.resources.work import AsyncWork
+from service.domain.work import Job, JobSummary, RowT, Tuning, TuningSummary
 
-CallsT = TypeVar("CallsT")
+CallsT_co = TypeVar("CallsT_co", covariant=True)
 ResultT = TypeVar("ResultT")
 P = ParamSpec("P")
 
@@ -47,53 +50,58 @@ async def _next(items: AsyncIterator[ResultT]) -> ResultT:
     return await anext(items)
 
 
-class Blocking(Generic[CallsT]):
+class Blocking(Generic[CallsT_co]):
     """Calls that block, made from asynchronous ones."""
 
-    def __init__(self, calls: CallsT) -> None:
+    def __init__(self, calls: CallsT_co) -> None:
         self._calls = calls
 
     @property
-    def calls(self) -> CallsT:
+    def calls(self) -> CallsT_co:
         """The asynchronous ones; over a blocking network, none of them waits."""
         return self._calls
 
 
 def blocking(
-    method: Callable[Concatenate[CallsT, P], Coroutine[Any, Any, ResultT]],
-) -> Callable[Concatenate[Blocking[CallsT], P], ResultT]:
+    method: Callable[Concatenate[CallsT_co, P], Coroutine[Any, Any, ResultT]],
+) -> Callable[Concatenate[Blocking[CallsT_co], P], ResultT]:
     """The same call with the same arguments, blocking."""
 
     @functools.wraps(method)
-    def call(made: Blocking[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+    def call(made: Blocking[CallsT_co], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
         return run(method(made.calls, *args, **kwargs))
 
     return call
 
 
 def iterating(
-    method: Callable[Concatenate[CallsT, P], AsyncGenerator[ResultT, None]],
-) -> Callable[Concatenate[Blocking[CallsT], P], Iterator[ResultT]]:
+    method: Callable[Concatenate[CallsT_co, P], AsyncGenerator[ResultT, None]],
+) -> Callable[Concatenate[Blocking[CallsT_co], P], Iterator[ResultT]]:
     """The same iterator with the same arguments, blocking."""
 
     @functools.wraps(method)
-    def call(made: Blocking[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[ResultT]:
+    def call(made: Blocking[CallsT_co], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[ResultT]:
         return iterate(method(made.calls, *args, **kwargs))
 
     return call
 
 
-class Tunings(Blocking[AsyncTunings]):
+class Work(Blocking[CallsT_co], Generic[CallsT_co, FollowedT, RowT]):
+    """The calls that tunings and jobs share."""
+
+    get = blocking(AsyncWork[FollowedT, RowT].get)
+    wait = blocking(AsyncWork[FollowedT, RowT].wait)
+    events = iterating(AsyncWork[FollowedT, RowT].events)
+    cancel = blocking(AsyncWork[FollowedT, RowT].cancel)
+    delete = blocking(AsyncWork[FollowedT, RowT].delete)
+
+
+class Tunings(Work[AsyncTunings, Tuning, TuningSummary]):
     """Tunings: the search for the largest micro-batch."""
 
     submit = blocking(AsyncTunings.submit)
-    get = blocking(AsyncTunings.get)
-    wait = blocking(AsyncTunings.wait)
     tune = blocking(AsyncTunings.tune)
     probes = blocking(AsyncTunings.probes)
-    events = iterating(AsyncTunings.events)
-    cancel = blocking(AsyncTunings.cancel)
-    delete = blocking(AsyncTunings.delete)
     list = iterating(AsyncTunings.list)
 
 
@@ -107,19 +115,14 @@ class Recommendations(Blocking[AsyncRecommendations]):
     list = iterating(AsyncRecommendations.list)
 
 
-class Jobs(Blocking[AsyncJobs]):
+class Jobs(Work[AsyncJobs, Job, JobSummary]):
     """Jobs: training runs made from recommendations."""
 
     submit = blocking(AsyncJobs.submit)
     configure = blocking(AsyncJobs.configure)
-    get = blocking(AsyncJobs.get)
-    wait = blocking(AsyncJobs.wait)
-    events = iterating(AsyncJobs.events)
     logs = blocking(AsyncJobs.logs)
     checkpoints = blocking(AsyncJobs.checkpoints)
-    cancel = blocking(AsyncJobs.cancel)
     resume = blocking(AsyncJobs.resume)
-    delete = blocking(AsyncJobs.delete)
     list = iterating(AsyncJobs.list)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, Generic, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -23,8 +23,7 @@ from tuner.schemas.results import ProbeResult
 from tuner.schemas.training import TrainingProgress, TrainingResult
 from tuner.schemas.workload import Precision
 
-# --- problems --------------------------------------------------------------------------------------------------------
-
+RowT = TypeVar("RowT", bound=Document)
 
 # --- what is sent ----------------------------------------------------------------------------------------------------
 
@@ -313,31 +312,25 @@ class RecommendationSummary(Document):
     """What the tuning was for."""
 
 
-class TuningPage(Document):
+class Page(Document, Generic[RowT]):
+    """A part of a list, newest first."""
+
+    items: tuple[RowT, ...]
+    """The rows."""
+    next_cursor: str | None = None
+    """Pass it as `cursor` to get the next part; none on the last."""
+
+
+class TuningPage(Page[TuningSummary]):
     """A part of the list of tunings, newest first."""
 
-    items: tuple[TuningSummary, ...]
-    """The rows."""
-    next_cursor: str | None = None
-    """Pass it as `cursor` to get the next part; none on the last."""
 
-
-class JobPage(Document):
+class JobPage(Page[JobSummary]):
     """A part of the list of jobs, newest first."""
 
-    items: tuple[JobSummary, ...]
-    """The rows."""
-    next_cursor: str | None = None
-    """Pass it as `cursor` to get the next part; none on the last."""
 
-
-class RecommendationPage(Document):
+class RecommendationPage(Page[RecommendationSummary]):
     """A part of the list of recommendations, newest first."""
-
-    items: tuple[RecommendationSummary, ...]
-    """The rows."""
-    next_cursor: str | None = None
-    """Pass it as `cursor` to get the next part; none on the last."""
 
 
 class GpuList(Document):

@@ -108,7 +108,7 @@ def _cannot_listen(settings: Settings, error: OSError) -> ConfigurationError:
 
 def _run(settings: Settings, system: System, app: FastAPI, listener: socket.socket) -> None:
     connections = Connections(limits_here(settings.max_connections))
-    app.state.feed.has_room = connections.has_room
+    system.context.feed.has_room = connections.has_room
     limit_repeated_messages()
     config = uvicorn.Config(
         app,
@@ -121,7 +121,7 @@ def _run(settings: Settings, system: System, app: FastAPI, listener: socket.sock
         server_header=False,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
-    server = _Server(config, app.state.feed.close, system.coordinator, connections, settings.log_format)
+    server = _Server(config, system.context.feed.close, system.coordinator, connections, settings.log_format)
     # Uvicorn raises the signals it caught once more when it is done: the first one has been obeyed by then.
     with handling_signals(stop=server.end, force=system.coordinator.force_stop):
         try:

@@ -23,6 +23,7 @@ HOMONYMS = {
     "base": "the interface that the other modules of its package implement",
     "build": "the module of a package that chooses by the spec: a workload, a data set",
     "client": "of a fork server, of the tracing process (tuner), of the HTTP API (service)",
+    "context": "of the use cases, and of the routes above them",
     "engine": "of accumulation, and of SQLAlchemy",
     "errors": "the tree of errors of a distribution, of the command line, of the SDK",
     "estimates": "one concept through the layers: document, use case, route",
@@ -43,7 +44,7 @@ HOMONYMS = {
     "statistics": "one concept through the layers: use case, store",
     "tunings": "one concept through the layers: use case, route, call of the SDK",
     "warm_start": "the rule (tuner), and the choice among stored recommendations (service)",
-    "work": "the documents of work, and the process that does it",
+    "work": "one concept through the layers (document, use case, route, call of the SDK), and the process that does it",
     "worker": "the main module of a child process: of a probe, a trace, a run",
 }
 """Names that modules of several packages share, with the reason. Any other name is that of one module."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from service.api.etags import Tagged, tagged, tagged_with_aside
-from service.application import UseCases
+from service.application.jobs import JobCases
+from service.application.tunings import TuningCases
 from service.domain.work import Event, Job, Tuning
 from service.fast_path.coalescing import BatchedReads, CoalescedReads
 from service.store.models import RecommendationFilter, WorkFilter
@@ -36,18 +38,22 @@ Written = tuple[Tuning | Job, Tagged]
 class Reads:
     """The coalesced reads of the API. Belongs to one event loop."""
 
-    def __init__(self, cases: UseCases) -> None:
-        self.events = CoalescedReads[tuple[str, int], list[Event]](lambda key: cases.events(*key))
-        self.tuning = CoalescedReads[str, Written](lambda key: _written(cases.tunings.get(key)))
-        self.job = CoalescedReads[str, Written](lambda key: _written(cases.jobs.get(key)))
-        self.recommendation = BatchedReads[str, str](cases.tunings.recommendation_texts)
-        self.tunings = CoalescedReads[Page, bytes](
-            lambda page: cases.tunings.page(page.limit, page.cursor, page.wanted)
-        )
-        self.jobs = CoalescedReads[Page, bytes](lambda page: cases.jobs.page(page.limit, page.cursor, page.wanted))
+    def __init__(self, tunings: TuningCases, jobs: JobCases, read_events: Callable[[str, int], list[Event]]) -> None:
+        self.events = CoalescedReads[tuple[str, int], list[Event]](lambda key: read_events(*key))
+        self.work = {cases.kind: _document_reads(cases) for cases in (tunings, jobs)}
+        self.pages = {cases.kind: _page_reads(cases) for cases in (tunings, jobs)}
+        self.recommendation = BatchedReads[str, str](tunings.recommendation_texts)
         self.recommendations = CoalescedReads[AnswersPage, bytes](
-            lambda page: cases.tunings.recommendations(page.wanted, page.limit, page.cursor)
+            lambda page: tunings.recommendations(page.wanted, page.limit, page.cursor)
         )
+
+
+def _document_reads(cases: TuningCases | JobCases) -> CoalescedReads[str, Written]:
+    return CoalescedReads(lambda work_id: _written(cases.get(work_id)))
+
+
+def _page_reads(cases: TuningCases | JobCases) -> CoalescedReads[Page, bytes]:
+    return CoalescedReads(lambda page: cases.page(page.limit, page.cursor, page.wanted))
 
 
 def _written(document: Tuning | Job) -> Written:

@@ -16,11 +16,10 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 
 from service.api.authentication import check_scope
-from service.api.reads.coalesced import Reads
 from service.api.strict_route import Handler, StrictRoute
 from service.domain.api_keys import Scope
 
-Answer = Callable[[Request, Reads], Awaitable[Response | None]]
+Answer = Callable[[Request], Awaitable[Response | None]]
 """Answers a request, or returns None to leave it to the framework."""
 
 EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
@@ -54,7 +53,7 @@ class FastRoute(StrictRoute):
 
         async def handle(request: Request) -> Response:
             check_scope(request, scope)
-            response = await answer(request, request.app.state.reads)
+            response = await answer(request)
             return await usual(request) if response is None else response
 
         return handle

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Body, Path, Response
 
 from service.api import examples
 from service.api.authentication import Calling, needs
-from service.api.dependencies import Cases, strictly
+from service.api.context import Context
+from service.api.dependencies import strictly
 from service.api.problems import ALWAYS, declared
 from service.api.responses import Responses, links
 from service.api.strict_route import StrictRoute
@@ -22,9 +23,9 @@ KeyId = Annotated[str, Path(description="Identifier of an API key.", examples=["
 
 
 @router.get("", operation_id="listKeys", summary="List the API keys", dependencies=[needs(Scope.ADMIN)])
-def list_keys(cases: Cases) -> KeyList:
+def list_keys(context: Context) -> KeyList:
     """Every key there ever was, oldest first, without what makes it a key."""
-    return cases.keys.list()
+    return context.keys.list()
 
 
 @router.post(
@@ -46,7 +47,7 @@ def create_key(
         KeySubmission, strictly(KeySubmission), Body(openapi_examples=examples.REQUESTS["KeySubmission"])
     ],
     caller: Calling,
-    cases: Cases,
+    context: Context,
     response: Response,
 ) -> CreatedKey:
     """Make a key. The answer holds its text in `key`, which is stored nowhere and is not shown again.
@@ -55,7 +56,7 @@ def create_key(
     a key, there is no `Idempotency-Key`: when an answer was lost, revoke the newest key of that name.
     """
     response.headers["Cache-Control"] = "no-store"
-    return cases.keys.create(submission, caller)
+    return context.keys.create(submission, caller)
 
 
 @router.delete(
@@ -65,9 +66,9 @@ def create_key(
     dependencies=[needs(Scope.ADMIN)],
     responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-def revoke_key(key_id: KeyId, caller: Calling, cases: Cases) -> ApiKey:
+def revoke_key(key_id: KeyId, caller: Calling, context: Context) -> ApiKey:
     """End a key for good; what it submitted goes on. It is refused within five seconds, and stays in the list.
 
     Repeating this is harmless. The key of the call itself is not revoked: 409, `own-key`.
     """
-    return cases.keys.revoke(key_id, caller)
+    return context.keys.revoke(key_id, caller)

@@ -14,7 +14,8 @@ from fastapi import APIRouter, Body, Request
 
 from service.api import examples
 from service.api.authentication import needs
-from service.api.dependencies import Estimating, Feed, strictly
+from service.api.context import Context
+from service.api.dependencies import strictly
 from service.api.events.change_feed import ChangeFeed
 from service.api.problems import ALWAYS, declared
 from service.api.strict_route import StrictRoute
@@ -42,8 +43,7 @@ async def create_estimate(
     submission: Annotated[
         EstimateRequest, strictly(EstimateRequest), Body(openapi_examples=examples.REQUESTS["EstimateRequest"])
     ],
-    estimates: Estimating,
-    feed: Feed,
+    context: Context,
     request: Request,
 ) -> Estimate:
     """What a workload takes on GPUs that need not be here, with an interval and the plan. Nothing is measured.
@@ -51,16 +51,17 @@ async def create_estimate(
     Answers when it is done, in seconds; a question asked before is answered from memory. Few are made at once: others
     wait for ten seconds, then are answered with `estimates-busy` and `Retry-After`. Closing the connection ends it.
     """
-    async with _while_connected(request, feed) as should_stop:
+    estimates = context.estimates
+    async with _while_connected(request, context.feed) as should_stop:
         return await to_thread.run_sync(estimates.estimate, submission, should_stop, limiter=estimates.threads)
 
 
 @router.get(
     "/gpus", operation_id="listGpus", summary="List the GPUs of the catalogue", dependencies=[needs(Scope.TUNINGS_READ)]
 )
-async def list_gpus(estimates: Estimating) -> GpuList:
+async def list_gpus(context: Context) -> GpuList:
     """The GPUs that an estimate can name, with their memory and the source of every figure."""
-    return estimates.gpus()
+    return context.estimates.gpus()
 
 
 @asynccontextmanager

@@ -11,7 +11,8 @@ from pydantic import WithJsonSchema
 
 from service.api import examples
 from service.api.authentication import needs
-from service.api.dependencies import Cases, IfNoneMatch, RecommendationId
+from service.api.context import Context
+from service.api.dependencies import IfNoneMatch, RecommendationId
 from service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from service.api.problems import ALWAYS, declared
 from service.api.responses import Responses, links, on_success
@@ -95,9 +96,9 @@ _Asking = Annotated[_Asked, Depends(_asked)]
     dependencies=[needs(Scope.TUNINGS_READ)],
     responses=on_success(content=examples.of("ExportFormatList")),
 )
-async def list_export_formats(cases: Cases) -> ExportFormatList:
+async def list_export_formats(context: Context) -> ExportFormatList:
     """Frameworks, which take the batch figures, and launchers, which take the topology."""
-    return cases.exports.formats()
+    return context.exports.formats()
 
 
 @router.get(
@@ -118,7 +119,7 @@ def export_recommendation(
     recommendation_id: RecommendationId,
     format: _Format,  # noqa: A002 - what the path calls it
     asked: _Asking,
-    cases: Cases,
+    context: Context,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """A recommendation as files that a framework or launcher reads as they are, with what it gets wrong.
@@ -126,7 +127,7 @@ def export_recommendation(
     A target that repeats one micro-batch size cannot reach every effective batch: then it is refused with 409,
     `export-inexact`, unless `allow_inexact` says that the nearest will do.
     """
-    export = cases.exports.export(recommendation_id, asked.of(format))
+    export = context.exports.export(recommendation_id, asked.of(format))
     return conditional(tagged(export.model_dump_json().encode()), if_none_match, _SAME_AS_BEFORE)
 
 
@@ -143,12 +144,12 @@ def read_exported_file(
     format: _Format,  # noqa: A002 - what the path calls it
     asked: _Asking,
     file_name: Annotated[str, Path(description="Name of the file, as the export lists it.", examples=["job.sbatch"])],
-    cases: Cases,
+    context: Context,
 ) -> Response:
     """One file of an export, without the document around it: for `curl -O` or a pipe.
 
     The effective batch and warnings are in the export's document: read that too.
     """
-    file = cases.exports.file(recommendation_id, asked.of(format), file_name)
+    file = context.exports.file(recommendation_id, asked.of(format), file_name)
     headers = _SAME_AS_BEFORE | {"X-Content-Type-Options": "nosniff"}
     return Response(file.content, media_type="text/plain", headers=headers)

@@ -8,7 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from service.api.authentication import Calling, needs
-from service.api.dependencies import Cases, Limit
+from service.api.context import Context
+from service.api.dependencies import Limit
 from service.api.problems import COMMON_STATUSES, declared
 from service.api.strict_route import StrictRoute
 from service.domain.api_keys import Scope
@@ -26,9 +27,9 @@ router = APIRouter(tags=["operations"], responses=declared(*COMMON_STATUSES), ro
     dependencies=[needs(Scope.TUNINGS_READ)],
     responses=declared(HTTPStatus.UNAUTHORIZED),
 )
-def list_devices(cases: Cases) -> DeviceList:
+def list_devices(context: Context) -> DeviceList:
     """The devices that are served, what holds each, and how much waits for it."""
-    return cases.fleet.devices()
+    return context.fleet.devices()
 
 
 @router.get(
@@ -38,9 +39,9 @@ def list_devices(cases: Cases) -> DeviceList:
     dependencies=[needs(Scope.TUNINGS_READ)],
     responses=declared(HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-def read_queue(cases: Cases, limit: Limit = 50) -> Queue:
+def read_queue(context: Context, limit: Limit = 50) -> Queue:
     """What waits, in the order in which it is taken, and how long that may last where it can be told."""
-    return cases.fleet.queue(limit)
+    return context.fleet.queue(limit)
 
 
 @router.get(
@@ -50,12 +51,12 @@ def read_queue(cases: Cases, limit: Limit = 50) -> Queue:
     dependencies=[needs(Scope.TUNINGS_READ)],
     responses=declared(HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-def read_summary(cases: Cases, caller: Calling, period: SummaryPeriod = Period.DAY) -> Summary:
+def read_summary(context: Context, caller: Calling, period: SummaryPeriod = Period.DAY) -> Summary:
     """What ended within a period, and what has not ended: states, causes of failures, device-seconds, stored answers.
 
     It is as things were at most two seconds ago. Why jobs failed is told to callers with `jobs:read` alone.
     """
-    return cases.summary.read(period, caller)
+    return context.summary.read(period, caller)
 
 
 @router.get("/livez", operation_id="checkLiveness", summary="Whether the process answers")

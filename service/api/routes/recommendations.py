@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.api import examples
 from service.api.authentication import needs
+from service.api.context import ApiContext, Context, context_of
 from service.api.dependencies import (
     LONGEST_TAGS,
     DeviceOrNameFilter,
@@ -17,13 +18,12 @@ from service.api.dependencies import (
     ModelFilter,
     ObjectiveFilter,
     PrecisionFilter,
-    Reading,
     RecommendationCursor,
     RecommendationId,
 )
 from service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from service.api.problems import ALWAYS, declared
-from service.api.reads.coalesced import AnswersPage, Reads
+from service.api.reads.coalesced import AnswersPage
 from service.api.reads.fast_path import FastRoute, fast_path
 from service.api.responses import json_response, links, on_success
 from service.domain.api_keys import Scope
@@ -51,7 +51,7 @@ _ITS_JOB = {"submitJob": {"operationId": "submitJob", "description": "Takes its 
     | declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per filter
-    reads: Reading,
+    context: Context,
     fingerprint: FingerprintFilter = None,
     device: DeviceOrNameFilter = None,
     model: ModelFilter = None,
@@ -62,11 +62,11 @@ async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per fi
 ) -> Response:
     """Recommendations that match every filter, newest first, a page at a time."""
     wanted = RecommendationFilter(fingerprint, model, device, precision, objective)
-    return json_response(await reads.recommendations.get(AnswersPage(limit, cursor, wanted)))
+    return json_response(await context.reads.recommendations.get(AnswersPage(limit, cursor, wanted)))
 
 
-async def _answer(reads: Reads, recommendation_id: str, if_none_match: str | None) -> Response:
-    text = await reads.recommendation.get(recommendation_id)
+async def _answer(context: ApiContext, recommendation_id: str, if_none_match: str | None) -> Response:
+    text = await context.reads.recommendation.get(recommendation_id)
     if text is None:
         raise NotFoundError(f"there is no recommendation {recommendation_id!r}")
     return conditional(tagged(text.encode()), if_none_match, _UNCHANGING)
@@ -77,9 +77,11 @@ def is_plain(known: str | None) -> bool:
     return known is None or len(known) <= LONGEST_TAGS
 
 
-async def _at_once(request: Request, reads: Reads) -> Response | None:
+async def _at_once(request: Request) -> Response | None:
     known = request.headers.get("if-none-match")
-    return await _answer(reads, request.path_params["recommendation_id"], known) if is_plain(known) else None
+    return (
+        await _answer(context_of(request), request.path_params["recommendation_id"], known) if is_plain(known) else None
+    )
 
 
 @router.get(
@@ -98,7 +100,7 @@ async def _at_once(request: Request, reads: Reads) -> Response | None:
 )
 @fast_path(Scope.TUNINGS_READ, _at_once)
 async def get_recommendation(
-    recommendation_id: RecommendationId, reads: Reading, if_none_match: IfNoneMatch = None
+    recommendation_id: RecommendationId, context: Context, if_none_match: IfNoneMatch = None
 ) -> Response:
     """One recommendation: decision, plan and evidence. It never changes."""
-    return await _answer(reads, recommendation_id, if_none_match)
+    return await _answer(context, recommendation_id, if_none_match)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from functools import partial
 from typing import Any
 
-from service.client.core import PAGE_SIZE, Resource
-from service.client.protocol import Call, creating, parsed, path_of
+from service.client.core import Core
+from service.client.protocol import Call, creating, path_of
+from service.client.resources.work import AsyncWork
 from service.domain.exports import ExportRequest
-from service.domain.states import State
 from service.domain.work import (
     Checkpoint,
     CheckpointList,
     ConfiguredJob,
-    Event,
     Job,
     JobPage,
     JobSubmission,
@@ -26,8 +23,11 @@ from tuner.schemas.requests import TrainingRequest
 _JOBS = "/v1/jobs"
 
 
-class AsyncJobs(Resource):
+class AsyncJobs(AsyncWork[Job, JobSummary]):
     """Jobs: training runs made from recommendations."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core, _JOBS, Job, JobPage)
 
     async def submit(
         self,
@@ -72,33 +72,6 @@ class AsyncJobs(Resource):
         submission = _job_submission(recommendation, training, dry_run=True, export=export)
         return await self._core.call(ConfiguredJob, Call("POST", _JOBS, body=submission, repeatable=True))
 
-    async def get(self, job_id: str) -> Job:
-        """A job as it is now.
-
-        Raises:
-            NotFoundError: when there is none with this id.
-        """
-        return await self._core.read(Job, path_of(_JOBS, job_id))
-
-    async def wait(self, job_id: str, timeout_seconds: float | None = None) -> Job:
-        """A job once it has ended. Goes on over restarts of the service.
-
-        Raises:
-            NotWaitedLongEnoughError: when it has not within ``timeout_seconds``.
-            NotFoundError: when there is none with this id.
-            ConnectionFailedError: when the service stays away.
-        """
-        return await self._core.until_ended(Job, path_of(_JOBS, job_id), timeout_seconds)
-
-    def events(self, job_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
-        """State changes and updates after event ``after``, as they happen, to the last; resumes broken connections.
-
-        Raises:
-            NotFoundError: when there is no such job.
-            ConnectionFailedError: when the service stays away.
-        """
-        return self._core.events(path_of(_JOBS, job_id, "events"), after)
-
     async def logs(self, job_id: str, tail_bytes: int | None = None) -> str:
         """The end of what the job's processes printed.
 
@@ -119,15 +92,6 @@ class AsyncJobs(Resource):
         """
         return (await self._core.read(CheckpointList, path_of(_JOBS, job_id, "checkpoints"))).items
 
-    async def cancel(self, job_id: str) -> Job:
-        """End a job; harmless when it has ended.
-
-        Raises:
-            NotFoundError: when there is no such job.
-            NotAllowedError: when another API key made it.
-        """
-        return await self._core.call(Job, Call("POST", path_of(_JOBS, job_id, "cancel"), repeatable=True))
-
     async def resume(self, job_id: str) -> Job:
         """Let a job go on from its newest checkpoint that failed or was cancelled. Not sent twice.
 
@@ -137,32 +101,6 @@ class AsyncJobs(Resource):
             NotAllowedError: when another API key made it.
         """
         return await self._core.call(Job, Call("POST", path_of(_JOBS, job_id, "resume"), repeatable=False))
-
-    async def delete(self, job_id: str) -> None:
-        """Delete a job that has ended, with its events and its run's folder.
-
-        Raises:
-            NotFoundError: when there is no such job.
-            ConflictError: when it has not ended.
-            NotAllowedError: when another API key made it.
-        """
-        await self._core.delete(path_of(_JOBS, job_id))
-
-    def list(
-        self,
-        *,
-        state: State | Sequence[State] | None = None,
-        device: str | None = None,
-        model: str | None = None,
-        page_size: int = PAGE_SIZE,
-    ) -> AsyncGenerator[JobSummary, None]:
-        """Jobs that match, newest first, fetched page by page.
-
-        Raises:
-            ApiError: when the service refuses.
-        """
-        filters = {"state": state, "device": device, "model": model, "limit": page_size}
-        return self._core.rows(partial(parsed, JobPage), Call("GET", _JOBS, filters))
 
 
 def _job_submission(

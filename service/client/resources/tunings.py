@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from functools import partial
 from urllib.parse import quote
 
-from service.client.core import PAGE_SIZE, Resource
+from service.client.core import PAGE_SIZE, Core, Resource
 from service.client.errors import TuningFailedError
-from service.client.protocol import Call, creating, parsed, path_of
+from service.client.protocol import Call, creating, path_of
+from service.client.resources.work import AsyncWork
 from service.domain.exports import ExportFormatList
 from service.domain.states import State
 from service.domain.work import (
-    Event,
     ProbeList,
     RecommendationPage,
     RecommendationSummary,
@@ -30,8 +29,11 @@ from tuner.schemas.workload import Precision
 _TUNINGS, _RECOMMENDATIONS, _EXPORTS = "/v1/tunings", "/v1/recommendations", "/v1/exports"
 
 
-class AsyncTunings(Resource):
+class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
     """Tunings: the search for the largest micro-batch."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core, _TUNINGS, Tuning, TuningPage)
 
     async def submit(
         self, request: TuningRequest, *, fresh: bool = False, priority: int = 0, idempotency_key: str | None = None
@@ -53,24 +55,6 @@ class AsyncTunings(Resource):
         """
         submission = TuningSubmission.model_validate({**dict(request), "fresh": fresh, "priority": priority})
         return await self._core.call(Tuning, creating(_TUNINGS, submission, idempotency_key))
-
-    async def get(self, tuning_id: str) -> Tuning:
-        """A tuning as it is now.
-
-        Raises:
-            NotFoundError: when there is none with this id.
-        """
-        return await self._core.read(Tuning, path_of(_TUNINGS, tuning_id))
-
-    async def wait(self, tuning_id: str, timeout_seconds: float | None = None) -> Tuning:
-        """A tuning once it has ended. Goes on over restarts of the service.
-
-        Raises:
-            NotWaitedLongEnoughError: when it has not within ``timeout_seconds``.
-            NotFoundError: when there is none with this id.
-            ConnectionFailedError: when the service stays away.
-        """
-        return await self._core.until_ended(Tuning, path_of(_TUNINGS, tuning_id), timeout_seconds)
 
     async def tune(
         self,
@@ -111,35 +95,6 @@ class AsyncTunings(Resource):
         """
         return (await self._core.read(ProbeList, path_of(_TUNINGS, tuning_id, "probes"))).items
 
-    def events(self, tuning_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
-        """State changes and probes after event ``after``, as they happen, to the last; resumes broken connections.
-
-        Raises:
-            NotFoundError: when there is no such tuning.
-            ConnectionFailedError: when the service stays away.
-        """
-        return self._core.events(path_of(_TUNINGS, tuning_id, "events"), after)
-
-    async def cancel(self, tuning_id: str) -> Tuning:
-        """End a tuning; harmless when it has ended.
-
-        Raises:
-            NotFoundError: when there is no such tuning.
-            NotAllowedError: when another API key made it.
-        """
-        call = Call("POST", path_of(_TUNINGS, tuning_id, "cancel"), repeatable=True)
-        return await self._core.call(Tuning, call)
-
-    async def delete(self, tuning_id: str) -> None:
-        """Delete a tuning that has ended, with its probes and events. Its recommendation stays.
-
-        Raises:
-            NotFoundError: when there is no such tuning.
-            ConflictError: when it has not ended.
-            NotAllowedError: when another API key made it.
-        """
-        await self._core.delete(path_of(_TUNINGS, tuning_id))
-
     def list(
         self,
         *,
@@ -155,7 +110,7 @@ class AsyncTunings(Resource):
             ApiError: when the service refuses.
         """
         filters = {"state": state, "device": device, "model": model, "fingerprint": fingerprint, "limit": page_size}
-        return self._core.rows(partial(parsed, TuningPage), Call("GET", _TUNINGS, filters))
+        return self._rows(filters)
 
 
 _NO_OPTIONS = ExportOptions()
@@ -238,7 +193,7 @@ class AsyncRecommendations(Resource):
         """
         filters = {"fingerprint": fingerprint, "device": device, "model": model, "limit": page_size}
         filters |= {"precision": precision, "objective": objective}
-        return self._core.rows(partial(parsed, RecommendationPage), Call("GET", _RECOMMENDATIONS, filters))
+        return self._core.rows(RecommendationPage, Call("GET", _RECOMMENDATIONS, filters))
 
 
 def _export(recommendation_id: str, names: tuple[str, ...], version: str | None, options: ExportOptions) -> Call:

@@ -125,6 +125,14 @@ export function elapsed(iso) {
   return element;
 }
 
+/** How long work took, or has taken until now; null while it waits, for the first time or again. */
+export function took({ state, started_at: started, ended_at: ended }) {
+  if (started === null || state === "QUEUED") {
+    return null;
+  }
+  return ended === null ? elapsed(started) : seconds((Date.parse(ended) - Date.parse(started)) / 1000);
+}
+
 function known(value) {
   return value !== null && value !== undefined && !Number.isNaN(value);
 }

@@ -1,31 +1,34 @@
 /** The page of a job: state and curves live, splits after an OOM, the log followed, checkpoints. */
 
-import { addressOf, del, get, keyId, may, post, request, textOf } from "./api.js";
+import { addressOf, get, post, request, textOf } from "./api.js";
 import { line, makeChart, points } from "./chart.js";
 import { shortened, withDetails } from "./device_words.js";
-import { announce, byId, colour, h, replace, setText } from "./dom.js";
-import { bytes, bytesExactly, count, elapsed, number, plural, seconds, time, words } from "./format.js";
+import { byId, colour, h, replace, setText } from "./dom.js";
+import { bytes, bytesExactly, count, number, plural, seconds, time } from "./format.js";
 import { makeHistory } from "./history.js";
-import { eventually, follow, poll } from "./live.js";
-import { alertBox, badge, bar, busy, confirmDialog, definitions, emptyState, problemAlert, scopeAlert } from "./parts.js";
-import { followPlace, placeInWords } from "./queue_place.js";
+import { ENDED, poll } from "./live.js";
+import { alertBox, bar, definitions, emptyState } from "./parts.js";
 import { makeTable } from "./table.js";
+import { failure, keyFact, makeWorkPage, placeInWords, runFacts } from "./work.js";
 
 const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
-const ENDED = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 const MOST_POINTS = 2000;
 const FEW = 50; // points that are marked too
 const DRAW_MILLISECONDS = 500;
 const LOG_SECONDS = 2;
 const LOG_BYTES = 64 * 1024;
 
-const id = byId("job").dataset.jobId;
-const path = `/v1/jobs/${encodeURIComponent(id)}`;
-const page = { job: null, history: makeHistory(MOST_POINTS), drawing: false, checkpoints: null, following: null, logging: null };
-const places = followPlace(path, (job) => {
-  page.job.queue = job.queue;
-  showBar();
+const page = { history: makeHistory(MOST_POINTS), drawing: false, checkpoints: null, logging: null };
+const work = makeWorkPage({
+  kind: "job",
+  writeScope: "jobs:run",
+  deletion: "Its events, log, checkpoints and weights go with it.",
+  show,
+  showWaiting: showBar,
+  begin: followAll,
+  action: ({ ended, own }) => own && ended && work.current.state !== "SUCCEEDED" && ["Resume", resume],
+  leave: () => page.logging?.stop(),
 });
 
 const charts = [
@@ -40,84 +43,39 @@ const checkpointTable = makeTable({ caption: "Checkpoints", columns: checkpointC
 const splitNote = alertBox("warn", "Memory ran out in some micro-batches", "They went through in smaller parts: the gradients are those of the whole.");
 const splitCount = h("p", { class: "muted small" });
 
-if (may("jobs:read")) {
-  start();
-} else {
-  replace(byId("notices"), scopeAlert("jobs:read"));
-}
+work.start();
 
-async function start() {
-  try {
-    page.job = await eventually(() => get(path));
-    replace(byId("notices"));
-  } catch (problem) {
-    replace(byId("notices"), problemAlert(problem, { retry: start }));
-    return;
-  }
-  byId("content-body").hidden = false;
-  show();
-  followJob();
+function followAll() {
+  page.history.clear();
+  work.follow(heard);
   followLog();
 }
 
-function followJob() {
-  page.following?.stop();
-  page.history.clear();
-  page.following = follow(`${path}/events`, heard, { onEnd: refresh, onProblem: complain });
-}
-
-function heard(event) {
-  if (event.kind === "progress") {
-    page.history.add(event.progress);
-    page.job.progress = event.progress;
-    drawSoon();
-    if (event.progress.update % page.job.training.checkpoint_every === 0) {
-      clearTimeout(page.checkpoints); // once, however many updates come at once
-      page.checkpoints = setTimeout(showCheckpoints, 1000 * LOG_SECONDS);
-    }
-  } else if (event.kind === "state" && event.state !== page.job.state) {
-    refresh();
+function heard({ progress }) {
+  page.history.add(progress);
+  work.current.progress = progress;
+  drawSoon();
+  if (progress.update % work.current.training.checkpoint_every === 0) {
+    clearTimeout(page.checkpoints); // once, however many updates come at once
+    page.checkpoints = setTimeout(showCheckpoints, 1000 * LOG_SECONDS);
   }
-}
-
-async function refresh() {
-  try {
-    const before = page.job.state;
-    page.job = await get(path);
-    show();
-    if (before !== page.job.state && ENDED.has(page.job.state)) {
-      announce(`The job is ${words(page.job.state).toLowerCase()}.`);
-    }
-  } catch (problem) {
-    complain(problem);
-  }
-}
-
-function complain(problem) {
-  replace(byId("notices"), problemAlert(problem, { retry: () => location.reload() }));
 }
 
 // --- what is shown --------------------------------------------------------------------------------------------------
 
 function show() {
-  const { job } = page;
-  setText(byId("model"), `of ${job.model}`);
-  replace(byId("state"), badge(job.state));
+  const job = work.current;
   replace(byId("notices"), notices(job));
-  replace(byId("actions"), actions(job));
   replace(byId("facts"), definitions([
     ["Made from", h("a", { href: `/recommendations/${encodeURIComponent(job.recommendation_id)}`, class: "mono" }, job.recommendation_id)],
     ["Effective batch size", `${count(job.effective_batch_size)} samples`],
     ["Device", job.device],
     ["Updates", count(job.training.updates)],
     ["Checkpoint every", plural(job.training.checkpoint_every, "update")],
-    ["Submitted", time(job.created_at)],
-    ["Took", took(job)],
-    ["Run by", job.place],
-    ["Attempts", job.attempts > 1 ? `${job.attempts}: taken over or started again` : null],
+    ...runFacts(job),
     ["Folder", job.directory && h("code", {}, job.directory)],
     ["Weights (SHA-256)", job.result?.weights_sha256 && h("code", {}, job.result.weights_sha256)],
-    ["API key", job.key_id && h("code", {}, job.key_id)],
+    keyFact(job),
   ]));
   showProgress();
   showCheckpoints();
@@ -125,26 +83,18 @@ function show() {
 
 function notices({ problem, result, state }) {
   return [
-    problem && alertBox("bad", problem.title, h("div", { class: "preline" }, withDetails(problem.detail)), h("p", { class: "small" }, "Code: ", h("code", {}, problem.code))),
+    failure({ problem }),
     state === "FAILED" && problem === null && result !== null && alertBox("bad", "The run failed", h("div", { class: "preline" }, withDetails(result.message))),
     (result?.notes ?? []).map((note) => alertBox("warn", null, shortened(note))),
   ];
 }
 
-function took(job) {
-  if (job.started_at === null || job.state === "QUEUED") { // it waits again: resumed, or handed back
-    return null;
-  }
-  return job.ended_at === null ? elapsed(job.started_at) : seconds((Date.parse(job.ended_at) - Date.parse(job.started_at)) / 1000);
-}
-
 function showProgress() {
-  const { progress } = page.job;
+  const { progress } = work.current;
   const rows = page.history.rows();
   byId("curves").hidden = rows.length === 0;
   setText(byId("curves-words"), rows.length === 0 ? "No update has been made yet." : inWords(progress));
   showBar();
-  places.update(page.job);
   replace(byId("newest"), progress && newest(progress));
   showSplits();
   if (rows.length > 0) {
@@ -153,7 +103,7 @@ function showProgress() {
 }
 
 function showBar() {
-  const { progress, queue, state, training } = page.job;
+  const { progress, queue, state, training } = work.current;
   const made = progress?.update ?? 0;
   replace(byId("progress"), state === "QUEUED" ? h("p", {}, placeInWords(queue)) : bar({ value: made, max: training.updates, label: "Updates made", text: `${count(made)} of ${count(training.updates)} updates` }));
 }
@@ -168,7 +118,7 @@ function newest(progress) {
     ["Gradient norm", number(progress.gradient_norm, 3)],
     ["Most memory held", h("span", { title: bytesExactly(progress.peak_bytes) }, bytes(progress.peak_bytes))],
     ["Samples seen", count(progress.samples_seen)],
-    ["Left, at this pace", page.job.state === "RUNNING" ? seconds(left) : null],
+    ["Left, at this pace", work.current.state === "RUNNING" ? seconds(left) : null],
   ]);
 }
 
@@ -241,9 +191,9 @@ function checkpointColumns() {
 
 async function showCheckpoints() {
   try {
-    const { items } = await get(`${path}/checkpoints`);
+    const { items } = await get(`${work.path}/checkpoints`);
     checkpointTable.update(items);
-    replace(byId("checkpoints"), items.length > 0 ? checkpointTable.element : emptyState({ title: "No checkpoint yet", text: `One is written every ${plural(page.job.training.checkpoint_every, "update")}, and at the end.` }));
+    replace(byId("checkpoints"), items.length > 0 ? checkpointTable.element : emptyState({ title: "No checkpoint yet", text: `One is written every ${plural(work.current.training.checkpoint_every, "update")}, and at the end.` }));
   } catch (problem) {
     replace(byId("checkpoints"), h("p", { class: "muted" }, problem.detail));
   }
@@ -254,10 +204,10 @@ async function showCheckpoints() {
 function followLog() {
   page.logging?.stop();
   page.logging = poll(async (signal) => {
-    const response = await request("GET", addressOf(`${path}/logs`, { tail: LOG_BYTES }), undefined, { signal, headers: { Accept: "text/plain, application/problem+json" } });
+    const response = await request("GET", addressOf(`${work.path}/logs`, { tail: LOG_BYTES }), undefined, { signal, headers: { Accept: "text/plain, application/problem+json" } });
     showLog(await textOf(response));
     replace(byId("log-problem"));
-    if (ENDED.has(page.job.state)) {
+    if (ENDED.has(work.current.state)) {
       page.logging.stop();
     }
   }, LOG_SECONDS, { onProblem: (problem) => {
@@ -276,42 +226,7 @@ function showLog(text) {
 
 // --- what can be done -----------------------------------------------------------------------------------------------
 
-function actions(job) {
-  const own = keyId() === (job.key_id ?? "") || may("admin");
-  if (!may("jobs:run") || !own) {
-    return [];
-  }
-  const ended = ENDED.has(job.state);
-  return [
-    ended && job.state !== "SUCCEEDED" && button("Resume", resume, "button-primary"),
-    !ended && button(job.state === "CANCELLING" ? "Cancelling…" : "Cancel", cancel, "button-danger", job.state === "CANCELLING"),
-    ended && button("Delete", remove, "button-danger"),
-  ];
-}
-
-function button(text, act, kind, disabled = false) {
-  const made = h("button", { type: "button", class: `button ${kind}`, disabled }, text);
-  made.addEventListener("click", () => busy(made, act).catch(complain));
-  return made;
-}
-
-async function cancel() {
-  page.job = await post(`${path}/cancel`);
-  show();
-}
-
 async function resume() {
-  page.job = await post(`${path}/resume`);
-  show();
-  followJob();
-  followLog();
-}
-
-async function remove() {
-  const text = "Its events, log, checkpoints and weights go with it.";
-  if (await confirmDialog({ title: "Delete this job?", text, action: "Delete" })) {
-    page.logging?.stop();
-    await del(path);
-    location.assign("/jobs");
-  }
+  work.change(await post(`${work.path}/resume`));
+  followAll();
 }

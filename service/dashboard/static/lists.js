@@ -2,7 +2,7 @@
 
 import { keyId, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
-import { count, elapsed, seconds, shortId, time, words } from "./format.js";
+import { count, shortId, time, took, words } from "./format.js";
 import { badge, codeBlock, scopeAlert } from "./parts.js";
 import { makeList } from "./table.js";
 
@@ -23,7 +23,7 @@ const COMMON = [
 ];
 const TIMES = [
   { title: "Submitted", class: "nowrap", cell: (row) => time(row.created_at) },
-  { title: "Took", class: "number", cell: took },
+  { title: "Took", class: "number", cell: (row) => took(row) ?? "–" },
   { title: "Priority", class: "number", cell: (row) => row.priority },
   { title: "Key", class: "nowrap", cell: (row) => (row.key_id === null ? "–" : h("code", {}, row.key_id)) },
 ];
@@ -70,13 +70,6 @@ function linkTo(pages, identifier) {
 
 function answer(row) {
   return row.recommendation_id === null ? "–" : linkTo("recommendations", row.recommendation_id);
-}
-
-function took(row) {
-  if (row.started_at === null || row.state === "QUEUED") { // it may wait again: resumed, or handed back
-    return "–";
-  }
-  return row.ended_at === null ? elapsed(row.started_at) : seconds((Date.parse(row.ended_at) - Date.parse(row.started_at)) / 1000);
 }
 
 function jobCall() {

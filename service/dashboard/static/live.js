@@ -17,7 +17,9 @@ import { ApiProblem, request } from "./api.js";
 const FIRST_PAUSE_SECONDS = 1;
 const LONGEST_PAUSE_SECONDS = 6;
 const SILENCE_SECONDS = 45; // the service sends a comment every 15 s
-const TERMINAL = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
+
+/** The states in which work has ended. */
+export const ENDED = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 
 /**
  * Follows a stream of events to its end.
@@ -204,7 +206,7 @@ async function readEvents(body, stream, leaving) {
 function take(stream, event) {
   stream.lastId = event.id;
   if (event.kind === "state") {
-    stream.atEnd = TERMINAL.has(event.state); // a job may have been resumed since: more may follow
+    stream.atEnd = ENDED.has(event.state); // a job may have been resumed since: more may follow
   }
   stream.deliver(event);
 }

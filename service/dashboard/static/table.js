@@ -16,13 +16,12 @@
 import { addressOf, get } from "./api.js";
 import { h, replace, setText } from "./dom.js";
 import { count } from "./format.js";
-import { poll } from "./live.js";
+import { ENDED, poll } from "./live.js";
 import { makePages } from "./pages.js";
 import { busy, emptyState, problemAlert, showProblem } from "./parts.js";
 
 const REFRESH_SECONDS = 3;
 const MOST_SUGGESTIONS = 200;
-const ENDED = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 
 /**
  * A table whose rows are updated in place.

@@ -1,92 +1,64 @@
 /** The page of a tuning: its state and probes as they come, the answer, and how to ask the same again. */
 
-import { del, get, keyId, may, post } from "./api.js";
+import { get, keyId, post } from "./api.js";
 import { makeChart } from "./chart.js";
 import { largestWords, rawText, shortened, withDetails } from "./device_words.js";
-import { announce, byId, h, replace, setText } from "./dom.js";
-import { bytes, bytesExactly, count, elapsed, number, percent, plural, seconds, time, words } from "./format.js";
-import { eventually, follow } from "./live.js";
+import { byId, h, replace, setText } from "./dom.js";
+import { bytes, bytesExactly, count, number, percent, plural, seconds, words } from "./format.js";
+import { ENDED } from "./live.js";
 import { heldBytes, memoryFigure, memoryInWords } from "./memory_chart.js";
-import { alertBox, badge, busy, codeBlock, confirmDialog, definitions, emptyState, problemAlert, scopeAlert, tag } from "./parts.js";
+import { alertBox, badge, codeBlock, definitions, emptyState, tag } from "./parts.js";
 import { drawPlan, planInWords } from "./plan.js";
-import { followPlace, placeInWords } from "./queue_place.js";
 import { asCommand, asCurl } from "./repeating.js";
 import { makeTable } from "./table.js";
+import { failure, keyFact, makeWorkPage, placeInWords, runFacts } from "./work.js";
 
-const ENDED = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
-const id = byId("tuning").dataset.tuningId;
-const path = `/v1/tunings/${encodeURIComponent(id)}`;
-const page = { tuning: null, probes: [] };
-const places = followPlace(path, (tuning) => {
-  page.tuning = { ...page.tuning, queue: tuning.queue };
-  showProgress();
+let recorded = []; // probes
+const work = makeWorkPage({
+  kind: "tuning",
+  writeScope: "tunings:write",
+  deletion: "Its probes and events go with it. A recommendation that came of it stays.",
+  read,
+  show,
+  showWaiting: showProgress,
+  begin,
+  action: ({ ended }) => ended && ["Repeat", repeat],
 });
 
 const table = makeTable({ caption: "Probes", columns: probeColumns(), keyOf: (row) => row.ordinal });
 const chart = makeChart(byId("chart"), () => memoryFigure(results(), limits()));
 
-if (may("tunings:read")) {
-  start();
-} else {
-  replace(byId("notices"), scopeAlert("tunings:read"));
-}
-
-async function start() {
-  try {
-    await eventually(reload);
-    replace(byId("notices"));
-  } catch (problem) {
-    replace(byId("notices"), problemAlert(problem, { retry: start }));
-    return;
-  }
-  byId("content-body").hidden = false;
-  show();
-  if (!ENDED.has(page.tuning.state)) {
-    follow(`${path}/events`, heard, { after: page.tuning.events, onEnd: refresh, onProblem: complain });
-  }
-}
+work.start();
 
 /** The probes after the tuning: events that the tuning counts are in them. Those that came meanwhile stay. */
-async function reload() {
-  page.tuning = await get(path);
+async function read(path) {
+  const tuning = await get(path);
   const { items } = await get(`${path}/probes`);
-  const all = new Map([...page.probes, ...items].map((it) => [it.ordinal, it]));
-  page.probes = [...all.values()].sort((one, other) => one.ordinal - other.ordinal);
+  const all = new Map([...recorded, ...items].map((it) => [it.ordinal, it]));
+  recorded = [...all.values()].sort((one, other) => one.ordinal - other.ordinal);
+  return tuning;
 }
 
-async function refresh() {
-  try {
-    await reload();
-    show();
-    if (ENDED.has(page.tuning.state)) {
-      announce(`The tuning is ${words(page.tuning.state).toLowerCase()}.`);
-    }
-  } catch (problem) {
-    complain(problem);
+function begin() {
+  if (!ENDED.has(work.current.state)) {
+    work.follow(heard, { after: work.current.events });
   }
 }
 
 function heard(event) {
   if (event.kind === "probe") {
-    page.probes = [...page.probes.filter((it) => it.ordinal !== event.probe.ordinal), event.probe];
+    recorded = [...recorded.filter((it) => it.ordinal !== event.probe.ordinal), event.probe];
     showProbes();
-    showState();
-  } else if (event.kind === "state") {
-    page.tuning = { ...page.tuning, state: event.state };
-    refresh();
+    showProgress();
   }
 }
 
-function complain(problem) {
-  replace(byId("notices"), problemAlert(problem, { retry: () => location.reload() }));
-}
-
 function results() {
-  return page.probes.map((it) => it.result);
+  return recorded.map((it) => it.result);
 }
 
 function limits() {
-  const { request, recommendation } = page.tuning;
+  const { request, recommendation } = work.current;
   return {
     limitBytes: recommendation?.headroom?.limit_bytes ?? request.memory_limit_bytes,
     probeLimitBytes: results().find((it) => it.limit_bytes !== null)?.limit_bytes ?? null,
@@ -97,21 +69,17 @@ function limits() {
 // --- what is shown --------------------------------------------------------------------------------------------------
 
 function show() {
-  setText(byId("model"), `of ${page.tuning.model}`);
-  showState();
+  showProgress();
+  showFacts();
   showNotices();
   showAnswer();
   showProbes();
   showPlans();
-  replace(byId("actions"), actions());
   replace(byId("again"), again());
 }
 
-function showState() {
-  const { tuning } = page;
-  replace(byId("state"), badge(tuning.state));
-  showProgress();
-  places.update(tuning);
+function showFacts() {
+  const tuning = work.current;
   const { request } = tuning;
   replace(byId("facts"), definitions([
     ["Device", tuning.device],
@@ -121,16 +89,13 @@ function showState() {
     ["Objective", request.objective.replaceAll("_", " ")],
     ["Memory limit", request.memory_limit_bytes === null ? "all that the device has" : bytes(request.memory_limit_bytes)],
     ["Margin", percent(request.memory_margin)],
-    ["Submitted", time(tuning.created_at)],
-    ["Took", took(tuning)],
-    ["Run by", tuning.place],
-    ["Attempts", tuning.attempts > 1 ? `${tuning.attempts}: taken over or started again` : null],
-    ["API key", tuning.key_id && h("code", {}, tuning.key_id)],
+    ...runFacts(tuning),
+    keyFact(tuning),
   ]));
 }
 
 function showProgress() {
-  const shown = progressText(page.tuning);
+  const shown = progressText(work.current);
   if (shown === null || !byId("progress").firstChild?.isEqualNode(shown)) {
     replace(byId("progress"), shown); // told again only where it is another text
   }
@@ -141,31 +106,23 @@ function progressText(tuning) {
     return h("p", {}, `${placeInWords(tuning.queue)} `, h("a", { href: "/" }, "The queue is on the overview."));
   }
   if (tuning.state === "RUNNING") {
-    const last = page.probes.at(-1)?.result;
+    const last = recorded.at(-1)?.result;
     const newest = last ? `, the last: ${count(last.micro_batch_size)} samples, ${last.outcome}` : "";
-    return h("p", {}, `Probing: ${plural(page.probes.length, "probe")} so far${newest}.`);
+    return h("p", {}, `Probing: ${plural(recorded.length, "probe")} so far${newest}.`);
   }
   return null;
 }
 
-function took(tuning) {
-  if (tuning.started_at === null) {
-    return null;
-  }
-  return tuning.ended_at === null ? elapsed(tuning.started_at) : seconds((Date.parse(tuning.ended_at) - Date.parse(tuning.started_at)) / 1000);
-}
-
 function showNotices() {
-  const { problem, recommendation } = page.tuning;
   replace(
     byId("notices"),
-    problem && alertBox("bad", problem.title, h("div", { class: "preline" }, withDetails(problem.detail)), h("p", { class: "small" }, "Code: ", h("code", {}, problem.code))),
-    (recommendation?.warnings ?? []).map((it) => alertBox("warn", words(it.code.replaceAll("-", "_")), shortened(it.message))),
+    failure(work.current),
+    (work.current.recommendation?.warnings ?? []).map((it) => alertBox("warn", words(it.code.replaceAll("-", "_")), shortened(it.message))),
   );
 }
 
 function showAnswer() {
-  const found = page.tuning.recommendation;
+  const found = work.current.recommendation;
   byId("answer").hidden = found === null;
   if (found === null) {
     return;
@@ -205,7 +162,7 @@ function showProbes() {
   if (shown.length > 0) {
     chart.draw();
   }
-  table.update(page.probes);
+  table.update(recorded);
   if (shown.length === 0) {
     replace(byId("probes"), emptyState({ title: "No probe has ended yet", text: "Each shows up here as it ends." }));
   } else if (table.element.parentNode !== byId("probes")) {
@@ -237,7 +194,7 @@ function happened(result) {
 }
 
 function showPlans() {
-  const found = page.tuning.recommendation;
+  const found = work.current.recommendation;
   const plans = found?.alternatives ?? [];
   const changes = found?.what_ifs ?? [];
   byId("plans").hidden = plans.length < 2 && changes.length === 0;
@@ -279,46 +236,13 @@ function changeTable(changes) {
 
 // --- what can be done -----------------------------------------------------------------------------------------------
 
-function actions() {
-  const { tuning } = page;
-  const own = keyId() === (tuning.key_id ?? "") || may("admin");
-  if (!may("tunings:write")) {
-    return [];
-  }
-  const ended = ENDED.has(tuning.state);
-  return [
-    ended && button("Repeat", repeat, "button-primary"),
-    !ended && own && button(tuning.state === "CANCELLING" ? "Cancelling…" : "Cancel", cancel, "button-danger", tuning.state === "CANCELLING"),
-    ended && own && button("Delete", remove, "button-danger"),
-  ];
-}
-
-function button(text, act, kind, disabled = false) {
-  const made = h("button", { type: "button", class: `button ${kind}`, disabled }, text);
-  made.addEventListener("click", () => busy(made, act).catch(complain));
-  return made;
-}
-
-async function cancel() {
-  page.tuning = await post(`${path}/cancel`);
-  show();
-}
-
 async function repeat() {
-  const made = await post("/v1/tunings", { ...page.tuning.request, fresh: true }, { idempotencyKey: crypto.randomUUID?.() });
+  const made = await post("/v1/tunings", { ...work.current.request, fresh: true }, { idempotencyKey: crypto.randomUUID?.() });
   location.assign(`/tunings/${encodeURIComponent(made.id)}`);
 }
 
-async function remove() {
-  const text = "Its probes and events go with it. A recommendation that came of it stays.";
-  if (await confirmDialog({ title: "Delete this tuning?", text, action: "Delete" })) {
-    await del(path);
-    location.assign("/tunings");
-  }
-}
-
 function again() {
-  const { request } = page.tuning;
+  const { request } = work.current;
   return [
     codeBlock(JSON.stringify(request.spec, null, 2), { label: "spec.json", download: "spec.json" }),
     codeBlock(asCommand(request), { label: "On the command line" }),

@@ -297,7 +297,7 @@ def test_an_unforeseen_error_tells_nothing(shared_service: Running, monkeypatch:
     def fail(*_: object) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(shared_service.system.cases.fleet, "devices", fail)
+    monkeypatch.setattr(shared_service.system.context.fleet, "devices", fail)
     problem = problem_in(shared_service.http.get("/v1/devices"), 500, "internal-error")
     assert "secret" not in problem.detail
 

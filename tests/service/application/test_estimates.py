@@ -182,7 +182,7 @@ def test_slots_are_bounded_and_freed_by_a_client_that_goes_away(
 ) -> None:
     """While the slot is taken others are 503 with when to come back; a closed connection ends the processes."""
     service = start_service(python_targets=TARGET)
-    monkeypatch.setattr(service.system.estimates, "_limits", EstimateLimits(wait_seconds=0.2))
+    monkeypatch.setattr(service.system.context.estimates, "_limits", EstimateLimits(wait_seconds=0.2))
     with posted(service.url, estimate_request(hanging.spec)):
         processes = hanging.processes()
         busy = service.http.post("/v1/estimates", json=json.loads(estimate_request().model_dump_json()))
@@ -200,7 +200,7 @@ def test_estimates_leave_the_api_its_threads(start_service: StartService, monkey
     service = start_service(estimate_slots=45)
     estimator = Scripted()
     estimator.go_on.clear()
-    monkeypatch.setattr(service.system.estimates, "_estimator", estimator)
+    monkeypatch.setattr(service.system.context.estimates, "_estimator", estimator)
     with ExitStack() as stack:
         for size in range(1, 46):
             stack.enter_context(posted(service.url, estimate_request(micro_batch_size=size)))
@@ -220,7 +220,7 @@ def test_a_service_that_ends_ends_its_estimates(start_service: StartService, han
         in_background(lambda: httpx.post(f"{url}/v1/estimates", json=body, timeout=PATIENCE_SECONDS)) as asked,
     ):
         processes = hanging.processes()
-        app.state.feed.close()
+        app.state.context.feed.close()
         answer = asked.result(PATIENCE_SECONDS)
     assert (answer.status_code, answer.json()["code"]) == (503, "estimate-cancelled")
     assert all(is_gone(pid) for pid in processes)

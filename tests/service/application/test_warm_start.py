@@ -14,9 +14,11 @@ import pytest
 from alembic import command
 from sqlalchemy import text
 
-from service.application import UseCases
+from service.application.context import ApplicationContext
+from service.application.queue import FleetCases
 from service.application.rules.policy import Policy
 from service.application.rules.warm_start import recall_earlier
+from service.application.tunings import TuningCases
 from service.client import Client
 from service.domain.api_keys import KEYLESS
 from service.domain.identifiers import IdentifierSource
@@ -24,6 +26,7 @@ from service.domain.states import State, WorkKind
 from service.domain.work import Tuning as TuningView
 from service.domain.work import TuningPage, TuningSubmission
 from service.domain.workers import ServedDevice
+from service.fast_path.queue_positions import QueuePositions
 from service.store.database.engine import open_engine, writing
 from service.store.database.migrate import configuration, upgrade
 from service.store.models import Ending, WorkItem
@@ -65,16 +68,21 @@ def serving(store: Store, versions: dict[str, str] | None = None, **device: Any)
     return served
 
 
-def cases(store: Store) -> UseCases:
-    """The use cases, around a store."""
-    return UseCases(store, Policy([], []), Path("unused"), 60.0, lambda: None)
+def context_of(store: Store) -> ApplicationContext:
+    """The application context, around a store."""
+    return ApplicationContext(store, Policy([], []), Path("unused"), 60.0, lambda: None)
+
+
+def cases(context: ApplicationContext) -> TuningCases:
+    """The use cases of tunings."""
+    return TuningCases(context, QueuePositions(FleetCases(context).queue))
 
 
 def submit(store: Store, request: TuningRequest = REQUEST, **changes: Any) -> tuple[TuningView, bool]:
     """Submit a tuning; whether it was queued."""
-    asked = cases(store)
-    answer = asked.tunings.submit(TuningSubmission(**dict(request), **changes), KEYLESS)
-    asked.hit_counter.flush()  # not later from a thread, when the store is closed
+    context = context_of(store)
+    answer = cases(context).submit(TuningSubmission(**dict(request), **changes), KEYLESS)
+    context.hit_counter.flush()  # not later from a thread, when the store is closed
     return TuningView.model_validate_json(answer.body), answer.queued
 
 
@@ -124,7 +132,7 @@ def test_an_upgrade_queues_a_tuning_that_refers_to_the_earlier_answer(store: Sto
     assert queued
     assert (tuning.state, tuning.recommendation) == (State.QUEUED, None)
     assert tuning.earlier_recommendation_id == answered.id
-    listed = TuningPage.model_validate_json(cases(store).tunings.page(1))
+    listed = TuningPage.model_validate_json(cases(context_of(store)).page(1))
     assert listed.items[0].earlier_recommendation_id == answered.id
 
 

@@ -261,12 +261,12 @@ def test_the_service_listens_elsewhere_once_there_is_a_key(tmp_path: Path) -> No
     with pytest.raises(ConfigurationError, match=r"0\.0\.0\.0.*no API key.*batchwright keys create"):
         check_and_build(settings)
     local = check_and_build(Settings(data_dir=tmp_path, devices="cpu"))
-    assert local.access.admit(None, local=True) == KEYLESS
+    assert local.context.doors.access.admit(None, local=True) == KEYLESS
     new_key(local.store.keys, Scope.ADMIN)
     local.stop()
     system = check_and_build(settings)
     with pytest.raises(NotAuthenticatedError):
-        system.access.admit(None, local=True)
+        system.context.doors.access.admit(None, local=True)
     system.stop()
 
 

@@ -201,7 +201,7 @@ def test_a_failure_is_a_page_that_names_its_request(opened: FastAPI, monkeypatch
     def fail(*_: object, **__: object) -> str:
         raise RuntimeError("s3cr3t")
 
-    monkeypatch.setattr(opened.state.doors.access, "is_open", fail)
+    monkeypatch.setattr(opened.state.context.doors.access, "is_open", fail)
     response = Browser(opened).get("/sign-in")
     assert (response.status_code, response.headers["content-type"]) == (500, "text/html; charset=utf-8")
     assert response.headers["x-request-id"] in response.text

@@ -201,7 +201,7 @@ def test_a_real_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path, node_name="host", poll_seconds=0.05)
     runner = ScriptedRunner(8)
     system = build(settings, lambda device: LocalExecutor(device, runner), [CPU], {"torch": "2.8"})
-    jobs = system.cases.jobs
+    jobs = system.context.jobs
     system.start()
     try:
         training = TrainingRequest(updates=5_000, checkpoint_every=2)
@@ -225,7 +225,7 @@ def cancelled_after(system: System, job_id: str, update: int) -> None:
     while not (item := system.store.work.get(job_id)).state.terminal:
         assert time.monotonic() < deadline
         if item.state is State.RUNNING and item.progress is not None and item.progress.update >= update:
-            system.cases.jobs.cancel(job_id, KEYLESS)
+            system.context.jobs.cancel(job_id, KEYLESS)
         threading.Event().wait(0.02)
     assert item.state is State.CANCELLED, item.problem
 

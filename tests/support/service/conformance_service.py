@@ -39,7 +39,7 @@ def main(data_dir: str, port: str) -> None:
     runner = ScriptedRunner(37)
     system = build(settings, lambda device: InlineExecutor(device, runner, Trainer()), [CPU], VERSIONS)
     estimates = Estimates(estimated, Policy((), ()), VERSIONS, EstimateLimits())
-    serve_system(settings, replace(system, estimates=estimates))
+    serve_system(settings, replace(system, context=replace(system.context, estimates=estimates)))
 
 
 if __name__ == "__main__":

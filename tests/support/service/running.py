@@ -60,7 +60,7 @@ def listening(app: FastAPI) -> Iterator[str]:
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            app.state.feed.close()
+            app.state.context.feed.close()
             server.should_exit = True
             thread.join()
 

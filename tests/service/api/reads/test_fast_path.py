@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.api.routes import recommendations, tunings
+from service.api.routes import recommendations, work
 from service.domain.api_keys import Scope, make_key
 from tests.support.service.asking import body, ended, problem_in
 from tests.support.service.running import Running
@@ -34,15 +34,16 @@ ODD = ["?limit=0", "?limit=201", "?limit=01", "?limit=x", "?limit=1&limit=2", "?
 """Queries that the fast path leaves to the framework."""
 
 
+@pytest.mark.parametrize("path", ["/v1/tunings", "/v1/jobs"])
 @pytest.mark.parametrize("query", [*QUERIES, *ODD, "?cursor=j" + "0" * 32])
 def test_a_list_is_the_same_either_way(
-    service: Running, asked: str, monkeypatch: pytest.MonkeyPatch, query: str
+    service: Running, asked: str, monkeypatch: pytest.MonkeyPatch, path: str, query: str
 ) -> None:
     """Rows, refusals and headers, for all that may be asked."""
     assert asked
-    short = service.http.get(f"/v1/tunings{query}")
+    short = service.http.get(f"{path}{query}")
     _leave_to_the_framework(monkeypatch)
-    assert told(short) == told(service.http.get(f"/v1/tunings{query}"))
+    assert told(short) == told(service.http.get(f"{path}{query}"))
 
 
 @pytest.mark.parametrize("known", [None, "*", '"other"', "x" * 2001])
@@ -68,5 +69,5 @@ def test_a_fast_path_asks_for_the_scope(service: Running) -> None:
 
 def _leave_to_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the fast paths take nothing from now on."""
-    monkeypatch.setattr(tunings, "plain_page", lambda _: None)
+    monkeypatch.setattr(work, "plain_page", lambda _: None)
     monkeypatch.setattr(recommendations, "is_plain", lambda _: False)

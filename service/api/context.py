@@ -1,0 +1,57 @@
+"""The context of the application: everything that routes call, made once in ``service.bootstrap``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from service.api.authentication import Doors
+from service.api.events.change_feed import ChangeFeed
+from service.api.reads.coalesced import Reads
+from service.application.api_keys import KeyCases
+from service.application.estimates import Estimates
+from service.application.exports import ExportCases
+from service.application.jobs import JobCases
+from service.application.queue import FleetCases
+from service.application.readiness import Readiness
+from service.application.statistics import SummaryCases
+from service.application.tunings import TuningCases
+from service.domain.states import WorkKind
+from service.observability.instruments import Instruments
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiContext:
+    """The use cases, and what requests share: the ways in, the feed of changes and the coalesced reads."""
+
+    tunings: TuningCases
+    jobs: JobCases
+    fleet: FleetCases
+    exports: ExportCases
+    keys: KeyCases
+    summary: SummaryCases
+    estimates: Estimates
+    readiness: Readiness
+    instruments: Instruments
+    doors: Doors
+    feed: ChangeFeed
+    reads: Reads
+
+    def cases(self, kind: WorkKind) -> TuningCases | JobCases:
+        """The use cases of a kind of work."""
+        return self.tunings if kind is WorkKind.TUNING else self.jobs
+
+
+def context_of(request: Request) -> ApiContext:
+    """The context of the application that a request came to."""
+    context: ApiContext = request.app.state.context
+    return context
+
+
+async def _context(request: Request) -> ApiContext:
+    return context_of(request)  # a dependency that is no coroutine would cost a hop to a thread
+
+
+Context = Annotated[ApiContext, Depends(_context)]

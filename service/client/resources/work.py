@@ -1,0 +1,90 @@
+"""The calls that tunings and jobs share, as coroutines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Generic
+
+from service.client.core import PAGE_SIZE, Core, FollowedT, Resource
+from service.client.protocol import Call, path_of
+from service.domain.states import State
+from service.domain.work import Event, Page, RowT
+
+
+class AsyncWork(Resource, Generic[FollowedT, RowT]):
+    """Work of one kind, whose documents are ``FollowedT`` and whose lists have rows of ``RowT``."""
+
+    def __init__(self, core: Core, path: str, document: type[FollowedT], page: type[Page[RowT]]) -> None:
+        super().__init__(core)
+        self._path = path
+        self._document: type[FollowedT] = document
+        self._page = page
+
+    async def get(self, work_id: str) -> FollowedT:
+        """The work as it is now.
+
+        Raises:
+            NotFoundError: when there is none with this id.
+        """
+        return await self._core.read(self._document, path_of(self._path, work_id))
+
+    async def wait(self, work_id: str, timeout_seconds: float | None = None) -> FollowedT:
+        """The work once it has ended. Goes on over restarts of the service.
+
+        Raises:
+            NotWaitedLongEnoughError: when it has not within ``timeout_seconds``.
+            NotFoundError: when there is none with this id.
+            ConnectionFailedError: when the service stays away.
+        """
+        return await self._core.until_ended(self._document, path_of(self._path, work_id), timeout_seconds)
+
+    def events(self, work_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
+        """State changes and probes or updates after event ``after``, as they happen, to the last.
+
+        Resumes broken connections.
+
+        Raises:
+            NotFoundError: when there is none with this id.
+            ConnectionFailedError: when the service stays away.
+        """
+        return self._core.events(path_of(self._path, work_id, "events"), after)
+
+    async def cancel(self, work_id: str) -> FollowedT:
+        """End the work; harmless when it has ended.
+
+        Raises:
+            NotFoundError: when there is none with this id.
+            NotAllowedError: when another API key made it.
+        """
+        call = Call("POST", path_of(self._path, work_id, "cancel"), repeatable=True)
+        return await self._core.call(self._document, call)
+
+    async def delete(self, work_id: str) -> None:
+        """Delete work that has ended, with its events: a tuning with its probes, a job with its run's folder.
+
+        The recommendation of a tuning stays.
+
+        Raises:
+            NotFoundError: when there is none with this id.
+            ConflictError: when it has not ended.
+            NotAllowedError: when another API key made it.
+        """
+        await self._core.delete(path_of(self._path, work_id))
+
+    def list(
+        self,
+        *,
+        state: State | Sequence[State] | None = None,
+        device: str | None = None,
+        model: str | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> AsyncGenerator[RowT, None]:
+        """Work that matches, newest first, fetched page by page.
+
+        Raises:
+            ApiError: when the service refuses.
+        """
+        return self._rows({"state": state, "device": device, "model": model, "limit": page_size})
+
+    def _rows(self, filters: Mapping[str, Any]) -> AsyncGenerator[RowT, None]:
+        return self._core.rows(self._page, Call("GET", self._path, filters))
