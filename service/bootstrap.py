@@ -18,6 +18,7 @@ from service.application.api_keys import KeyCases
 from service.application.context import ApplicationContext
 from service.application.estimates import EstimateLimits, Estimates
 from service.application.exports import ExportCases
+from service.application.hit_counter import HitCounter
 from service.application.jobs import JobCases
 from service.application.queue import FleetCases
 from service.application.readiness import Readiness
@@ -33,7 +34,6 @@ from service.folders import make_own
 from service.observability.instruments import Instruments, open_spans
 from service.observability.metrics import Metrics
 from service.settings import Settings
-from service.store.hit_counter import HitCounter
 from service.store.models import Quota
 from service.store.store import Store, open_store
 from service.worker.coordinator import Coordinator

@@ -11,7 +11,8 @@ The API, the workers and the command line share them. The pipeline of a submissi
 
 ``queue`` lists devices and waiting work, ``exports`` writes a recommendation for a framework, ``estimates`` bounds and
 caches estimates, ``api_keys`` manages keys, ``statistics`` sums up a period, ``job_files`` reads what a job left,
-``retention`` deletes old work, and ``readiness`` says whether the service can do its work.
+``retention`` deletes old work, ``hit_counter`` counts the submissions that a stored recommendation answers, and
+``readiness`` says whether the service can do its work.
 
 Where a new thing goes:
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from service.application.hit_counter import HitCounter
 from service.application.job_files import RunFiles
 from service.application.rules.idempotency import OnceEach
 from service.application.rules.policy import Policy
 from service.domain.identifiers import IdentifierSource
 from service.errors import UnknownDeviceError
-from service.store.hit_counter import HitCounter
 from service.store.models import SeenDevice
 from service.store.store import Store
 

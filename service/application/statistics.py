@@ -7,10 +7,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
+from service.application.hit_counter import HitCounter
 from service.domain.api_keys import Caller, Scope
 from service.domain.states import State, WorkKind
 from service.domain.workers import Failures, Period, SpentSeconds, StoredAnswers, Summary
-from service.store.hit_counter import HitCounter
 from service.store.interface import StatisticsStore
 from service.store.models import Totals, WorkTotal
 

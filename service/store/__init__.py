@@ -1,15 +1,14 @@
 """Keep work, evidence, recommendations, keys and sessions in SQLite or PostgreSQL.
 
-``interface`` says what callers need and what every implementation promises; ``models`` has its plain values. Callers
-import it, and ``service.bootstrap`` opens the implementation, ``sql_store``.
+``interface`` has one interface for each kind of caller, with the promises of every implementation; ``models`` has their
+plain values. Callers import both. ``store`` opens the implementation: every interface over one database.
 
-The pipeline of a call: ``sql_store`` opens a transaction (``database.engine``) and calls the module of the subject,
-which executes statements:
+The pipeline of a call: the module of the subject opens a transaction (``database.engine``) and executes statements:
 
 - ``submissions`` queues work, ``scheduling`` orders the queue, ``leases`` claims, renews and ends work;
+- ``evidence`` records probes, progress and events; ``devices`` lists the served devices;
 - ``work_queries``, ``recommendation_queries`` and ``statistics`` read;
-- ``api_keys``, ``sessions`` and ``retention`` do what they are named for; ``hit_counter`` collects counts off the
-  request path.
+- ``api_keys``, ``sessions`` and ``retention`` do what they are named for.
 
 Every change of state is one conditional update that requires the old state and, of the owner of a lease, its fencing
 token. Time is the database's.

@@ -4,7 +4,8 @@ The pipeline, in one process with one worker per device:
 
 1. ``coordinator`` starts, wakes and stops the workers. In `batchwright serve` they run in a child process
    (``hosting``).
-2. ``device_worker`` takes the device (``device_lock``) and has two threads: one claims work, one is the heartbeat.
+2. ``device_worker`` takes its device (``slot``, guarded by ``device_lock``) and starts two threads (``device_thread``):
+   ``work_loop`` claims work (``claiming``) and has it run, ``heartbeat`` announces the device.
 3. ``lease`` is the lease in use: the heartbeat renews it, and it says whether and how fast the work must stop.
 4. ``attempts`` drives a claim to an ending that is recorded, or hands the work back to the queue.
 5. ``runner`` runs one tuning or job: it asks ``tuner.planning.session`` for the next probe, or watches a training run.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 
+from service.application.hit_counter import HitCounter
 from service.application.statistics import SummaryCases
 from service.client import Client
 from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
 from service.domain.states import State, WorkKind
 from service.domain.workers import Period
 from service.errors import StoreUnavailableError
-from service.store.hit_counter import HitCounter
 from service.store.models import Ending
 from service.store.store import Store
 from tests.support.factories import tuning_request
