@@ -17,13 +17,13 @@ import pytest
 from fastapi import FastAPI
 
 from service.api.events import streaming
-from service.auth import api_keys as access_module
 from service.auth.sessions import SESSION_SECONDS, csrf_token_of
 from service.bootstrap import System, app_of, build
 from service.dashboard.assets import Assets
 from service.dashboard.sign_in import local_path
 from service.domain.api_keys import Scope, make_key
 from service.domain.problems import Problem
+from service.fast_path import trusted_callers
 from service.settings import Settings
 from tests.support.paths import OPENAPI
 from tests.support.service.scripted import new_work
@@ -136,7 +136,7 @@ def key(locked: tuple[System, FastAPI]) -> str:
 @pytest.fixture
 def no_trust(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was verified is verified again at once."""
-    monkeypatch.setattr(access_module, "TRUST_SECONDS", -1.0)
+    monkeypatch.setattr(trusted_callers, "TRUST_SECONDS", -1.0)
 
 
 def code_of(response: httpx.Response) -> str:
@@ -492,7 +492,7 @@ def test_a_stream_of_events_takes_the_cookie(
     browser: Browser, locked: tuple[System, FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is followed as with a key, and ends when the key does."""
-    monkeypatch.setattr(access_module, "TRUST_SECONDS", 0.01)
+    monkeypatch.setattr(trusted_callers, "TRUST_SECONDS", 0.01)
     monkeypatch.setattr(streaming, "_KEEP_ALIVE_SECONDS", 0.05)
     ending = new_key(locked[0], Scope.ADMIN)
     work = new_work("tun_" + "7" * 32, key_id=ending.split("_")[1])
