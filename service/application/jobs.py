@@ -156,7 +156,7 @@ class JobCases:
             kind=WorkKind.JOB,
             device=recommendation.device.id,
             model=model_name(recommendation.request.spec),
-            effective_batch_size=recommendation.effective_batch_size.requested,
+            effective_batch_size=recommendation.request.effective_batch_size,
             fingerprint=recommendation.fingerprint,
             payload=payload(request),
             recommendation_id=recommendation.id,

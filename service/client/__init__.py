@@ -6,7 +6,7 @@
 
     with Client("http://127.0.0.1:8000") as client:
         recommendation = client.tunings.tune(request)
-        print(recommendation.micro_batch_size, recommendation.environment)
+        print(recommendation.plan, recommendation.environment)
 
 ``AsyncClient`` has the same calls for asyncio. The parts, from the outside in: ``client`` opens connections;
 ``calls``, ``tunings`` and ``jobs`` have every call once, as coroutines; ``blocking`` runs these without an event loop;

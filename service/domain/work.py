@@ -17,6 +17,7 @@ from service.domain.states import State
 from tuner.exports.base import Export
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.schemas.gpus import Gpu
+from tuner.schemas.plans import PlanSummary
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import DeviceId, Objective, TrainingRequest, TuningRequest
 from tuner.schemas.results import ProbeResult
@@ -283,6 +284,10 @@ class Event(Document):
 class RecommendationSummary(Document):
     """A recommendation in a list."""
 
+    plan: PlanSummary | None = None
+    """What to train with; none when nothing fits."""
+    largest_micro_batch_size: PositiveInt | None = None
+    """The micro-batch that was proven to fit: no micro-batch of the plan is above it."""
     id: str
     """Identifier."""
     tuning_id: str
@@ -299,14 +304,8 @@ class RecommendationSummary(Document):
     """The product's name."""
     feasible: bool
     """Whether any micro-batch fits."""
-    micro_batch_size: PositiveInt | None = None
-    """The largest micro-batch that fits."""
-    gradient_accumulation_steps: PositiveInt | None = None
-    """Micro-batches per rank and optimizer update."""
-    world_size: PositiveInt
-    """Data-parallel ranks."""
     effective_batch_size: PositiveInt
-    """Samples per update asked for."""
+    """Samples per update that were requested."""
     precision: Precision
     """Of the spec."""
     objective: Objective

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import called
-from tests.support.factories import mlp_spec
+from tests.support.factories import mlp_spec, plan_of
 from tuner.schemas.recommendation import Recommendation
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -48,7 +48,7 @@ def test_one_probe_is_enough_where_a_fit_settles_it(spec_file: Path, earlier: Pa
     assert [it.micro_batch_size for it in found.evidence.probes] == [8]
     assert found.evidence.earlier is not None
     assert found.evidence.earlier.recommendation_id == known.id
-    assert found.micro_batch_sizes == known.micro_batch_sizes
+    assert plan_of(found).micro_batch_sizes == plan_of(known).micro_batch_sizes
 
 
 def test_an_answer_to_another_question_is_refused_before_any_probe(spec_file: Path, earlier: Path) -> None:

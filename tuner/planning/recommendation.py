@@ -9,7 +9,6 @@ from tuner.planning.accumulation import balanced_plan, share_per_rank, uniform_p
 from tuner.planning.coupled_loss import is_undivided
 from tuner.planning.objectives import alternatives, choice_in_words, fastest
 from tuner.planning.what_if import WhatIfAnswer, changes_in_words
-from tuner.schemas.plans import EffectiveBatchSize
 from tuner.schemas.recommendation import (
     Advice,
     Alternative,
@@ -79,22 +78,15 @@ def recommend(answered: Answered, *, identifier: str, created_at: datetime, tota
     uniform = uniform_plan(request.effective_batch_size, world_size, size) if size and request.uniform else None
     listed = _alternatives(answered)
     return Recommendation(
+        plan=plan,
+        largest_micro_batch_size=size or None,
         id=identifier,
         created_at=created_at,
         feasible=plan is not None,
         infeasible_reason=None if plan else infeasible_reason(answered),
-        micro_batch_size=size or None,
-        gradient_accumulation_steps=plan.gradient_accumulation_steps if plan else None,
         choice=_choice(answered, listed) if size else "",
         alternatives=listed,
         what_ifs=answered.what_if.what_ifs,
-        world_size=world_size,
-        micro_batch_sizes=plan.micro_batch_sizes if plan else (),
-        effective_batch_size=EffectiveBatchSize(
-            requested=request.effective_batch_size,
-            achieved=request.effective_batch_size if plan else 0,
-            exact=plan is not None,
-        ),
         uniform=uniform,
         evidence=Evidence(
             probes=answered.probes,
@@ -201,10 +193,11 @@ def _remedies(answered: Answered) -> list[str]:
 
 def _estimated_remedies(what_ifs: tuple[WhatIf, ...]) -> list[str]:
     """What the what-ifs promise: those that fit, the largest first, or the one that comes nearest."""
-    fitting = [it for it in what_ifs if it.largest_micro_batch]
+    fitting = [it for it in what_ifs if it.largest_micro_batch_size]
     if fitting:
         return [
-            f"{changes_in_words(it.changes)} (a micro-batch of {it.largest_micro_batch} is expected to fit, estimated)"
+            f"{changes_in_words(it.changes)} (a micro-batch of {it.largest_micro_batch_size} is expected to fit, "
+            "estimated)"
             for it in fitting
         ]
     nearest = min(what_ifs, key=lambda it: it.peak_bytes, default=None)

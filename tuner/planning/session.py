@@ -322,7 +322,7 @@ class Tuning:
                 self.request.spec,
                 self.device,
                 space=self._space,
-                share=self._share,
+                effective_batch_size=self.request.effective_batch_size,
                 proof=proof,
                 probes=self._searched,
                 expected=None if self._lead else self.expected,  # what an earlier answer measured is no estimate

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
 from tuner.schemas.gpus import ByteInterval
-from tuner.schemas.plans import BalancedPlan
+from tuner.schemas.plans import Plan
 from tuner.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE
 from tuner.schemas.workload import WorkloadSpec
 
@@ -122,7 +122,7 @@ class GpuEstimate(Document):
     """What the card is expected to offer, the margin taken off."""
     feasible: Verdict
     """Whether any micro-batch fits; `uncertain` also where the workload cannot be traced for this GPU, with a note."""
-    largest_micro_batch: NonNegativeInt
+    largest_micro_batch_size: NonNegativeInt
     """The largest size expected to fit; 0 when none is, or nothing is known. Above 128 only even sizes are looked at,
     above 256 every fourth, and so on, beside the whole share of a rank."""
     surely_fits: NonNegativeInt
@@ -132,7 +132,7 @@ class GpuEstimate(Document):
     peak: PeakEstimate | None = None
     """At the size asked for, else at the largest expected to fit; at size 1 when none is. None where the workload
     cannot be traced for this GPU."""
-    plan: BalancedPlan | None = None
+    plan: Plan | None = None
     """The effective batch around the largest micro-batch, when one was asked for and one fits. Left out, with a note
     of its steps, where it has more than 4,096 micro-batches over all ranks."""
     notes: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from tuner.schemas.base import Document, Environment, NonNegativeFloat, NonNegativeInt, PositiveInt
-from tuner.schemas.plans import EffectiveBatchSize, UniformPlan
+from tuner.schemas.plans import Plan, PlanSummary, UniformPlan
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
 
@@ -113,7 +113,7 @@ class Alternative(Document):
     gradient_accumulation_steps: PositiveInt
     """Micro-batches per rank and update."""
     micro_batch_size: PositiveInt
-    """The largest micro-batch of the plan."""
+    """The plan's largest micro-batch."""
     chosen: bool
     """Whether it is the recommended plan."""
     source: Literal["measured", "modelled"]
@@ -140,7 +140,9 @@ class WhatIf(Document):
     """It is no proof: a tuning of the changed spec measures."""
     source: Literal["estimated"] = "estimated"
     """Where the figures come from: an estimate's memory curve, bent as the probes of the spec as asked bend theirs."""
-    largest_micro_batch: NonNegativeInt
+    plan: PlanSummary | None = None
+    """The plan for the effective batch around the largest size; none when none is expected to fit."""
+    largest_micro_batch_size: NonNegativeInt
     """The largest size that is expected to fit; 0 when none is."""
     surely_fits: NonNegativeInt
     """The largest size that fits also if memory is as much above the estimate as `error` allows."""
@@ -148,8 +150,6 @@ class WhatIf(Document):
     """The largest size that fits if memory is as much below the estimate as `error` allows."""
     error: Annotated[float, Field(ge=0.0, lt=1.0)]
     """How far the memory may be from the estimate, as a share of it."""
-    gradient_accumulation_steps: PositiveInt | None = None
-    """Micro-batches per rank and update at the largest size; none when none is expected to fit."""
     peak_bytes: NonNegativeInt
     """Most memory expected at the largest size, or at the smallest when none is expected to fit: held by tensors on
     CUDA, by the process on the CPU."""
@@ -180,6 +180,11 @@ class Timings(Document):
 class Recommendation(Document):
     """The durable answer of a tuning: decision, plan and evidence."""
 
+    plan: Plan | None = None
+    """What to train with: micro-batches that sum to exactly the effective batch. None when nothing fits."""
+    largest_micro_batch_size: PositiveInt | None = None
+    """The micro-batch that fits, proven by a run: the largest, or the one that the request's objective asks for. No
+    micro-batch of the plan is above it, and those of the plan may all be smaller."""
     schema_version: Literal[1] = 1
     """Version of this document's layout."""
     id: str
@@ -190,11 +195,6 @@ class Recommendation(Document):
     """Whether any micro-batch fits."""
     infeasible_reason: str | None = None
     """Why none fits, with the numbers and what to change."""
-    micro_batch_size: PositiveInt | None = None
-    """The micro-batch that fits, proven by a run: the largest, or the one that the request's objective asks for. No
-    micro-batch of the plan is above it."""
-    gradient_accumulation_steps: PositiveInt | None = None
-    """Micro-batches per rank and optimizer update."""
     choice: str = ""
     """Why this plan and no other, in a sentence."""
     alternatives: tuple[Alternative, ...] = ()
@@ -202,12 +202,6 @@ class Recommendation(Document):
     what_ifs: tuple[WhatIf, ...] = ()
     """When asked for: changes of the spec with which a larger micro-batch is expected to fit, the largest first. They
     are estimated, not run."""
-    world_size: PositiveInt
-    """Data-parallel ranks."""
-    micro_batch_sizes: tuple[tuple[PositiveInt, ...], ...] = ()
-    """For each rank, the sizes of its micro-batches; together exactly the effective batch."""
-    effective_batch_size: EffectiveBatchSize
-    """Asked and given."""
     uniform: UniformPlan | None = None
     """The plan with one size repeated, when it was asked for."""
     evidence: Evidence

@@ -116,7 +116,7 @@ class TrainingLoop:
         return bound
 
     def _windows(self) -> Windows:
-        batch = self.recommendation.effective_batch_size.achieved
+        batch = self.recommendation.request.effective_batch_size
         return Windows(self.request.seed, len(self.data), batch, self.ranks.rank, self.ranks.size)
 
     def _limit_memory(self) -> None:
@@ -419,9 +419,9 @@ def trainable_micro_batch_size(recommendation: Recommendation) -> int:
     Raises:
         TrainingError: when nothing fits.
     """
-    if not recommendation.feasible or recommendation.micro_batch_size is None:
+    if not recommendation.feasible or recommendation.largest_micro_batch_size is None:
         raise TrainingError(f"this recommendation is not feasible: {recommendation.infeasible_reason}")
-    return recommendation.micro_batch_size
+    return recommendation.largest_micro_batch_size
 
 
 def _finite(value: float) -> float | None:

@@ -25,7 +25,7 @@ def mark_place(directory: Path, place: str) -> None:
 
 def processes_of(recommendation: Recommendation, training: TrainingRequest) -> int:
     """The processes that the run is made by, one per rank: as many as ``tuner.training.launching.launcher`` starts."""
-    return training.processes_per_node or recommendation.world_size
+    return training.processes_per_node or recommendation.request.spec.parallelism.world_size
 
 
 def check_same_device(measured: DeviceInfo, here: DeviceInfo) -> None:
@@ -47,7 +47,7 @@ def check_every_process_has_samples(recommendation: Recommendation, training: Tr
     Raises:
         PlanError: naming both numbers.
     """
-    share_per_rank(recommendation.effective_batch_size.achieved, processes_of(recommendation, training))
+    share_per_rank(recommendation.request.effective_batch_size, processes_of(recommendation, training))
 
 
 def check_goes_with_one_device(recommendation: Recommendation, training: TrainingRequest) -> None:

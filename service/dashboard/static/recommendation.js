@@ -8,7 +8,7 @@ import { exportForm } from "./export_form.js";
 import { bytes, count, percent, plural, seconds, time, words } from "./format.js";
 import { eventually } from "./live.js";
 import { alertBox, busy, codeBlock, definitions, problemAlert, scopeAlert } from "./parts.js";
-import { drawPlan, planInWords } from "./plan.js";
+import { figure, showPlan } from "./plan.js";
 import { openTrainDialog } from "./train_dialog.js";
 
 const id = byId("recommendation").dataset.recommendationId;
@@ -45,16 +45,13 @@ function show(found, formats) {
 
 function answer(found) {
   const { headroom } = found;
-  const figure = (value, label) => h("div", {}, h("div", { class: "figure-value" }, value), h("div", { class: "figure-label" }, label));
   return [
+    h("h3", {}, "Plan"),
+    showPlan(found.plan),
+    h("h3", {}, "Proof"),
     h("div", { class: "figures" },
-      figure(count(found.micro_batch_size), `${largestWords(found.evidence.proof)} (samples)`),
-      figure(count(found.gradient_accumulation_steps), "accumulation steps"),
-      figure(count(found.world_size), found.world_size === 1 ? "rank" : "ranks"),
-      figure(count(found.effective_batch_size.achieved), "samples per update"),
+      figure(count(found.largest_micro_batch_size), `${largestWords(found.evidence.proof)} (samples)`),
       headroom && figure(percent(headroom.free_fraction), `of ${bytes(headroom.limit_bytes)} stay free`)),
-    drawPlan(found.micro_batch_sizes),
-    h("p", { class: "muted small" }, planInWords(found.micro_batch_sizes)),
     h("p", { class: "text" }, shortened(found.evidence.proof.statement), " ", found.choice),
     environment(found),
   ];

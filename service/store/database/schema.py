@@ -172,13 +172,14 @@ recommendations = Table(
     Column("device", String(32), nullable=False),
     Column("device_name", String(300), nullable=False),
     Column("feasible", Boolean, nullable=False),
-    Column("micro_batch_size", BigInteger),
+    Column("largest_micro_batch_size", BigInteger),
     Column("gradient_accumulation_steps", BigInteger),
     Column("world_size", Integer, nullable=False),
     Column("effective_batch_size", BigInteger, nullable=False),
     Column("document", Text, nullable=False),
     Column("precision", String(16), nullable=False, server_default="fp32"),
     Column("objective", String(16), nullable=False, server_default="largest"),
+    Column("micro_batch_size", BigInteger),
 )
 """Answers: the document, and beside it what is searched and listed. They may outlive their tuning."""
 

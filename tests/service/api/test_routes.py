@@ -36,7 +36,7 @@ def test_a_submitted_tuning_is_answered_with_where_to_look(service: Running) -> 
     assert response.status_code == HTTPStatus.ACCEPTED
     tuning = service.http.get(response.headers["location"], params={"wait": 20}).json()
     assert (tuning["id"], tuning["state"]) == (response.json()["id"], "SUCCEEDED")
-    assert tuning["recommendation"]["micro_batch_size"] == 37
+    assert tuning["recommendation"]["largest_micro_batch_size"] == 37
 
 
 def test_the_same_question_is_answered_from_the_store(service: Running, client: Client) -> None:
@@ -333,7 +333,7 @@ def test_jobs_that_cannot_be_made_are_refused_with_the_remedy(client: Client) ->
     assert "`data`" in refused(client, 422, "invalid-request", recommendation(mlp_spec(data=None)))
     assert "dry run" in refused(client, 422, "unsupported-job", recommendation(None, 17, world_size=17))
     assert "without a sample" in refused(client, 422, "no-plan", recommendation(None, 10, world_size=17))
-    nothing = recommendation(feasible=False, infeasible_reason="1 does not fit", micro_batch_size=1)
+    nothing = recommendation(feasible=False, infeasible_reason="1 does not fit", plan=None)
     assert "1 does not fit" in refused(client, 422, "infeasible-recommendation", nothing)
     device = recommendation().device
     other = device.model_copy(update={"name": "another processor"})

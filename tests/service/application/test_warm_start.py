@@ -31,7 +31,7 @@ from service.store.sql_store import SqlStore, open_store
 from service.worker.coordinator import Coordinator
 from service.worker.device_worker import WorkerSettings
 from service.worker.executors.inline import InlineExecutor
-from tests.support.factories import CPU, gpt_spec, mlp_spec, tuning_request
+from tests.support.factories import CPU, gpt_spec, mlp_spec, plan_of, tuning_request
 from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work
 from tuner.hardware.inventory import find_device
 from tuner.planning.session import ProbeRunner, Tuning
@@ -271,7 +271,7 @@ def test_one_probe_confirms_the_answer(
     start(runner)
     found = answer_to(store, tuning.id)
     assert (runner.checked, runner.sizes) == (1, [37])
-    assert found.micro_batch_sizes == answered.micro_batch_sizes
+    assert plan_of(found).micro_batch_sizes == plan_of(answered).micro_batch_sizes
     assert found.evidence.earlier is not None
     assert found.evidence.earlier.recommendation_id == answered.id
     assert found.fingerprint == tuning.fingerprint != answered.fingerprint
@@ -286,8 +286,8 @@ def test_a_peak_that_moved_is_searched(
     runner = MovedRunner(40)
     start(runner)
     found = answer_to(store, tuning.id)
-    assert runner.sizes[0] == answered.micro_batch_size
-    assert (found.micro_batch_size, found.evidence.proof.stopped_by) == (40, "oom")
+    assert runner.sizes[0] == answered.largest_micro_batch_size
+    assert (found.largest_micro_batch_size, found.evidence.proof.stopped_by) == (40, "oom")
 
 
 @pytest.mark.parametrize("kept", [1, 2])
@@ -328,7 +328,7 @@ def test_an_answer_below_a_time_out_succeeds_and_is_not_served_again(store: Stor
     submit(store)
     found = work_off(store, served, SlowRunner(37))
     assert (found.feasible, found.evidence.proof.stopped_by) == (True, "timeout")
-    assert 0 < (found.micro_batch_size or 0) <= 37
+    assert 0 < (found.largest_micro_batch_size or 0) <= 37
     assert "larger-sizes-not-known" in {advice.code for advice in found.warnings}
     again, queued = submit(store, REQUEST.model_copy(update={"probe_timeout_seconds": 3000.0}))
     assert (queued, again.recommendation, again.earlier_recommendation_id) == (True, None, found.id)
@@ -366,7 +366,11 @@ def test_a_reference_that_leads_nowhere_is_no_failure(
     store.add(work)
     start(ScriptedRunner(37))
     found = answer_to(store, work.id)
-    assert (found.micro_batch_size, found.evidence.proof.stopped_by, found.evidence.earlier) == (37, "oom", None)
+    assert (found.largest_micro_batch_size, found.evidence.proof.stopped_by, found.evidence.earlier) == (
+        37,
+        "oom",
+        None,
+    )
 
 
 # --- the store's contract ---
@@ -429,7 +433,7 @@ def test_the_api_shows_what_leads_a_tuning(client: Client) -> None:
     assert lower.earlier_recommendation_id == first.recommendation_id
     answer = client.tunings.wait(lower.id).recommendation
     assert answer is not None
-    assert (answer.micro_batch_size, answer.evidence.proof.stopped_by) == (37, "oom")
+    assert (answer.largest_micro_batch_size, answer.evidence.proof.stopped_by) == (37, "oom")
     assert answer.evidence.earlier is not None
     assert answer.evidence.expected is not None
 
@@ -458,7 +462,7 @@ def test_a_real_answer_is_confirmed_by_one_real_probe(store: Store) -> None:
         second = work_off(store, upgraded, runner)
     assert first.evidence.proof.stopped_by == "oom"
     assert (queued, tuning.earlier_recommendation_id) == (True, first.id)
-    assert [it.micro_batch_size for it in second.evidence.probes] == [first.micro_batch_size]
+    assert [it.micro_batch_size for it in second.evidence.probes] == [first.largest_micro_batch_size]
     assert second.evidence.proof.stopped_by == "earlier-answer"
-    assert second.micro_batch_sizes == first.micro_batch_sizes
+    assert plan_of(second).micro_batch_sizes == plan_of(first).micro_batch_sizes
     assert submit(store, request)[0].recommendation == second

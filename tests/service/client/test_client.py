@@ -59,7 +59,7 @@ def test_tuning_is_one_call(against: Against, shared_service: Running) -> None:
 
     async def tune_twice(calls: AsyncCalls) -> None:
         first = await calls.tunings.tune(request, timeout_seconds=PATIENCE_SECONDS)
-        assert (first.feasible, first.micro_batch_size) == (True, 37)
+        assert (first.feasible, first.largest_micro_batch_size) == (True, 37)
         assert await calls.tunings.tune(request) == first
         assert await calls.recommendations.get(first.id) == first
         assert first.id in [row.id async for row in calls.recommendations.list(fingerprint=first.fingerprint)]

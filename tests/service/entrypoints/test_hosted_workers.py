@@ -123,7 +123,7 @@ def test_api_and_worker_are_processes_of_their_own(api: Api, start_worker: Start
     assert [device["place"] for device in api.get("/v1/devices")["items"]] == ["far/cpu"]
     ended = api.ended(api.submit("/v1/tunings", tuning()))
     assert (ended["state"], ended["place"]) == ("SUCCEEDED", "far/cpu")
-    assert ended["recommendation"]["micro_batch_size"] == 37
+    assert ended["recommendation"]["largest_micro_batch_size"] == 37
     assert worker.end(signal.SIGTERM) == 0
     wait_until(lambda: api.http.get("/readyz").status_code == 503)
     assert api.http.post("/v1/tunings", json=tuning() | {"fresh": True}).status_code == 422

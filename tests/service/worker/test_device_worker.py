@@ -114,7 +114,7 @@ def test_a_tuning_ends_with_its_recommendation(store: Store, start: StartWorker)
     item = ended(store, work_id)
     assert item.state is State.SUCCEEDED
     answer = store.recommendation(str(item.recommendation_id))
-    assert (answer.feasible, answer.micro_batch_size) == (True, 37)
+    assert (answer.feasible, answer.largest_micro_batch_size) == (True, 37)
     assert answer.fingerprint == item.fingerprint
     assert [probe.result for probe in store.probes(work_id)] == list(answer.evidence.probes)
     assert runner.sizes == [probe.micro_batch_size for probe in answer.evidence.probes]
@@ -201,7 +201,7 @@ def test_what_ifs_are_estimated_after_the_last_probe(store: Store, start: StartW
     start(runner)
     answer = store.recommendation(str(ended(store, work_id).recommendation_id))
     assert [it.changes for it in answer.what_ifs] == [{"activation_checkpointing": True}]
-    assert 60 <= answer.what_ifs[0].largest_micro_batch <= 62
+    assert 60 <= answer.what_ifs[0].largest_micro_batch_size <= 62
     assert len(runner.sizes) == len(answer.evidence.probes)
 
 
