@@ -131,7 +131,7 @@ class NotResumableError(RequestError):
 
 
 class NotOnThisHostError(RequestError):
-    """The files of a job are on another host; the message names the place."""
+    """The files of a job are on another host; the message names the slot."""
 
     status = HTTPStatus.CONFLICT
     code = "not-on-this-host"

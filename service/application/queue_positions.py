@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from service.domain.states import State
-from service.domain.work import QueuePlace
+from service.domain.work import QueuePosition
 from service.domain.workers import Queue
 from service.store.interface import WorkItem
 
@@ -32,11 +32,11 @@ class QueuePlaces:
         self._look = look
         self._clock = clock
         self._lock = threading.Lock()
-        self._places: Mapping[str, QueuePlace] = {}
+        self._places: Mapping[str, QueuePosition] = {}
         self._seen_at = -KEPT_SECONDS
         self._look_seconds = 0.0
 
-    def of(self, item: WorkItem) -> QueuePlace | None:
+    def of(self, item: WorkItem) -> QueuePosition | None:
         """The place of a tuning or job.
 
         None where it does not wait, waits behind ``MOST_PLACES`` others, or was queued after the newest look at a long
@@ -63,5 +63,5 @@ class QueuePlaces:
         return self._clock() - self._seen_at < kept
 
 
-def _place(position: int, seconds: float | None) -> QueuePlace:
-    return QueuePlace(position=position, expected_wait_seconds=None if seconds is None else float(round(seconds)))
+def _place(position: int, seconds: float | None) -> QueuePosition:
+    return QueuePosition(position=position, expected_wait_seconds=None if seconds is None else float(round(seconds)))

@@ -121,7 +121,7 @@ class TuningCases:
                 answer = self._answer_from(known, replace(work, priority=0), request, seen.served, once)
                 self._tally.count(hit=True)
                 return answer
-            work = replace(work, earlier_recommendation_id=find_earlier(self._store, course))
+            work = replace(work, warm_start_from=find_earlier(self._store, course))
         item = self._store.add(work, self._desk.policy.quota, first_time(once, _queued))
         if not submission.fresh:
             self._tally.count(hit=False)

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from service.domain.states import WorkKind
-from service.domain.work import Job, JobRequest, JobSummary, QueuePlace, RecommendationSummary, Tuning, TuningSummary
+from service.domain.work import Job, JobRequest, JobSummary, QueuePosition, RecommendationSummary, Tuning, TuningSummary
 from service.errors import InvalidCursorError, NotFoundError
 from service.store.interface import WorkItem, WorkRow
 from tuner.schemas.base import Document
@@ -44,11 +44,11 @@ def check_identifier(text: str, kind: str) -> None:
 # --- documents -------------------------------------------------------------------------------------------------------
 
 
-def tuning(item: WorkItem, recommendation: Recommendation | None, queue: QueuePlace | None = None) -> Tuning:
+def tuning(item: WorkItem, recommendation: Recommendation | None, queue: QueuePosition | None = None) -> Tuning:
     """A tuning in full."""
     return Tuning(
         **_tuning_row(item),
-        place=item.place,
+        slot=item.slot,
         queue=queue,
         problem=item.problem,
         request=TuningRequest.model_validate_json(item.payload),
@@ -56,12 +56,12 @@ def tuning(item: WorkItem, recommendation: Recommendation | None, queue: QueuePl
     )
 
 
-def job(item: WorkItem, directory: Path | None, queue: QueuePlace | None = None) -> Job:
+def job(item: WorkItem, directory: Path | None, queue: QueuePosition | None = None) -> Job:
     """A job in full, with its folder where that is on this host."""
     request = JobRequest.model_validate_json(item.payload)
     return Job(
         **_job_row(item),
-        place=item.place,
+        slot=item.slot,
         queue=queue,
         problem=item.problem,
         progress=item.progress,

@@ -121,7 +121,7 @@ class WorkSummary(Document):
     """Events so far: the id of the newest."""
 
 
-class QueuePlace(Document):
+class QueuePosition(Document):
     """The place in the queue of a tuning or job that waits, as it was at most a second ago."""
 
     position: PositiveInt
@@ -139,17 +139,17 @@ class TuningSummary(WorkSummary):
     """Probes recorded so far."""
     recommendation_id: str | None = None
     """Identifier of the answer, once there is one."""
-    earlier_recommendation_id: str | None = None
-    """Identifier of an earlier answer to the same question, under other versions or another limit, that leads this
-    tuning: one probe may confirm it."""
+    warm_start_from: str | None = None
+    """Identifier of the stored recommendation that warm-starts this tuning: one for the same request, under other
+    versions or another limit. One probe may confirm it."""
 
 
 class Tuning(TuningSummary):
     """The search for the largest micro-batch for one request."""
 
-    place: str | None = None
-    """Host and device that run it, or ran it last."""
-    queue: QueuePlace | None = None
+    slot: str | None = None
+    """The slot (host and device) that runs it, or ran it last."""
+    queue: QueuePosition | None = None
     """Its place in the queue, while it waits; none in the answer to its submission, and where it is not known yet."""
     request: TuningRequest
     """What was asked."""
@@ -169,9 +169,9 @@ class JobSummary(WorkSummary):
 class Job(JobSummary):
     """A training run made from a recommendation."""
 
-    place: str | None = None
-    """Host and device that run it, or ran it last."""
-    queue: QueuePlace | None = None
+    slot: str | None = None
+    """The slot (host and device) that runs it, or ran it last."""
+    queue: QueuePosition | None = None
     """Its place in the queue, while it waits; none in the answer to its submission, and where it is not known yet."""
     training: TrainingRequest
     """What was asked."""
@@ -179,7 +179,7 @@ class Job(JobSummary):
     """What it was made from."""
     directory: str | None = None
     """The run's folder, with its log, progress, checkpoints and weights, where that is on the host that answers; none
-    before the run begins, and for one that is, or was last, on another host: see `place`."""
+    before the run begins, and for one that is, or was last, on another host: see `slot`."""
     progress: TrainingProgress | None = None
     """The newest finished update."""
     result: TrainingResult | None = None

@@ -56,7 +56,7 @@ def _work(channel: Channel, system: WorkerSystem) -> None:
             except ServiceError as error:
                 channel.send(_refusal(error))
                 return
-            channel.send({"started": system.coordinator.places})
+            channel.send({"started": system.coordinator.slots})
             stopping.wait()
             system.stop()
     finally:

@@ -35,7 +35,7 @@ def work_system(settings: Settings, system: WorkerSystem) -> None:
     try:
         with handling_signals(told.set, system.coordinator.hurry):
             system.start()
-            say(f"Batchwright works on {', '.join(system.coordinator.places)}", settings.log_format)
+            say(f"Batchwright works on {', '.join(system.coordinator.slots)}", settings.log_format)
             told.wait()
             system.stop()
     finally:

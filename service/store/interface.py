@@ -339,7 +339,7 @@ class Store(ABC):
 
     @abstractmethod
     def finish(self, lease: Lease, ending: Ending) -> None:
-        """End the work, storing what it left, and free its place.
+        """End the work, storing what it left, and free its slot.
 
         Raises:
             StaleLeaseError: when the lease has ended.
@@ -356,8 +356,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def release_place(self, place: str, owner_prefix: str) -> None:
-        """Expire the leases of a place whose earlier owners, named by the start of their name, are known dead."""
+    def release_slot(self, slot: str, owner_prefix: str) -> None:
+        """Expire the leases of a slot whose earlier owners, named by the start of their name, are known dead."""
 
     # --- workers and health ---
 
@@ -367,7 +367,7 @@ class Store(ABC):
 
     @abstractmethod
     def withdraw(self, served: ServedDevice) -> None:
-        """Say that this worker serves its device no more; nothing happens when another took the place over."""
+        """Say that this worker serves its device no more; nothing happens when another took the slot over."""
 
     @abstractmethod
     def devices(self) -> list[SeenDevice]:

@@ -47,8 +47,8 @@ class Candidate(NamedTuple):
 
 
 def is_wanted(connection: Connection, served: ServedDevice) -> bool:
-    """Whether there is something to do for this device: something to take, or to send away from its place."""
-    given = {"place": served.place, "hardware": served.hardware}
+    """Whether there is something to do for this device: something to take, or to send away from its slot."""
+    given = {"slot": served.slot, "hardware": served.hardware}
     if connection.execute(select(_work.id).where(LEFT_BEHIND), given).first() is not None:
         return True
     return _candidate(connection, served) is not None
@@ -66,25 +66,25 @@ def claim(connection: Connection, served: ServedDevice, lease_seconds: float) ->
 
 
 def _candidate(connection: Connection, served: ServedDevice) -> Candidate | None:
-    """What the device would take now; none when nothing waits, or when something runs at its place."""
-    place = {"place": served.place}
+    """What the device would take now; none when nothing waits, or when something runs on its slot."""
+    here = {"slot": served.slot}
     needed = {"device": served.device.id, "hardware": served.hardware}
-    if connection.execute(RUNNING_HERE, place).first() is not None:
+    if connection.execute(RUNNING_HERE, here).first() is not None:
         return None
-    row = connection.execute(ABANDONED, place | needed).first() or connection.execute(NEXT_QUEUED, needed).first()
+    row = connection.execute(ABANDONED, here | needed).first() or connection.execute(NEXT_QUEUED, needed).first()
     return None if row is None else Candidate(row[0], State(row[1]), *row[2:])
 
 
 def _send_away(connection: Connection, served: ServedDevice) -> None:
-    """What was left at this place, and needs other hardware than there is now, waits for it in the queue again."""
-    given = {"place": served.place, "hardware": served.hardware}
+    """What was left on this slot, and needs other hardware than there is now, waits for it in the queue again."""
+    given = {"slot": served.slot, "hardware": served.hardware}
     for row in connection.execute(select(_work.id, _work.state).where(LEFT_BEHIND), given).all():
         ended = row.state == State.CANCELLING
         state = State.CANCELLED if ended else State.QUEUED
         values = {
             "state": state,
             "owner": None,
-            "place": None,
+            "slot": None,
             "lease_expires_at": None,
             "claimed_at": None,
             "device_ms": _work.device_ms + _used_by_the_lost(),
@@ -103,7 +103,7 @@ def _take(connection: Connection, served: ServedDevice, found: Candidate, lease_
     values = {
         "state": state,
         "owner": served.owner,
-        "place": served.place,
+        "slot": served.slot,
         "token": found.token + 1,
         "claimed_at": now_ms(),
         "device_ms": _work.device_ms + _used_by_the_lost(),
@@ -218,10 +218,10 @@ def _given_up() -> dict[str, Any]:
     return {"owner": None, "lease_expires_at": None, "claimed_at": None, "device_ms": _work.device_ms + used}
 
 
-def release_place(connection: Connection, place: str, owner_prefix: str) -> None:
-    """Expire the leases of dead owners of a place."""
+def release_slot(connection: Connection, slot: str, owner_prefix: str) -> None:
+    """Expire the leases of dead owners of a slot."""
     theirs = _work.owner.startswith(owner_prefix, autoescape=True)
-    held = and_(_work.place == place, is_held, theirs)
+    held = and_(_work.slot == slot, is_held, theirs)
     connection.execute(update(work_items).where(held).values(lease_expires_at=0))
 
 

@@ -21,7 +21,7 @@ from tuner.schemas.workload import Precision
 class NewWork:
     """A tuning or job to queue. ``payload`` is its request as JSON, opaque to the store.
 
-    ``question`` is what a tuning's answer is found by, whatever the versions; ``earlier_recommendation_id`` what leads
+    ``question`` is what a tuning's answer is found by, whatever the versions; ``warm_start_from`` what leads
     it.
     """
 
@@ -35,7 +35,7 @@ class NewWork:
     recommendation_id: str | None = None
     priority: int = 0
     question: str | None = None
-    earlier_recommendation_id: str | None = None
+    warm_start_from: str | None = None
     key_id: str | None = None
     trace_parent: str | None = None
     """W3C ``traceparent`` of the request that made it."""
@@ -137,12 +137,12 @@ class WorkRow:
     kind: WorkKind
     state: State
     device: str
-    place: str | None
+    slot: str | None
     model: str
     effective_batch_size: int
     fingerprint: str
     recommendation_id: str | None
-    earlier_recommendation_id: str | None
+    warm_start_from: str | None
     key_id: str | None
     priority: int
     attempts: int
@@ -167,7 +167,7 @@ class WorkItem(WorkRow):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to run one piece of work on one place until it expires. ``token`` fences off every earlier owner."""
+    """The right to run one piece of work on one slot until it expires. ``token`` fences off every earlier owner."""
 
     work_id: str
     owner: str
@@ -221,7 +221,7 @@ class SeenDevice:
 
     served: ServedDevice
     age_seconds: float
-    held_by: str | None
+    running_id: str | None
     queued: int
 
 
@@ -264,11 +264,11 @@ class StoredSession:
 
 @dataclass(frozen=True)
 class WorkTotal:
-    """How much work of a kind is in a state, of what ran last at one place, and what it took."""
+    """How much work of a kind is in a state, of what ran last on one slot, and what it took."""
 
     kind: WorkKind
     state: State
-    place: str | None
+    slot: str | None
     count: int
     device_seconds: float
 

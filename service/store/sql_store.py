@@ -240,7 +240,7 @@ class SqlStore(Store):
         try:
             with writing(self._engine) as connection:
                 return leases.claim(connection, served, lease_seconds)
-        except IntegrityError:  # the unique index: another owner has just taken this place
+        except IntegrityError:  # the unique index: another owner has just taken this slot
             return None
 
     @override
@@ -275,9 +275,9 @@ class SqlStore(Store):
             leases.hand_back(connection, lease)
 
     @override
-    def release_place(self, place: str, owner_prefix: str) -> None:
+    def release_slot(self, slot: str, owner_prefix: str) -> None:
         with writing(self._engine) as connection:
-            leases.release_place(connection, place, owner_prefix)
+            leases.release_slot(connection, slot, owner_prefix)
 
     # --- workers and health ---
 
@@ -286,12 +286,12 @@ class SqlStore(Store):
         said = {"owner": served.owner, "heartbeat_at": now_ms(), "document": served.model_dump_json()}
         gone = workers.c.heartbeat_at < now_ms() - leases.milliseconds(_FORGOTTEN_SECONDS)
         with writing(self._engine) as connection:
-            insert_or_replace(connection, workers, {"place": served.place} | said)
+            insert_or_replace(connection, workers, {"slot": served.slot} | said)
             connection.execute(delete(workers).where(gone))
 
     @override
     def withdraw(self, served: ServedDevice) -> None:
-        mine = and_(workers.c.place == served.place, workers.c.owner == served.owner)
+        mine = and_(workers.c.slot == served.slot, workers.c.owner == served.owner)
         with writing(self._engine) as connection:
             connection.execute(delete(workers).where(mine))
 

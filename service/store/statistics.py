@@ -11,11 +11,11 @@ from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
 from service.store.database.engine import insert_or_skip
 from service.store.database.mapping import moment
-from service.store.database.schema import is_failed, is_held, now_ms, stored_answers, work_items
+from service.store.database.schema import is_failed, is_held, now_ms, recommendation_hits, work_items
 from service.store.models import FailureGroup, Totals, WorkTotal
 
 _work = work_items.c
-_answers = stored_answers.c
+_hits = recommendation_hits.c
 
 _MOST_CAUSES = 20
 _LOOKED_AT = 20
@@ -28,7 +28,7 @@ def totals(connection: Connection, seconds: float | None) -> Totals:
     """What ended within that time, and what has not ended."""
     since = 0 if seconds is None else connection.execute(select(now_ms())).scalar_one() - int(seconds * 1000)
     groups = connection.execute(_failed_since(since)).mappings().all()
-    counted = select(func.sum(_answers.hits), func.sum(_answers.misses)).where(_answers.hour >= since // _MS_PER_HOUR)
+    counted = select(func.sum(_hits.hits), func.sum(_hits.misses)).where(_hits.hour >= since // _MS_PER_HOUR)
     hits, misses = connection.execute(counted).one()
     return Totals(
         work=tuple(_work_total(row) for row in connection.execute(_counted(since)).mappings()),
@@ -41,21 +41,21 @@ def totals(connection: Connection, seconds: float | None) -> Totals:
 def count_answers(connection: Connection, hits: int, misses: int) -> None:
     """Add to this hour's."""
     hour = connection.execute(select(now_ms())).scalar_one() // _MS_PER_HOUR
-    insert_or_skip(connection, stored_answers, {"hour": hour, "hits": 0, "misses": 0})
-    more = {"hits": _answers.hits + hits, "misses": _answers.misses + misses}
-    connection.execute(stored_answers.update().where(_answers.hour == hour).values(**more))
+    insert_or_skip(connection, recommendation_hits, {"hour": hour, "hits": 0, "misses": 0})
+    more = {"hits": _hits.hits + hits, "misses": _hits.misses + misses}
+    connection.execute(recommendation_hits.update().where(_hits.hour == hour).values(**more))
 
 
 def _counted(since: int) -> Select[Any]:
-    """Rows by kind, state and place: what ended, what has not, and no row but the time of what runs right now."""
-    group = (_work.kind, _work.state, _work.place)
+    """Rows by kind, state and slot: what ended, what has not, and no row but the time of what runs right now."""
+    group = (_work.kind, _work.state, _work.slot)
     told = (*group, func.count().label("count"), func.sum(_work.device_ms).label("ms"))
     running = case((_work.claimed_at.is_not(None), now_ms() - _work.claimed_at), else_=0)
     parts = union_all(
         select(*told).where(or_(_work.ended_at > since, _work.ended_at.is_(None))).group_by(*group),
         select(*group, literal(0), running).where(is_held),
     ).subquery()
-    columns = (parts.c.kind, parts.c.state, parts.c.place)
+    columns = (parts.c.kind, parts.c.state, parts.c.slot)
     sums = (func.sum(parts.c.count).label("count"), func.sum(parts.c.ms).label("ms"))
     return select(*columns, *sums).group_by(*columns)
 
@@ -87,7 +87,7 @@ def _work_total(row: RowMapping) -> WorkTotal:
     return WorkTotal(
         kind=WorkKind(row["kind"]),
         state=State(row["state"]),
-        place=row["place"],
+        slot=row["slot"],
         count=int(row["count"]),
         device_seconds=float(row["ms"]) / 1000,
     )

@@ -184,15 +184,15 @@ def answers_to(connection: Connection, question: str, limit: int) -> list[Recomm
 
 def seen_devices(connection: Connection) -> list[SeenDevice]:
     """Every announced device, with what holds it and what waits for it."""
-    found = connection.execute(select(workers, now_ms().label("now")).order_by(workers.c.place)).all()
-    holding = connection.execute(select(_work.place, _work.id).where(is_held))
-    holders: dict[str | None, str] = {row.place: row.id for row in holding}
+    found = connection.execute(select(workers, now_ms().label("now")).order_by(workers.c.slot)).all()
+    holding = connection.execute(select(_work.slot, _work.id).where(is_held))
+    holders: dict[str | None, str] = {row.slot: row.id for row in holding}
     queued = _queued(connection)
     return [
         SeenDevice(
             served=served,
             age_seconds=max(0.0, (row.now - row.heartbeat_at) / 1000),
-            held_by=holders.get(served.place),
+            running_id=holders.get(served.slot),
             queued=sum(queued.get((served.device.id, kind), 0) for kind in (None, served.hardware)),
         )
         for served, row in ((ServedDevice.model_validate_json(row.document), row) for row in found)

@@ -36,7 +36,7 @@ class Attempts:
     def __init__(self, store: Store, driver: Driver, site: Site, instruments: Instruments) -> None:
         self._store = store
         self._driver = driver
-        self._place = site.served.place
+        self._slot = site.served.slot
         self._device = site.served.device.id
         self._health = site.health
         self._watch = instruments
@@ -56,7 +56,7 @@ class Attempts:
         try:
             self._store.hand_back(self._unreturned)
         except StaleLeaseError as error:
-            _log.info("%s: %s", self._place, error)
+            _log.info("%s: %s", self._slot, error)
         self._unreturned = None
 
     def _keep_lost(self, hold: Hold) -> None:
@@ -75,12 +75,12 @@ class Attempts:
             self._watch.spans.span(item.kind.value, SpanKind.CONSUMER, item.trace_parent, **attributes) as span,
             logging_about(**{f"{item.kind}_id": item.id}),
         ):
-            _log.info("%s: %s, attempt %d", self._place, item.id, claim.lease.token)
+            _log.info("%s: %s, attempt %d", self._slot, item.id, claim.lease.token)
             try:
                 span.set("outcome", self._run(claim, hold))
             except StaleLeaseError as error:
                 span.set("outcome", Stop.LOST.name)
-                _log.warning("%s: %s", self._place, error)
+                _log.warning("%s: %s", self._slot, error)
                 self._keep_lost(hold)
 
     def _run(self, claim: Claim, hold: Hold) -> str:
@@ -101,7 +101,7 @@ class Attempts:
             except Exception as error:  # noqa: BLE001 - the work ends as FAILED, the worker goes on
                 if (trouble := trouble_of(error) or self._health.examine()) is not None:
                     return self._end_troubled(claim, hold, trouble)
-                _log.exception("%s: %s failed for a reason we did not foresee", self._place, hold.lease.work_id)
+                _log.exception("%s: %s failed for a reason we did not foresee", self._slot, hold.lease.work_id)
                 ending = Ending(State.FAILED, problem=stored_problem(error))
         self._health.succeeded()
         return self._finish(claim, hold, ending)
@@ -112,7 +112,7 @@ class Attempts:
         Work that meets trouble again and again, on a host that is found well each time, is the trouble's cause.
         """
         work_id = hold.lease.work_id
-        error = HostTroubleError(trouble.cause, f"{self._place}: {trouble.message}", trouble.needed_bytes)
+        error = HostTroubleError(trouble.cause, f"{self._slot}: {trouble.message}", trouble.needed_bytes)
         before, count = self._troubled
         well = self._health.examine() is None
         self._troubled = (work_id, (count if before == work_id else 0) + int(well))
@@ -133,13 +133,13 @@ class Attempts:
         began = claim.item.started_at or datetime.now(UTC)
         seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
         self._watch.metrics.ended(claim.item.kind, ending.state, seconds)
-        _log.info("%s: %s %s", self._place, hold.lease.work_id, ending.state)
+        _log.info("%s: %s %s", self._slot, hold.lease.work_id, ending.state)
         return ending.state.value
 
     def _end_stopped(self, claim: Claim, hold: Hold, error: Exception) -> str:
         """Cancelled work ends; what was interrupted otherwise goes back to the queue, unless another has it."""
         reason = hold.reason()
-        _log.info("%s: %s stopped: %s", self._place, hold.lease.work_id, reason.name if reason else error)
+        _log.info("%s: %s stopped: %s", self._slot, hold.lease.work_id, reason.name if reason else error)
         if reason is Stop.CANCELLED:
             return self._finish(claim, hold, Ending(State.CANCELLED))
         if reason is Stop.LOST:

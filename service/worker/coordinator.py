@@ -43,9 +43,9 @@ class Coordinator:
             worker.notify()
 
     @property
-    def places(self) -> list[str]:
+    def slots(self) -> list[str]:
         """Where it works: host and device of each."""
-        return [worker.served.place for worker in self._workers]
+        return [worker.served.slot for worker in self._workers]
 
     def request_stop(self) -> None:
         """Begin to end gracefully. Returns at once."""

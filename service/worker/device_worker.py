@@ -69,7 +69,7 @@ class DeviceWorker:
     ) -> None:
         device = executor.device
         self.served = ServedDevice(
-            place=f"{settings.node_name}/{device.id}",
+            slot=f"{settings.node_name}/{device.id}",
             owner=owner,
             device=device,
             environment=executor.environment(),
@@ -80,7 +80,7 @@ class DeviceWorker:
         self._settings = settings
         self._watch = settings.instruments
         self._lock = DeviceLock(settings.locks_dir, device.id)
-        self._health = Health(self.served.place, self._check, self._tell_health)
+        self._health = Health(self.served.slot, self._check, self._tell_health)
         site = Site(self.served, settings.runs_dir, self._health)
         self._attempts = Attempts(store, Driver(store, executor, site, settings.instruments), site, self._watch)
         self._hold: Hold | None = None
@@ -106,7 +106,7 @@ class DeviceWorker:
         self._watch.metrics.device_served(self.served.device.id)
         try:
             self._await_silence()
-            self._store.release_place(self.served.place, self._settings.owner_prefix)
+            self._store.release_slot(self.served.slot, self._settings.owner_prefix)
             self._health.may_work()
             self._store.announce(self.served.model_copy(update={"unready": self._health.unready}))
         except BaseException:
@@ -140,7 +140,7 @@ class DeviceWorker:
         self._beat_now.set()
 
     def _await_silence(self) -> None:
-        """Wait while it looks as if a worker with another data folder served this very place: it may have just died.
+        """Wait while it looks as if a worker with another data folder served this very slot: it may have just died.
 
         Its lock file is not ours, so only its silence tells.
 
@@ -151,17 +151,17 @@ class DeviceWorker:
         while (other := self._other_here()) is not None:
             if last is not None and (other.age_seconds < last.age_seconds or other.served.owner != last.served.owner):
                 raise DeviceTakenError(
-                    f"{self.served.place} is served by {other.served.owner} already, out of another data folder: end "
+                    f"{self.served.slot} is served by {other.served.owner} already, out of another data folder: end "
                     "that process, or serve other devices; another host needs a BATCHWRIGHT_NODE_NAME of its own"
                 )
             last = other
             time.sleep(_RETRY_SECONDS)
 
     def _other_here(self) -> SeenDevice | None:
-        """A worker of this place, heard of lately, whose death no lock file of ours could prove."""
+        """A worker of this slot, heard of lately, whose death no lock file of ours could prove."""
         for seen in self._store.devices():
             foreign = not seen.served.owner.startswith(self._settings.owner_prefix)
-            if seen.served.place == self.served.place and foreign and seen.age_seconds <= self._settings.lease_seconds:
+            if seen.served.slot == self.served.slot and foreign and seen.age_seconds <= self._settings.lease_seconds:
                 return seen
         return None
 
@@ -176,7 +176,7 @@ class DeviceWorker:
             try:
                 busy = self._run_next()
             except StoreUnavailableError as error:
-                self._warnings.warning("%s: %s", self.served.place, error)
+                self._warnings.warning("%s: %s", self.served.slot, error)
                 busy = False
             except Exception as error:  # noqa: BLE001 - a worker outlives whatever one piece of work does
                 self._outlive(error)
@@ -189,7 +189,7 @@ class DeviceWorker:
         if (trouble := trouble_of(error)) is not None:
             self._health.suspect(trouble)
             return
-        _log.exception("%s: the worker goes on after an error of its own", self.served.place)
+        _log.exception("%s: the worker goes on after an error of its own", self.served.slot)
         self._stopping.wait(_ERROR_PAUSE_SECONDS)
 
     def _check(self, needed_bytes: int) -> Trouble | None:
@@ -237,7 +237,7 @@ class DeviceWorker:
                 self._beat_once()
             except Exception as error:  # noqa: BLE001 - without a heartbeat the device would be lost for good
                 text = "%s: the heartbeat goes on after an error of its own: %s"
-                self._warnings.warning(text, self.served.place, error, exc_info=error)
+                self._warnings.warning(text, self.served.slot, error, exc_info=error)
             self._beat_now.wait(self._settings.beat_seconds)
             self._beat_now.clear()
 
@@ -251,7 +251,7 @@ class DeviceWorker:
         try:
             self._store.announce(self.served.model_copy(update={"unready": self._health.unready}))
         except StoreUnavailableError as error:
-            self._warnings.warning("%s: cannot announce: %s", self.served.place, error)
+            self._warnings.warning("%s: cannot announce: %s", self.served.slot, error)
         else:
             self._announce_due = time.monotonic() + self._settings.lease_seconds / 3
 
@@ -259,4 +259,4 @@ class DeviceWorker:
         try:
             self._store.withdraw(self.served)
         except ServiceError as error:
-            _log.warning("%s: cannot withdraw: %s", self.served.place, error)
+            _log.warning("%s: cannot withdraw: %s", self.served.slot, error)

@@ -109,13 +109,13 @@ def test_under_other_versions_one_probe_confirms_the_answer() -> None:
         plan_of(earlier).micro_batch_sizes,
     )
     proof = found.evidence.proof
-    assert (proof.fits, proof.stopped_by, proof.next_size) == (45, "earlier-answer", 46)
+    assert (proof.fits, proof.stopped_by, proof.next_size) == (45, "warm-start", 46)
     for part in ("45 fits: it was run now", "46, was not run again", "torch 2.12 (now 2.13)", "rec_then", "+0.00%"):
         assert part in proof.statement
-    assert found.evidence.earlier is not None
-    assert found.evidence.earlier.recommendation_id == "rec_then"
-    assert (found.evidence.earlier.versions, found.evidence.earlier.proof) == (THEN, earlier.evidence.proof)
-    assert "rests-on-earlier-answer" in {it.code for it in found.warnings}
+    assert found.evidence.warm_start is not None
+    assert found.evidence.warm_start.recommendation_id == "rec_then"
+    assert (found.evidence.warm_start.versions, found.evidence.warm_start.proof) == (THEN, earlier.evidence.proof)
+    assert "rests-on-warm-start" in {it.code for it in found.warnings}
     assert found.fingerprint != earlier.fingerprint
     assert Recommendation.model_validate_json(found.model_dump_json()) == found
 
@@ -123,14 +123,14 @@ def test_under_other_versions_one_probe_confirms_the_answer() -> None:
 def test_a_full_proof_says_nothing_of_earlier_answers() -> None:
     """Without an earlier answer there is none in the evidence, and no warning."""
     found = answered()
-    assert found.evidence.earlier is None
-    assert "rests-on-earlier-answer" not in {it.code for it in found.warnings}
+    assert found.evidence.warm_start is None
+    assert "rests-on-warm-start" not in {it.code for it in found.warnings}
 
 
 def test_under_a_lower_limit_that_still_holds_the_peak_one_probe_confirms() -> None:
     """What failed in more memory fails in less: only that 45 fits has to be seen."""
     found = again(answered(asking(1010 * MIB)), Memory(), limit=Memory().used(45))
-    assert (sizes(found), found.evidence.proof.stopped_by) == ([45], "earlier-answer")
+    assert (sizes(found), found.evidence.proof.stopped_by) == ([45], "warm-start")
     assert "a limit of 1010.00 MiB (now 1000.00 MiB)" in found.evidence.proof.statement
 
 
@@ -147,7 +147,7 @@ def test_a_larger_limit_is_searched_since_more_may_fit() -> None:
     found = again(answered(), Memory(), limit=3000 * MIB)
     assert (found.largest_micro_batch_size, found.evidence.proof.stopped_by) == (145, "oom")
     assert len(sizes(found)) <= 3
-    assert found.evidence.earlier is not None
+    assert found.evidence.warm_start is not None
     assert found.evidence.expected == measured_peaks(answered())
 
 
@@ -157,7 +157,7 @@ def test_a_bound_needs_no_earlier_proof_whatever_the_limit() -> None:
     assert earlier.evidence.proof.stopped_by == "bound"
     found = again(earlier, Memory(), limit=2 * LIMIT, max_micro_batch_size=40)
     assert (sizes(found), found.evidence.proof.stopped_by) == ([40], "bound")
-    assert "rests-on-earlier-answer" not in {it.code for it in found.warnings}
+    assert "rests-on-warm-start" not in {it.code for it in found.warnings}
 
 
 @pytest.mark.parametrize("slope", [19.0, 19.7, 20.5, 25.0])
@@ -203,7 +203,7 @@ def test_the_fewest_steps_are_confirmed_like_the_largest() -> None:
     """The next size is the next one that changes the steps, then as now."""
     request = asking(objective="fewest_steps")
     found = again(answered(request), Memory(), objective="fewest_steps")
-    assert (sizes(found), found.evidence.proof.stopped_by) == ([42], "earlier-answer")
+    assert (sizes(found), found.evidence.proof.stopped_by) == ([42], "warm-start")
 
 
 def test_an_infeasible_answer_leads_nothing() -> None:
@@ -212,7 +212,7 @@ def test_an_infeasible_answer_leads_nothing() -> None:
     assert not earlier.feasible
     tuning = course(asking(), NOW, earlier)
     assert tuning.to_expect() is not None
-    assert finish(tuning, Memory()).evidence.earlier is None
+    assert finish(tuning, Memory()).evidence.warm_start is None
 
 
 def test_an_earlier_answer_takes_the_place_of_an_estimate() -> None:
@@ -373,7 +373,7 @@ def test_what_does_not_stand_on_an_earlier_proof_is_exact(then: Memory, drift: f
     now = Memory(base=then.base * drift, slope=then.slope * drift)
     found = again(earlier, now, limit=today)
     proof = found.evidence.proof
-    if proof.stopped_by != "earlier-answer":
+    if proof.stopped_by != "warm-start":
         assert proof.fits == min(500, now.largest(today))
         return
     assert sizes(found) == [earlier.largest_micro_batch_size]

@@ -267,7 +267,7 @@ def test_the_most_pressing_reason_counts(hold: Hold) -> None:
 
 def test_a_lease_taken_over_is_lost(hold: Hold, store: Store) -> None:
     """A renewal that is refused stops the work at once."""
-    store.release_place(SERVED.place, SERVED.owner)
+    store.release_slot(SERVED.slot, SERVED.owner)
     hold.renew()
     assert hold.stop_within() == 0.0
 
@@ -306,7 +306,7 @@ def test_a_lease_that_ended_in_an_outage_is_told_from_one_taken_over(
     hold.renew()
     told.append(hold.is_unanswered)
     assert told == [True, False]
-    store.release_place(SERVED.place, SERVED.owner)
+    store.release_slot(SERVED.slot, SERVED.owner)
     with monkeypatch.context() as away:
         away.setattr(store, "renew", Mock(side_effect=StoreUnavailableError("away")))
         hold.renew()

@@ -30,19 +30,19 @@ _STOP_SECONDS = 60.0
 """How long a run that is asked to stop may take to finish its update and write a checkpoint."""
 
 
-def tune(request: TuningRequest, console: Console, earlier: Recommendation | None = None) -> Recommendation:
-    """Run a tuning to its end, each probe shown as it ends; led by an earlier answer to the same question, if given.
+def tune(request: TuningRequest, console: Console, warm_start: Recommendation | None = None) -> Recommendation:
+    """Run a tuning to its end, each probe shown as it ends; warm-started by a recommendation, if given.
 
     Raises:
-        SpecError, DeviceError, PlanError: before any probe; also where the earlier answer is one to another question.
+        SpecError, DeviceError, PlanError: before any probe; also where the warm start is one of another request.
         TuningFailedError: when a probe failed for a reason that is no matter of size, or the loss couples samples.
     """
     began = time.monotonic()
     device = find_device(request.device)
     with ProbeSupervisor(device) as runner, ProbeBoard(console) as board:
         tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
-        if earlier is not None:
-            tuning.recall(earlier)
+        if warm_start is not None:
+            tuning.recall(warm_start)
         board.doing("checking that the loss is a sum over samples")
         judge_coupling(tuning, runner.check_coupling)
         board.doing("checking the spec and estimating its memory")

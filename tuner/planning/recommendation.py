@@ -13,12 +13,12 @@ from tuner.schemas.recommendation import (
     Advice,
     Alternative,
     CouplingCheck,
-    EarlierAnswer,
     Evidence,
     Headroom,
     Proof,
     Recommendation,
     Timings,
+    WarmStart,
     WhatIf,
 )
 from tuner.schemas.requests import TuningRequest
@@ -44,7 +44,7 @@ class Answered:
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
     expected: ExpectedPeaks | None = None
-    earlier: EarlierAnswer | None = None
+    warm_start: WarmStart | None = None
     what_if: WhatIfAnswer = field(default_factory=WhatIfAnswer)
     coupling: CouplingCheck | None = None
 
@@ -92,7 +92,7 @@ def recommend(answered: Answered, *, identifier: str, created_at: datetime, tota
             probes=answered.probes,
             proof=answered.proof,
             expected=answered.expected,
-            earlier=answered.earlier,
+            warm_start=answered.warm_start,
             coupling=answered.coupling,
         ),
         headroom=_headroom(answered),
@@ -222,12 +222,12 @@ def _warnings(answered: Answered) -> list[Advice]:
     if answered.proof.stopped_by == "invalid-size":
         message = f"Size {answered.proof.next_size} failed for another reason than memory; see its probe's message."
         found.append(Advice(code="stopped-by-kernel-limit", message=message))
-    if answered.proof.stopped_by == "earlier-answer":
+    if answered.proof.stopped_by == "warm-start":
         message = (
-            f"Only {answered.proof.fits} was run, to confirm an earlier answer; that {answered.proof.next_size} fails "
-            "was measured then. Tune afresh, without the earlier answer, to measure it now."
+            f"Only {answered.proof.fits} was run, to confirm the recommendation of the warm start; that "
+            f"{answered.proof.next_size} fails was measured then. Tune without a warm start to measure it now."
         )
-        found.append(Advice(code="rests-on-earlier-answer", message=message))
+        found.append(Advice(code="rests-on-warm-start", message=message))
     if not answered.proof.is_conclusive:
         found.append(Advice(code="larger-sizes-not-known", message=answered.proof.statement))
     found += [_not_estimated(it) for it in answered.what_if.unanswered]

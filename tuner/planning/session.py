@@ -180,7 +180,7 @@ class Tuning:
         """How an earlier answer to the same question would lead this tuning.
 
         Raises:
-            SpecError: when it answers another question, or has no full proof of its own.
+            SpecError: when it is of another request, or has no full proof of its own.
         """
         return lead(earlier, self._as_asked)
 
@@ -360,7 +360,7 @@ class Tuning:
                 versions=self.versions,
                 notes=self._search.warnings,
                 expected=self.expected,
-                earlier=self._lead.answer if self._lead else None,
+                warm_start=self._lead.warm_start if self._lead else None,
                 what_if=self._what_ifs.answer() if self._what_ifs else WhatIfAnswer(),
                 coupling=self.coupling,
             ),

@@ -20,7 +20,7 @@ from tuner.errors import FieldProblem, SpecError
 from tuner.planning.fingerprint import asked, counted, fingerprint
 from tuner.planning.posterior import rising
 from tuner.planning.search import SearchSpace
-from tuner.schemas.recommendation import EarlierAnswer, Proof, Recommendation
+from tuner.schemas.recommendation import Proof, Recommendation, WarmStart
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
 from tuner.units import format_bytes
@@ -73,9 +73,9 @@ class Lead:
         return self.size is not None or self.peaks is not None
 
     @property
-    def answer(self) -> EarlierAnswer:
-        """The earlier answer, for the evidence."""
-        return EarlierAnswer(
+    def warm_start(self) -> WarmStart:
+        """The earlier recommendation, for the evidence."""
+        return WarmStart(
             recommendation_id=self.earlier.id,
             created_at=self.earlier.created_at,
             fingerprint=self.earlier.fingerprint,
@@ -89,11 +89,11 @@ def lead(earlier: Recommendation, now: Question) -> Lead:
     """How ``earlier`` leads a tuning that asks ``now``.
 
     Raises:
-        SpecError: when it answers another question, or has no full proof of its own; every difference is named.
+        SpecError: when it is of another request, or has no full proof of its own; every difference is named.
     """
     problems = [*_differences(earlier, now), *_unproven(earlier)]
     if problems:
-        raise SpecError(problems, f"earlier recommendation {earlier.id}")
+        raise SpecError(problems, f"warm start from {earlier.id}")
     return Lead(earlier, size=_size_to_confirm(earlier, now), peaks=measured_peaks(earlier))
 
 
@@ -137,7 +137,7 @@ def _differences(earlier: Recommendation, now: Question) -> list[FieldProblem]:
     today = _leaves(asked(now.request, now.device, now.environment))
     missing = "not set"
     return [
-        FieldProblem(name, f"is {before.get(name, missing)} there, another question", str(today.get(name, missing)))
+        FieldProblem(name, f"is {before.get(name, missing)} there, another request", str(today.get(name, missing)))
         for name in sorted({*before, *today})
         if before.get(name) != today.get(name)
     ]
@@ -152,8 +152,10 @@ def _leaves(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _unproven(earlier: Recommendation) -> list[FieldProblem]:
-    if earlier.evidence.proof.stopped_by == "earlier-answer" and earlier.evidence.earlier is not None:
-        message = f"rests on {earlier.evidence.earlier.recommendation_id}, and has no full proof: give that one instead"
+    if earlier.evidence.proof.stopped_by == "warm-start" and earlier.evidence.warm_start is not None:
+        message = (
+            f"rests on {earlier.evidence.warm_start.recommendation_id}, and has no full proof: give that one instead"
+        )
         return [FieldProblem("evidence.proof", message)]
     limit = _limit(earlier)
     if limit is None:
@@ -257,7 +259,7 @@ def _proof(earlier: Recommendation, then: ProbeResult, first: ProbeResult, now: 
         f"({today / before - 1:+.2%}) when {earlier.id} was found. The next size, {proof.next_size}, was not run "
         f"again: it {event} then{said}, under {_conditions(earlier, now)}."
     )
-    return Proof(fits=proof.fits, stopped_by="earlier-answer", next_size=proof.next_size, statement=statement)
+    return Proof(fits=proof.fits, stopped_by="warm-start", next_size=proof.next_size, statement=statement)
 
 
 def _conditions(earlier: Recommendation, now: Question) -> str:

@@ -47,7 +47,7 @@ _RISING = 0.02
 """Share of a peak that must be above what is held between updates for a ratio to be told from it."""
 _HELPS = 0.99
 """A change that leaves more than this share of the memory does not help."""
-_BY_MEMORY = {"oom", "earlier-answer"}
+_BY_MEMORY = {"oom", "warm-start"}
 """Where a search was stopped by something else, less memory is of no use."""
 _BF16_CAPABILITY = (8, 0)
 """Cards below it only emulate bf16."""

@@ -11,16 +11,16 @@ from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import DeviceInfo
 from tuner.system.files import write_atomically
 
-PLACE_FILE = ".place"
-"""Name of the file in a job's folder that tells where the job ran last."""
+SLOT_FILE = ".slot"
+"""Name of the file in a job's folder that names the slot on which the job ran last."""
 _MOST_PROCESSES_ON_CPU = 16
 """Each takes a rank's memory, and no card bounds their number: one job must not drown the host."""
 
 
-def mark_place(directory: Path, place: str) -> None:
+def mark_slot(directory: Path, slot: str) -> None:
     """Note in a job's folder where the job runs: a folder of the same name on another host is of an earlier attempt."""
     directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(directory / PLACE_FILE, place)
+    write_atomically(directory / SLOT_FILE, slot)
 
 
 def processes_of(recommendation: Recommendation, training: TrainingRequest) -> int:

@@ -27,12 +27,12 @@ def find_earlier(store: Store, tuning: Tuning) -> str | None:
 
 def recall_earlier(store: Store, item: WorkItem, tuning: Tuning) -> None:
     """Let the answer that a queued tuning refers to lead it; where that is no more, or asks another question, none."""
-    if item.earlier_recommendation_id is None:
+    if item.warm_start_from is None:
         return
     try:
-        tuning.recall(store.recommendation(item.earlier_recommendation_id))
+        tuning.recall(store.recommendation(item.warm_start_from))
     except (NotFoundError, SpecError) as error:
-        _log.info("%s is not led by %s: %s", item.id, item.earlier_recommendation_id, error)
+        _log.info("%s is not led by %s: %s", item.id, item.warm_start_from, error)
 
 
 def _lead(store: Store, tuning: Tuning, answer: Recommendation) -> Lead | None:
@@ -48,7 +48,7 @@ def _fully_proven(store: Store, answer: Recommendation) -> Recommendation:
     Raises:
         NotFoundError: when it is not stored any more.
     """
-    rests_on = answer.evidence.earlier
-    if answer.evidence.proof.stopped_by != "earlier-answer" or rests_on is None:
+    rests_on = answer.evidence.warm_start
+    if answer.evidence.proof.stopped_by != "warm-start" or rests_on is None:
         return answer
     return store.recommendation(rests_on.recommendation_id)

@@ -123,7 +123,7 @@ function showState() {
     ["Margin", percent(request.memory_margin)],
     ["Submitted", time(tuning.created_at)],
     ["Took", took(tuning)],
-    ["Run by", tuning.place],
+    ["Slot", tuning.slot],
     ["Attempts", tuning.attempts > 1 ? `${tuning.attempts}: taken over or started again` : null],
     ["API key", tuning.key_id && h("code", {}, tuning.key_id)],
   ]));

@@ -54,7 +54,7 @@ class WorkerProcess:
         self._first: queue.SimpleQueue[ServiceError | None] = queue.SimpleQueue()
         self._measuring = threading.Lock()
         self._measured: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.places: list[str] = []
+        self.slots: list[str] = []
 
     @property
     def pid(self) -> int | None:
@@ -153,7 +153,7 @@ class WorkerProcess:
 
     def _report_first(self, ended: ServiceError, *, started: bool) -> bool:
         """Report a first start that failed; return whether the workers ran at any time."""
-        if started or self.places:
+        if started or self.slots:
             return True
         self._first.put(ended)
         return False
@@ -182,7 +182,7 @@ class WorkerProcess:
         while (message := child.channel.receive()) is not None:
             if "started" in message:
                 started = True
-                first, self.places = not self.places, message["started"]
+                first, self.slots = not self.slots, message["started"]
                 if first:
                     self._first.put(None)
             elif "refused" in message:

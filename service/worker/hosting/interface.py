@@ -9,7 +9,7 @@ class Workers(Protocol):
     """Started once and stopped once."""
 
     @property
-    def places(self) -> list[str]:
+    def slots(self) -> list[str]:
         """Host and device of each worker that runs."""
 
     def start(self) -> None:

@@ -15,7 +15,7 @@ from service.application.rules.wait_time import Running as AtWork
 from service.application.rules.wait_time import expected_waits
 from service.domain.api_keys import Scope, make_key
 from service.domain.states import State, WorkKind
-from service.domain.work import JobSubmission, QueuePlace
+from service.domain.work import JobSubmission, QueuePosition
 from service.domain.workers import Queue, QueueEntry
 from service.store.interface import SeenDevice, Waiting, WorkItem, WorkRow
 from tests.support.factories import recommendation
@@ -96,7 +96,7 @@ def test_a_wait_is_for_the_hardware_it_needs(service: Running) -> None:
         assert ended(service.http, service.http.post("/v1/tunings", json=body(fresh=True)).headers["location"])
     (here,) = (seen.served for seen in store.devices())
     other = here.device.model_copy(update={"total_bytes": here.device.total_bytes + 1})
-    idle = here.model_copy(update={"place": "other/cpu", "owner": "other", "device": other})
+    idle = here.model_copy(update={"slot": "other/cpu", "owner": "other", "device": other})
     store.announce(idle)
     for number, hardware in enumerate((idle.hardware, "none|1")):
         store.add(new_work(f"tun_{number:032x}", hardware=hardware))
@@ -114,10 +114,10 @@ def test_work_that_is_deleted_meanwhile_leaves_the_queue_readable(
     def deleted_after() -> list[SeenDevice]:
         seen = devices()
         for it in seen:
-            if it.held_by is not None and it.held_by != waits:
-                busy.http.post(f"/v1/tunings/{it.held_by}/cancel")
-                ended(busy.http, f"/v1/tunings/{it.held_by}")
-                store.delete(it.held_by)
+            if it.running_id is not None and it.running_id != waits:
+                busy.http.post(f"/v1/tunings/{it.running_id}/cancel")
+                ended(busy.http, f"/v1/tunings/{it.running_id}")
+                store.delete(it.running_id)
         return seen
 
     monkeypatch.setattr(store, "devices", deleted_after)
@@ -260,8 +260,8 @@ def test_the_queue_is_read_once_for_many_who_poll() -> None:
 
     places = QueuePlaces(look, lambda: now[0])
     assert [places.of(item("a")), places.of(item("b"))] == [
-        QueuePlace(position=1, expected_wait_seconds=3.0),
-        QueuePlace(position=2, expected_wait_seconds=3.0),
+        QueuePosition(position=1, expected_wait_seconds=3.0),
+        QueuePosition(position=2, expected_wait_seconds=3.0),
     ]
     assert len(looks) == 1
     third = places.of(item("c"))

@@ -116,7 +116,7 @@ def test_devices_say_who_holds_them(start_service: StartService) -> None:
         assert started.wait(PATIENCE_SECONDS)
         client.tunings.submit(tuning_request(effective_batch_size=7))
         (device,) = client.devices.list()
-        assert (device.device.id, device.alive, device.held_by, device.queued) == ("cpu", True, running.id, 1)
+        assert (device.device.id, device.alive, device.running_id, device.queued) == ("cpu", True, running.id, 1)
 
 
 def test_lists_are_paged_and_slim(service: Running, client: Client) -> None:

@@ -116,7 +116,7 @@ def test_work_that_waits_can_be_found_cancelled_and_deleted(against: Against, st
         (entry,) = await calls.queue.list(limit=5)
         assert (entry.id, entry.kind, entry.priority, entry.position) == (waiting.id, WorkKind.TUNING, -3, 1)
         (device,) = await calls.devices.list()
-        assert device.held_by == running.id
+        assert device.running_id == running.id
         with pytest.raises(ConflictError, match="not-ended"):
             await calls.tunings.delete(running.id)
         for tuning in (waiting, running):

@@ -114,13 +114,13 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "recommendations": lambda store, _: store.recommendations(RecommendationFilter(), 5),
     "totals": lambda store, _: store.totals(3600.0),
     "count_answers": lambda store, _: store.count_answers(1, 2),
-    "claim": lambda store, _: store.claim(SERVED.model_copy(update={"place": "other"}), LEASE_SECONDS),
+    "claim": lambda store, _: store.claim(SERVED.model_copy(update={"slot": "other"}), LEASE_SECONDS),
     "renew": lambda store, lease: store.renew(lease, LEASE_SECONDS),
     "record_probe": lambda store, lease: store.record_probe(lease, 1, probe_result(4)),
     "record_progress": lambda store, lease: store.record_progress(lease, [progress(1)]),
     "finish": lambda store, lease: store.finish(lease, Ending(State.FAILED)),
     "hand_back": lambda store, lease: store.hand_back(lease),
-    "release_place": lambda store, _: store.release_place("other", "host:"),
+    "release_slot": lambda store, _: store.release_slot("other", "host:"),
     "announce": lambda store, _: store.announce(SERVED),
     "withdraw": lambda store, _: store.withdraw(SERVED),
     "devices": lambda store, _: store.devices(),
@@ -255,12 +255,12 @@ def test_a_failed_check_proves_nothing(tmp_path: Path) -> None:
 
 def test_a_worker_not_heard_of_for_a_day_is_forgotten(store: Store) -> None:
     """A host that is gone for good leaves the list when another worker announces itself."""
-    gone = SERVED.model_copy(update={"place": "gone/cpu"})
+    gone = SERVED.model_copy(update={"slot": "gone/cpu"})
     store.announce(gone)
     with writing(store._engine) as connection:  # type: ignore[attr-defined]
         connection.execute(text("UPDATE workers SET heartbeat_at = heartbeat_at - 86401000"))
     store.announce(SERVED)
-    assert [seen.served.place for seen in store.devices()] == [SERVED.place]
+    assert [seen.served.slot for seen in store.devices()] == [SERVED.slot]
 
 
 def test_only_a_whole_claim_is_made(store: Store, new_id: NewId) -> None:

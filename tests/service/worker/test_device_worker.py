@@ -338,13 +338,13 @@ def test_a_worker_that_lost_its_lease_says_nothing(store: Store, start: StartWor
     runner = ScriptedRunner(37, until_stopped(started))
     start(runner)
     assert started.wait(PATIENCE_SECONDS)
-    store.release_place(SERVED.place, "host:")
-    other = store.claim(SERVED.model_copy(update={"place": "other/cpu", "owner": "other:1"}), 3600.0)
+    store.release_slot(SERVED.slot, "host:")
+    other = store.claim(SERVED.model_copy(update={"slot": "other/cpu", "owner": "other:1"}), 3600.0)
     assert other is not None
     when(store, work_id, lambda _: len(runner.sizes) == 1)
     store.record_probe(other.lease, 1, undisturbed(37)[0])
     item = store.get(work_id)
-    assert (item.state, item.place, item.probes, item.attempts) == (State.RUNNING, "other/cpu", 1, 2)
+    assert (item.state, item.slot, item.probes, item.attempts) == (State.RUNNING, "other/cpu", 1, 2)
 
 
 def test_work_that_ends_its_workers_is_given_up(store: Store, start: StartWorker) -> None:
@@ -440,8 +440,8 @@ def test_a_jobs_folder_tells_where_it_ran(store: Store, start: StartWorker, tmp_
     """So that whoever reads its files knows whether they are of its last attempt."""
     job_id = queue_job(store, updates=3)
     start(ScriptedRunner(0), Trainer())
-    assert ended(store, job_id).place == "host/cpu"
-    assert (tmp_path / "runs" / job_id / ".place").read_text() == "host/cpu"
+    assert ended(store, job_id).slot == "host/cpu"
+    assert (tmp_path / "runs" / job_id / ".slot").read_text() == "host/cpu"
 
 
 def test_a_job_ends_with_its_result(store: Store, start: StartWorker) -> None:

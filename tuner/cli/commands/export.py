@@ -33,7 +33,7 @@ def _help_of(name: str) -> str:
 
 
 def export(  # noqa: PLR0913 - a command's options are its arguments
-    recommendation: Annotated[Path, typer.Argument(metavar="REC", help="The answer of `tune`, as JSON.")],
+    recommendation: Annotated[Path, typer.Argument(metavar="REC", help="The recommendation of `tune`, as JSON.")],
     *,
     format_: Annotated[
         str, typer.Option("--format", "-f", metavar="NAME", help="What to export to; `batchwright formats` lists all.")
