@@ -58,7 +58,7 @@ class Desk:
         """
         item = self.store.get(work_id) if views.is_identifier(work_id) else None
         if item is None or item.kind is not kind:
-            raise NotFoundError(f"there is no {kind} {work_id!r}")
+            raise NotFoundError.of(kind, work_id)
         return item
 
     def cancel(self, work_id: str, kind: WorkKind, caller: Caller) -> WorkItem:

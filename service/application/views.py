@@ -38,7 +38,7 @@ def check_identifier(text: str, kind: str) -> None:
         NotFoundError: naming it.
     """
     if not is_identifier(text):
-        raise NotFoundError(f"there is no {kind} {text!r}")
+        raise NotFoundError.of(kind, text)
 
 
 # --- documents -------------------------------------------------------------------------------------------------------

@@ -19,16 +19,16 @@ class Proof(Document):
     fits: NonNegativeInt
     """The largest size known to fit; 0 when none does."""
     stopped_by: Literal["oom", "invalid-size", "bound", "warm-start", "timeout", "error", "lost"]
-    """Reason for the end of the search: a measured OOM, a kernel's own limit, a bound set beforehand, or an OOM that the
-    recommendation of its warm start measured under other versions or another limit. Or a probe that was inconclusive: it did not end in
-    time (`timeout`), failed for another reason than memory (`error`), or was ended from outside again and again
-    (`lost`). Larger sizes than `fits` were not shown to fail by `bound`, `timeout`, `error` and `lost`."""
+    """Reason for the end of the search: a measured OOM, a kernel's own limit, a bound set before, or an OOM that the
+    tuning of the warm start measured under other versions or another limit. Or a probe that was inconclusive: it did
+    not end in time (`timeout`), failed for another reason than memory (`error`), or was ended from outside again and
+    again (`lost`). Larger sizes than `fits` were not shown to fail by `bound`, `timeout`, `error` and `lost`."""
     next_size: PositiveInt | None = None
-    """The next size on the grid, which was probed and failed, in the tuning of the warm start where the proof rests on one; none when a
-    bound stops the search. For `timeout`, `error` and `lost` the size whose probe could not tell: sizes between it and
-    `fits` may not have been tried."""
+    """The next size on the grid, which was probed and failed: by the tuning of the warm start where the proof rests on
+    one. None when a bound stops the search. For `timeout`, `error` and `lost` the size whose probe did not tell: sizes
+    between it and `fits` may not have been tried."""
     statement: str
-    """The same in a sentence."""
+    """The proof in a sentence."""
 
     @property
     def is_conclusive(self) -> bool:

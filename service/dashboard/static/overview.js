@@ -181,7 +181,7 @@ function showDevices(rows) {
 const queue = makeTable({
   caption: "Queue",
   columns: [
-    { title: "Slot", class: "number", cell: (row) => count(row.position) },
+    { title: "Position", class: "number", cell: (row) => count(row.position) },
     { title: "Work", class: "nowrap", cell: (row) => [workLink(row.id), " ", tag(row.kind)] },
     { title: "Model", class: "model", cell: (row) => row.model },
     { title: "Device", class: "nowrap", cell: (row) => row.device },
@@ -198,12 +198,12 @@ function expectedWait(row) {
 }
 
 function showQueue(rows) {
-  byId("queue-note").textContent = rows.length < QUEUE_SHOWN ? "" : `the first ${QUEUE_SHOWN}; places count for each device`;
+  byId("queue-note").textContent = rows.length < QUEUE_SHOWN ? "" : `the first ${QUEUE_SHOWN}; positions count for each device`;
   if (rows.length > 0) {
     showOnce("queue", "table", () => queue.element);
     queue.update(rows.map((row) => ({ ...row, age_seconds: Math.floor(row.age_seconds) })));
   } else {
-    showOnce("queue", "none", () => emptyState({ title: "Nothing waits" }));
+    showOnce("queue", "none", () => emptyState({ title: "The queue is empty" }));
   }
 }
 

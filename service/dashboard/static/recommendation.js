@@ -40,13 +40,12 @@ function show(found, formats) {
   }
   replace(byId("actions"), actions(found));
   replace(byId("gpus"), gpuButton(found));
-  replace(byId("facts"), facts(found), codeBlock(JSON.stringify(found.request, null, 2), { label: "What was asked", download: `${id}.json` }));
+  replace(byId("facts"), facts(found), codeBlock(JSON.stringify(found.request, null, 2), { label: "Request", download: `${id}.json` }));
 }
 
 function answer(found) {
   const { headroom } = found;
   return [
-    h("h3", {}, "Plan"),
     showPlan(found.plan),
     h("h3", {}, "Proof"),
     h("div", { class: "figures" },

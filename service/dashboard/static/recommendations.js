@@ -15,6 +15,7 @@ const chosen = new Set();
 const LIST = {
   path: "/v1/recommendations",
   caption: "Recommendations",
+  noun: "recommendation",
   ended: () => true,
   refreshSeconds: 10,
   filters: [

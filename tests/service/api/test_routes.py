@@ -176,6 +176,14 @@ def test_what_is_wrong_is_a_problem(shared_service: Running, method: str, path: 
     problem_in(shared_service.http.request(method, path), status, code)
 
 
+def test_what_was_not_found_may_have_been_deleted(shared_service: Running) -> None:
+    """The problem names the kind and the id, and the likely reason."""
+    for path, kind in (("tunings", "tuning"), ("jobs", "job"), ("recommendations", "recommendation")):
+        identifier = f"{kind[:3]}_{'0' * 32}"
+        problem = problem_in(shared_service.http.get(f"/v1/{path}/{identifier}"), 404, "not-found")
+        assert problem.detail == f"No {kind} with the id '{identifier}'. It may have been deleted."
+
+
 def test_the_methods_of_a_path_are_named(shared_service: Running) -> None:
     """405 names every method the path has; OPTIONS does too, and succeeds."""
     assert shared_service.http.delete("/v1/tunings").headers["allow"] == "GET, HEAD, OPTIONS, POST"
@@ -332,7 +340,8 @@ def test_jobs_that_cannot_be_made_are_refused_with_the_remedy(client: Client) ->
     """No data, too many ranks, nothing fits, another device, variables that are not the allocator's."""
     assert "`data`" in refused(client, 422, "invalid-request", recommendation(mlp_spec(data=None)))
     assert "dry run" in refused(client, 422, "unsupported-job", recommendation(None, 17, world_size=17))
-    assert "without a sample" in refused(client, 422, "no-plan", recommendation(None, 10, world_size=17))
+    crowded = recommendation(request=tuning_request(mlp_spec(parallelism={"world_size": 17}), 10))
+    assert "without a sample" in refused(client, 422, "no-plan", crowded)
     nothing = recommendation(feasible=False, infeasible_reason="1 does not fit", plan=None)
     assert "1 does not fit" in refused(client, 422, "infeasible-recommendation", nothing)
     device = recommendation().device

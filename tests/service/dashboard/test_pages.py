@@ -323,6 +323,7 @@ def test_recommendations_are_compared(service: Running, visit: Open) -> None:
     """Two are ticked in the list; what differs is marked."""
     one, other = tune(service, effective_batch_size=100), tune(service, effective_batch_size=37)
     page = visit(service).open("/recommendations")
+    expect(page.locator(".list-foot")).to_have_text(re.compile(r"^\d+ recommendations"))
     for found in (one, other):
         page.get_by_label(f"Compare {found['recommendation_id']}").check()
     page.get_by_role("link", name="Compare 2 recommendations").click()

@@ -196,7 +196,7 @@ def test_every_stored_recommendation_takes_the_names_of_today(
 
 def test_a_recommendation_of_before_says_the_same_in_the_names_of_today() -> None:
     """Its uniform plan, its what-ifs, and what it rests on; and it can be written in the names of before."""
-    found = Recommendation.model_validate(recommendation_with_plan(json.loads(json.dumps(OLD))))
+    found = Recommendation.model_validate(recommendation_with_plan(OLD))
     assert found.uniform is not None
     assert (found.uniform.effective_batch_size, found.uniform.requested_effective_batch_size) == (100, 101)
     assert not found.uniform.exact

@@ -77,8 +77,8 @@ def recommendation_with_plan(old: _Fields) -> _Fields:
     if new.get("uniform"):
         new["uniform"] = _flat_uniform(new["uniform"])
     new["what_ifs"] = [_what_if_with_plan(it, batch["requested"], ranks) for it in new.get("what_ifs", ())]
-    _rename_words(new, "earlier", "warm_start", _STOPPED_BY, _WARNINGS)
-    return {"plan": plan, "largest_micro_batch_size": size, **new}
+    named = _with_words(new, ("earlier", "warm_start"), _STOPPED_BY, _WARNINGS)
+    return {"plan": plan, "largest_micro_batch_size": size, **named}
 
 
 def recommendation_without_plan(new: _Fields) -> _Fields:
@@ -95,8 +95,7 @@ def recommendation_without_plan(new: _Fields) -> _Fields:
     if old.get("uniform"):
         old["uniform"] = _nested_uniform(old["uniform"])
     old["what_ifs"] = [_what_if_without_plan(it) for it in old.get("what_ifs", ())]
-    _rename_words(old, "warm_start", "earlier", _swapped(_STOPPED_BY), _swapped(_WARNINGS))
-    return old
+    return _with_words(old, ("warm_start", "earlier"), _swapped(_STOPPED_BY), _swapped(_WARNINGS))
 
 
 def _plan(steps: int, size: int, ranks: int, batch: _Fields) -> _Fields:
@@ -146,19 +145,20 @@ def _what_if_without_plan(new: _Fields) -> _Fields:
     }
 
 
-def _rename_words(
-    found: _Fields, before: str, after: str, stopped_by: dict[str, str], warnings: dict[str, str]
-) -> None:
-    """Rename a field of the evidence, and what stopped searches and warnings are called."""
-    evidence = found.get("evidence", {})
-    if before in evidence:
-        evidence[after] = evidence.pop(before)
-    for holder in (evidence, evidence.get(after) or {}):
-        if "proof" in holder:
-            word = holder["proof"]["stopped_by"]
-            holder["proof"]["stopped_by"] = stopped_by.get(word, word)
-    for warning in found.get("warnings", ()):
-        warning["code"] = warnings.get(warning["code"], warning["code"])
+def _with_words(found: _Fields, start: tuple[str, str], proofs: dict[str, str], warnings: dict[str, str]) -> _Fields:
+    """Rename the warm start of the evidence, what stops searches, and warnings."""
+    before, after = start
+    evidence = {after if name == before else name: value for name, value in found.get("evidence", {}).items()}
+    if evidence.get(after):
+        evidence[after] = _with_proof(evidence[after], proofs)
+    listed = [{**it, "code": warnings.get(it["code"], it["code"])} for it in found.get("warnings", ())]
+    return {**found, "evidence": _with_proof(evidence, proofs), "warnings": listed}
+
+
+def _with_proof(found: _Fields, names: dict[str, str]) -> _Fields:
+    proof = found.get("proof", {})
+    word = proof.get("stopped_by")
+    return {**found, "proof": {**proof, "stopped_by": names.get(word, word)}}
 
 
 # --- the database ---
