@@ -35,7 +35,7 @@ class TuningCases:
     def submit(self, submission: TuningSubmission, caller: Caller, once: Idempotency | None = None) -> Submitted:
         """Queue a tuning, or find the one with the same fingerprint that has its answer.
 
-        An answer to the same question under other versions or another limit is never served: it leads the new tuning.
+        An answer to the same question under other versions or another limit is never served: it warm-starts the search.
         With ``once``, a request that was answered before is given the same answer.
 
         Raises:

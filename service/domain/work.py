@@ -35,13 +35,13 @@ Priority = Annotated[int, Field(ge=-100, le=100)]
 
 
 class TuningSubmission(TuningRequest):
-    """A tuning to make, or the stored answer to take."""
+    """A tuning to make, unless a stored recommendation serves it."""
 
     fresh: bool = False
     """Probe again, even when a recommendation with the same fingerprint is stored."""
     priority: Priority = 0
     """Work of a higher priority is taken first, older work before newer of the same; above 0 needs the scope `admin`.
-    The answer does not depend on it."""
+    The recommendation does not depend on it."""
 
     def to_request(self) -> TuningRequest:
         """The request without what only concerns its submission."""
@@ -122,23 +122,23 @@ class WorkSummary(Document):
 
 
 class QueuePosition(Document):
-    """The place in the queue of a tuning or job that waits, as it was at most a second ago."""
+    """The position in the queue of a tuning or job that waits, as it was at most a second ago."""
 
     position: PositiveInt
-    """Its place in the order of its device, from 1."""
+    """Its position in the order of its device, from 1."""
     expected_wait_seconds: NonNegativeFloat | None = None
-    """Expected seconds until it is taken, to the second, as `GET /v1/queue` tells it; none where that is unknown."""
+    """Expected seconds until it is taken, to the second, as in `GET /v1/queue`; none where that is unknown."""
 
 
 class TuningSummary(WorkSummary):
     """A tuning in a list."""
 
     fingerprint: str
-    """SHA-256 of everything the answer depends on."""
+    """SHA-256 of everything the recommendation depends on."""
     probes: NonNegativeInt
     """Probes recorded so far."""
     recommendation_id: str | None = None
-    """Identifier of the answer, once there is one."""
+    """Identifier of the recommendation, once there is one."""
     warm_start_from: str | None = None
     """Identifier of the stored recommendation that warm-starts this tuning: one for the same request, under other
     versions or another limit. One probe may confirm it."""
@@ -150,13 +150,13 @@ class Tuning(TuningSummary):
     slot: str | None = None
     """The slot (host and device) that runs it, or ran it last."""
     queue: QueuePosition | None = None
-    """Its place in the queue, while it waits; none in the answer to its submission, and where it is not known yet."""
+    """Its position in the queue, while it waits; none in the response to its submission, and until it is known."""
     request: TuningRequest
-    """What was asked."""
+    """The request."""
     problem: Problem | None = None
     """Why it failed."""
     recommendation: Recommendation | None = None
-    """The answer, once there is one. `feasible: false` is an answer too."""
+    """The result, once there is one. `feasible: false` is a result too."""
 
 
 class JobSummary(WorkSummary):
@@ -172,9 +172,9 @@ class Job(JobSummary):
     slot: str | None = None
     """The slot (host and device) that runs it, or ran it last."""
     queue: QueuePosition | None = None
-    """Its place in the queue, while it waits; none in the answer to its submission, and where it is not known yet."""
+    """Its position in the queue, while it waits; none in the response to its submission, and until it is known."""
     training: TrainingRequest
-    """What was asked."""
+    """The requested run."""
     recommendation: Recommendation
     """What it was made from."""
     directory: str | None = None
@@ -214,7 +214,7 @@ class ConfiguredJob(Document):
     recommendation_id: str
     """What it is made from."""
     export: Export | None = None
-    """The recommendation in the words of another framework or launcher, where that was asked for."""
+    """The recommendation in the words of another framework or launcher, where that was requested."""
 
 
 class Checkpoint(Document):
@@ -239,7 +239,7 @@ class RecordedProbe(Document):
     """A probe of a tuning."""
 
     ordinal: PositiveInt
-    """Its place in the order of probes, from 1."""
+    """Its position in the order of probes, from 1."""
     recorded_at: datetime
     """When its result was stored."""
     result: ProbeResult
@@ -254,7 +254,7 @@ class ProbeList(Document):
 
 
 class EventKind(StrEnum):
-    """What an event tells."""
+    """What an event reports."""
 
     STATE = "state"
     """The state changed."""
@@ -272,7 +272,7 @@ class Event(Document):
     at: datetime
     """When it was recorded."""
     kind: EventKind
-    """What it tells."""
+    """What it reports."""
     state: State | None = None
     """The new state."""
     probe: RecordedProbe | None = None
@@ -295,7 +295,7 @@ class RecommendationSummary(Document):
     created_at: datetime
     """When it was made (UTC)."""
     fingerprint: str
-    """SHA-256 of everything the answer depends on."""
+    """SHA-256 of everything the recommendation depends on."""
     model: str
     """Short name of the model."""
     device: DeviceId

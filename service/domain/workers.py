@@ -73,7 +73,7 @@ class QueueEntry(Document):
     priority: int
     """Work of a higher priority is taken first."""
     position: PositiveInt
-    """Its place in the order of its device, from 1."""
+    """Its position in the order of its device, from 1."""
     age_seconds: NonNegativeFloat
     """How long it has waited."""
     expected_wait_seconds: NonNegativeFloat | None = None

@@ -17,9 +17,9 @@ class PlanSummary(Document):
     effective_batch_size: PositiveInt
     """Samples per update over all ranks that the plan gives."""
     requested_effective_batch_size: PositiveInt
-    """Samples per update over all ranks that were asked for."""
+    """Samples per update over all ranks that were requested."""
     exact: bool
-    """Whether the plan gives exactly what was asked for."""
+    """Whether the plan gives exactly what was requested."""
 
     def summary(self) -> PlanSummary:
         """Return these figures alone."""

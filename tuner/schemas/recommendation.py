@@ -139,7 +139,7 @@ class WhatIf(Document):
     measured: Literal[False] = False
     """It is no proof: a tuning of the changed spec measures."""
     source: Literal["estimated"] = "estimated"
-    """Where the figures come from: an estimate's memory curve, bent as the probes of the spec as asked bend theirs."""
+    """Where the figures come from: an estimate's memory curve, calibrated with the probes of the requested spec."""
     plan: PlanSummary | None = None
     """The plan for the effective batch around the largest size; none when none is expected to fit."""
     largest_micro_batch_size: NonNegativeInt
@@ -200,10 +200,10 @@ class Recommendation(Document):
     alternatives: tuple[Alternative, ...] = ()
     """Plans that fit, from the fewest steps upward, and what they take; the recommended one is among them."""
     what_ifs: tuple[WhatIf, ...] = ()
-    """When asked for: changes of the spec with which a larger micro-batch is expected to fit, the largest first. They
+    """When requested: changes of the spec with which a larger micro-batch is expected to fit, the largest first. They
     are estimated, not run."""
     uniform: UniformPlan | None = None
-    """The plan with one size repeated, when it was asked for."""
+    """The plan with one size repeated, when it was requested."""
     evidence: Evidence
     """Every probe, and what they prove."""
     headroom: Headroom | None = None

@@ -32,7 +32,7 @@ def recall_earlier(store: Store, item: WorkItem, tuning: Tuning) -> None:
     try:
         tuning.recall(store.recommendation(item.warm_start_from))
     except (NotFoundError, SpecError) as error:
-        _log.info("%s is not led by %s: %s", item.id, item.warm_start_from, error)
+        _log.info("%s is not warm-started by %s: %s", item.id, item.warm_start_from, error)
 
 
 def _lead(store: Store, tuning: Tuning, answer: Recommendation) -> Lead | None:
