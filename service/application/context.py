@@ -59,7 +59,7 @@ class ApplicationContext:
         """
         item = self.store.work.get(work_id) if views.is_identifier(work_id) else None
         if item is None or item.kind is not kind:
-            raise NotFoundError(f"there is no {kind} {work_id!r}")
+            raise NotFoundError.of(kind, work_id)
         return item
 
     def cancel(self, work_id: str, kind: WorkKind, caller: Caller) -> WorkItem:
@@ -117,7 +117,7 @@ class ApplicationContext:
             StoreUnavailableError: when there is none, and the database cannot be written: workers may be silent for it.
         """
         alive = [seen for seen in self.store.devices.list() if self.is_alive(seen)]
-        alive.sort(key=lambda seen: (seen.served.device.kind == "cpu", len(seen.served.device.id), seen.served.place))
+        alive.sort(key=lambda seen: (seen.served.device.kind == "cpu", len(seen.served.device.id), seen.served.slot))
         found = next((seen for seen in alive if device in {None, seen.served.device.id}), None)
         if found is None:
             self.store.queue.check()  # a worker that cannot write is silent: its device is not unknown

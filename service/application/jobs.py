@@ -16,7 +16,7 @@ from service.application.rules.placement import (
 )
 from service.domain.api_keys import Caller
 from service.domain.states import RESUMABLE_STATES, WorkKind
-from service.domain.work import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission, QueuePlace
+from service.domain.work import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission, QueuePosition
 from service.domain.workers import ServedDevice
 from service.errors import InfeasibleRecommendationError, InvalidInputError, NotOnThisHostError, NotResumableError
 from service.fast_path.queue_positions import QueuePositions
@@ -36,8 +36,8 @@ _PYTHON = "python"
 class JobCases:
     """What callers can do with jobs. Safe to share between threads."""
 
-    def __init__(self, context: ApplicationContext, places: QueuePositions) -> None:
-        self._places = places
+    def __init__(self, context: ApplicationContext, positions: QueuePositions) -> None:
+        self._positions = positions
         self._context = context
         self._submissions = context.store.submissions
         self._recommendations = context.store.recommendations
@@ -79,7 +79,7 @@ class JobCases:
             NotFoundError: when there is none with this id.
         """
         item = self._context.get(job_id, WorkKind.JOB)
-        return self._view(item, self._places.of(item.id, item.state))
+        return self._view(item, self._positions.of(item.id, item.state))
 
     def page(self, limit: int, cursor: str | None = None, wanted: WorkFilter = EVERYTHING) -> bytes:
         """A page of jobs, newest first: a ``JobPage`` as JSON.
@@ -104,7 +104,7 @@ class JobCases:
         Raises:
             NotFoundError: when there is no such job.
             NotOwnerError: when another key made it.
-            NotResumableError: when it is in another state, has no checkpoint, or nobody serves the place it ran at.
+            NotResumableError: when it is in another state, has no checkpoint, or nobody serves the slot it ran on.
             NotOnThisHostError: when its folder is elsewhere.
             RequestError: when the operator allows it no more, or another device is there by now.
             QuotaExceededError: when its key has used its quota.
@@ -158,7 +158,7 @@ class JobCases:
             kind=WorkKind.JOB,
             device=recommendation.device.id,
             model=model_name(recommendation.request.spec),
-            effective_batch_size=recommendation.effective_batch_size.requested,
+            effective_batch_size=recommendation.request.effective_batch_size,
             fingerprint=recommendation.fingerprint,
             payload=payload(request),
             recommendation_id=recommendation.id,
@@ -174,7 +174,7 @@ class JobCases:
     def _submitted(self, item: WorkItem) -> Submitted:
         return Submitted(item.id, self._view(item).model_dump_json())
 
-    def _view(self, item: WorkItem, queue: QueuePlace | None = None) -> Job:
+    def _view(self, item: WorkItem, queue: QueuePosition | None = None) -> Job:
         return views.job(item, self._context.runs.directory(item.id) if self._is_here(item) else None, queue)
 
     def _check_can_go_on(self, item: WorkItem) -> None:
@@ -186,24 +186,24 @@ class JobCases:
                 f"{item.id} has no checkpoint to go on from: submit it again, with `training.checkpoint_every`"
             )
         recommendation = JobRequest.model_validate_json(item.payload).recommendation
-        seen = next((it for it in self._devices.list() if it.served.place == item.place), None)
+        seen = next((it for it in self._devices.list() if it.served.slot == item.slot), None)
         if seen is None or not self._context.is_alive(seen):
-            raise NotResumableError(f"{item.id} ran at {item.place}, which no worker serves now")
+            raise NotResumableError(f"{item.id} ran on {item.slot}, which no worker serves now")
         check_same_device(recommendation.device, seen.served.device)
         self._check_spec(recommendation.request.spec)
 
     def _check_is_here(self, job_id: str) -> None:
         """Refuse what has begun and left no folder here, or one of an earlier attempt."""
         item = self._context.get(job_id, WorkKind.JOB)
-        if item.place is not None and not self._is_here(item):
+        if item.slot is not None and not self._is_here(item):
             raise NotOnThisHostError(
-                f"the folder of {job_id} is not on the host that answers; it runs, or ran last, at {item.place}"
+                f"the folder of {job_id} is not on the host that answers; it runs, or ran last, on {item.slot}"
             )
 
     def _is_here(self, item: WorkItem) -> bool:
         """Whether the folder of a job's last attempt is on this host."""
         runs = self._context.runs
-        return item.place is not None and runs.are_here(item.id) and runs.place(item.id) in {None, item.place}
+        return item.slot is not None and runs.are_here(item.id) and runs.slot(item.id) in {None, item.slot}
 
     def _trainable(self, submission: JobSubmission) -> tuple[Recommendation, ServedDevice]:
         """The recommendation of a submission, and what would run it."""

@@ -26,8 +26,8 @@ from tuner.schemas.requests import TuningRequest
 class TuningCases:
     """What callers can do with tunings. Safe to share between threads."""
 
-    def __init__(self, context: ApplicationContext, counter: HitCounter, places: QueuePositions) -> None:
-        self._places = places
+    def __init__(self, context: ApplicationContext, counter: HitCounter, positions: QueuePositions) -> None:
+        self._positions = positions
         self._context = context
         self._hit_counter = counter
         self._submissions = context.store.submissions
@@ -37,7 +37,7 @@ class TuningCases:
     def submit(self, submission: TuningSubmission, caller: Caller, once: Idempotency | None = None) -> Submitted:
         """Queue a tuning, or find the one with the same fingerprint that has its answer.
 
-        An answer to the same question under other versions or another limit is never served: it leads the new tuning.
+        An answer to the same question under other versions or another limit is never served: it warm-starts the search.
         With ``once``, a request that was answered before is given the same answer.
 
         Raises:
@@ -123,7 +123,7 @@ class TuningCases:
                 answer = self._answer_from(known, replace(work, priority=0), request, seen.served, once)
                 self._hit_counter.count(hit=True)
                 return answer
-            work = replace(work, earlier_recommendation_id=find_earlier(self._recommendations, course))
+            work = replace(work, warm_start_from=find_earlier(self._recommendations, course))
         item = self._submissions.add(work, self._context.policy.quota, first_time(once, _queued))
         if not submission.fresh:
             self._hit_counter.count(hit=False)
@@ -179,7 +179,7 @@ class TuningCases:
     def _view(self, item: WorkItem) -> Tuning:
         answer = item.recommendation_id
         recommendation = self._recommendations.get(answer) if answer else None
-        return views.tuning(item, recommendation, self._places.of(item.id, item.state))
+        return views.tuning(item, recommendation, self._positions.of(item.id, item.state))
 
 
 def _queued(item: WorkItem) -> Submitted:

@@ -113,7 +113,7 @@ function show() {
     ["Checkpoint every", plural(job.training.checkpoint_every, "update")],
     ["Submitted", time(job.created_at)],
     ["Took", took(job)],
-    ["Run by", job.place],
+    ["Slot", job.slot],
     ["Attempts", job.attempts > 1 ? `${job.attempts}: taken over or started again` : null],
     ["Folder", job.directory && h("code", {}, job.directory)],
     ["Weights (SHA-256)", job.result?.weights_sha256 && h("code", {}, job.result.weights_sha256)],

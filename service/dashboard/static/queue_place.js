@@ -3,7 +3,7 @@
  *
  *   const places = followPlace(path, (work) => {...})     `work` was read again
  *   places.update(work)                                   follows while `work` waits, and not otherwise
- *   placeInWords(work.queue)                              "Place 2 in the queue of its device, ..."
+ *   placeInWords(work.queue)                              "Position 2 in the queue of its device, ..."
  */
 
 import { get } from "./api.js";
@@ -19,7 +19,7 @@ export function placeInWords(queue) {
   }
   const wait = queue.expected_wait_seconds;
   const expected = wait === null ? "" : `, expected to start in about ${seconds(wait)}`;
-  return `Place ${count(queue.position)} in the queue of its device${expected}.`;
+  return `Position ${count(queue.position)} in the queue of its device${expected}.`;
 }
 
 /** Reads the work now and then while it waits: no event tells that the queue has moved on. */
