@@ -47,10 +47,8 @@ def decision(found: Recommendation) -> dict[str, Any]:
     """What an answer says: all that must not depend on how the tuning went."""
     return {
         "feasible": found.feasible,
-        "micro_batch_size": found.micro_batch_size,
-        "gradient_accumulation_steps": found.gradient_accumulation_steps,
-        "micro_batch_sizes": found.micro_batch_sizes,
-        "effective_batch_size": found.effective_batch_size.model_dump(),
+        "plan": found.plan and found.plan.model_dump(),
+        "largest_micro_batch_size": found.largest_micro_batch_size,
         "proof": found.evidence.proof.model_dump(include={"fits", "next_size", "stopped_by"}),
         "fingerprint": found.fingerprint,
     }

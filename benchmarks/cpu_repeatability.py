@@ -66,7 +66,7 @@ def summary(found: list[Recommendation]) -> dict[str, Any]:
     fits = [probe for one in found for probe in one.evidence.probes]
     phases = ("start", "build", "warmup", "measure", "total")
     return {
-        "answers": [one.micro_batch_size for one in found],
+        "answers": [one.largest_micro_batch_size for one in found],
         "probes": [one.timings.probes for one in found],
         "out_of_memory_probes": [one.timings.out_of_memory_probes for one in found],
         "tuning_seconds": [round(one.timings.total_seconds, 2) for one in found],

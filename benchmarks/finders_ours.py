@@ -83,7 +83,7 @@ def main(way: str, request_path: Path, diary: Diary) -> None:
         raise
     for probe in found["evidence"]["probes"]:
         diary.tried(probe["micro_batch_size"], OUTCOMES.get(probe["outcome"], "error"), probe["seconds"]["total"])
-    diary.answered(found["micro_batch_size"] or 0)
+    diary.answered(found["largest_micro_batch_size"] or 0)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ async def compare(service: str, effective_batch_size: int, limit_bytes: int | No
     }
     async with AsyncClient(service) as client:
         found = await asyncio.gather(*(tune(client, name, request) for name, request in requests.items()))
-    sizes = {name: None if answer is None else answer.micro_batch_size or 0 for name, answer in found}
+    sizes = {name: None if answer is None else answer.largest_micro_batch_size or 0 for name, answer in found}
     for name, size in sorted(sizes.items(), key=lambda item: -(item[1] or 0)):
         print(f"{name:26} {'no answer' if size is None else size}")
 

@@ -52,6 +52,7 @@ from service.client import (
 from tuner.errors import PlanError, SpecError
 from tuner.planning.accumulation import balanced_plan
 from tuner.schemas.base import load_document
+from tuner.schemas.plans import Plan
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
 
@@ -145,9 +146,9 @@ def answered(answer: Recommendation) -> dict[str, str]:
     Raises:
         NoPlanError: when nothing fits.
     """
-    if not answer.feasible:
+    if answer.plan is None:
         raise NoPlanError(Exit.NOTHING_FITS, answer.infeasible_reason)
-    return answer.environment | variables(answer.micro_batch_sizes, answer.id)
+    return answer.environment | variables(answer.plan, answer.id)
 
 
 def fallback(request: TuningRequest, micro_batch_size: int) -> dict[str, str]:
@@ -160,16 +161,16 @@ def fallback(request: TuningRequest, micro_batch_size: int) -> dict[str, str]:
         made = balanced_plan(request.effective_batch_size, request.spec.parallelism.world_size, micro_batch_size)
     except PlanError as error:
         raise NoPlanError(Exit.WRONG_REQUEST, error) from None
-    return variables(made.micro_batch_sizes, "fallback")
+    return variables(made, "fallback")
 
 
-def variables(micro_batch_sizes: Sequence[Sequence[int]], source: str) -> dict[str, str]:
+def variables(plan: Plan, source: str) -> dict[str, str]:
     """A plan as variables."""
     return {
-        "BATCHWRIGHT_MICRO_BATCH_SIZE": str(max(max(sizes) for sizes in micro_batch_sizes)),
-        "BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS": str(max(len(sizes) for sizes in micro_batch_sizes)),
-        "BATCHWRIGHT_MICRO_BATCH_SIZES": ":".join(",".join(map(str, sizes)) for sizes in micro_batch_sizes),
-        "BATCHWRIGHT_EFFECTIVE_BATCH_SIZE": str(sum(sum(sizes) for sizes in micro_batch_sizes)),
+        "BATCHWRIGHT_MICRO_BATCH_SIZE": str(plan.micro_batch_size),
+        "BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS": str(plan.gradient_accumulation_steps),
+        "BATCHWRIGHT_MICRO_BATCH_SIZES": ":".join(",".join(map(str, sizes)) for sizes in plan.micro_batch_sizes),
+        "BATCHWRIGHT_EFFECTIVE_BATCH_SIZE": str(plan.effective_batch_size),
         "BATCHWRIGHT_PLAN_SOURCE": source,
     }
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from http import HTTPStatus
+from typing import Self
 
 from service.domain.problems import FieldFault
 
@@ -99,11 +100,16 @@ class RequestError(ServiceError):
 
 
 class NotFoundError(RequestError):
-    """There is nothing with this identifier."""
+    """Nothing has this identifier."""
 
     status = HTTPStatus.NOT_FOUND
     code = "not-found"
-    title = "There is no such thing"
+    title = "Not found"
+
+    @classmethod
+    def of(cls, kind: str, identifier: str) -> Self:
+        """Return the error for an id of this kind that names nothing."""
+        return cls(f"No {kind} with the id {identifier!r}. It may have been deleted.")
 
 
 class ConflictError(RequestError):
@@ -131,7 +137,7 @@ class NotResumableError(RequestError):
 
 
 class NotOnThisHostError(RequestError):
-    """The files of a job are on another host; the message names the place."""
+    """The files of a job are on another host; the message names the slot."""
 
     status = HTTPStatus.CONFLICT
     code = "not-on-this-host"

@@ -90,7 +90,7 @@ def _shown(found: Recommendation) -> list[tuple[int, float, str]]:
 
 def plot_memory(found: Recommendation, directory: Path) -> tuple[Path, Path]:
     """Write ``memory.png`` and ``memory.html``: every probe, the fitted line, the limit."""
-    title = f"Peak memory against micro-batch: {found.micro_batch_size or 'nothing'} fits on {found.device.id}"
+    title = f"Peak memory against micro-batch: {found.largest_micro_batch_size or 'nothing'} fits on {found.device.id}"
     return (
         _save_png(_draw_memory(found, title), directory / "memory.png"),
         _save_html(_memory_figure(found, title), directory / "memory.html"),

@@ -33,7 +33,7 @@ _DESCRIPTIONS = {
     HTTPStatus.BAD_REQUEST: "The cursor or the JSON is malformed.",
     HTTPStatus.UNAUTHORIZED: "There is no API key, or it is unknown, revoked or expired.",
     HTTPStatus.FORBIDDEN: "The API key may not, the operator does not allow it, or another site asks for it.",
-    HTTPStatus.NOT_FOUND: "There is no such thing.",
+    HTTPStatus.NOT_FOUND: "Nothing has this id. It may have been deleted.",
     HTTPStatus.CONFLICT: "The current state does not allow it; `code` says what stands in the way.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is above the cap, or holds too many values.",
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The body is not declared as JSON.",

@@ -7,7 +7,7 @@ The API, the workers and the command line share them. The pipeline of a submissi
 2. ``rules`` decides: may this code run (``rules.policy``), was this request answered before (``rules.idempotency``),
    may a stored recommendation warm-start it (``rules.warm_start``), does the job fit the device (``rules.placement``).
 3. The store queues the work, or the stored recommendation of the same fingerprint is the answer.
-4. ``views`` turns stored rows into documents; ``service.fast_path.queue_positions`` adds the place in the queue.
+4. ``views`` turns stored rows into documents; ``service.fast_path.queue_positions`` adds the position in the queue.
 
 ``queue`` lists devices and waiting work, ``exports`` writes a recommendation for a framework, ``estimates`` bounds and
 caches estimates, ``api_keys`` manages keys, ``statistics`` sums up a period, ``job_files`` reads what a job left,

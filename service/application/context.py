@@ -50,7 +50,7 @@ class ApplicationContext:
             StoreUnavailableError: when there is none, and the database cannot be written: workers may be silent for it.
         """
         alive = [seen for seen in self.store.devices.list() if self.is_alive(seen)]
-        alive.sort(key=lambda seen: (seen.served.device.kind == "cpu", len(seen.served.device.id), seen.served.place))
+        alive.sort(key=lambda seen: (seen.served.device.kind == "cpu", len(seen.served.device.id), seen.served.slot))
         found = next((seen for seen in alive if device in {None, seen.served.device.id}), None)
         if found is None:
             self.store.queue.check()  # a worker that cannot write is silent: its device is not unknown

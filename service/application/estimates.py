@@ -97,7 +97,7 @@ class Estimates:
         self._policy.check_model(request.spec)
         question = self._question(request)
         if (known := self._known.get(question)) is not None:
-            self._metrics.estimated("remembered")
+            self._metrics.estimated("cached")
             return known
         with self._counted(), self._slot(should_stop):
             found = self._known.get(question) or self._estimator(request, should_stop)

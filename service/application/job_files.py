@@ -12,13 +12,13 @@ import stat
 from datetime import UTC, datetime
 from pathlib import Path
 
-from service.application.rules.placement import PLACE_FILE
+from service.application.rules.placement import SLOT_FILE
 from service.domain.work import Checkpoint
 from tuner.training.launching.run_directory import RunPaths
 
 _NAME = re.compile(r"\w+")
 """Of a run's folder: nothing that leads elsewhere."""
-_LONGEST_PLACE = 300
+_LONGEST_SLOT = 300
 _CHECKPOINT = re.compile(r"update-(\d{8,})")
 
 
@@ -48,9 +48,9 @@ class RunFiles:
         found = [it for entry in os.scandir(folder) if (it := _checkpoint(entry)) is not None]
         return tuple(sorted(found, key=lambda checkpoint: checkpoint.update))
 
-    def place(self, job_id: str) -> str | None:
-        """Where the run whose folder is on this host ran last; none where that is not told."""
-        told = _end_of(self.directory(job_id) / PLACE_FILE, _LONGEST_PLACE)
+    def slot(self, job_id: str) -> str | None:
+        """Return the slot on which the run whose folder is on this host ran last; none where that is not known."""
+        told = _end_of(self.directory(job_id) / SLOT_FILE, _LONGEST_SLOT)
         return told.decode(errors="replace") or None
 
     def remove(self, job_id: str) -> bool:

@@ -16,7 +16,7 @@ from service.application.rules.placement import (
 from service.application.work import WorkCases, model_name, payload
 from service.domain.api_keys import Caller
 from service.domain.states import RESUMABLE_STATES, WorkKind
-from service.domain.work import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission, QueuePlace
+from service.domain.work import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission, QueuePosition
 from service.domain.workers import ServedDevice
 from service.errors import (
     ConflictError,
@@ -69,7 +69,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
         Raises:
             NotFoundError: when there is no such job.
             NotOwnerError: when another key made it.
-            NotResumableError: when it is in another state, has no checkpoint, or nobody serves the place it ran at.
+            NotResumableError: when it is in another state, has no checkpoint, or nobody serves the slot it ran on.
             NotOnThisHostError: when its folder is elsewhere.
             RequestError: when the operator allows it no more, or another device is there by now.
             QuotaExceededError: when its key has used its quota.
@@ -111,7 +111,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
             kind=WorkKind.JOB,
             device=recommendation.device.id,
             model=model_name(recommendation.request.spec),
-            effective_batch_size=recommendation.effective_batch_size.requested,
+            effective_batch_size=recommendation.request.effective_batch_size,
             fingerprint=recommendation.fingerprint,
             payload=payload(request),
             recommendation_id=recommendation.id,
@@ -122,7 +122,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
         )
         return self._queue(work, once)
 
-    def _view(self, item: WorkItem, queue: QueuePlace | None = None) -> Job:
+    def _view(self, item: WorkItem, queue: QueuePosition | None = None) -> Job:
         return views.job(item, self._context.runs.directory(item.id) if self._is_here(item) else None, queue)
 
     def _remove_files(self, work_id: str) -> None:
@@ -142,24 +142,24 @@ class JobCases(WorkCases[JobSubmission, Job]):
                 f"{item.id} has no checkpoint to go on from: submit it again, with `training.checkpoint_every`"
             )
         recommendation = JobRequest.model_validate_json(item.payload).recommendation
-        seen = next((it for it in self._store.devices.list() if it.served.place == item.place), None)
+        seen = next((it for it in self._store.devices.list() if it.served.slot == item.slot), None)
         if seen is None or not self._context.is_alive(seen):
-            raise NotResumableError(f"{item.id} ran at {item.place}, which no worker serves now")
+            raise NotResumableError(f"{item.id} ran on {item.slot}, which no worker serves now")
         check_same_device(recommendation.device, seen.served.device)
         self._check_spec(recommendation.request.spec)
 
     def _check_is_here(self, job_id: str) -> None:
         """Refuse what has begun and left no folder here, or one of an earlier attempt."""
         item = self._item(job_id)
-        if item.place is not None and not self._is_here(item):
+        if item.slot is not None and not self._is_here(item):
             raise NotOnThisHostError(
-                f"the folder of {job_id} is not on the host that answers; it runs, or ran last, at {item.place}"
+                f"the folder of {job_id} is not on the host that answers; it runs, or ran last, on {item.slot}"
             )
 
     def _is_here(self, item: WorkItem) -> bool:
         """Whether the folder of a job's last attempt is on this host."""
         runs = self._context.runs
-        return item.place is not None and runs.are_here(item.id) and runs.place(item.id) in {None, item.place}
+        return item.slot is not None and runs.are_here(item.id) and runs.slot(item.id) in {None, item.slot}
 
     def _trainable(self, submission: JobSubmission) -> tuple[Recommendation, ServedDevice]:
         """The recommendation of a submission, and what would run it."""

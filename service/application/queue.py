@@ -43,7 +43,7 @@ class FleetCases:
             **dict(seen.served),
             alive=self._context.is_alive(seen),
             heartbeat_age_seconds=seen.age_seconds,
-            held_by=seen.held_by,
+            running_id=seen.running_id,
             queued=seen.queued,
         )
 
@@ -68,8 +68,8 @@ class FleetCases:
     def _running(self, seen: SeenDevice) -> Running | None:
         """What a worker is at; none when it is free, or what it held is gone since."""
         with suppress(NotFoundError):
-            if seen.held_by is not None:
-                item = self._work.get(seen.held_by)
+            if seen.running_id is not None:
+                item = self._work.get(seen.running_id)
                 return Running(item.kind, item.started_at)
         return None
 

@@ -80,8 +80,8 @@ class Readiness:
         self._work_queue.check()
         devices = self._devices.list()
         alive = [seen for seen in devices if seen.age_seconds <= self._lease_seconds]
-        unready = [f"{seen.served.place} ({seen.served.unready})" for seen in alive if seen.served.unready]
-        silent = sorted(seen.served.place for seen in devices if seen not in alive)
+        unready = [f"{seen.served.slot} ({seen.served.unready})" for seen in alive if seen.served.unready]
+        silent = sorted(seen.served.slot for seen in devices if seen not in alive)
         missing = f"; not heard of: {', '.join(silent)}" if silent else ""
         reasons = [] if alive else [f"no worker was heard of within {self._lease_seconds:g} s{missing}"]
         if alive and len(unready) == len(alive):
@@ -119,5 +119,5 @@ class Readiness:
 
 def _all_busy(device: str, serving: Sequence[SeenDevice]) -> bool:
     """Whether the device is served, and everything that serves it runs something."""
-    held = [seen.held_by is not None for seen in serving if seen.served.device.id == device]
+    held = [seen.running_id is not None for seen in serving if seen.served.device.id == device]
     return bool(held) and all(held)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from service.application.hit_counter import HitCounter
 from service.domain.api_keys import Caller, Scope
 from service.domain.states import State, WorkKind
-from service.domain.workers import Failures, Period, SpentSeconds, StoredAnswers, Summary
+from service.domain.workers import Failures, Period, RecommendationHits, SpentSeconds, Summary
 from service.store.interface import StatisticsStore
 from service.store.models import Totals, WorkTotal
 
@@ -50,7 +50,7 @@ class SummaryCases:
             jobs=_by_state(found.work, WorkKind.JOB),
             failures=tuple(Failures(**vars(it)) for it in found.failures if it.kind in told),
             device_seconds=_spent(found.work),
-            stored_answers=_stored_answers(found),
+            recommendation_hits=_recommendation_hits(found),
         )
 
     def _totals(self, period: Period) -> Totals:
@@ -75,14 +75,14 @@ def _by_state(work: Iterable[WorkTotal], kind: WorkKind) -> dict[State, int]:
 def _spent(work: Iterable[WorkTotal]) -> tuple[SpentSeconds, ...]:
     spent: dict[str, dict[WorkKind, float]] = defaultdict(lambda: dict.fromkeys(WorkKind, 0.0))
     for it in work:
-        if it.place is not None and it.device_seconds > 0:
-            spent[it.place][it.kind] += it.device_seconds
+        if it.slot is not None and it.device_seconds > 0:
+            spent[it.slot][it.kind] += it.device_seconds
     return tuple(
-        SpentSeconds(place=place, probes_seconds=by[WorkKind.TUNING], jobs_seconds=by[WorkKind.JOB])
-        for place, by in sorted(spent.items())
+        SpentSeconds(slot=slot, probes_seconds=by[WorkKind.TUNING], jobs_seconds=by[WorkKind.JOB])
+        for slot, by in sorted(spent.items())
     )
 
 
-def _stored_answers(found: Totals) -> StoredAnswers:
+def _recommendation_hits(found: Totals) -> RecommendationHits:
     asked = found.hits + found.misses
-    return StoredAnswers(hits=found.hits, misses=found.misses, hit_rate=found.hits / asked if asked else None)
+    return RecommendationHits(hits=found.hits, misses=found.misses, hit_rate=found.hits / asked if asked else None)

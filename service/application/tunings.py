@@ -12,7 +12,7 @@ from service.application.rules.warm_start import find_earlier
 from service.application.work import WorkCases, model_name, payload
 from service.domain.api_keys import Caller
 from service.domain.states import WorkKind
-from service.domain.work import ProbeList, QueuePlace, Tuning, TuningSubmission
+from service.domain.work import ProbeList, QueuePosition, Tuning, TuningSubmission
 from service.domain.workers import ServedDevice
 from service.errors import NotFoundError
 from service.observability.tracing import current_trace_parent
@@ -67,7 +67,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
                 answer = self._answer_from(known, replace(work, priority=0), request, seen.served, once)
                 self._context.hit_counter.count(hit=True)
                 return answer
-            work = replace(work, earlier_recommendation_id=find_earlier(self._store.recommendations, course))
+            work = replace(work, warm_start_from=find_earlier(self._store.recommendations, course))
         queued = self._queue(work, once)
         if not submission.fresh:
             self._context.hit_counter.count(hit=False)
@@ -119,7 +119,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         first = first_time(once, lambda item: _answered(views.tuning(item, own)))
         return _answered(views.tuning(self._store.submissions.add_answered(work, own, first), own))
 
-    def _view(self, item: WorkItem, queue: QueuePlace | None = None) -> Tuning:
+    def _view(self, item: WorkItem, queue: QueuePosition | None = None) -> Tuning:
         answer = item.recommendation_id
         return views.tuning(item, self._store.recommendations.get(answer) if answer else None, queue)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic_core import to_json
 
 from service.domain.states import WorkKind
-from service.domain.work import Job, JobRequest, QueuePlace, RecommendationSummary, Tuning
+from service.domain.work import Job, JobRequest, QueuePosition, RecommendationSummary, Tuning
 from service.errors import InvalidCursorError, NotFoundError
 from service.store.models import WorkItem, WorkRow
 from tuner.schemas.recommendation import Recommendation
@@ -34,17 +34,17 @@ def check_identifier(text: str, kind: str) -> None:
         NotFoundError: naming it.
     """
     if not is_identifier(text):
-        raise NotFoundError(f"there is no {kind} {text!r}")
+        raise NotFoundError.of(kind, text)
 
 
 # --- documents -------------------------------------------------------------------------------------------------------
 
 
-def tuning(item: WorkItem, recommendation: Recommendation | None, queue: QueuePlace | None = None) -> Tuning:
+def tuning(item: WorkItem, recommendation: Recommendation | None, queue: QueuePosition | None = None) -> Tuning:
     """A tuning in full."""
     return Tuning(
         **item.summary(),
-        place=item.place,
+        slot=item.slot,
         queue=queue,
         problem=item.problem,
         request=TuningRequest.model_validate_json(item.payload),
@@ -52,12 +52,12 @@ def tuning(item: WorkItem, recommendation: Recommendation | None, queue: QueuePl
     )
 
 
-def job(item: WorkItem, directory: Path | None, queue: QueuePlace | None = None) -> Job:
+def job(item: WorkItem, directory: Path | None, queue: QueuePosition | None = None) -> Job:
     """A job in full, with its folder where that is on this host."""
     request = JobRequest.model_validate_json(item.payload)
     return Job(
         **item.summary(),
-        place=item.place,
+        slot=item.slot,
         queue=queue,
         problem=item.problem,
         progress=item.progress,

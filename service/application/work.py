@@ -12,7 +12,7 @@ from service.application.context import ApplicationContext
 from service.application.rules.idempotency import Submitted, first_time
 from service.domain.api_keys import Caller, Scope
 from service.domain.states import WorkKind
-from service.domain.work import Job, JobSubmission, QueuePlace, Tuning, TuningSubmission
+from service.domain.work import Job, JobSubmission, QueuePosition, Tuning, TuningSubmission
 from service.errors import InvalidInputError, NotFoundError, NotOwnerError, ScopeMissingError
 from service.fast_path.queue_positions import QueuePositions
 from service.store.models import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
@@ -106,7 +106,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
         """Queue work, or return the stored answer; the caller's priority has been checked."""
 
     @abstractmethod
-    def _view(self, item: WorkItem, queue: QueuePlace | None = None) -> WorkT:
+    def _view(self, item: WorkItem, queue: QueuePosition | None = None) -> WorkT:
         """The document of stored work."""
 
     def _remove_files(self, work_id: str) -> None:
@@ -123,7 +123,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
     def _item(self, work_id: str) -> WorkItem:
         item = self._store.work.get(work_id) if views.is_identifier(work_id) else None
         if item is None or item.kind is not self.kind:
-            raise NotFoundError(f"there is no {self.kind} {work_id!r}")
+            raise NotFoundError.of(self.kind, work_id)
         return item
 
     def _own(self, work_id: str, caller: Caller, verb: str) -> WorkItem:

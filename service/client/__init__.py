@@ -6,6 +6,7 @@
 
     with Client("http://127.0.0.1:8000") as client:
         recommendation = client.tunings.tune(request)
+        print(recommendation.plan, recommendation.environment)
 
 `AsyncClient` has the same calls for asyncio. The pipeline of a call, from the outside in:
 

@@ -89,7 +89,7 @@ class Core:
         """Have something deleted. A second try finds it gone: then the first one, whose answer was lost, did it.
 
         Raises:
-            ApiError: when the service refuses, or there is no such thing.
+            ApiError: when the service refuses, or nothing has this id.
             ConnectionFailedError: when it cannot be reached.
         """
         patience = Patience(self._retries)

@@ -18,11 +18,11 @@ class State(StrEnum):
     CANCELLING = "CANCELLING"
     """Cancelled while running: its worker is ending it."""
     SUCCEEDED = "SUCCEEDED"
-    """Ended with its answer, "nothing fits" included."""
+    """Ended with its result, "nothing fits" included."""
     FAILED = "FAILED"
-    """Ended without an answer; `problem` says why."""
+    """Ended without a result; `problem` says why."""
     CANCELLED = "CANCELLED"
-    """Ended because it was asked to."""
+    """Ended on request."""
 
     @property
     def terminal(self) -> bool:

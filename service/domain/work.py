@@ -17,6 +17,7 @@ from service.domain.states import State
 from tuner.exports.base import Export
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.schemas.gpus import Gpu
+from tuner.schemas.plans import PlanSummary
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import DeviceId, Objective, TrainingRequest, TuningRequest
 from tuner.schemas.results import ProbeResult
@@ -33,13 +34,13 @@ Priority = Annotated[int, Field(ge=-100, le=100)]
 
 
 class TuningSubmission(TuningRequest):
-    """A tuning to make, or the stored answer to take."""
+    """A tuning to make, unless a stored recommendation serves it."""
 
     fresh: bool = False
     """Probe again, even when a recommendation with the same fingerprint is stored."""
     priority: Priority = 0
     """Work of a higher priority is taken first, older work before newer of the same; above 0 needs the scope `admin`.
-    The answer does not depend on it."""
+    The recommendation does not depend on it."""
 
     def to_request(self) -> TuningRequest:
         """The request without what only concerns its submission."""
@@ -119,42 +120,42 @@ class WorkSummary(Document):
     """Events so far: the id of the newest."""
 
 
-class QueuePlace(Document):
-    """The place in the queue of a tuning or job that waits, as it was at most a second ago."""
+class QueuePosition(Document):
+    """The position in the queue of a tuning or job that waits, as it was at most a second ago."""
 
     position: PositiveInt
-    """Its place in the order of its device, from 1."""
+    """Its position in the order of its device, from 1."""
     expected_wait_seconds: NonNegativeFloat | None = None
-    """Expected seconds until it is taken, to the second, as `GET /v1/queue` tells it; none where that is unknown."""
+    """Expected seconds until it is taken, to the second, as in `GET /v1/queue`; none where that is unknown."""
 
 
 class TuningSummary(WorkSummary):
     """A tuning in a list."""
 
     fingerprint: str
-    """SHA-256 of everything the answer depends on."""
+    """SHA-256 of everything the recommendation depends on."""
     probes: NonNegativeInt
     """Probes recorded so far."""
     recommendation_id: str | None = None
-    """Identifier of the answer, once there is one."""
-    earlier_recommendation_id: str | None = None
-    """Identifier of an earlier answer to the same question, under other versions or another limit, that leads this
-    tuning: one probe may confirm it."""
+    """Identifier of the recommendation, once there is one."""
+    warm_start_from: str | None = None
+    """Identifier of the stored recommendation that warm-starts this tuning: one for the same request, under other
+    versions or another limit. One probe may confirm it."""
 
 
 class Tuning(TuningSummary):
     """The search for the largest micro-batch for one request."""
 
-    place: str | None = None
-    """Host and device that run it, or ran it last."""
-    queue: QueuePlace | None = None
-    """Its place in the queue, while it waits; none in the answer to its submission, and where it is not known yet."""
+    slot: str | None = None
+    """The slot (host and device) that runs it, or ran it last."""
+    queue: QueuePosition | None = None
+    """Its position in the queue, while it waits; none in the response to its submission, and until it is known."""
     request: TuningRequest
-    """What was asked."""
+    """The request."""
     problem: Problem | None = None
     """Why it failed."""
     recommendation: Recommendation | None = None
-    """The answer, once there is one. `feasible: false` is an answer too."""
+    """The result, once there is one. `feasible: false` is a result too."""
 
 
 class JobSummary(WorkSummary):
@@ -167,17 +168,17 @@ class JobSummary(WorkSummary):
 class Job(JobSummary):
     """A training run made from a recommendation."""
 
-    place: str | None = None
-    """Host and device that run it, or ran it last."""
-    queue: QueuePlace | None = None
-    """Its place in the queue, while it waits; none in the answer to its submission, and where it is not known yet."""
+    slot: str | None = None
+    """The slot (host and device) that runs it, or ran it last."""
+    queue: QueuePosition | None = None
+    """Its position in the queue, while it waits; none in the response to its submission, and until it is known."""
     training: TrainingRequest
-    """What was asked."""
+    """The requested run."""
     recommendation: Recommendation
     """What it was made from."""
     directory: str | None = None
     """The run's folder, with its log, progress, checkpoints and weights, where that is on the host that answers; none
-    before the run begins, and for one that is, or was last, on another host: see `place`."""
+    before the run begins, and for one that is, or was last, on another host: see `slot`."""
     progress: TrainingProgress | None = None
     """The newest finished update."""
     result: TrainingResult | None = None
@@ -212,7 +213,7 @@ class ConfiguredJob(Document):
     recommendation_id: str
     """What it is made from."""
     export: Export | None = None
-    """The recommendation in the words of another framework or launcher, where that was asked for."""
+    """The recommendation in the words of another framework or launcher, where that was requested."""
 
 
 class Checkpoint(Document):
@@ -237,7 +238,7 @@ class RecordedProbe(Document):
     """A probe of a tuning."""
 
     ordinal: PositiveInt
-    """Its place in the order of probes, from 1."""
+    """Its position in the order of probes, from 1."""
     recorded_at: datetime
     """When its result was stored."""
     result: ProbeResult
@@ -252,7 +253,7 @@ class ProbeList(Document):
 
 
 class EventKind(StrEnum):
-    """What an event tells."""
+    """What an event reports."""
 
     STATE = "state"
     """The state changed."""
@@ -270,7 +271,7 @@ class Event(Document):
     at: datetime
     """When it was recorded."""
     kind: EventKind
-    """What it tells."""
+    """What it reports."""
     state: State | None = None
     """The new state."""
     probe: RecordedProbe | None = None
@@ -282,6 +283,10 @@ class Event(Document):
 class RecommendationSummary(Document):
     """A recommendation in a list."""
 
+    plan: PlanSummary | None = None
+    """What to train with; none when nothing fits."""
+    largest_micro_batch_size: PositiveInt | None = None
+    """The micro-batch that was proven to fit: no micro-batch of the plan is above it."""
     id: str
     """Identifier."""
     tuning_id: str
@@ -289,7 +294,7 @@ class RecommendationSummary(Document):
     created_at: datetime
     """When it was made (UTC)."""
     fingerprint: str
-    """SHA-256 of everything the answer depends on."""
+    """SHA-256 of everything the recommendation depends on."""
     model: str
     """Short name of the model."""
     device: DeviceId
@@ -298,14 +303,8 @@ class RecommendationSummary(Document):
     """The product's name."""
     feasible: bool
     """Whether any micro-batch fits."""
-    micro_batch_size: PositiveInt | None = None
-    """The largest micro-batch that fits."""
-    gradient_accumulation_steps: PositiveInt | None = None
-    """Micro-batches per rank and optimizer update."""
-    world_size: PositiveInt
-    """Data-parallel ranks."""
     effective_batch_size: PositiveInt
-    """Samples per update asked for."""
+    """Samples per update that were requested."""
     precision: Precision
     """Of the spec."""
     objective: Objective

@@ -19,8 +19,8 @@ from tuner.schemas.results import DeviceInfo
 class ServedDevice(Document):
     """A device that a worker serves, with what its probes run under."""
 
-    place: str
-    """Host and device, unique over all workers."""
+    slot: str
+    """The slot: host and device, unique over all workers."""
     owner: str
     """The worker process."""
     device: DeviceInfo
@@ -40,13 +40,13 @@ class ServedDevice(Document):
 
 
 class DeviceStatus(ServedDevice):
-    """A device, and who holds it."""
+    """A device, and what runs on it."""
 
     alive: bool
-    """Whether its worker was heard of lately."""
+    """Whether its worker sent a heartbeat lately."""
     heartbeat_age_seconds: NonNegativeFloat
-    """Seconds since its worker was last heard of."""
-    held_by: str | None = None
+    """Seconds since its worker's last heartbeat."""
+    running_id: str | None = None
     """The tuning or job that runs on it."""
     queued: NonNegativeInt = 0
     """Tunings and jobs that wait for this device."""
@@ -73,7 +73,7 @@ class QueueEntry(Document):
     priority: int
     """Work of a higher priority is taken first."""
     position: PositiveInt
-    """Its place in the order of its device, from 1."""
+    """Its position in the order of its device, from 1."""
     age_seconds: NonNegativeFloat
     """How long it has waited."""
     expected_wait_seconds: NonNegativeFloat | None = None
@@ -86,7 +86,7 @@ class Queue(Document):
     """What waits, in the order in which it is taken."""
 
     items: tuple[QueueEntry, ...]
-    """At most as many as were asked for; the positions of each device count from 1."""
+    """At most as many as were requested; the positions of each device count from 1."""
 
 
 class Period(StrEnum):
@@ -123,25 +123,25 @@ class Failures(Document):
 
 
 class SpentSeconds(Document):
-    """Device-seconds spent at one place. What runs counts up to now, and what ended counts whole."""
+    """Device-seconds spent on one slot. What runs counts up to now, and what ended counts whole."""
 
-    place: str
-    """Host and device on which the work ran last."""
+    slot: str
+    """The slot (host and device) on which the work ran last."""
     probes_seconds: NonNegativeFloat
     """In tunings, which are probes one after another."""
     jobs_seconds: NonNegativeFloat
     """In jobs."""
 
 
-class StoredAnswers(Document):
-    """How often a submitted tuning was answered from the store. Submissions with `fresh` do not count."""
+class RecommendationHits(Document):
+    """How often a submitted tuning was served a stored recommendation. Submissions with `fresh` do not count."""
 
     hits: NonNegativeInt
-    """Answered at once by a stored recommendation."""
+    """Served a stored recommendation at once."""
     misses: NonNegativeInt
     """Queued, since none was stored."""
     hit_rate: Annotated[float, Field(ge=0.0, le=1.0)] | None
-    """Hits of both; none while nothing was asked."""
+    """Share of hits; none while nothing was submitted."""
 
 
 class Summary(Document):
@@ -156,8 +156,8 @@ class Summary(Document):
     failures: tuple[Failures, ...]
     """By cause, the most frequent first, at most twenty. Those of jobs only for callers who may read jobs."""
     device_seconds: tuple[SpentSeconds, ...]
-    """By place, where any was spent, of what is in the period."""
-    stored_answers: StoredAnswers
+    """By slot, where any was spent, of what is in the period."""
+    recommendation_hits: RecommendationHits
     """From the beginning of the hour in which the period began."""
 
 

@@ -1,4 +1,4 @@
-"""The place in the queue of each tuning and job that waits, read once for all callers that poll.
+"""The position in the queue of each tuning and job that waits, read once for all callers that poll.
 
 Gain: 7.7 for tunings that wait, with 100 in the queue; it grows with the queue.
 """
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from service.domain.states import State
-from service.domain.work import QueuePlace
+from service.domain.work import QueuePosition
 from service.domain.workers import Queue
 
 KEPT_SECONDS = 1.0
@@ -18,12 +18,12 @@ KEPT_SECONDS = 1.0
 _PAUSE = 4
 """The queue is not read again for so many times as long as the last read took, for work that was queued since: reading
 thousands of entries takes tenths of a second."""
-MOST_PLACES = 5000
-"""Places that are reported; work behind them has none yet."""
+MOST_POSITIONS = 5000
+"""Positions that are reported; work behind them has none yet."""
 
 
 class QueuePositions:
-    """The places of the work that waits. Safe to share between threads.
+    """The positions of the work that waits. Safe to share between threads.
 
     Args:
         read: reads at most that many entries of the queue.
@@ -34,36 +34,36 @@ class QueuePositions:
         self._read = read
         self._clock = clock
         self._lock = threading.Lock()
-        self._places: Mapping[str, QueuePlace] = {}
+        self._positions: Mapping[str, QueuePosition] = {}
         self._read_at = -KEPT_SECONDS
         self._read_seconds = 0.0
 
-    def of(self, work_id: str, state: State) -> QueuePlace | None:
-        """Return the place of a tuning or job.
+    def of(self, work_id: str, state: State) -> QueuePosition | None:
+        """Return the position of a tuning or job.
 
-        None where it does not wait, waits behind ``MOST_PLACES`` others, or was queued after the newest read of a long
-        queue.
+        None where it does not wait, waits behind ``MOST_POSITIONS`` others, or was queued after the newest read of a
+        long queue.
         """
         if state is not State.QUEUED:
             return None
         with self._lock:
             if not self._is_fresh(work_id):
                 self._refresh()
-            return self._places.get(work_id)
+            return self._positions.get(work_id)
 
     def _refresh(self) -> None:
         began = self._clock()
-        entries = self._read(MOST_PLACES).items
-        self._places = {entry.id: _place(entry.position, entry.expected_wait_seconds) for entry in entries}
+        entries = self._read(MOST_POSITIONS).items
+        self._positions = {entry.id: _position(entry.position, entry.expected_wait_seconds) for entry in entries}
         self._read_at = self._clock()
         self._read_seconds = self._read_at - began
 
     def _is_fresh(self, work_id: str) -> bool:
         """Tell whether the last read answers for this work; work that was queued since is looked up soon."""
-        is_known = work_id in self._places or len(self._places) >= MOST_PLACES
+        is_known = work_id in self._positions or len(self._positions) >= MOST_POSITIONS
         kept = KEPT_SECONDS if is_known else min(KEPT_SECONDS, _PAUSE * self._read_seconds)
         return self._clock() - self._read_at < kept
 
 
-def _place(position: int, seconds: float | None) -> QueuePlace:
-    return QueuePlace(position=position, expected_wait_seconds=None if seconds is None else float(round(seconds)))
+def _position(position: int, seconds: float | None) -> QueuePosition:
+    return QueuePosition(position=position, expected_wait_seconds=None if seconds is None else float(round(seconds)))

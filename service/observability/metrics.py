@@ -101,14 +101,14 @@ class Metrics:
         )
         build.labels(version).set(1)
         self._answers = Counter(
-            "batchwright_stored_answers",
-            "Tunings submitted: `hit` were answered from the store, `miss` were queued.",
+            "batchwright_recommendation_hits",
+            "Tunings submitted: `hit` were served a stored recommendation, `miss` were queued.",
             ["result"],
             registry=self.registry,
         )
         self._estimates = Counter(
             "batchwright_estimates",
-            "Estimates asked for: made, remembered, refused or failed.",
+            "Estimates requested: made, cached, refused or failed.",
             ["result"],
             registry=self.registry,
         )
@@ -158,7 +158,7 @@ class Metrics:
         self._answers.labels("hit" if hit else "miss").inc()
 
     def estimated(self, result: str) -> None:
-        """Count an estimate: `made`, `remembered`, `refused` for want of a slot, or `failed`."""
+        """Count an estimate: `made`, `cached`, `refused` for want of a slot, or `failed`."""
         self._estimates.labels(result).inc()
 
     def requested(self, method: str, route: str, status: int, seconds: float) -> None:

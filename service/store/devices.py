@@ -29,27 +29,27 @@ class SqlDeviceStore(DeviceStore):
         row = {"owner": served.owner, "heartbeat_at": now_ms(), "document": served.model_dump_json()}
         gone = workers.c.heartbeat_at < now_ms() - _FORGOTTEN_MS
         with writing(self._engine) as connection:
-            insert_or_replace(connection, workers, {"place": served.place} | row)
+            insert_or_replace(connection, workers, {"slot": served.slot} | row)
             connection.execute(delete(workers).where(gone))
 
     @override
     def withdraw(self, served: ServedDevice) -> None:
-        own = and_(workers.c.place == served.place, workers.c.owner == served.owner)
+        own = and_(workers.c.slot == served.slot, workers.c.owner == served.owner)
         with writing(self._engine) as connection:
             connection.execute(delete(workers).where(own))
 
     @override
     def list(self) -> list[SeenDevice]:
         with reading(self._engine) as connection:
-            found = connection.execute(select(workers, now_ms().label("now")).order_by(workers.c.place)).all()
-            holding = connection.execute(select(_work.place, _work.id).where(is_held))
-            holders: dict[str | None, str] = {row.place: row.id for row in holding}
+            found = connection.execute(select(workers, now_ms().label("now")).order_by(workers.c.slot)).all()
+            holding = connection.execute(select(_work.slot, _work.id).where(is_held))
+            holders: dict[str | None, str] = {row.slot: row.id for row in holding}
             queued = _queued(connection)
         return [
             SeenDevice(
                 served=served,
                 age_seconds=max(0.0, (row.now - row.heartbeat_at) / 1000),
-                held_by=holders.get(served.place),
+                running_id=holders.get(served.slot),
                 queued=sum(queued.get((served.device.id, kind), 0) for kind in (None, served.hardware)),
             )
             for served, row in ((ServedDevice.model_validate_json(row.document), row) for row in found)

@@ -105,14 +105,14 @@ class SqlLeaseStore(LeaseStore):
     @override
     def release_slot(self, slot: str, owner_prefix: str) -> None:
         dead = _work.owner.startswith(owner_prefix, autoescape=True)
-        held = and_(_work.place == slot, is_held, dead)
+        held = and_(_work.slot == slot, is_held, dead)
         with writing(self._engine) as connection:
             connection.execute(update(work_items).where(held).values(lease_expires_at=0))
 
 
 def _is_wanted(connection: Connection, served: ServedDevice) -> bool:
     """Return whether there is something to take for this device, or to send away from its slot."""
-    given = {"place": served.place, "hardware": served.hardware}
+    given = {"slot": served.slot, "hardware": served.hardware}
     if connection.execute(select(_work.id).where(LEFT_BEHIND), given).first() is not None:
         return True
     return _candidate(connection, served) is not None
@@ -131,7 +131,7 @@ def _claim(connection: Connection, served: ServedDevice, lease_seconds: float) -
 
 def _candidate(connection: Connection, served: ServedDevice) -> Candidate | None:
     """The work that the device would take now; none when nothing waits, or when something runs in its slot."""
-    slot = {"place": served.place}
+    slot = {"slot": served.slot}
     needed = {"device": served.device.id, "hardware": served.hardware}
     if connection.execute(RUNNING_HERE, slot).first() is not None:
         return None
@@ -141,14 +141,14 @@ def _candidate(connection: Connection, served: ServedDevice) -> Candidate | None
 
 def _send_away(connection: Connection, served: ServedDevice) -> None:
     """Queue abandoned work of this slot again that needs other hardware than there is now."""
-    given = {"place": served.place, "hardware": served.hardware}
+    given = {"slot": served.slot, "hardware": served.hardware}
     for row in connection.execute(select(_work.id, _work.state).where(LEFT_BEHIND), given).all():
         ended = row.state == State.CANCELLING
         state = State.CANCELLED if ended else State.QUEUED
         values = {
             "state": state,
             "owner": None,
-            "place": None,
+            "slot": None,
             "lease_expires_at": None,
             "claimed_at": None,
             "device_ms": _work.device_ms + _used_by_lost_owner(),
@@ -167,7 +167,7 @@ def _take(connection: Connection, served: ServedDevice, found: Candidate, lease_
     values = {
         "state": state,
         "owner": served.owner,
-        "place": served.place,
+        "slot": served.slot,
         "token": found.token + 1,
         "claimed_at": now_ms(),
         "device_ms": _work.device_ms + _used_by_lost_owner(),

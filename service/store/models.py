@@ -26,7 +26,7 @@ from tuner.schemas.workload import Precision
 class NewWork:
     """A tuning or job to queue. ``payload`` is its request as JSON, opaque to the store.
 
-    ``question`` is what a tuning's answer is found by, whatever the versions; ``earlier_recommendation_id`` what leads
+    ``question`` is what a tuning's answer is found by, whatever the versions; ``warm_start_from`` what leads
     it.
     """
 
@@ -40,7 +40,7 @@ class NewWork:
     recommendation_id: str | None = None
     priority: int = 0
     question: str | None = None
-    earlier_recommendation_id: str | None = None
+    warm_start_from: str | None = None
     key_id: str | None = None
     trace_parent: str | None = None
     """W3C ``traceparent`` of the request that made it."""
@@ -142,12 +142,12 @@ class WorkRow:
     kind: WorkKind
     state: State
     device: str
-    place: str | None
+    slot: str | None
     model: str
     effective_batch_size: int
     fingerprint: str
     recommendation_id: str | None
-    earlier_recommendation_id: str | None
+    warm_start_from: str | None
     key_id: str | None
     priority: int
     attempts: int
@@ -241,7 +241,7 @@ class SeenDevice:
 
     served: ServedDevice
     age_seconds: float
-    held_by: str | None
+    running_id: str | None
     queued: int
 
 
@@ -288,7 +288,7 @@ class WorkTotal:
 
     kind: WorkKind
     state: State
-    place: str | None
+    slot: str | None
     count: int
     device_seconds: float
 

@@ -50,7 +50,7 @@ class SqlRecommendationStore(RecommendationStore):
     def get(self, recommendation_id: str) -> Recommendation:
         found = self.texts([recommendation_id])
         if not found:
-            raise NotFoundError(f"there is no recommendation {recommendation_id!r}")
+            raise NotFoundError.of("recommendation", recommendation_id)
         return Recommendation.model_validate_json(found[recommendation_id])
 
     @override

@@ -105,7 +105,7 @@ def _unnamed(seconds: float, *remaining: ColumnElement[bool]) -> ColumnElement[b
     return and_(_answer.created_at <= _time(seconds), not_(or_(*names)))
 
 
-_naming = (_work.recommendation_id, _work.earlier_recommendation_id)
+_naming = (_work.recommendation_id, _work.warm_start_from)
 
 
 def _time(seconds: float) -> ColumnElement[int]:

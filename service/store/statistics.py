@@ -12,12 +12,12 @@ from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
 from service.store.database.engine import insert_or_skip, reading, writing
 from service.store.database.mapping import moment
-from service.store.database.schema import is_failed, is_held, now_ms, stored_answers, work_items
+from service.store.database.schema import is_failed, is_held, now_ms, recommendation_hits, work_items
 from service.store.interface import StatisticsStore
 from service.store.models import FailureGroup, Totals, WorkTotal
 
 _work = work_items.c
-_answers = stored_answers.c
+_hits = recommendation_hits.c
 
 _MOST_CAUSES = 20
 _LOOKED_AT = 20
@@ -37,8 +37,8 @@ class SqlStatisticsStore(StatisticsStore):
         with reading(self._engine) as connection:
             since = 0 if seconds is None else _now(connection) - int(seconds * 1000)
             groups = connection.execute(_failed_since(since)).mappings().all()
-            sums = select(func.sum(_answers.hits), func.sum(_answers.misses))
-            hits, misses = connection.execute(sums.where(_answers.hour >= since // _MS_PER_HOUR)).one()
+            sums = select(func.sum(_hits.hits), func.sum(_hits.misses))
+            hits, misses = connection.execute(sums.where(_hits.hour >= since // _MS_PER_HOUR)).one()
             return Totals(
                 work=tuple(_work_total(row) for row in connection.execute(_counted(since)).mappings()),
                 failures=tuple(_failure_group(connection, group) for group in groups),
@@ -48,11 +48,11 @@ class SqlStatisticsStore(StatisticsStore):
 
     @override
     def count_hits(self, hits: int, misses: int) -> None:
-        more = {"hits": _answers.hits + hits, "misses": _answers.misses + misses}
+        more = {"hits": _hits.hits + hits, "misses": _hits.misses + misses}
         with writing(self._engine) as connection:
             hour = _now(connection) // _MS_PER_HOUR
-            insert_or_skip(connection, stored_answers, {"hour": hour, "hits": 0, "misses": 0})
-            connection.execute(stored_answers.update().where(_answers.hour == hour).values(**more))
+            insert_or_skip(connection, recommendation_hits, {"hour": hour, "hits": 0, "misses": 0})
+            connection.execute(recommendation_hits.update().where(_hits.hour == hour).values(**more))
 
 
 def _now(connection: Connection) -> int:
@@ -61,14 +61,14 @@ def _now(connection: Connection) -> int:
 
 def _counted(since: int) -> Select[Any]:
     """Counts and device time by kind, state and slot, of work that ended since or has not ended."""
-    group = (_work.kind, _work.state, _work.place)
+    group = (_work.kind, _work.state, _work.slot)
     counts = (*group, func.count().label("count"), func.sum(_work.device_ms).label("ms"))
     running = case((_work.claimed_at.is_not(None), now_ms() - _work.claimed_at), else_=0)
     parts = union_all(
         select(*counts).where(or_(_work.ended_at > since, _work.ended_at.is_(None))).group_by(*group),
         select(*group, literal(0), running).where(is_held),
     ).subquery()
-    columns = (parts.c.kind, parts.c.state, parts.c.place)
+    columns = (parts.c.kind, parts.c.state, parts.c.slot)
     sums = (func.sum(parts.c.count).label("count"), func.sum(parts.c.ms).label("ms"))
     return select(*columns, *sums).group_by(*columns)
 
@@ -100,7 +100,7 @@ def _work_total(row: RowMapping) -> WorkTotal:
     return WorkTotal(
         kind=WorkKind(row["kind"]),
         state=State(row["state"]),
-        place=row["place"],
+        slot=row["slot"],
         count=int(row["count"]),
         device_seconds=float(row["ms"]) / 1000,
     )

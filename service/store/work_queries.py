@@ -64,7 +64,7 @@ def read_item(connection: Connection, work_id: str) -> WorkItem:
 
 def no_work(work_id: str) -> NotFoundError:
     """The error for an id that names nothing."""
-    return NotFoundError(f"there is no tuning or job {work_id!r}")
+    return NotFoundError.of("job" if work_id.startswith("job_") else "tuning", work_id)
 
 
 @dataclass(frozen=True)

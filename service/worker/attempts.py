@@ -41,7 +41,7 @@ class Attempts:
         self._leases = leases
         self._work = work
         self._driver = driver
-        self._slot = site.served.place
+        self._slot = site.served.slot
         self._device = site.served.device.id
         self._health = site.health
         self._watch = instruments

@@ -46,7 +46,7 @@ class Coordinator:
     @property
     def slots(self) -> list[str]:
         """Host and device of each worker."""
-        return [worker.served.place for worker in self._workers]
+        return [worker.served.slot for worker in self._workers]
 
     def request_stop(self) -> None:
         """Begin to end gracefully. Returns at once."""

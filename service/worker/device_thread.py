@@ -14,7 +14,7 @@ class DeviceThread(ABC):
 
     def __init__(self, kind: str, served: ServedDevice, pause_seconds: float) -> None:
         self._device = served.device.id
-        self._slot = served.place
+        self._slot = served.slot
         self._pause_seconds = pause_seconds
         self._stopping = threading.Event()
         self._due = threading.Event()

@@ -28,7 +28,7 @@ class DeviceWorker:
     ) -> None:
         device, watch = executor.device, settings.instruments
         self.served = ServedDevice(
-            place=f"{settings.node_name}/{device.id}",
+            slot=f"{settings.node_name}/{device.id}",
             owner=owner,
             device=device,
             environment=executor.environment(),
@@ -38,7 +38,7 @@ class DeviceWorker:
         self._executor = executor
         self._settings = settings
         self._slot = Slot(self.served, store.leases, store.devices, settings)
-        self._health = Health(self.served.place, self._check, self._report_health)
+        self._health = Health(self.served.slot, self._check, self._report_health)
         site = Site(self.served, settings.runs_dir, self._health)
         driver = Driver(store.evidence, store.recommendations, executor, site, watch)
         attempts = Attempts(store.leases, store.work, driver, site, watch)

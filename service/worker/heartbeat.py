@@ -65,6 +65,6 @@ class Heartbeat(DeviceThread):
         try:
             self._devices.announce(served)
         except StoreUnavailableError as error:
-            self._warnings.warning("%s: cannot announce: %s", served.place, error)
+            self._warnings.warning("%s: cannot announce: %s", served.slot, error)
         else:
             self._announce_due = time.monotonic() + self._announce_seconds

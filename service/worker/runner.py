@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from service.application.rules.placement import mark_place
+from service.application.rules.placement import mark_slot
 from service.application.rules.warm_start import recall_earlier
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
@@ -195,7 +195,7 @@ class Driver:
                 holder.retry(lambda: self._evidence.record_progress(holder.lease, fresh))
                 newest = fresh[-1].update
 
-        mark_place(run.directory, self._served.place)
+        mark_slot(run.directory, self._served.slot)
         before = room_of(run.directory)
         result = self._executor.train(run, on_progress, holder.grace_seconds)
         if holder.reason() is not None and result.outcome is not RunOutcome.SUCCEEDED:

@@ -48,7 +48,7 @@ class Slot:
         self._lock.acquire(self._served.owner, _LOCK_WAIT_SECONDS)
         try:
             self._await_silence()
-            self._leases.release_slot(self._served.place, self._settings.owner_prefix)
+            self._leases.release_slot(self._served.slot, self._settings.owner_prefix)
         except BaseException:
             self.release()
             raise
@@ -58,7 +58,7 @@ class Slot:
         try:
             self._devices.withdraw(self._served)
         except ServiceError as error:
-            _log.warning("%s: cannot withdraw: %s", self._served.place, error)
+            _log.warning("%s: cannot withdraw: %s", self._served.slot, error)
 
     def release(self) -> None:
         """Unlock the device. Idempotent."""
@@ -76,7 +76,7 @@ class Slot:
         while (other := self._foreign_worker()) is not None:
             if last is not None and (other.age_seconds < last.age_seconds or other.served.owner != last.served.owner):
                 raise DeviceTakenError(
-                    f"{self._served.place} is served by {other.served.owner} already, out of another data folder: end "
+                    f"{self._served.slot} is served by {other.served.owner} already, out of another data folder: end "
                     "that process, or serve other devices; another host needs a BATCHWRIGHT_NODE_NAME of its own"
                 )
             last = other
@@ -86,6 +86,6 @@ class Slot:
         """A worker of this slot, announced lately, whose death no lock file of ours could prove."""
         for seen in self._devices.list():
             foreign = not seen.served.owner.startswith(self._settings.owner_prefix)
-            if seen.served.place == self._served.place and foreign and seen.age_seconds <= self._settings.lease_seconds:
+            if seen.served.slot == self._served.slot and foreign and seen.age_seconds <= self._settings.lease_seconds:
                 return seen
         return None

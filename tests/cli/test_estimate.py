@@ -191,7 +191,7 @@ def card(name: str, verdict: Verdict, largest: int = 0, **changes: Any) -> GpuEs
         "gpu": name,
         "usable_bytes": 20 * GIB,
         "feasible": verdict,
-        "largest_micro_batch": largest,
+        "largest_micro_batch_size": largest,
         "surely_fits": max(0, largest - 1),
         "may_fit": 0 if verdict is Verdict.DOES_NOT_FIT else largest + 1,
         "peak": peak(max(1, largest), verdict),

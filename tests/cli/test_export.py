@@ -19,7 +19,7 @@ Printed = pytest.CaptureFixture[str]
 def stored(tmp_path: Path) -> Path:
     """A recommendation of three uneven micro-batches on the disk."""
     path = tmp_path / "recommendation.json"
-    path.write_text(recommendation(effective_batch_size=100, micro_batch_size=37).model_dump_json())
+    path.write_text(recommendation(effective_batch_size=100, largest_micro_batch_size=37).model_dump_json())
     return path
 
 
@@ -35,7 +35,7 @@ def test_the_file_goes_to_standard_output(stored: Path, monkeypatch: pytest.Monk
     """Alone, so that it can be piped; what to know about it goes to standard error."""
     assert batchwright(monkeypatch, "export", stored, "--format", "hugging-face") == 0
     printed = capsys.readouterr()
-    made = export(recommendation(effective_batch_size=100, micro_batch_size=37), "hugging-face")
+    made = export(recommendation(effective_batch_size=100, largest_micro_batch_size=37), "hugging-face")
     assert printed.out == made.files[0].content
     assert "100 samples per update" in printed.err
     assert "warning: 4 accumulation steps instead of 3" in " ".join(printed.err.split())
@@ -73,7 +73,7 @@ def test_the_export_as_a_document(stored: Path, monkeypatch: pytest.MonkeyPatch,
     options = ("--script", "my train.py", "--json")
     assert batchwright(monkeypatch, "export", stored, "-f", "torchrun", *options) == 0
     made = Export.model_validate_json(capsys.readouterr().out)
-    assert (made.format, made.effective_batch_size.exact) == ("torchrun", True)
+    assert (made.format, made.plan.exact) == ("torchrun", True)
     assert any("my train.py" in file.content for file in made.files)
 
 
@@ -84,7 +84,7 @@ def test_files_are_written_and_never_overwritten_by_accident(
     folder = tmp_path / "new" / "folder"
     command = ("export", stored, "-f", "torchrun", "-o", folder)
     assert batchwright(monkeypatch, *command) == 0
-    made = export(recommendation(effective_batch_size=100, micro_batch_size=37), "torchrun")
+    made = export(recommendation(effective_batch_size=100, largest_micro_batch_size=37), "torchrun")
     assert {path.name: path.read_text() for path in folder.iterdir()} == {it.name: it.content for it in made.files}
     assert capsys.readouterr().out == ""
     (folder / made.files[0].name).write_text("mine")
@@ -126,7 +126,12 @@ def test_what_does_not_fit_has_its_own_exit_code(
 ) -> None:
     """Exit code 3, as for `tune`; as JSON with the reason."""
     nothing = recommendation().model_copy(
-        update={"feasible": False, "micro_batch_size": None, "infeasible_reason": "8 GiB are not enough"}
+        update={
+            "feasible": False,
+            "plan": None,
+            "largest_micro_batch_size": None,
+            "infeasible_reason": "8 GiB are not enough",
+        }
     )
     path = tmp_path / "nothing.json"
     path.write_text(nothing.model_dump_json())

@@ -1,4 +1,4 @@
-"""``batchwright tune --earlier``: an answer in a file leads a tuning, if it answers the same question."""
+"""``batchwright tune --warm-start-from``: a stored recommendation warm-starts a tuning of the same request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import called
-from tests.support.factories import mlp_spec
+from tests.support.factories import mlp_spec, plan_of
 from tuner.schemas.recommendation import Recommendation
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -42,22 +42,22 @@ def test_one_probe_is_enough_where_a_fit_settles_it(spec_file: Path, earlier: Pa
     """Under another limit the bound is run at once, and the evidence names the file's answer."""
     known = Recommendation.model_validate_json(earlier.read_text())
     limits = ("--memory-limit", "300MiB", "--max-micro-batch-size", "8")
-    done = tune(spec_file, "--effective-batch-size", "100", *limits, "--earlier", earlier)
+    done = tune(spec_file, "--effective-batch-size", "100", *limits, "--warm-start-from", earlier)
     assert done.returncode == 0, done.stderr
     found = Recommendation.model_validate_json(done.stdout)
     assert [it.micro_batch_size for it in found.evidence.probes] == [8]
-    assert found.evidence.earlier is not None
-    assert found.evidence.earlier.recommendation_id == known.id
-    assert found.micro_batch_sizes == known.micro_batch_sizes
+    assert found.evidence.warm_start is not None
+    assert found.evidence.warm_start.recommendation_id == known.id
+    assert plan_of(found).micro_batch_sizes == plan_of(known).micro_batch_sizes
 
 
 def test_an_answer_to_another_question_is_refused_before_any_probe(spec_file: Path, earlier: Path) -> None:
     """Exit code 2, and the error names what differs and what it was."""
-    done = tune(spec_file, "--effective-batch-size", "90", "--max-micro-batch-size", "8", "--earlier", earlier)
+    done = tune(spec_file, "--effective-batch-size", "90", "--max-micro-batch-size", "8", "--warm-start-from", earlier)
     assert done.returncode == 2
     assert "probe " not in done.stderr
     said = json.loads(done.stdout)["message"]
-    assert "request.effective_batch_size: is 100 there, another question (got 90)" in said
+    assert "request.effective_batch_size: is 100 there, another request (got 90)" in said
 
 
 @pytest.mark.parametrize("content", [None, "{}", "no document"])
@@ -66,6 +66,6 @@ def test_a_file_that_is_no_answer_is_refused(spec_file: Path, tmp_path: Path, co
     path = tmp_path / "earlier.json"
     if content is not None:
         path.write_text(content)
-    done = tune(spec_file, "--effective-batch-size", "100", "--earlier", path)
+    done = tune(spec_file, "--effective-batch-size", "100", "--warm-start-from", path)
     assert done.returncode == 2
-    assert "earlier" in json.loads(done.stdout)["message"]
+    assert "warm start" in json.loads(done.stdout)["message"]

@@ -112,7 +112,7 @@ def test_the_sizes_are_those_of_a_calculation_by_hand() -> None:
     """2 GiB less a context of 500 MiB leave 1,548 MiB: 57 samples; worst and best case leave 768.8 and 2,140.7."""
     found = first(asking("2GiB"))
     assert found.usable_bytes == 2 * GIB
-    assert found.largest_micro_batch == (1548 - 400) // 20 == 57
+    assert found.largest_micro_batch_size == (1548 - 400) // 20 == 57
     # the card may lack a twelfth, the context be 1,024 MiB, the estimate 7 % and (an unknown card) 4 % too low
     assert found.surely_fits == int(((2048 - 2048 / 12 - 1024) / 1.11 - 400) // 20) == 18
     # the context may be 100 MiB, the estimate 5 % and 4 % too high
@@ -153,7 +153,7 @@ def test_a_size_that_is_asked_for_is_judged(size: int, verdict: str) -> None:
     assert (peak.micro_batch_size, peak.verdict) == (size, verdict)
     assert (peak.device_bytes.high <= found.usable_bytes) is (verdict == "fits")
     assert (peak.device_bytes.low > found.usable_bytes) is (verdict == "does-not-fit")
-    assert found.largest_micro_batch == 57
+    assert found.largest_micro_batch_size == 57
 
 
 def test_the_plan_gives_the_effective_batch_around_the_largest_size() -> None:
@@ -161,13 +161,13 @@ def test_the_plan_gives_the_effective_batch_around_the_largest_size() -> None:
     found = first(asking("2GiB", effective_batch_size=100))
     assert found.plan is not None
     assert found.plan.micro_batch_sizes == ((50, 50),)
-    assert found.plan.max_micro_batch_size == found.largest_micro_batch == 57
+    assert (found.plan.micro_batch_size, found.largest_micro_batch_size) == (50, 57)
 
 
 def test_the_whole_share_may_fit_where_parts_of_it_do_not() -> None:
     """60 samples in one micro-batch need 300 + 1,200 MiB, 58 of them beside gradients 1,560: more than 1,548."""
     found = first(asking("2GiB", effective_batch_size=60))
-    assert found.largest_micro_batch == 60
+    assert found.largest_micro_batch_size == 60
     assert found.plan is not None
     assert found.plan.gradient_accumulation_steps == 1
     peak = peak_of(found)
@@ -188,7 +188,7 @@ def test_updates_of_one_micro_batch_are_traced_where_the_share_may_fit(
         return trace
 
     found = first(asking(*gpus, effective_batch_size=share), workload(change=note))
-    assert found.largest_micro_batch == 57
+    assert found.largest_micro_batch_size == 57
     assert kinds == ({True, False} if traced else {True})
 
 
@@ -212,7 +212,7 @@ def test_a_plan_of_thousands_of_micro_batches_is_told_in_a_note() -> None:
     listed, told = (
         first(asking("3GiB", spec=spec, effective_batch_size=samples), one_at_a_time()) for samples in (4096, 4097)
     )
-    assert (listed.largest_micro_batch, told.largest_micro_batch) == (1, 1)
+    assert (listed.largest_micro_batch_size, told.largest_micro_batch_size) == (1, 1)
     assert listed.plan is not None
     assert sum(map(len, listed.plan.micro_batch_sizes)) == 4096
     assert told.plan is None
@@ -237,19 +237,19 @@ def test_no_size_above_the_share_is_answered_or_traced() -> None:
     traced = workload()
     spec = mlp_spec(parallelism={"world_size": 4})
     found = first(asking("40GiB", spec=spec, effective_batch_size=97), traced)
-    assert found.largest_micro_batch == found.surely_fits == found.may_fit == max(traced.asked) == 25
+    assert found.largest_micro_batch_size == found.surely_fits == found.may_fit == max(traced.asked) == 25
 
 
 def test_a_share_of_one_sample_has_no_gradients_to_keep() -> None:
     """An effective batch of one is one micro-batch."""
     found = first(asking("2GiB", effective_batch_size=1))
-    assert (found.largest_micro_batch, peak_of(found).accumulates) == (1, False)
+    assert (found.largest_micro_batch_size, peak_of(found).accumulates) == (1, False)
 
 
 def test_where_nothing_fits_one_sample_is_explained() -> None:
     """420 MiB are needed of an allocator that has none: no plan, but the peak says why."""
     found = first(asking("256MiB", effective_batch_size=100))
-    assert (found.feasible, found.largest_micro_batch, found.may_fit, found.plan) == ("does-not-fit", 0, 0, None)
+    assert (found.feasible, found.largest_micro_batch_size, found.may_fit, found.plan) == ("does-not-fit", 0, 0, None)
     peak = peak_of(found)
     assert (peak.micro_batch_size, peak.capacity_bytes, peak.verdict) == (1, 420 * MIB, Verdict.DOES_NOT_FIT)
 
@@ -257,19 +257,19 @@ def test_where_nothing_fits_one_sample_is_explained() -> None:
 def test_where_one_sample_may_fit_feasibility_is_uncertain() -> None:
     """With 500 MiB one sample fits in the best case only."""
     found = first(asking("500MiB"))
-    assert (found.feasible, found.largest_micro_batch, found.may_fit) == ("uncertain", 0, 1)
+    assert (found.feasible, found.largest_micro_batch_size, found.may_fit) == ("uncertain", 0, 1)
 
 
 def test_sizes_are_told_to_seven_bits() -> None:
     """16 GiB have room for 774 samples: told is the multiple of eight below."""
-    assert first(asking("16GiB")).largest_micro_batch == 774 // 8 * 8
+    assert first(asking("16GiB")).largest_micro_batch_size == 774 // 8 * 8
 
 
 def test_memory_that_does_not_grow_ends_at_a_bound() -> None:
     """A workload without activations has no largest size; a note says where looking ended."""
     fixed = sized([0], [(Category.PARAMETERS, 20 * MIB, 0)], accumulates=True)
     found = first(asking("16GiB"), Traced(several=fixed, single=fixed))
-    assert found.largest_micro_batch == found.surely_fits == found.may_fit == LARGEST_SIZE
+    assert found.largest_micro_batch_size == found.surely_fits == found.may_fit == LARGEST_SIZE
     assert any(str(LARGEST_SIZE) in note for note in found.notes)
 
 
@@ -280,7 +280,7 @@ def test_a_size_that_the_allocator_handles_badly_is_not_the_answer() -> None:
         extra = 100 * MIB * (trace.micro_batch_size % 2)
         return trace.model_copy(update={"sizes": (trace.sizes[0] + extra, *trace.sizes[1:])})
 
-    assert first(asking("2GiB"), workload(change=worse_if_odd)).largest_micro_batch == 56
+    assert first(asking("2GiB"), workload(change=worse_if_odd)).largest_micro_batch_size == 56
 
 
 def test_cards_with_the_same_kernels_share_their_replays() -> None:
@@ -328,7 +328,7 @@ def test_a_card_without_a_trace_leaves_the_others_theirs() -> None:
     }
     good, late, early = answer(request, traced, versions={}, seconds=0.0).gpus
     assert good == first(asking("L4"))
-    assert [(it.feasible, it.peak, it.plan, it.largest_micro_batch) for it in (late, early)] == [
+    assert [(it.feasible, it.peak, it.plan, it.largest_micro_batch_size) for it in (late, early)] == [
         (Verdict.UNCERTAIN, None, None, 0)
     ] * 2
     assert any("needs a card of compute capability 8.9" in note for note in late.notes)
@@ -499,7 +499,7 @@ def random_workload(seed: int) -> Traced:
 
 def counts(found: GpuEstimate) -> tuple[int, int, int]:
     """The three sizes."""
-    return found.surely_fits, found.largest_micro_batch, found.may_fit
+    return found.surely_fits, found.largest_micro_batch_size, found.may_fit
 
 
 seeds = st.integers(0, 10**6)

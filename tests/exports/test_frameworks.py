@@ -130,7 +130,7 @@ def test_more_steps_for_one_size_are_said(name: str) -> None:
     """20 samples in micro-batches of at most 8 are 7, 7, 6; of one size, four of 5."""
     given = made(name, batch=20)
 
-    assert (given.micro_batch_size, given.gradient_accumulation_steps) == (5, 4)
+    assert (given.plan.micro_batch_size, given.plan.gradient_accumulation_steps) == (5, 4)
     assert warned(given)["more-steps"].startswith("4 accumulation steps instead of 3")
 
 
@@ -142,8 +142,8 @@ def test_another_effective_batch_has_to_be_allowed_and_is_said(name: str) -> Non
     given = made(name, batch=21, ranks=2, allow_inexact=True)
 
     assert refused.value.reason == "inexact"
-    assert not given.effective_batch_size.exact
-    difference = f"({given.effective_batch_size.achieved - 21:+d})"
+    assert not given.plan.exact
+    difference = f"({given.plan.effective_batch_size - 21:+d})"
     assert difference in warned(given)["effective-batch-changed"]
     if given.files[0].media_type == "application/yaml":
         assert difference in given.files[0].content
@@ -319,8 +319,8 @@ def test_composer_takes_a_ranks_batch_whole() -> None:
     given = made("composer", batch=20)
 
     assert read(given)["train_dataloader"]["batch_size"] == 20
-    assert read(given)["trainer"]["device_train_microbatch_size"] == given.micro_batch_size == 7
-    assert (given.gradient_accumulation_steps, given.effective_batch_size.exact) == (3, True)
+    assert read(given)["trainer"]["device_train_microbatch_size"] == given.plan.micro_batch_size == 7
+    assert (given.plan.gradient_accumulation_steps, given.plan.exact) == (3, True)
 
 
 def test_composer_never_runs_more_than_was_proven() -> None:
@@ -329,7 +329,7 @@ def test_composer_never_runs_more_than_was_proven() -> None:
         given = made("composer", batch=batch)
         micro = read(given)["trainer"]["device_train_microbatch_size"]
         assert micro <= 8
-        assert -(-batch // micro) == given.gradient_accumulation_steps == -(-batch // 8)
+        assert -(-batch // micro) == given.plan.gradient_accumulation_steps == -(-batch // 8)
 
 
 def test_composers_token_flag_is_left_to_who_can_count_them() -> None:

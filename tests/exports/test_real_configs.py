@@ -80,10 +80,10 @@ def _arguments(name: str) -> tuple[str, ...]:
     assert target.arguments is not None
     given = export(_recommendation(), name)
     figures = SimpleNamespace(
-        micro_batch_size=given.micro_batch_size,
-        gradient_accumulation_steps=given.gradient_accumulation_steps,
-        world_size=given.world_size,
-        effective_batch_size=given.effective_batch_size.achieved,
+        micro_batch_size=given.plan.micro_batch_size,
+        gradient_accumulation_steps=given.plan.gradient_accumulation_steps,
+        world_size=given.plan.world_size,
+        effective_batch_size=given.plan.effective_batch_size,
     )
     order = Order(_recommendation(), figures, target.versions[0], ExportOptions())  # type: ignore[arg-type] # these suffice
     return target.arguments(order)

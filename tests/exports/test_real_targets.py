@@ -84,7 +84,7 @@ class Job:
         ranks = self.counted()
         assert [[tuple(map(len, update)) for update in rank] for rank in ranks] == [[it, it] for it in sizes]
         each = [sum(len(part) for rank in ranks for part in rank[number]) for number in range(2)]
-        assert each == [self.made.effective_batch_size.requested] * 2
+        assert each == [self.made.plan.requested_effective_batch_size] * 2
         assert sorted(it for rank in ranks for update in rank for part in update for it in part) == list(
             range(self.samples)
         )
@@ -93,7 +93,7 @@ class Job:
 def job(folder: Path, recommended: Recommendation, name: str, **options: Any) -> Job:
     """The folder of a user who exports for a framework, and has data for two updates."""
     made = export(recommended, name, options=ExportOptions(**options))
-    return Job(folder, made, 2 * recommended.effective_batch_size.requested)
+    return Job(folder, made, 2 * recommended.request.effective_batch_size)
 
 
 def torchrun(processes: int, *arguments: str | Path) -> tuple[str | Path, ...]:

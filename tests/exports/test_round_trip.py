@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.exports import reading
 from tests.support.exports.plans import plan
-from tests.support.factories import CUDA, gpt_spec, transformers_spec
+from tests.support.factories import CUDA, gpt_spec, plan_of, transformers_spec
 from tuner.errors import ExportError
 from tuner.exports.base import Export, ExportOptions
 from tuner.exports.registry import TARGETS, export
@@ -81,15 +81,15 @@ def test_the_figures_are_read_back(name: str, version: str, recommendation: Reco
 
     read = reading.figures(given)
 
-    assert read.get("micro", given.micro_batch_size) == given.micro_batch_size
-    assert read.get("steps", given.gradient_accumulation_steps) == given.gradient_accumulation_steps
-    assert read.get("world", given.world_size) == given.world_size == recommendation.world_size
-    assert read.get("effective", given.effective_batch_size.achieved) == given.effective_batch_size.achieved
+    assert read.get("micro", given.plan.micro_batch_size) == given.plan.micro_batch_size
+    assert read.get("steps", given.plan.gradient_accumulation_steps) == given.plan.gradient_accumulation_steps
+    assert read.get("world", given.plan.world_size) == given.plan.world_size == plan_of(recommendation).world_size
+    assert read.get("effective", given.plan.effective_batch_size) == given.plan.effective_batch_size
     assert len(read) >= 2
     if TARGETS[name].repeats_one_size:
-        product = given.micro_batch_size * given.gradient_accumulation_steps * given.world_size
-        assert product == given.effective_batch_size.achieved
-    assert given.micro_batch_size <= (recommendation.micro_batch_size or 0)
+        product = given.plan.micro_batch_size * given.plan.gradient_accumulation_steps * given.plan.world_size
+        assert product == given.plan.effective_batch_size
+    assert given.plan.micro_batch_size <= (recommendation.largest_micro_batch_size or 0)
 
 
 def _with_strings(strings: dict[str, str]) -> Recommendation:

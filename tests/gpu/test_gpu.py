@@ -83,7 +83,7 @@ def test_the_answer_is_that_of_a_linear_scan(supervisor: ProbeSupervisor, name: 
     answer's own bracket must hold twice over, and nothing below the answer may fail.
     """
     found = tune(supervisor, MODELS[name], 6 * GIB)
-    answer = found.micro_batch_size
+    answer = found.largest_micro_batch_size
     assert answer is not None
     assert answer > 6, "the limit should leave room to scan"
     scan = {size: supervisor.run(probe(MODELS[name], size, 6 * GIB)).outcome for size in range(answer - 5, answer + 6)}
@@ -94,9 +94,9 @@ def test_the_answer_is_that_of_a_linear_scan(supervisor: ProbeSupervisor, name: 
 def test_a_memory_limit_bounds_what_is_reserved(supervisor: ProbeSupervisor) -> None:
     """A large card stands for a small one: peaks stay below the limit, and a smaller limit gives a smaller answer."""
     small, large = (tune(supervisor, MODELS["gpt"], limit * GIB) for limit in (3, 6))
-    assert small.micro_batch_size is not None
-    assert large.micro_batch_size is not None
-    assert small.micro_batch_size < large.micro_batch_size
+    assert small.largest_micro_batch_size is not None
+    assert large.largest_micro_batch_size is not None
+    assert small.largest_micro_batch_size < large.largest_micro_batch_size
     for found, limit in ((small, 3 * GIB), (large, 6 * GIB)):
         peaks = [it.peak_reserved_bytes for it in found.evidence.probes if it.outcome is Outcome.FIT]
         assert all(peak is not None and peak < limit for peak in peaks)

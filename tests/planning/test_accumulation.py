@@ -84,11 +84,10 @@ def test_a_uniform_plan_gives_the_batch_that_it_says(batch: int, world: int, lar
     """Size x steps x ranks is the effective batch achieved, no size is too large, and ``exact`` tells the truth."""
     assume(batch >= world)
     plan = uniform_plan(batch, world, largest)
-    effective = plan.effective_batch_size
     assert plan.micro_batch_size <= largest
-    assert plan.micro_batch_size * plan.gradient_accumulation_steps * world == effective.achieved
-    assert effective.requested == batch
-    assert effective.exact == (effective.achieved == batch) == (batch % world == 0)
+    assert plan.micro_batch_size * plan.gradient_accumulation_steps * world == plan.effective_batch_size
+    assert plan.requested_effective_batch_size == batch
+    assert plan.exact == (plan.effective_batch_size == batch) == (batch % world == 0)
 
 
 @many
@@ -97,7 +96,7 @@ def test_a_uniform_plan_says_by_how_much_it_misses(batch: int, world: int, large
     """The change names the batch it gives and the difference; a plan that is exact speaks of no other batch."""
     assume(batch >= world)
     plan = uniform_plan(batch, world, largest)
-    achieved = plan.effective_batch_size.achieved
+    achieved = plan.effective_batch_size
     if achieved != batch:
         assert f"becomes {achieved} instead of {batch} ({achieved - batch:+d})" in plan.change
     else:
@@ -131,7 +130,7 @@ def test_a_uniform_plan_that_misses_is_the_nearest_with_its_size_or_more(batch: 
     """No micro-batch at least as large reaches an effective batch that is nearer."""
     assume(batch >= world)
     plan = uniform_plan(batch, world, largest)
-    missed = abs(plan.effective_batch_size.achieved - batch)
+    missed = abs(plan.effective_batch_size - batch)
     for size in range(plan.micro_batch_size, largest + 1):
         below, above = batch % (size * world), -batch % (size * world)
         assert missed <= (above if batch < size * world else min(below, above))
@@ -143,7 +142,7 @@ def test_a_uniform_plan_takes_the_fewest_steps_to_the_batch_it_gives(batch: int,
     """No larger micro-batch that fits gives the same effective batch in fewer steps."""
     assume(batch >= world)
     plan = uniform_plan(batch, world, largest)
-    share = plan.effective_batch_size.achieved // world
+    share = plan.effective_batch_size // world
     assert plan.micro_batch_size == max(size for size in range(1, largest + 1) if share % size == 0)
 
 

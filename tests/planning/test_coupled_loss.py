@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.planning.test_session import GIB, answer, finish, tuning
-from tests.support.factories import CPU, CUDA, mlp_spec, probe_result, tuning_request
+from tests.support.factories import CPU, CUDA, mlp_spec, plan_of, probe_result, tuning_request
 from tuner.errors import TuningFailedError
 from tuner.planning.coupled_loss import coupling_request
 from tuner.planning.session import Tuning, judge_coupling
@@ -30,7 +30,7 @@ def judged(check: CouplingCheck, **changes: Any) -> Tuning:
 def test_a_sum_over_samples_is_tuned_as_ever() -> None:
     """The evidence holds the check, and nothing is warned of."""
     found = finish(judged(SEPARATE), largest=37)
-    assert found.micro_batch_sizes == ((34, 33, 33),)
+    assert plan_of(found).micro_batch_sizes == ((34, 33, 33),)
     assert found.evidence.coupling == SEPARATE
     assert found.warnings == ()
 
@@ -39,7 +39,7 @@ def test_a_coupled_loss_is_probed_undivided_alone() -> None:
     """The whole batch in one micro-batch is exact: one probe, a plan of one step, and a warning."""
     found = finish(judged(COUPLED), largest=100)
     assert [probe.micro_batch_size for probe in found.evidence.probes] == [100]
-    assert found.micro_batch_sizes == ((100,),)
+    assert plan_of(found).micro_batch_sizes == ((100,),)
     assert [plan.gradient_accumulation_steps for plan in found.alternatives] == [1]
     (warning,) = found.warnings
     assert warning.code == "coupled-loss"
@@ -75,14 +75,14 @@ def test_a_coupled_loss_fails_at_once_where_no_plan_is_exact(changes: dict[str, 
 def test_a_coupled_loss_that_is_allowed_is_tuned_as_ever() -> None:
     """With a warning that names what is at fault."""
     found = finish(judged(COUPLED, allow_batch_coupling=True), largest=37)
-    assert found.micro_batch_sizes == ((34, 33, 33),)
+    assert plan_of(found).micro_batch_sizes == ((34, 33, 33),)
     assert [(advice.code, advice.message) for advice in found.warnings] == [("coupled-loss", "BatchNorm is at fault.")]
 
 
 def test_a_loss_that_cannot_be_compared_is_tuned_as_ever() -> None:
     """Nothing is known of it, which is said."""
     found = finish(judged(UNKNOWN), largest=37)
-    assert found.micro_batch_sizes == ((34, 33, 33),)
+    assert plan_of(found).micro_batch_sizes == ((34, 33, 33),)
     assert [advice.code for advice in found.warnings] == ["coupling-not-checked"]
     assert "Out of memory." in found.warnings[0].message
 
@@ -97,7 +97,7 @@ def test_a_lost_probe_of_the_whole_batch_is_repeated() -> None:
     assert again is not None
     assert again.micro_batch_size == 100
     course.record(answer(again, largest=100))
-    assert finish(course, largest=100).gradient_accumulation_steps == 1
+    assert plan_of(finish(course, largest=100)).gradient_accumulation_steps == 1
 
 
 def test_a_workloads_error_is_not_taken_for_coupling() -> None:

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tests.support.factories import CPU, mlp_spec, probe_result, python_spec, tuning_request
+from tests.support.factories import CPU, mlp_spec, plan_of, probe_result, python_spec, tuning_request
 from tests.support.paths import ROOT
 from tuner.cli.display import probe_row, recommendation_panel
 from tuner.errors import SearchError
 from tuner.hardware.inventory import cpu
-from tuner.planning.accumulation import balanced_plan, balanced_split
+from tuner.planning.accumulation import balanced_split
 from tuner.planning.fingerprint import installed_versions, question
 from tuner.planning.objectives import next_to_time, sizes_for_steps
 from tuner.planning.parameters import DEFAULT_PARAMETERS
@@ -180,15 +180,14 @@ def test_the_fewest_steps_are_those_of_the_largest_micro_batch(
     changes = {"max_micro_batch_size": max_size, "granularity": granularity}
     largest = finish(tuning("largest", share, **changes), device)
     fewest = finish(tuning("fewest_steps", share, **changes), device)
-    assert fewest.micro_batch_sizes == largest.micro_batch_sizes
-    assert fewest.gradient_accumulation_steps == largest.gradient_accumulation_steps
+    assert fewest.plan == largest.plan
     assert len(fewest.evidence.probes) <= len(largest.evidence.probes) + 1
     proof, outcomes = fewest.evidence.proof, {it.micro_batch_size: it.outcome for it in fewest.evidence.probes}
-    assert fewest.micro_batch_size == (proof.fits or None)
+    assert fewest.largest_micro_batch_size == (proof.fits or None)
     assert proof.fits == 0 or outcomes[proof.fits] is Outcome.FIT
     if proof.next_size is not None:
         assert outcomes[proof.next_size] is Outcome.OOM
-        assert proof.fits == 0 or -(-share // proof.next_size) < (fewest.gradient_accumulation_steps or 0)
+        assert proof.fits == 0 or -(-share // proof.next_size) < plan_of(fewest).gradient_accumulation_steps
 
 
 def test_fewest_steps_takes_fewer_probes() -> None:
@@ -209,7 +208,7 @@ def test_fewest_steps_takes_fewer_probes() -> None:
 def test_the_whole_share_may_fit_where_less_does_not(objective: Objective, share: int, steps: int) -> None:
     """An update of one micro-batch holds no gradients: up to 90 samples fit as a whole, 70 when they accumulate."""
     found = answer(objective, share, Device(per_sample=10 * MIB, gradients=200 * MIB))
-    assert found.gradient_accumulation_steps == steps
+    assert plan_of(found).gradient_accumulation_steps == steps
     assert found.warnings == ()
 
 
@@ -241,7 +240,7 @@ def test_peaks_that_the_limit_cuts_off_do_not_promise_the_whole_share(sizes: tup
 def test_a_bound_between_two_sizes_is_named() -> None:
     """At most 60 of 100 samples: 50 is tried, as 60 would take as many steps."""
     found = finish(tuning("fewest_steps", 100, max_micro_batch_size=60), holding(80))
-    assert (found.micro_batch_size, found.gradient_accumulation_steps) == (50, 2)
+    assert (found.largest_micro_batch_size, plan_of(found).gradient_accumulation_steps) == (50, 2)
     assert "the bound is 50 (60 would take as many accumulation steps; the maximum of 60" in (
         found.evidence.proof.statement
     )
@@ -253,7 +252,7 @@ def test_a_bound_between_two_sizes_is_named() -> None:
 def test_the_fewest_steps_are_the_fastest_where_time_is_affine() -> None:
     """The fewest steps and their neighbour are timed, and nothing else: the line says that no other can win."""
     found = answer("fastest", 520, holding(40, seconds=lambda size: 0.03 + 0.001 * size))
-    assert (found.micro_batch_size, found.gradient_accumulation_steps) == (40, 13)
+    assert (found.largest_micro_batch_size, plan_of(found).gradient_accumulation_steps) == (40, 13)
     assert timed(found) == [40, 38]
     assert found.choice == "13 accumulation steps make 559 samples per second, the most of 2 plans that were timed."
 
@@ -262,7 +261,7 @@ def test_of_equally_fast_plans_the_one_with_less_memory_wins() -> None:
     """Where time does not depend on the micro-batch, a smaller one leaves more memory free."""
     found = answer("fastest", 520, holding(40, seconds=lambda size: 0.001 * size + 0.003))
     assert timed(found) == [40, 38]
-    assert found.micro_batch_size == 38
+    assert found.largest_micro_batch_size == 38
     assert found.choice.endswith("within the noise as many as any of 2 plans that were timed, with less memory.")
     assert found.headroom is not None
     assert found.headroom.peak_bytes == next(it.peak_bytes for it in found.alternatives if it.chosen)
@@ -271,7 +270,7 @@ def test_of_equally_fast_plans_the_one_with_less_memory_wins() -> None:
 def test_a_difference_within_the_noise_is_none() -> None:
     """Updates that vary by a tenth cannot tell 37 from 40; those that do not vary can."""
     slower = {"seconds": lambda size: 0.001 * size + 0.02}
-    assert answer("fastest", 512, holding(40, **slower)).micro_batch_size == 40
+    assert answer("fastest", 512, holding(40, **slower)).largest_micro_batch_size == 40
     course = tuning("fastest", 512)
     device = holding(40, **slower)
 
@@ -280,15 +279,15 @@ def test_a_difference_within_the_noise_is_none() -> None:
         timing = result.timing.model_copy(update={"noise": 0.05}) if result.timing else None
         return result.model_copy(update={"timing": timing})
 
-    assert finish(course, noisy).micro_batch_size == 37
+    assert finish(course, noisy).largest_micro_batch_size == 37
 
 
 @pytest.mark.parametrize("thrashes_from", [34, 40])
 def test_a_thrashing_fit_loses(thrashes_from: int) -> None:
     """It is not even timed where the search has seen it thrash."""
     found = answer("fastest", 512, holding(40, thrashes_from=thrashes_from))
-    assert found.micro_batch_size is not None
-    assert found.micro_batch_size < thrashes_from
+    assert found.largest_micro_batch_size is not None
+    assert found.largest_micro_batch_size < thrashes_from
     assert 40 not in timed(found)
     assert [it.code for it in found.warnings] == []
 
@@ -303,7 +302,7 @@ def test_a_plan_that_thrashes_when_it_is_timed_loses_though_it_is_the_fastest() 
 
     found = answer("fastest", 520, thrashing)
     assert timed(found) == [40, 38]
-    assert found.micro_batch_size == 38
+    assert found.largest_micro_batch_size == 38
     assert [it.thrashing for it in found.alternatives[:2]] == [True, False]
 
 
@@ -311,7 +310,7 @@ def test_where_every_timed_plan_thrashes_the_fastest_of_them_wins() -> None:
     """With the warning of any thrashing fit."""
     found = answer("fastest", 4, holding(40, thrashes_from=1))
     assert sorted(timed(found)) == [1, 2, 4]
-    assert found.micro_batch_size == 4
+    assert found.largest_micro_batch_size == 4
     assert [it.code for it in found.warnings] == ["thrashing-fit"]
 
 
@@ -319,8 +318,8 @@ def test_what_the_search_has_seen_leads_to_a_faster_plan() -> None:
     """Micro-batches beyond a cache take three times as long: the probes of the search saw how fast small ones are."""
     cached = holding(500, seconds=lambda size: 0.0005 + 0.001 * size * (1 if size <= 70 else 3))
     found = answer("fastest", 500, cached)
-    assert found.micro_batch_size is not None
-    assert found.micro_batch_size <= 70
+    assert found.largest_micro_batch_size is not None
+    assert found.largest_micro_batch_size <= 70
     assert timed(found)[:2] == [500, 250]
 
 
@@ -340,21 +339,21 @@ def test_the_fastest_plan_is_near_the_best_where_time_is_affine(  # noqa: PLR091
     largest = max(1, round(part * share))
     device = holding(largest, seconds=lambda size: each + sample * size, step_seconds=step, deviation=deviation)
     found = answer("fastest", share, device)
-    assert found.micro_batch_size is not None
+    assert found.largest_micro_batch_size is not None
     assert len(timed(found)) <= DEFAULT_PARAMETERS.most_timed_plans
     best = min(device.update_seconds(share, size) for size in sizes_for_steps(share, min(share, largest)))
-    rounding = 1 / found.micro_batch_size  # a plan is timed by two micro-batches: their mean is within half a sample
+    rounding = (
+        1 / found.largest_micro_batch_size
+    )  # a plan is timed by two micro-batches: their mean is within half a sample
     allowed = 1.02 + rounding + 8 * deviation
-    assert device.update_seconds(share, found.micro_batch_size) <= allowed * best * (1 + 1e-9)
-    assert (
-        found.gradient_accumulation_steps == balanced_plan(share, 1, found.micro_batch_size).gradient_accumulation_steps
-    )
+    assert device.update_seconds(share, found.largest_micro_batch_size) <= allowed * best * (1 + 1e-9)
+    assert plan_of(found).gradient_accumulation_steps == len(plan_of(found).micro_batch_sizes[0])
 
 
 def test_a_plan_that_cannot_be_timed_is_not_chosen() -> None:
     """The recommendation says so; the proof of the search stands."""
     found = answer("fastest", 512, holding(40, fails_to_time=frozenset({40})))
-    assert found.micro_batch_size == 37
+    assert found.largest_micro_batch_size == 37
     assert found.evidence.proof.fits == 40
     (warning,) = found.warnings
     assert warning.code == "plan-not-timed"
@@ -366,7 +365,7 @@ def test_without_any_time_the_largest_that_fits_is_the_answer() -> None:
     """After four failures no more is tried."""
     found = answer("fastest", 512, holding(40, fails_to_time=frozenset(range(600))))
     assert len(timed(found)) == DEFAULT_PARAMETERS.most_timed_plans
-    assert (found.micro_batch_size, found.choice[:23]) == (40, "No plan could be timed:")
+    assert (found.largest_micro_batch_size, found.choice[:23]) == (40, "No plan could be timed:")
 
 
 def test_nothing_is_timed_where_nothing_fits() -> None:
@@ -524,9 +523,10 @@ def test_the_panel_says_what_was_looked_for(objective: Objective, title: str) ->
     found = answer(objective, 400, holding(40))
     lines = printed(found).splitlines()
     assert title in lines[0]
+    assert lines[1].startswith("│ plan ")
     (chosen,) = [line for line in lines if " > " in line]
     assert ("timed" in chosen) is (objective == "fastest")
-    assert f" {found.gradient_accumulation_steps} " in chosen
+    assert f" {plan_of(found).gradient_accumulation_steps} " in chosen
 
 
 def test_the_table_marks_what_is_read_off_a_line_and_what_thrashes() -> None:
@@ -626,13 +626,13 @@ def test_a_real_tuning(supervisor: ProbeSupervisor, objective: Objective) -> Non
     course = Tuning(request, cpu(), environment=supervisor.environment(), versions=installed_versions())
     found = finish(course, supervisor.run)
     assert found.feasible
-    assert sum(map(sum, found.micro_batch_sizes)) == 30_000
+    assert sum(map(sum, plan_of(found).micro_batch_sizes)) == 30_000
     proof = found.evidence.proof
     assert isinstance(proof, Proof)
     assert proof.fits in sizes_for_steps(30_000, 30_000)
     assert proof.stopped_by == "oom"
     (chosen,) = [it for it in found.alternatives if it.chosen]
-    assert (chosen.source, chosen.micro_batch_size) == ("measured", found.micro_batch_size)
+    assert (chosen.source, chosen.micro_batch_size) == ("measured", found.largest_micro_batch_size)
     assert chosen.samples_per_second is not None
     assert chosen.samples_per_second > 0
     tried = [it for it in found.evidence.probes if it.measures_time]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, probe_result, resnet_spec, tuning_request
+from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, plan_of, probe_result, resnet_spec, tuning_request
 from tuner.errors import DeviceError, PlanError, SearchError, SpecError, TuningFailedError
 from tuner.hardware.allocator_env import allocator_environment, job_environment
 from tuner.planning.session import Tuning
@@ -42,10 +42,11 @@ def test_a_recommendation_holds_the_decision_the_plan_and_the_evidence() -> None
     """100 samples at most 37 at a time: 34 + 33 + 33, proven by a fit at 37 and an OOM at 38."""
     found = finish(tuning(tuning_request(effective_batch_size=100)), largest=37)
     assert found.feasible
-    assert found.micro_batch_size == 37
-    assert found.gradient_accumulation_steps == 3
-    assert found.micro_batch_sizes == ((34, 33, 33),)
-    assert found.effective_batch_size.model_dump() == {"requested": 100, "achieved": 100, "exact": True}
+    assert found.largest_micro_batch_size == 37
+    assert plan_of(found).gradient_accumulation_steps == 3
+    assert plan_of(found).micro_batch_sizes == ((34, 33, 33),)
+    assert (plan_of(found).effective_batch_size, plan_of(found).exact) == (100, True)
+    assert next(iter(found.model_dump())) == "plan"
     assert (found.evidence.proof.fits, found.evidence.proof.next_size) == (37, 38)
     assert found.evidence.proof.stopped_by == "oom"
     outcomes = {it.micro_batch_size: it.outcome for it in found.evidence.probes}
@@ -59,7 +60,7 @@ def test_several_ranks_share_the_batch() -> None:
     """A rank's share bounds the search: 100 over 3 ranks is 34 + 33 + 33, and nothing above 34 is probed."""
     spec = mlp_spec(parallelism={"world_size": 3})
     found = finish(tuning(tuning_request(spec, 100)), largest=1000)
-    assert found.micro_batch_sizes == ((34,), (33,), (33,))
+    assert plan_of(found).micro_batch_sizes == ((34,), (33,), (33,))
     assert max(it.micro_batch_size for it in found.evidence.probes) == 34
     assert found.evidence.proof.stopped_by == "bound"
     assert "communication-buffers-not-probed" in {it.code for it in found.warnings}
@@ -71,9 +72,7 @@ def test_nothing_fits_is_an_answer() -> None:
     request = tuning_request(gpt_spec(), memory_limit_bytes=2 * GIB)
     found = finish(tuning(request), largest=0, model=summary)
     assert not found.feasible
-    assert found.micro_batch_size is None
-    assert found.micro_batch_sizes == ()
-    assert found.effective_batch_size.achieved == 0
+    assert (found.plan, found.largest_micro_batch_size) == (None, None)
     reason = found.infeasible_reason or ""
     for part in ("micro-batch of 1", "2.00 GiB", "1.94 GiB", "1,000 parameters", "activation_checkpointing"):
         assert part in reason
@@ -117,7 +116,7 @@ def test_the_whole_share_may_fit_where_less_does_not(share: int, largest: int, s
     while (probe := course.next_probe()) is not None:
         course.record(with_gradients(probe))
     found = course.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=1.0)
-    assert (found.micro_batch_size, found.gradient_accumulation_steps) == (largest, steps)
+    assert (found.largest_micro_batch_size, plan_of(found).gradient_accumulation_steps) == (largest, steps)
     assert found.warnings == ()
     rebuilt = tuning(tuning_request(effective_batch_size=share, memory_limit_bytes=2 * GIB))
     rebuilt.probe_limit_bytes = 10_000
@@ -236,7 +235,7 @@ def test_a_tuning_goes_on_from_its_recorded_probes() -> None:
         following = rebuilt.next_probe()
         assert following is not None
         assert following.micro_batch_size == recorded[count].micro_batch_size
-        assert finish(rebuilt, largest=700).micro_batch_size == 700
+        assert finish(rebuilt, largest=700).largest_micro_batch_size == 700
 
 
 WITH_BATCH_NORM = ModelSummary(
@@ -340,7 +339,7 @@ def test_an_estimate_leads_the_search_and_changes_no_answer() -> None:
         used = probe.micro_batch_size * slope if fits else None
         course.record(probe_result(probe.micro_batch_size, Outcome.FIT if fits else Outcome.OOM, used))
     found = finish(course, largest=37)
-    assert found.micro_batch_size == 37
+    assert found.largest_micro_batch_size == 37
     assert len(found.evidence.probes) <= 4
     assert found.evidence.expected == ExpectedPeaks(points=points)
 

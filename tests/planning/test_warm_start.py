@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.factories import CPU, gpt_spec, mlp_spec, probe_result, tuning_request
+from tests.support.factories import CPU, gpt_spec, mlp_spec, plan_of, probe_result, tuning_request
 from tuner.errors import SearchError, SpecError
 from tuner.planning.session import Tuning
 from tuner.planning.warm_start import measured_peaks
@@ -104,15 +104,18 @@ def test_under_other_versions_one_probe_confirms_the_answer() -> None:
     earlier = answered()
     found = again(earlier, Memory())
     assert sizes(found) == [45]
-    assert (found.micro_batch_size, found.micro_batch_sizes) == (45, earlier.micro_batch_sizes)
+    assert (found.largest_micro_batch_size, plan_of(found).micro_batch_sizes) == (
+        45,
+        plan_of(earlier).micro_batch_sizes,
+    )
     proof = found.evidence.proof
-    assert (proof.fits, proof.stopped_by, proof.next_size) == (45, "earlier-answer", 46)
+    assert (proof.fits, proof.stopped_by, proof.next_size) == (45, "warm-start", 46)
     for part in ("45 fits: it was run now", "46, was not run again", "torch 2.12 (now 2.13)", "rec_then", "+0.00%"):
         assert part in proof.statement
-    assert found.evidence.earlier is not None
-    assert found.evidence.earlier.recommendation_id == "rec_then"
-    assert (found.evidence.earlier.versions, found.evidence.earlier.proof) == (THEN, earlier.evidence.proof)
-    assert "rests-on-earlier-answer" in {it.code for it in found.warnings}
+    assert found.evidence.warm_start is not None
+    assert found.evidence.warm_start.recommendation_id == "rec_then"
+    assert (found.evidence.warm_start.versions, found.evidence.warm_start.proof) == (THEN, earlier.evidence.proof)
+    assert "rests-on-warm-start" in {it.code for it in found.warnings}
     assert found.fingerprint != earlier.fingerprint
     assert Recommendation.model_validate_json(found.model_dump_json()) == found
 
@@ -120,21 +123,21 @@ def test_under_other_versions_one_probe_confirms_the_answer() -> None:
 def test_a_full_proof_says_nothing_of_earlier_answers() -> None:
     """Without an earlier answer there is none in the evidence, and no warning."""
     found = answered()
-    assert found.evidence.earlier is None
-    assert "rests-on-earlier-answer" not in {it.code for it in found.warnings}
+    assert found.evidence.warm_start is None
+    assert "rests-on-warm-start" not in {it.code for it in found.warnings}
 
 
 def test_under_a_lower_limit_that_still_holds_the_peak_one_probe_confirms() -> None:
     """What failed in more memory fails in less: only that 45 fits has to be seen."""
     found = again(answered(asking(1010 * MIB)), Memory(), limit=Memory().used(45))
-    assert (sizes(found), found.evidence.proof.stopped_by) == ([45], "earlier-answer")
+    assert (sizes(found), found.evidence.proof.stopped_by) == ([45], "warm-start")
     assert "a limit of 1010.00 MiB (now 1000.00 MiB)" in found.evidence.proof.statement
 
 
 def test_a_limit_below_the_measured_peak_is_searched_from_the_measured_curve() -> None:
     """No probe is wasted on a size that cannot fit: the curve leads to the answer and the size above it."""
     found = again(answered(), Memory(), limit=700 * MIB)
-    assert (found.micro_batch_size, found.evidence.proof.stopped_by) == (30, "oom")
+    assert (found.largest_micro_batch_size, found.evidence.proof.stopped_by) == (30, "oom")
     assert max(sizes(found)) < 45
     assert len(sizes(found)) <= 3
 
@@ -142,9 +145,9 @@ def test_a_limit_below_the_measured_peak_is_searched_from_the_measured_curve() -
 def test_a_larger_limit_is_searched_since_more_may_fit() -> None:
     """The answer is exact for the larger limit, found from the curve in a few probes."""
     found = again(answered(), Memory(), limit=3000 * MIB)
-    assert (found.micro_batch_size, found.evidence.proof.stopped_by) == (145, "oom")
+    assert (found.largest_micro_batch_size, found.evidence.proof.stopped_by) == (145, "oom")
     assert len(sizes(found)) <= 3
-    assert found.evidence.earlier is not None
+    assert found.evidence.warm_start is not None
     assert found.evidence.expected == measured_peaks(answered())
 
 
@@ -154,7 +157,7 @@ def test_a_bound_needs_no_earlier_proof_whatever_the_limit() -> None:
     assert earlier.evidence.proof.stopped_by == "bound"
     found = again(earlier, Memory(), limit=2 * LIMIT, max_micro_batch_size=40)
     assert (sizes(found), found.evidence.proof.stopped_by) == ([40], "bound")
-    assert "rests-on-earlier-answer" not in {it.code for it in found.warnings}
+    assert "rests-on-warm-start" not in {it.code for it in found.warnings}
 
 
 @pytest.mark.parametrize("slope", [19.0, 19.7, 20.5, 25.0])
@@ -162,7 +165,7 @@ def test_a_peak_that_moved_is_searched(slope: float) -> None:
     """More than 1 % less or more memory at the earlier size: the answer is the exact one of today."""
     found = again(answered(), Memory(slope=slope))
     assert sizes(found)[0] == 45
-    assert found.micro_batch_size == Memory(slope=slope).largest(LIMIT)
+    assert found.largest_micro_batch_size == Memory(slope=slope).largest(LIMIT)
     assert found.evidence.proof.stopped_by == "oom"
 
 
@@ -200,7 +203,7 @@ def test_the_fewest_steps_are_confirmed_like_the_largest() -> None:
     """The next size is the next one that changes the steps, then as now."""
     request = asking(objective="fewest_steps")
     found = again(answered(request), Memory(), objective="fewest_steps")
-    assert (sizes(found), found.evidence.proof.stopped_by) == ([42], "earlier-answer")
+    assert (sizes(found), found.evidence.proof.stopped_by) == ([42], "warm-start")
 
 
 def test_an_infeasible_answer_leads_nothing() -> None:
@@ -209,7 +212,7 @@ def test_an_infeasible_answer_leads_nothing() -> None:
     assert not earlier.feasible
     tuning = course(asking(), NOW, earlier)
     assert tuning.to_expect() is not None
-    assert finish(tuning, Memory()).evidence.earlier is None
+    assert finish(tuning, Memory()).evidence.warm_start is None
 
 
 def test_an_earlier_answer_takes_the_place_of_an_estimate() -> None:
@@ -281,10 +284,10 @@ def test_a_kernels_own_limit_counts_for_the_same_versions_only(versions: dict[st
 def test_a_next_size_that_failed_in_less_memory_is_searched() -> None:
     """Other processes held 300 MiB when 46 failed... now they are gone, so that 45 fitting says nothing of 46."""
     crowded = answered(memory=Memory(other_processes=300))
-    assert crowded.micro_batch_size == 30
+    assert crowded.largest_micro_batch_size == 30
     found = again(crowded, Memory())
     assert sizes(found)[0] == 30
-    assert (found.micro_batch_size, found.evidence.proof.stopped_by) == (45, "oom")
+    assert (found.largest_micro_batch_size, found.evidence.proof.stopped_by) == (45, "oom")
 
 
 def test_an_answer_with_contradictions_confirms_nothing() -> None:
@@ -299,7 +302,7 @@ def test_a_drop_that_lets_the_next_size_in_is_searched() -> None:
     """45 takes 0.6 % less than it did; 46 had failed by less than that, so that it is run."""
     earlier = answered(asking(1015 * MIB))
     found = again(earlier, Memory(base=94.0), limit=1015 * MIB)
-    assert (sizes(found)[0], found.micro_batch_size, found.evidence.proof.stopped_by) == (45, 46, "oom")
+    assert (sizes(found)[0], found.largest_micro_batch_size, found.evidence.proof.stopped_by) == (45, 46, "oom")
 
 
 def test_a_lost_probe_is_run_again() -> None:
@@ -370,10 +373,10 @@ def test_what_does_not_stand_on_an_earlier_proof_is_exact(then: Memory, drift: f
     now = Memory(base=then.base * drift, slope=then.slope * drift)
     found = again(earlier, now, limit=today)
     proof = found.evidence.proof
-    if proof.stopped_by != "earlier-answer":
+    if proof.stopped_by != "warm-start":
         assert proof.fits == min(500, now.largest(today))
         return
-    assert sizes(found) == [earlier.micro_batch_size]
+    assert sizes(found) == [earlier.largest_micro_batch_size]
     assert now.used(proof.fits) <= today <= before
     assert abs(drift - 1.0) <= 0.01
     if found.evidence.expected is not None and proof.next_size is not None:  # the drop was weighed against the curve

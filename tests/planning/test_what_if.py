@@ -176,16 +176,17 @@ def largest(spec: WorkloadSpec, limit_mib: int) -> int:
 def test_what_is_expected_to_fit_is_what_would() -> None:
     """The estimate is 30 MiB and 10 % off; bent, it tells each change's largest size, and that of all together."""
     found = tuned(asking(500))
-    assert found.micro_batch_size == largest(gpt_spec(), 500) == 42
+    assert found.largest_micro_batch_size == largest(gpt_spec(), 500) == 42
     both: dict[str, Any] = {"precision": "bf16-mixed", "activation_checkpointing": True}
     wanted: list[dict[str, Any]] = [both, {"activation_checkpointing": True}, {"precision": "bf16-mixed"}]
     assert [it.changes for it in found.what_ifs] == wanted
     for what_if in found.what_ifs:
         spec = gpt_spec(**what_if.changes)
-        assert what_if.largest_micro_batch == largest(spec, 500)
-        assert what_if.peak_bytes == pytest.approx(true_peak(spec, what_if.largest_micro_batch), rel=1e-6)
-        assert what_if.gradient_accumulation_steps == -(-1000 // what_if.largest_micro_batch)
-        assert what_if.surely_fits < what_if.largest_micro_batch < what_if.may_fit
+        assert what_if.largest_micro_batch_size == largest(spec, 500)
+        assert what_if.peak_bytes == pytest.approx(true_peak(spec, what_if.largest_micro_batch_size), rel=1e-6)
+        assert what_if.plan is not None
+        assert what_if.plan.gradient_accumulation_steps == -(-1000 // what_if.largest_micro_batch_size)
+        assert what_if.surely_fits < what_if.largest_micro_batch_size < what_if.may_fit
         assert (what_if.measured, what_if.source) == (False, "estimated")
 
 
@@ -195,9 +196,9 @@ def test_the_sizes_of_a_what_if_are_ordered_and_can_be_planned(limit_mib: int, g
     """Surely is at most likely is at most perhaps, all of the sizes that were searched, and more than was found."""
     found = tuned(asking(limit_mib, granularity=granularity))
     for it in found.what_ifs:
-        assert it.surely_fits <= it.largest_micro_batch <= it.may_fit <= 1000
-        assert it.largest_micro_batch % granularity == 0
-        assert it.largest_micro_batch > (found.micro_batch_size or -1)
+        assert it.surely_fits <= it.largest_micro_batch_size <= it.may_fit <= 1000
+        assert it.largest_micro_batch_size % granularity == 0
+        assert it.largest_micro_batch_size > (found.largest_micro_batch_size or -1)
 
 
 def test_a_limit_that_counts_for_less_is_seen() -> None:
@@ -211,7 +212,7 @@ def test_a_limit_that_counts_for_less_is_seen() -> None:
         course.record(fragmented(probe))
     ask_what_ifs(course, estimate)
     found = course.recommendation(identifier="rec_1", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
-    sizes = {tuple(it.changes): it.largest_micro_batch for it in found.what_ifs}
+    sizes = {tuple(it.changes): it.largest_micro_batch_size for it in found.what_ifs}
     truth = largest(gpt_spec(precision="bf16-mixed"), 450)
     assert truth <= sizes["precision",] <= truth + 2  # between the fit and the failure only the line is known
 
@@ -230,7 +231,7 @@ def test_a_change_that_fits_no_larger_micro_batch_is_not_told() -> None:
     """It takes less memory, but not by as much as the next size on the grid takes."""
     request = asking(500, granularity=20, spec=gpt_spec(activation_checkpointing=True))
     found = tuned(request, expect=saving_little)
-    assert (found.micro_batch_size, found.what_ifs) == (160, ())
+    assert (found.largest_micro_batch_size, found.what_ifs) == (160, ())
 
 
 def saving_little(request: ExpectationRequest) -> ExpectedPeaks | None:
@@ -282,7 +283,7 @@ def fails(request: ExpectationRequest) -> ExpectedPeaks | None:
 def test_a_workload_that_cannot_be_estimated_leaves_a_warning(expect: Expect) -> None:
     """The tuning has its answer all the same."""
     found = tuned(asking(500), expect=expect)
-    assert (found.micro_batch_size, found.what_ifs) == (42, ())
+    assert (found.largest_micro_batch_size, found.what_ifs) == (42, ())
     assert [it.code for it in found.warnings] == ["what-if-not-estimated"]
 
 
@@ -314,7 +315,7 @@ def test_where_nothing_fits_the_reason_says_what_would() -> None:
     """Both changes together; the failed probe has shown the surplus, but not how much steeper the curve is."""
     found = tuned(asking(134))
     assert not found.feasible
-    assert found.what_ifs[0].largest_micro_batch == 4
+    assert found.what_ifs[0].largest_micro_batch_size == 4
     wanted = "precision: bf16-mixed + activation_checkpointing: true (a micro-batch of 4 is expected to fit, estimated)"
     assert wanted in (found.infeasible_reason or "")
 
@@ -322,8 +323,8 @@ def test_where_nothing_fits_the_reason_says_what_would() -> None:
 def test_where_no_change_suffices_the_reason_says_what_is_missing() -> None:
     """The change that comes nearest, with what it would take."""
     found = tuned(asking(120))
-    assert [it.largest_micro_batch for it in found.what_ifs] == [0, 0, 0]
-    assert [it.gradient_accumulation_steps for it in found.what_ifs] == [None, None, None]
+    assert [it.largest_micro_batch_size for it in found.what_ifs] == [0, 0, 0]
+    assert [it.plan for it in found.what_ifs] == [None, None, None]
     wanted = (
         "precision: bf16-mixed + activation_checkpointing: true and more of what follows (alone it would take 131.0"
     )
@@ -357,7 +358,7 @@ def test_what_ifs_are_shown_as_estimated() -> None:
     console = Console(width=80)
     with console.capture() as captured:
         console.print(recommendation_panel(found))
-    size = found.what_ifs[0].largest_micro_batch
+    size = found.what_ifs[0].largest_micro_batch_size
     for words in ("estimated, not run", "bf16-mixed", "+ activation checkpointing", f"~{size}"):
         assert words in captured.get()
 
@@ -377,10 +378,10 @@ def test_a_what_if_agrees_with_a_tuning_of_the_changed_spec() -> None:
         found = really_tuned(supervisor, plain)
         truth = really_tuned(supervisor, plain.model_copy(update={"activation_checkpointing": True}), what_if=False)
     what_if = next(it for it in found.what_ifs if it.changes == {"activation_checkpointing": True})
-    assert truth.micro_batch_size is not None
-    assert found.micro_batch_size is not None
-    assert what_if.largest_micro_batch > 1.5 * found.micro_batch_size
-    assert what_if.largest_micro_batch == pytest.approx(truth.micro_batch_size, rel=0.15)
+    assert truth.largest_micro_batch_size is not None
+    assert found.largest_micro_batch_size is not None
+    assert what_if.largest_micro_batch_size > 1.5 * found.largest_micro_batch_size
+    assert what_if.largest_micro_batch_size == pytest.approx(truth.largest_micro_batch_size, rel=0.15)
 
 
 def really_tuned(supervisor: ProbeSupervisor, spec: WorkloadSpec, *, what_if: bool = True) -> Recommendation:

@@ -28,7 +28,7 @@ def evidence(*sizes: int, largest: int) -> Evidence:
 
 def found(*sizes: int, largest: int) -> Recommendation:
     """A recommendation from such evidence."""
-    return recommendation(micro_batch_size=max(1, largest), evidence=evidence(*sizes, largest=largest))
+    return recommendation(largest_micro_batch_size=max(1, largest), evidence=evidence(*sizes, largest=largest))
 
 
 def test_the_line_goes_through_the_two_largest_fits() -> None:

@@ -267,7 +267,7 @@ def test_the_most_pressing_reason_counts(holder: LeaseHolder) -> None:
 
 def test_a_lease_taken_over_is_lost(holder: LeaseHolder, store: Store) -> None:
     """A renewal that is refused stops the work at once."""
-    store.leases.release_slot(SERVED.place, SERVED.owner)
+    store.leases.release_slot(SERVED.slot, SERVED.owner)
     holder.renew()
     assert holder.grace_seconds() == 0.0
 
@@ -306,7 +306,7 @@ def test_a_lease_that_ended_in_an_outage_is_told_from_one_taken_over(
     holder.renew()
     seen.append(holder.is_unanswered)
     assert seen == [True, False]
-    store.leases.release_slot(SERVED.place, SERVED.owner)
+    store.leases.release_slot(SERVED.slot, SERVED.owner)
     with monkeypatch.context() as away:
         away.setattr(store.leases, "renew", Mock(side_effect=StoreUnavailableError("away")))
         holder.renew()

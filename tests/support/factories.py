@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tuner.planning.accumulation import balanced_plan
-from tuner.schemas.plans import EffectiveBatchSize
+from tuner.schemas.plans import Plan
 from tuner.schemas.recommendation import Evidence, Headroom, Proof, Recommendation, Timings
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo, Outcome, Phase, ProbeResult
@@ -87,28 +87,25 @@ def probe_result(
 def recommendation(
     spec: WorkloadSpec | None = None,
     effective_batch_size: int = 10,
-    micro_batch_size: int = 4,
+    largest_micro_batch_size: int = 4,
     limit_bytes: int = 4 * 1024**3,
+    world_size: int | None = None,
     **changes: Any,
 ) -> Recommendation:
     """A feasible recommendation on the CPU, without having probed."""
-    request = tuning_request(spec, effective_batch_size)
-    plan = balanced_plan(effective_batch_size, 1, micro_batch_size)
+    spec = spec or mlp_spec()
+    ranks = world_size or spec.parallelism.world_size
+    request = tuning_request(spec.with_world_size(ranks), effective_batch_size)
     return Recommendation(
         **{
+            "plan": balanced_plan(effective_batch_size, ranks, largest_micro_batch_size),
+            "largest_micro_batch_size": largest_micro_batch_size,
             "id": "rec_test",
             "created_at": datetime(2026, 1, 1, tzinfo=UTC),
             "feasible": True,
-            "micro_batch_size": micro_batch_size,
-            "gradient_accumulation_steps": plan.gradient_accumulation_steps,
-            "world_size": 1,
-            "micro_batch_sizes": plan.micro_batch_sizes,
-            "effective_batch_size": EffectiveBatchSize(
-                requested=effective_batch_size, achieved=effective_batch_size, exact=True
-            ),
             "evidence": Evidence(
-                probes=(probe_result(micro_batch_size),),
-                proof=Proof(fits=micro_batch_size, stopped_by="bound", statement="for a test"),
+                probes=(probe_result(largest_micro_batch_size),),
+                proof=Proof(fits=largest_micro_batch_size, stopped_by="bound", statement="for a test"),
             ),
             "headroom": Headroom(limit_bytes=limit_bytes, peak_bytes=0, free_bytes=0, free_fraction=0.0),
             "device": CPU,
@@ -120,3 +117,10 @@ def recommendation(
             **changes,
         }
     )
+
+
+def plan_of(found: Recommendation | None) -> Plan:
+    """The plan of a recommendation that has one."""
+    assert found is not None
+    assert found.plan is not None
+    return found.plan

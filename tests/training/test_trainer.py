@@ -57,7 +57,7 @@ def text_spec(directory: Path, text: bytes = b"some text to learn, " * 40) -> Wo
 
 def test_windows_are_the_effective_batch_and_the_tail_of_an_epoch(tmp_path: Path) -> None:
     """50 samples at 16: three full windows and one of 2, each in balanced micro-batches, then the next epoch."""
-    _, made = trained(tmp_path, recommendation(effective_batch_size=16, micro_batch_size=5), updates=5)
+    _, made = trained(tmp_path, recommendation(effective_batch_size=16, largest_micro_batch_size=5), updates=5)
     assert [it.samples for it in made] == [16, 16, 16, 2, 16]
     assert [it.micro_batch_sizes for it in made[:1]] == [(4, 4, 4, 4)]
     assert made[3].micro_batch_sizes == (2,)
@@ -375,6 +375,6 @@ def test_a_check_without_memory_is_said_and_not_refused(tmp_path: Path) -> None:
 
 def test_an_effective_batch_above_the_data_is_noted(tmp_path: Path) -> None:
     """Each update takes all samples there are, which is not what was asked for."""
-    loop, made = trained(tmp_path, recommendation(effective_batch_size=80, micro_batch_size=40), updates=1)
+    loop, made = trained(tmp_path, recommendation(effective_batch_size=80, largest_micro_batch_size=40), updates=1)
     assert made[0].samples == 50
     assert "50 samples, below the effective batch of 80" in " ".join(loop.notes)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.planning.objectives import rate_in_words
-from tuner.schemas.plans import BalancedPlan, UniformPlan
+from tuner.schemas.plans import Plan, UniformPlan
 from tuner.schemas.recommendation import Alternative, Recommendation, WhatIf
 from tuner.schemas.results import Outcome, ProbeResult
 from tuner.schemas.training import MicroBatchSplit, TrainingProgress
@@ -126,10 +126,10 @@ _CHANGES = {
 """Changes of the spec in the words of a table."""
 _NO_WHAT_IF = "no change is expected to fit a larger micro-batch, or the plan has no use for one"
 
-_LARGER_NOT_TRIED = "micro-batch that fits; larger ones were not tried"
-_LARGER_NOT_KNOWN = "micro-batch that fits; larger ones may"
+_LARGER_NOT_TRIED = "plan around a micro-batch that fits; larger ones were not tried"
+_LARGER_NOT_KNOWN = "plan around a micro-batch that fits; larger ones may"
 _TITLES = {
-    "largest": "largest micro-batch that fits",
+    "largest": "plan around the largest micro-batch that fits",
     "fewest_steps": "fewest accumulation steps that fit",
     "fastest": "fastest plan that fits",
 }
@@ -153,11 +153,9 @@ def _title(found: Recommendation) -> str:
 
 
 def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
-    facts: list[tuple[str, RenderableType]] = [("device", f"{found.device.id} ({found.device.name})")]
-    if found.feasible:
-        facts += _facts_of_plan(found)
-    else:
-        facts.append(("reason", found.infeasible_reason or ""))
+    facts: list[tuple[str, RenderableType]] = []
+    facts += [("reason", found.infeasible_reason or "")] if found.plan is None else _facts_of_plan(found, found.plan)
+    facts.append(("device", f"{found.device.id} ({found.device.name})"))
     facts.append(("proof", found.evidence.proof.statement))
     if found.choice and found.request.objective != "largest":
         facts.append(("choice", found.choice))
@@ -197,14 +195,14 @@ def what_if_table(what_ifs: Sequence[WhatIf]) -> Table:
     """Changes of the spec with what is expected of them; the interval of a size is below it."""
     table = Table(box=None, pad_edge=False, title="estimated, not run", title_justify="left", title_style="italic")
     table.add_column("change", no_wrap=True)
-    for name in ("micro-batch", "steps", "peak"):
+    for name in ("largest", "plan", "peak"):
         table.add_column(name, justify="right")
     for it in what_ifs:
-        low, size, high, steps = it.surely_fits, it.largest_micro_batch, it.may_fit, it.gradient_accumulation_steps
+        low, size, high, plan = it.surely_fits, it.largest_micro_batch_size, it.may_fit, it.plan
         table.add_row(
             "\n+ ".join(_CHANGES.get(path, path + " {}").format(value) for path, value in it.changes.items()),
-            f"~{size:,}" + (f"\n{low:,} to {high:,}" if low < high else ""),
-            "" if steps is None else f"{steps:,}",
+            f"~{size:,}" + (f"\n{low:,}-{high:,}" if low < high else ""),
+            "" if plan is None else f"{plan.gradient_accumulation_steps:,} x \u2264{plan.micro_batch_size:,}",
             f"~{format_bytes(it.peak_bytes)}",
         )
     return table
@@ -214,19 +212,18 @@ def _remark_on_plan(plan: Alternative) -> str:
     return ", ".join((["timed"] if plan.timed_updates > 1 else []) + (["thrashes"] if plan.thrashing else []))
 
 
-def _facts_of_plan(found: Recommendation) -> list[tuple[str, str]]:
-    batch = found.effective_batch_size
+def _facts_of_plan(found: Recommendation, plan: Plan) -> list[tuple[str, str]]:
+    shapes = Counter(plan.micro_batch_sizes)
     facts = [
-        ("micro-batch", str(found.micro_batch_size)),
-        ("accumulation", f"{found.gradient_accumulation_steps} steps per update and rank"),
+        ("plan" if len(shapes) == 1 else f"plan of {ranks} ranks", f"{sizes_in_words(sizes)} = {sum(sizes)}")
+        for sizes, ranks in shapes.items()
     ]
-    shapes = Counter(found.micro_batch_sizes)
-    for sizes, ranks in shapes.items():
-        name = "plan" if len(shapes) == 1 else f"plan of {ranks} ranks"
-        facts.append((name, f"{sizes_in_words(sizes)} = {sum(sizes)}"))
-    facts.append(
-        ("effective batch", f"{batch.achieved} of {batch.requested} asked" + (", exact" if batch.exact else ""))
-    )
+    requested = "exact" if plan.exact else f"{plan.requested_effective_batch_size} requested"
+    facts += [
+        ("accumulation", f"{plan.gradient_accumulation_steps} steps per update and rank"),
+        ("effective batch", f"{plan.effective_batch_size}, {requested}"),
+        ("largest", f"a micro-batch of {found.largest_micro_batch_size} fits"),
+    ]
     if found.uniform is not None:
         facts.append(("uniform plan", uniform_in_words(found.uniform)))
     if found.headroom is not None:
@@ -243,11 +240,11 @@ def uniform_in_words(plan: UniformPlan) -> str:
         f"{it.effective_batch_size} = {it.gradient_accumulation_steps} steps x {it.micro_batch_size}"
         for it in plan.nearest
     )
-    text = f"{product} = {plan.effective_batch_size.achieved}. {plan.change}"
+    text = f"{product} = {plan.effective_batch_size}. {plan.change}"
     return text + (f" Reachable close by: {near}." if near else "")
 
 
-def balanced_in_words(plan: BalancedPlan) -> str:
+def balanced_in_words(plan: Plan) -> str:
     """A balanced plan, a line per kind of rank."""
     lines = [f"{plan.gradient_accumulation_steps} gradient accumulation steps, {plan.effective_batch_size} samples:"]
     for sizes, ranks in Counter(plan.micro_batch_sizes).items():

@@ -14,7 +14,7 @@ from rich.text import Text
 from tuner.cli.display import balanced_in_words, sizes_in_words
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 from tuner.schemas.gpus import Gpu
-from tuner.schemas.plans import BalancedPlan
+from tuner.schemas.plans import Plan
 from tuner.units import format_bytes
 
 _STYLES = {Verdict.FITS: "green", Verdict.UNCERTAIN: "yellow", Verdict.DOES_NOT_FIT: "red"}
@@ -63,7 +63,7 @@ def _largest_in_words(gpu: GpuEstimate) -> str:
         return "not known"
     if not gpu.may_fit:
         return "no micro-batch is expected to fit, not even of 1"
-    expected = f"micro-batch of {gpu.largest_micro_batch:,}" if gpu.largest_micro_batch else "none"
+    expected = f"micro-batch of {gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "none"
     surely = f"{gpu.surely_fits:,} fits surely" if gpu.surely_fits else "none surely"
     return f"{expected} expected to fit; {surely}, {gpu.may_fit:,} perhaps"
 
@@ -120,13 +120,13 @@ def _row(gpu: GpuEstimate, request: EstimateRequest) -> list[str | Text]:
         format_bytes(gpu.usable_bytes),
         "" if gpu.peak is None else format_bytes(gpu.peak.device_bytes.expected),
         Text(_WORDS[verdict], style=_STYLES[verdict]),
-        f"{gpu.largest_micro_batch:,}" if gpu.largest_micro_batch else "-",
+        f"{gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "-",
         f"{gpu.surely_fits:,}-{gpu.may_fit:,}" if gpu.may_fit else "-",
     ]
     return row if request.effective_batch_size is None else [*row, "" if gpu.plan is None else _plan_in_words(gpu.plan)]
 
 
-def _plan_in_words(plan: BalancedPlan) -> str:
+def _plan_in_words(plan: Plan) -> str:
     """``34 + 33 + 33``; with several ranks how many of them take which sizes."""
     if plan.world_size == 1:
         return sizes_in_words(plan.micro_batch_sizes[0])

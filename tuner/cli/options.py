@@ -58,16 +58,16 @@ WhatIf = Annotated[
         "optimizer without temporaries.",
     ),
 ]
-Earlier = Annotated[
+WarmStartFrom = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="An earlier answer of `tune` to the same question, as JSON, under other versions or another limit: one "
-        "probe confirms it where that is enough, else what it measured leads the search.",
+        help="A recommendation of `tune` for the same request, as JSON, made under other versions or another limit: "
+        "one probe confirms it where that is enough; otherwise its measurements warm-start the search.",
     ),
 ]
 ProbeTimeout = Annotated[float, typer.Option(min=1.0, help="Seconds after which one probe is given up as hanging.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON on standard output, errors too.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output, errors too.")]
 Updates = Annotated[int, typer.Option(min=1, help="Optimizer updates to make.")]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")]
 Seed = Annotated[int, typer.Option(help="Seed of the weights and of the order of samples.")]

@@ -32,20 +32,20 @@ _STOP_SECONDS = 60.0
 
 
 def tune(
-    request: TuningRequest, console: Console, start: StartChild, earlier: Recommendation | None = None
+    request: TuningRequest, console: Console, start: StartChild, warm_start: Recommendation | None = None
 ) -> Recommendation:
-    """Run a tuning to its end, each probe shown as it ends; led by an earlier answer to the same question, if given.
+    """Run a tuning to its end, each probe shown as it ends; warm-started by a recommendation, if given.
 
     Raises:
-        SpecError, DeviceError, PlanError: before any probe; also where the earlier answer is one to another question.
+        SpecError, DeviceError, PlanError: before any probe; also where the warm start is one of another request.
         TuningFailedError: when a probe failed for a reason that is no matter of size, or the loss couples samples.
     """
     began = time.monotonic()
     device = find_device(request.device)
     with ProbeSupervisor(device, start) as runner, ProbeBoard(console) as board:
         tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
-        if earlier is not None:
-            tuning.warm_start_from(earlier)
+        if warm_start is not None:
+            tuning.warm_start_from(warm_start)
         board.doing("checking that the loss is a sum over samples")
         judge_coupling(tuning, runner.check_coupling)
         board.doing("checking the spec and estimating its memory")

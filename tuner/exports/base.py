@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 
 from tuner.schemas.base import Document, PositiveInt
 from tuner.schemas.field_errors import described_pattern
-from tuner.schemas.plans import EffectiveBatchSize
+from tuner.schemas.plans import Plan, PlanSummary
 from tuner.schemas.recommendation import Advice, Recommendation
 
 TargetKind = Literal["framework", "launcher"]
@@ -35,6 +35,8 @@ class ExportedFile(Document):
 class Export(Document):
     """A recommendation in the words of a framework or a launcher."""
 
+    plan: PlanSummary
+    """What the target makes of these figures: it may differ from the recommended plan, and then a warning says how."""
     format: str
     """The target's name, for example `deepspeed`."""
     title: str
@@ -49,14 +51,6 @@ class Export(Document):
     """How to start it from the folder of its files, program first; empty where that is the user's own program."""
     environment: dict[str, str]
     """Variables the job must run with. Files that can carry them, do."""
-    effective_batch_size: EffectiveBatchSize
-    """Samples per update: asked for, and what the target makes of these figures."""
-    micro_batch_size: PositiveInt
-    """The largest micro-batch of a rank."""
-    gradient_accumulation_steps: PositiveInt
-    """Micro-batches per rank and update."""
-    world_size: PositiveInt
-    """Data-parallel ranks."""
     warnings: tuple[Advice, ...] = ()
     """What the target gets wrong or does not know, and what to do about it."""
 
@@ -100,32 +94,16 @@ class ExportFormat(Document):
     """How an export to it is known to be right."""
 
 
-@dataclass(frozen=True)
-class Figures:
-    """The numbers of a plan as a target takes them."""
+class Figures(Plan):
+    """A plan as a target takes it."""
 
-    micro_batch_size: int
-    """Samples of the largest micro-batch; of every one, for a target that repeats one size."""
-    gradient_accumulation_steps: int
-    """Micro-batches per rank and update."""
-    world_size: int
-    """Data-parallel ranks."""
-    batch: EffectiveBatchSize
-    """Asked and given."""
-    sizes: tuple[tuple[int, ...], ...]
-    """For each rank, the sizes of its micro-batches."""
     change: str = ""
-    """What is other than recommended, because the target cannot follow the plan; empty when nothing is."""
-
-    @property
-    def effective_batch_size(self) -> int:
-        """Samples per update that are given."""
-        return self.batch.achieved
+    """Difference from the recommended plan, where the target cannot follow it; empty where there is none."""
 
     @property
     def per_rank(self) -> int:
         """Samples per update of the rank with the most."""
-        return sum(self.sizes[0])
+        return sum(self.micro_batch_sizes[0])
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from tuner.exports.frameworks import (
 )
 from tuner.exports.launchers import kubernetes, ray_jobs, rayjob, skypilot, slurm, torchrun, trainjob
 from tuner.planning.accumulation import balanced_plan, uniform_plan
-from tuner.schemas.plans import EffectiveBatchSize
+from tuner.schemas.plans import Plan
 from tuner.schemas.recommendation import Advice, Recommendation
 from tuner.suggestions import suggestion
 
@@ -97,6 +97,7 @@ def export(
     written = target.write(order)
     of_the_plan = (*_changes(figures), *_unused(target, options), *_of_unlike_sizes(target, order))
     return Export(
+        plan=figures.summary(),
         format=target.name,
         title=target.title,
         target_version=order.version,
@@ -104,10 +105,6 @@ def export(
         files=written.files,
         command=written.command,
         environment={**recommendation.environment, **written.environment},
-        effective_batch_size=figures.batch,
-        micro_batch_size=figures.micro_batch_size,
-        gradient_accumulation_steps=figures.gradient_accumulation_steps,
-        world_size=figures.world_size,
         warnings=tuple(dict.fromkeys((*of_the_plan, *written.warnings, *passed_on))),
     )
 
@@ -116,7 +113,7 @@ def _changes(figures: Figures) -> tuple[Advice, ...]:
     """What the target cannot do as recommended."""
     if not figures.change:
         return ()
-    code = "more-steps" if figures.batch.exact else "effective-batch-changed"
+    code = "more-steps" if figures.exact else "effective-batch-changed"
     return (Advice(code=code, message=figures.change),)
 
 
@@ -187,39 +184,32 @@ def _version(target: Target, asked: str | None) -> str:
 
 def _figures(recommendation: Recommendation, options: ExportOptions, taker: Target) -> Figures:
     """The numbers as ``taker`` can follow them."""
-    size, steps = recommendation.micro_batch_size, recommendation.gradient_accumulation_steps
-    if not recommendation.feasible or size is None or steps is None:
+    plan, largest = recommendation.plan, recommendation.largest_micro_batch_size
+    if not recommendation.feasible or plan is None or largest is None:
         reason = recommendation.infeasible_reason or "no micro-batch fits"
         raise ExportError("infeasible", f"recommendation {recommendation.id} cannot be exported: {reason}")
     if taker.repeats_one_size:
-        return _one_size(recommendation, options, size, steps)
+        return _one_size(plan, largest, options)
     if taker.divides_shares:
-        return _equal_shares(recommendation, options, size)
-    sizes = recommendation.micro_batch_sizes
-    largest = max(max(rank) for rank in sizes)
-    return Figures(largest, steps, recommendation.world_size, recommendation.effective_batch_size, sizes)
+        return _equal_shares(plan, largest, options)
+    return Figures(**dict(plan))
 
 
-def _one_size(recommendation: Recommendation, options: ExportOptions, largest: int, steps: int) -> Figures:
+def _one_size(plan: Plan, largest: int, options: ExportOptions) -> Figures:
     """The uniform plan."""
-    plan = uniform_plan(recommendation.effective_batch_size.requested, recommendation.world_size, largest)
-    if not plan.effective_batch_size.exact and not options.allow_inexact:
-        near = ", ".join(str(it.effective_batch_size) for it in plan.nearest)
-        raise _inexact(plan.change, near, "takes uneven micro-batches")
-    changed = not plan.effective_batch_size.exact or plan.gradient_accumulation_steps > steps
-    return Figures(
-        plan.micro_batch_size,
-        plan.gradient_accumulation_steps,
-        plan.world_size,
-        plan.effective_batch_size,
-        ((plan.micro_batch_size,) * plan.gradient_accumulation_steps,) * plan.world_size,
-        plan.change if changed else "",
-    )
+    uniform = uniform_plan(plan.effective_batch_size, plan.world_size, largest)
+    if not uniform.exact and not options.allow_inexact:
+        near = ", ".join(str(it.effective_batch_size) for it in uniform.nearest)
+        raise _inexact(uniform.change, near, "takes uneven micro-batches")
+    changed = not uniform.exact or uniform.gradient_accumulation_steps > plan.gradient_accumulation_steps
+    sizes = ((uniform.micro_batch_size,) * uniform.gradient_accumulation_steps,) * uniform.world_size
+    change = uniform.change if changed else ""
+    return Figures(**dict(uniform.summary()), micro_batch_sizes=sizes, change=change)
 
 
-def _equal_shares(recommendation: Recommendation, options: ExportOptions, largest: int) -> Figures:
+def _equal_shares(plan: Plan, largest: int, options: ExportOptions) -> Figures:
     """The plan of the nearest batch that gives every rank as many samples, each divided as the target does."""
-    asked, ranks = recommendation.effective_batch_size.requested, recommendation.world_size
+    asked, ranks = plan.effective_batch_size, plan.world_size
     below = asked // ranks * ranks
     given = below if asked - below <= ranks // 2 else below + ranks
     change = ""
@@ -230,11 +220,18 @@ def _equal_shares(recommendation: Recommendation, options: ExportOptions, larges
         )
         if not options.allow_inexact:
             raise _inexact(change, f"{below}, {below + ranks}", "gives ranks unlike numbers of samples")
-    plan = balanced_plan(given, ranks, largest)
-    share, size = given // ranks, plan.micro_batch_sizes[0][0]
+    share, size = given // ranks, balanced_plan(given, ranks, largest).micro_batch_size
     sizes = (size,) * (share // size) + ((share % size,) if share % size else ())
-    batch = EffectiveBatchSize(requested=asked, achieved=given, exact=given == asked)
-    return Figures(size, len(sizes), ranks, batch, (sizes,) * ranks, change)
+    return Figures(
+        gradient_accumulation_steps=len(sizes),
+        micro_batch_size=size,
+        world_size=ranks,
+        effective_batch_size=given,
+        requested_effective_batch_size=asked,
+        exact=given == asked,
+        micro_batch_sizes=(sizes,) * ranks,
+        change=change,
+    )
 
 
 def _inexact(change: str, near: str, able: str) -> ExportError:

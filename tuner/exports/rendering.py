@@ -63,7 +63,7 @@ def python_file(name: str, content: str) -> ExportedFile:
 def origin(order: Order) -> str:
     """Comment lines (`#`) that say where the figures of a file come from."""
     figures, recommendation = order.figures, order.recommendation
-    smallest = min(min(rank) for rank in figures.sizes)
+    smallest = min(min(rank) for rank in figures.micro_batch_sizes)
     size = figures.micro_batch_size
     sizes = f"{size}" if smallest == size else f"{smallest} to {size}"
     plan = f"{figures.world_size} rank(s) x {figures.gradient_accumulation_steps} micro-batch(es) of {sizes} samples"
@@ -71,7 +71,7 @@ def origin(order: Order) -> str:
         f"Made by Batchwright from recommendation {recommendation.id}.",
         f"Effective batch {figures.effective_batch_size}: {plan}.",
     ]
-    if not figures.batch.exact:
+    if not figures.exact:
         lines.append(figures.change)
     return "".join(f"# {one_line(line)}\n" for line in lines)
 

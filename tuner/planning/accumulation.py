@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tuner.errors import PlanError
-from tuner.schemas.plans import BalancedPlan, EffectiveBatchSize, ReachableBatch, UniformPlan
+from tuner.schemas.plans import Plan, ReachableBatch, UniformPlan
 from tuner.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE
 
 MOST_MICRO_BATCHES = 2**18
@@ -58,7 +58,7 @@ def balanced_split(samples: int, parts: int) -> tuple[int, ...]:
     return (size + 1,) * larger + (size,) * (parts - larger)
 
 
-def balanced_plan(effective_batch_size: int, world_size: int, max_micro_batch_size: int) -> BalancedPlan:
+def balanced_plan(effective_batch_size: int, world_size: int, max_micro_batch_size: int) -> Plan:
     """The plan that gives exactly the effective batch in the fewest steps, in the most even sizes.
 
     Raises:
@@ -67,12 +67,15 @@ def balanced_plan(effective_batch_size: int, world_size: int, max_micro_batch_si
     check_listable(effective_batch_size, world_size, max_micro_batch_size)
     shares = share_per_rank(effective_batch_size, world_size)
     steps = _fewest_steps(shares[0], max_micro_batch_size)
-    return BalancedPlan(
-        effective_batch_size=effective_batch_size,
-        world_size=world_size,
-        max_micro_batch_size=max_micro_batch_size,
+    sizes = tuple(balanced_split(share, steps) for share in shares)
+    return Plan(
         gradient_accumulation_steps=steps,
-        micro_batch_sizes=tuple(balanced_split(share, steps) for share in shares),
+        micro_batch_size=sizes[0][0],
+        world_size=world_size,
+        effective_batch_size=effective_batch_size,
+        requested_effective_batch_size=effective_batch_size,
+        exact=True,
+        micro_batch_sizes=sizes,
     )
 
 
@@ -114,12 +117,12 @@ def uniform_plan(effective_batch_size: int, world_size: int, max_micro_batch_siz
     fullest = min(max_micro_batch_size, -(-effective_batch_size // world_size))
     offered = not exact or chosen.micro_batch_size < _POOR_FILL * fullest
     return UniformPlan(
-        micro_batch_size=chosen.micro_batch_size,
         gradient_accumulation_steps=chosen.gradient_accumulation_steps,
+        micro_batch_size=chosen.micro_batch_size,
         world_size=world_size,
-        effective_batch_size=EffectiveBatchSize(
-            requested=effective_batch_size, achieved=chosen.effective_batch_size, exact=exact
-        ),
+        effective_batch_size=chosen.effective_batch_size,
+        requested_effective_batch_size=effective_batch_size,
+        exact=exact,
         change=_change(chosen, effective_batch_size, world_size, max_micro_batch_size),
         nearest=nearest if offered else (),
     )

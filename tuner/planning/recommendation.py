@@ -10,17 +10,16 @@ from tuner.planning.coupled_loss import is_undivided
 from tuner.planning.objectives import alternatives, choice_in_words, fastest
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.planning.what_if import WhatIfAnswer, changes_in_words
-from tuner.schemas.plans import EffectiveBatchSize
 from tuner.schemas.recommendation import (
     Advice,
     Alternative,
     CouplingCheck,
-    EarlierAnswer,
     Evidence,
     Headroom,
     Proof,
     Recommendation,
     Timings,
+    WarmStart,
     WhatIf,
 )
 from tuner.schemas.requests import TuningRequest
@@ -46,7 +45,7 @@ class Answered:
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
     expected: ExpectedPeaks | None = None
-    earlier: EarlierAnswer | None = None
+    warm_start: WarmStart | None = None
     what_if: WhatIfAnswer = field(default_factory=WhatIfAnswer)
     coupling: CouplingCheck | None = None
     parameters: SearchParameters = DEFAULT_PARAMETERS
@@ -82,28 +81,21 @@ def recommend(answered: Answered, *, identifier: str, created_at: datetime, tota
     uniform = uniform_plan(request.effective_batch_size, world_size, size) if size and request.uniform else None
     listed = _alternatives(answered)
     return Recommendation(
+        plan=plan,
+        largest_micro_batch_size=size or None,
         id=identifier,
         created_at=created_at,
         feasible=plan is not None,
         infeasible_reason=None if plan else infeasible_reason(answered),
-        micro_batch_size=size or None,
-        gradient_accumulation_steps=plan.gradient_accumulation_steps if plan else None,
         choice=_choice(answered, listed) if size else "",
         alternatives=listed,
         what_ifs=answered.what_if.what_ifs,
-        world_size=world_size,
-        micro_batch_sizes=plan.micro_batch_sizes if plan else (),
-        effective_batch_size=EffectiveBatchSize(
-            requested=request.effective_batch_size,
-            achieved=request.effective_batch_size if plan else 0,
-            exact=plan is not None,
-        ),
         uniform=uniform,
         evidence=Evidence(
             probes=answered.probes,
             proof=answered.proof,
             expected=answered.expected,
-            earlier=answered.earlier,
+            warm_start=answered.warm_start,
             coupling=answered.coupling,
         ),
         headroom=_headroom(answered),
@@ -204,10 +196,11 @@ def _remedies(answered: Answered) -> list[str]:
 
 def _estimated_remedies(what_ifs: tuple[WhatIf, ...]) -> list[str]:
     """The remedies by what-ifs: those that fit, the largest first, or the one that comes nearest."""
-    fitting = [it for it in what_ifs if it.largest_micro_batch]
+    fitting = [it for it in what_ifs if it.largest_micro_batch_size]
     if fitting:
         return [
-            f"{changes_in_words(it.changes)} (a micro-batch of {it.largest_micro_batch} is expected to fit, estimated)"
+            f"{changes_in_words(it.changes)} (a micro-batch of {it.largest_micro_batch_size} is expected to fit, "
+            "estimated)"
             for it in fitting
         ]
     nearest = min(what_ifs, key=lambda what_if: what_if.peak_bytes, default=None)
@@ -233,12 +226,12 @@ def _warnings(answered: Answered) -> list[Advice]:
     if answered.proof.stopped_by == "invalid-size":
         message = f"Size {answered.proof.next_size} failed for another reason than memory; see its probe's message."
         found.append(Advice(code="stopped-by-kernel-limit", message=message))
-    if answered.proof.stopped_by == "earlier-answer":
+    if answered.proof.stopped_by == "warm-start":
         message = (
-            f"Only {answered.proof.fits} was run, to confirm an earlier answer; that {answered.proof.next_size} fails "
-            "was measured then. Tune afresh, without the earlier answer, to measure it now."
+            f"Only {answered.proof.fits} was run, to confirm the recommendation of the warm start; that "
+            f"{answered.proof.next_size} fails was measured then. Tune without a warm start to measure it now."
         )
-        found.append(Advice(code="rests-on-earlier-answer", message=message))
+        found.append(Advice(code="rests-on-warm-start", message=message))
     if not answered.proof.is_conclusive:
         found.append(Advice(code="larger-sizes-not-known", message=answered.proof.statement))
     found += [_not_estimated(changes) for changes in answered.what_if.unanswered]

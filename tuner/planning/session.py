@@ -25,7 +25,7 @@ from tuner.planning.objectives import next_to_time, plan_size, steps_of
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.planning.recommendation import Answered, recommend
 from tuner.planning.search import Failure, MicroBatchSearch
-from tuner.planning.warm_start import TuningConditions, WarmStart, confirmed_proof, warm_start_from
+from tuner.planning.warm_start import PossibleWarmStart, TuningConditions, confirmed_proof, warm_start_from
 from tuner.planning.what_if import WhatIfAnswer, WhatIfs
 from tuner.schemas.recommendation import CouplingCheck, Proof, Recommendation
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
@@ -123,7 +123,7 @@ class Tuning:
         self.coupling: CouplingCheck | None = None
         self._whole_batch: WholeBatch | None = None
         """The only plan there may be, where the loss couples the samples of a batch."""
-        self._warm_start: WarmStart | None = None
+        self._warm_start: PossibleWarmStart | None = None
         self._what_ifs: WhatIfs | None = None
 
     @property
@@ -185,11 +185,11 @@ class Tuning:
         self.expected = peaks
         self._search = MicroBatchSearch(replace(self._space, expected=peaks), self._parameters)
 
-    def possible_warm_start(self, stored: Recommendation) -> WarmStart:
+    def possible_warm_start(self, stored: Recommendation) -> PossibleWarmStart:
         """The warm start that a stored recommendation for the same request would give this tuning.
 
         Raises:
-            SpecError: when it answers another request, or has no full proof of its own.
+            SpecError: when it is of another request, or has no full proof of its own.
         """
         return warm_start_from(stored, self._conditions, self._parameters)
 
@@ -335,7 +335,7 @@ class Tuning:
                 self.request.spec,
                 self.device,
                 space=self._space,
-                share=self._share,
+                effective_batch_size=self.request.effective_batch_size,
                 proof=proof,
                 probes=self._searched,
                 expected=None if self._warm_start else self.expected,  # measured peaks are no estimate
@@ -373,7 +373,7 @@ class Tuning:
                 versions=self.versions,
                 notes=self._search.warnings,
                 expected=self.expected,
-                earlier=self._warm_start.evidence if self._warm_start else None,
+                warm_start=self._warm_start.evidence if self._warm_start else None,
                 what_if=self._what_ifs.answer() if self._what_ifs else WhatIfAnswer(),
                 coupling=self.coupling,
                 parameters=self._parameters,

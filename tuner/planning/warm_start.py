@@ -21,7 +21,7 @@ from tuner.planning.fingerprint import counted, fingerprint, question_content
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.planning.posterior import last_affine_piece
 from tuner.planning.search_space import SearchSpace
-from tuner.schemas.recommendation import EarlierAnswer, Proof, Recommendation
+from tuner.schemas.recommendation import Proof, Recommendation, WarmStart
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
 from tuner.units import format_bytes
@@ -53,8 +53,8 @@ class TuningConditions:
 
 
 @dataclass(frozen=True)
-class WarmStart:
-    """The warm start of a tuning.
+class PossibleWarmStart:
+    """A possible warm start of a tuning.
 
     Attributes:
         stored: the recommendation that seeds it.
@@ -72,9 +72,9 @@ class WarmStart:
         return self.size is not None or self.peaks is not None
 
     @property
-    def evidence(self) -> EarlierAnswer:
+    def evidence(self) -> WarmStart:
         """The stored recommendation, for the evidence of the new one."""
-        return EarlierAnswer(
+        return WarmStart(
             recommendation_id=self.stored.id,
             created_at=self.stored.created_at,
             fingerprint=self.stored.fingerprint,
@@ -86,16 +86,16 @@ class WarmStart:
 
 def warm_start_from(
     stored: Recommendation, now: TuningConditions, parameters: SearchParameters = DEFAULT_PARAMETERS
-) -> WarmStart:
+) -> PossibleWarmStart:
     """The warm start that ``stored`` gives a tuning under the conditions ``now``.
 
     Raises:
-        SpecError: when ``stored`` answers another request, or has no full proof of its own; every difference is named.
+        SpecError: when ``stored`` is of another request, or has no full proof of its own; every difference is named.
     """
     problems = [*_differences(stored, now), *_unproven(stored)]
     if problems:
-        raise SpecError(problems, f"earlier recommendation {stored.id}")
-    return WarmStart(stored, size=_size_to_confirm(stored, now), peaks=measured_peaks(stored, parameters))
+        raise SpecError(problems, f"warm start from {stored.id}")
+    return PossibleWarmStart(stored, size=_size_to_confirm(stored, now), peaks=measured_peaks(stored, parameters))
 
 
 def measured_peaks(stored: Recommendation, parameters: SearchParameters = DEFAULT_PARAMETERS) -> ExpectedPeaks | None:
@@ -116,7 +116,7 @@ def measured_peaks(stored: Recommendation, parameters: SearchParameters = DEFAUL
 
 
 def confirmed_proof(
-    start: WarmStart,
+    start: PossibleWarmStart,
     probes: Sequence[ProbeResult],
     now: TuningConditions,
     parameters: SearchParameters = DEFAULT_PARAMETERS,
@@ -145,7 +145,7 @@ def _differences(stored: Recommendation, now: TuningConditions) -> list[FieldPro
     today = _leaves(question_content(now.request, now.device, now.environment))
     missing = "not set"
     return [
-        FieldProblem(name, f"is {before.get(name, missing)} there, another question", str(today.get(name, missing)))
+        FieldProblem(name, f"is {before.get(name, missing)} there, another request", str(today.get(name, missing)))
         for name in sorted({*before, *today})
         if before.get(name) != today.get(name)
     ]
@@ -160,8 +160,10 @@ def _leaves(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _unproven(stored: Recommendation) -> list[FieldProblem]:
-    if stored.evidence.proof.stopped_by == "earlier-answer" and stored.evidence.earlier is not None:
-        message = f"rests on {stored.evidence.earlier.recommendation_id}, and has no full proof: give that one instead"
+    if stored.evidence.proof.stopped_by == "warm-start" and stored.evidence.warm_start is not None:
+        message = (
+            f"rests on {stored.evidence.warm_start.recommendation_id}, and has no full proof: give that one instead"
+        )
         return [FieldProblem("evidence.proof", message)]
     limit = _limit(stored)
     if limit is None:
@@ -220,7 +222,7 @@ def _has_more_room(now: ProbeResult, stored: Recommendation, tolerance: float) -
     return failure.outcome is Outcome.OOM and now.limit_bytes > failure.limit_bytes * (1 + tolerance)
 
 
-def _lets_next_in(start: WarmStart, first: ProbeResult, then: ProbeResult) -> bool:
+def _lets_next_in(start: PossibleWarmStart, first: ProbeResult, then: ProbeResult) -> bool:
     """Return whether the little memory that is now taken less is enough for the next size, by the measured curve."""
     next_size = start.stored.evidence.proof.next_size
     if start.peaks is None or next_size is None or first.limit_bytes is None:
@@ -265,7 +267,7 @@ def _proof(stored: Recommendation, then: ProbeResult, first: ProbeResult, now: T
         f"({today / before - 1:+.2%}) when {stored.id} was found. The next size, {proof.next_size}, was not run "
         f"again: it {event} then{message}, under {_conditions(stored, now)}."
     )
-    return Proof(fits=proof.fits, stopped_by="earlier-answer", next_size=proof.next_size, statement=statement)
+    return Proof(fits=proof.fits, stopped_by="warm-start", next_size=proof.next_size, statement=statement)
 
 
 def _conditions(stored: Recommendation, now: TuningConditions) -> str:

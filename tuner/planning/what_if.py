@@ -24,8 +24,10 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from tuner.planning.objectives import steps_of
+from tuner.planning.accumulation import share_per_rank
+from tuner.planning.objectives import plan_size, steps_of
 from tuner.planning.search_space import SearchSpace
+from tuner.schemas.plans import PlanSummary
 from tuner.schemas.recommendation import Proof, WhatIf
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
 from tuner.schemas.workload import WorkloadSpec, parse_spec
@@ -45,7 +47,7 @@ _RISING = 0.02
 """Share of a peak that must be above what is held between updates for a ratio to be told from it."""
 _HELPS = 0.99
 """A change that leaves more than this share of the memory does not help."""
-_BY_MEMORY = {"oom", "earlier-answer"}
+_BY_MEMORY = {"oom", "warm-start"}
 """Stops of a search by memory; after any other, less memory is of no use."""
 _BF16_CAPABILITY = (8, 0)
 """Cards below it only emulate bf16."""
@@ -73,7 +75,7 @@ class WhatIfs:
         spec: as requested.
         device: the device it was probed on.
         space: the sizes that were searched, with the limit.
-        share: samples of a rank in an update.
+        effective_batch_size: samples per update over all ranks.
         proof: the search's.
         probes: every probe.
         expected: the estimate of the spec as requested; the first request asks for it when it is not there.
@@ -85,14 +87,14 @@ class WhatIfs:
         device: DeviceInfo,
         *,
         space: SearchSpace,
-        share: int,
+        effective_batch_size: int,
         proof: Proof,
         probes: Sequence[ProbeResult],
         expected: ExpectedPeaks | None,
     ) -> None:
         self._spec = spec
         self._space = space
-        self._share = share
+        self._batch = effective_batch_size
         self._proof = proof
         self._probes = probes
         self._singles = choices(spec, device) if proof.stopped_by in _BY_MEMORY else ()
@@ -157,8 +159,8 @@ class WhatIfs:
         calibration = Calibration.of(asked, self._probes)
         limit = self._limit(calibration.curve(asked))
         found = [self._what_if(changes, peaks, calibration, limit) for changes, peaks in self._helpful()]
-        worth = [it for it in found if it.largest_micro_batch > self._proof.fits or not self._proof.fits]
-        return tuple(sorted(worth, key=lambda it: (-it.largest_micro_batch, it.peak_bytes, len(it.changes))))
+        worth = [it for it in found if it.largest_micro_batch_size > self._proof.fits or not self._proof.fits]
+        return tuple(sorted(worth, key=lambda it: (-it.largest_micro_batch_size, it.peak_bytes, len(it.changes))))
 
     def _helpful(self) -> list[tuple[Changes, ExpectedPeaks]]:
         helping = self._helping
@@ -179,12 +181,26 @@ class WhatIfs:
         largest = _largest(self._space, curve, limit)
         return WhatIf(
             changes=dict(changes),
-            largest_micro_batch=largest,
+            plan=self._plan(largest) if largest else None,
+            largest_micro_batch_size=largest,
             surely_fits=_largest(self._space, curve, limit / (1 + error)),
             may_fit=_largest(self._space, curve, limit / (1 - error)),
             error=error,
-            gradient_accumulation_steps=steps_of(self._share, largest) if largest else None,
             peak_bytes=max(0, round(curve(largest or self._space.size(1)))),
+        )
+
+    def _plan(self, largest: int) -> PlanSummary:
+        """The balanced plan in micro-batches of at most ``largest``."""
+        ranks = self._spec.parallelism.world_size
+        share = share_per_rank(self._batch, ranks)[0]
+        steps = steps_of(share, largest)
+        return PlanSummary(
+            gradient_accumulation_steps=steps,
+            micro_batch_size=plan_size(share, steps),
+            world_size=ranks,
+            effective_batch_size=self._batch,
+            requested_effective_batch_size=self._batch,
+            exact=True,
         )
 
 

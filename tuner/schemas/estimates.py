@@ -1,4 +1,4 @@
-"""Asking and answering what would fit on a GPU that need not be there. Pure data, no torch."""
+"""Requests for estimates of what fits on a GPU, which need not be there, and their results. Pure data, no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
 from tuner.schemas.gpus import ByteInterval
-from tuner.schemas.plans import BalancedPlan
+from tuner.schemas.plans import Plan
 from tuner.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE
 from tuner.schemas.workload import WorkloadSpec
 
@@ -18,7 +18,7 @@ _SHOWN_LENGTH = 60
 
 
 class EstimateRequest(Document):
-    """What would this workload take on these GPUs, and which plan would fit?"""
+    """Estimate the memory of a workload on GPUs, and the plan that would fit."""
 
     spec: WorkloadSpec
     """What is trained."""
@@ -26,7 +26,7 @@ class EstimateRequest(Document):
     """Names of the catalogue (`GET /v1/gpus`), or a memory size such as `48GiB` for a card that is not in it; each
     once."""
     micro_batch_size: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE)] | None = None
-    """Judge this micro-batch size; the largest that fits is looked for when absent, and told in any case."""
+    """Judge this micro-batch size; the largest that fits is found when absent, and reported in any case."""
     effective_batch_size: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE)] | None = None
     """Samples per optimizer update over all ranks: plan it around the largest micro-batch."""
     memory_margin: Annotated[float, Field(ge=0.0, le=0.5)] = 0.03
@@ -42,7 +42,7 @@ class EstimateRequest(Document):
         repeated = sorted(name for name, times in Counter(gpus).items() if times > 1)
         if repeated:
             names = ", ".join(repr(name[:_SHOWN_LENGTH]) for name in repeated)
-            raise ValueError(f"{names} named more than once: name each GPU once, since its answer would be the same")
+            raise ValueError(f"{names} named more than once: name each GPU once, since its estimate would be the same")
         return gpus
 
     @model_validator(mode="after")
@@ -114,15 +114,15 @@ class PeakEstimate(Document):
 
 
 class GpuEstimate(Document):
-    """The answer for one GPU."""
+    """The estimate for one GPU."""
 
     gpu: str
-    """Its name in the catalogue, or the memory size asked for."""
+    """Its name in the catalogue, or the requested memory size."""
     usable_bytes: PositiveInt
     """What the card is expected to offer, the margin taken off."""
     feasible: Verdict
     """Whether any micro-batch fits; `uncertain` also where the workload cannot be traced for this GPU, with a note."""
-    largest_micro_batch: NonNegativeInt
+    largest_micro_batch_size: NonNegativeInt
     """The largest size expected to fit; 0 when none is, or nothing is known. Above 128 only even sizes are looked at,
     above 256 every fourth, and so on, beside the whole share of a rank."""
     surely_fits: NonNegativeInt
@@ -130,13 +130,13 @@ class GpuEstimate(Document):
     may_fit: NonNegativeInt
     """The largest size whose interval begins below the limit."""
     peak: PeakEstimate | None = None
-    """At the size asked for, else at the largest expected to fit; at size 1 when none is. None where the workload
+    """At the requested size, else at the largest expected to fit; at size 1 when none is. None where the workload
     cannot be traced for this GPU."""
-    plan: BalancedPlan | None = None
-    """The effective batch around the largest micro-batch, when one was asked for and one fits. Left out, with a note
+    plan: Plan | None = None
+    """The effective batch around the largest micro-batch, when one was requested and one fits. Left out, with a note
     of its steps, where it has more than 4,096 micro-batches over all ranks."""
     notes: tuple[str, ...] = ()
-    """What the reader should know of this answer."""
+    """What the reader should know of this estimate."""
 
 
 class Estimate(Document):
@@ -150,7 +150,7 @@ class Estimate(Document):
     parameters: NonNegativeInt
     """Number of parameters."""
     gpus: tuple[GpuEstimate, ...]
-    """By GPU, in the order asked."""
+    """By GPU, in the requested order."""
     versions: dict[str, str]
     """Of torch, transformers and Python here: other versions may take other memory."""
     seconds: Annotated[float, Field(ge=0.0)]

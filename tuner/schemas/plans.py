@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
+from tuner.schemas.base import Document, PositiveInt
 
 
-class EffectiveBatchSize(Document):
-    """The effective batch, asked and given."""
+class PlanSummary(Document):
+    """A plan of an update, without the list of its micro-batches."""
 
-    requested: PositiveInt
-    """Samples per update asked for."""
-    achieved: NonNegativeInt
-    """Samples per update the plan gives; 0 when no micro-batch fits."""
-    exact: bool
-    """Whether the two are the same."""
-
-
-class UniformPlan(Document):
-    """One micro-batch size, repeated: for frameworks that know no other way."""
-
-    micro_batch_size: PositiveInt
-    """Samples of every micro-batch."""
     gradient_accumulation_steps: PositiveInt
-    """Micro-batches per rank and update."""
+    """Micro-batches per rank and update (of the rank with the most)."""
+    micro_batch_size: PositiveInt
+    """The plan's largest micro-batch: the others may be smaller, so that they sum to the effective batch."""
     world_size: PositiveInt
     """Data-parallel ranks."""
-    effective_batch_size: EffectiveBatchSize
-    """Asked and given: a uniform plan cannot reach every number."""
+    effective_batch_size: PositiveInt
+    """Samples per update over all ranks that the plan gives."""
+    requested_effective_batch_size: PositiveInt
+    """Samples per update over all ranks that were requested."""
+    exact: bool
+    """Whether the plan gives exactly what was requested."""
+
+    def summary(self) -> PlanSummary:
+        """Return these figures alone."""
+        return PlanSummary(**{name: getattr(self, name) for name in PlanSummary.model_fields})
+
+
+class Plan(PlanSummary):
+    """A plan of an update with every micro-batch of it: what to train with."""
+
+    micro_batch_sizes: tuple[tuple[PositiveInt, ...], ...]
+    """For each rank, the sizes of its micro-batches in order; together they are the effective batch."""
+
+
+class UniformPlan(PlanSummary):
+    """One micro-batch size, repeated: for frameworks that know no other way. It cannot reach every effective batch."""
+
     change: str
     """What this plan changes against the balanced one, in a sentence."""
     nearest: tuple[ReachableBatch, ...] = ()
@@ -42,21 +51,6 @@ class ReachableBatch(Document):
     """Samples of every micro-batch."""
     gradient_accumulation_steps: PositiveInt
     """Micro-batches per rank and update."""
-
-
-class BalancedPlan(Document):
-    """Micro-batch sizes that give exactly the effective batch, as even as whole samples allow."""
-
-    effective_batch_size: PositiveInt
-    """Samples per update over all ranks."""
-    world_size: PositiveInt
-    """Data-parallel ranks."""
-    max_micro_batch_size: PositiveInt
-    """The largest size allowed; no size of the plan is above it."""
-    gradient_accumulation_steps: PositiveInt
-    """Micro-batches per rank and update (of the rank with the most)."""
-    micro_batch_sizes: tuple[tuple[PositiveInt, ...], ...]
-    """For each rank, the sizes of its micro-batches in order."""
 
 
 UniformPlan.model_rebuild()

@@ -8,27 +8,27 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from tuner.schemas.base import Document, Environment, NonNegativeFloat, NonNegativeInt, PositiveInt
-from tuner.schemas.plans import EffectiveBatchSize, UniformPlan
+from tuner.schemas.plans import Plan, PlanSummary, UniformPlan
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
 
 
 class Proof(Document):
-    """Why the answer is the largest size: a fit, and what stops the next size."""
+    """Why the size is the largest: a fit, and what stops the next size."""
 
     fits: NonNegativeInt
     """The largest size known to fit; 0 when none does."""
-    stopped_by: Literal["oom", "invalid-size", "bound", "earlier-answer", "timeout", "error", "lost"]
-    """Reason for the end of the search: a measured OOM, a kernel's own limit, a bound set beforehand, or an OOM that an
-    earlier tuning measured under other versions or another limit. Or a probe that was inconclusive: it did not end in
-    time (`timeout`), failed for another reason than memory (`error`), or was ended from outside again and again
-    (`lost`). Larger sizes than `fits` were not shown to fail by `bound`, `timeout`, `error` and `lost`."""
+    stopped_by: Literal["oom", "invalid-size", "bound", "warm-start", "timeout", "error", "lost"]
+    """Reason for the end of the search: a measured OOM, a kernel's own limit, a bound set before, or an OOM that the
+    tuning of the warm start measured under other versions or another limit. Or a probe that was inconclusive: it did
+    not end in time (`timeout`), failed for another reason than memory (`error`), or was ended from outside again and
+    again (`lost`). Larger sizes than `fits` were not shown to fail by `bound`, `timeout`, `error` and `lost`."""
     next_size: PositiveInt | None = None
-    """The next size on the grid, which was probed and failed, by the earlier tuning where it rests on one; none when a
-    bound stops the search. For `timeout`, `error` and `lost` the size whose probe could not tell: sizes between it and
-    `fits` may not have been tried."""
+    """The next size on the grid, which was probed and failed: by the tuning of the warm start where the proof rests on
+    one. None when a bound stops the search. For `timeout`, `error` and `lost` the size whose probe did not tell: sizes
+    between it and `fits` may not have been tried."""
     statement: str
-    """The same in a sentence."""
+    """The proof in a sentence."""
 
     @property
     def is_conclusive(self) -> bool:
@@ -38,24 +38,24 @@ class Proof(Document):
     @property
     def shows_larger_fail(self) -> bool:
         """Return whether the next size was measured to fail: `fits` is the largest then; else larger ones may fit."""
-        return self.stopped_by in {"oom", "invalid-size", "earlier-answer"}
+        return self.stopped_by in {"oom", "invalid-size", "warm-start"}
 
 
-class EarlierAnswer(Document):
-    """An earlier answer to the same question, under other versions or another limit."""
+class WarmStart(Document):
+    """A stored recommendation for the same request, under other versions or another limit, that seeded a search."""
 
     recommendation_id: str
     """Its identifier."""
     created_at: datetime
     """When it was made (UTC)."""
     fingerprint: str
-    """Its fingerprint: another than this answer's."""
+    """Its fingerprint: another than this recommendation's."""
     versions: dict[str, str]
     """The versions it was measured with."""
     memory_limit_bytes: PositiveInt | None = None
     """The limit it was measured under, before the margin; none where nothing fitted."""
     proof: Proof
-    """What it had proven, then."""
+    """Its proof."""
 
 
 class CouplingCheck(Document):
@@ -82,13 +82,13 @@ class Evidence(Document):
     probes: tuple[ProbeResult, ...]
     """Every probe, in the order it ran."""
     proof: Proof
-    """Why the answer is the largest."""
+    """Why the size is the largest."""
     expected: ExpectedPeaks | None = None
-    """The memory curve that led the search: an estimate's, or the one that an earlier answer had measured. None where
+    """The memory curve that seeded the search: an estimate's, or the one that a warm start had measured. None where
     no estimate could be made, and where the tuning went on from its recorded probes after a restart."""
-    earlier: EarlierAnswer | None = None
-    """The earlier answer to the same question that led the tuning. This one rests on it where `proof.stopped_by` is
-    `earlier-answer`; else it has a proof of its own."""
+    warm_start: WarmStart | None = None
+    """The recommendation that warm-started the search. This one rests on it where `proof.stopped_by` is `warm-start`;
+    else it has a proof of its own."""
     coupling: CouplingCheck | None = None
     """Check for coupled samples. None where no update can take more than one micro-batch, and in
     recommendations made before this was checked."""
@@ -113,7 +113,7 @@ class Alternative(Document):
     gradient_accumulation_steps: PositiveInt
     """Micro-batches per rank and update."""
     micro_batch_size: PositiveInt
-    """The largest micro-batch of the plan."""
+    """The plan's largest micro-batch."""
     chosen: bool
     """Whether it is the recommended plan."""
     source: Literal["measured", "modelled"]
@@ -139,8 +139,10 @@ class WhatIf(Document):
     measured: Literal[False] = False
     """It is no proof: a tuning of the changed spec measures."""
     source: Literal["estimated"] = "estimated"
-    """Where the figures come from: an estimate's memory curve, bent as the probes of the spec as asked bend theirs."""
-    largest_micro_batch: NonNegativeInt
+    """Where the figures come from: an estimate's memory curve, calibrated with the probes of the requested spec."""
+    plan: PlanSummary | None = None
+    """The plan for the effective batch around the largest size; none when none is expected to fit."""
+    largest_micro_batch_size: NonNegativeInt
     """The largest size that is expected to fit; 0 when none is."""
     surely_fits: NonNegativeInt
     """The largest size that fits also if memory is as much above the estimate as `error` allows."""
@@ -148,8 +150,6 @@ class WhatIf(Document):
     """The largest size that fits if memory is as much below the estimate as `error` allows."""
     error: Annotated[float, Field(ge=0.0, lt=1.0)]
     """How far the memory may be from the estimate, as a share of it."""
-    gradient_accumulation_steps: PositiveInt | None = None
-    """Micro-batches per rank and update at the largest size; none when none is expected to fit."""
     peak_bytes: NonNegativeInt
     """Most memory expected at the largest size, or at the smallest when none is expected to fit: held by tensors on
     CUDA, by the process on the CPU."""
@@ -178,38 +178,32 @@ class Timings(Document):
 
 
 class Recommendation(Document):
-    """The durable answer of a tuning: decision, plan and evidence."""
+    """The durable result of a tuning: plan, proof and evidence."""
 
+    plan: Plan | None = None
+    """What to train with: micro-batches that sum to exactly the effective batch. None when nothing fits."""
+    largest_micro_batch_size: PositiveInt | None = None
+    """The micro-batch that fits, proven by a run: the largest, or the one that the request's objective asks for. No
+    micro-batch of the plan is above it, and those of the plan may all be smaller."""
     schema_version: Literal[1] = 1
     """Version of this document's layout."""
     id: str
-    """Identifier, unique to this answer."""
+    """Identifier, unique to this recommendation."""
     created_at: datetime
     """When it was made (UTC)."""
     feasible: bool
     """Whether any micro-batch fits."""
     infeasible_reason: str | None = None
     """Why none fits, with the numbers and what to change."""
-    micro_batch_size: PositiveInt | None = None
-    """The micro-batch that fits, proven by a run: the largest, or the one that the request's objective asks for. No
-    micro-batch of the plan is above it."""
-    gradient_accumulation_steps: PositiveInt | None = None
-    """Micro-batches per rank and optimizer update."""
     choice: str = ""
     """Why this plan and no other, in a sentence."""
     alternatives: tuple[Alternative, ...] = ()
     """Plans that fit, from the fewest steps upward, and what they take; the recommended one is among them."""
     what_ifs: tuple[WhatIf, ...] = ()
-    """When asked for: changes of the spec with which a larger micro-batch is expected to fit, the largest first. They
+    """When requested: changes of the spec with which a larger micro-batch is expected to fit, the largest first. They
     are estimated, not run."""
-    world_size: PositiveInt
-    """Data-parallel ranks."""
-    micro_batch_sizes: tuple[tuple[PositiveInt, ...], ...] = ()
-    """For each rank, the sizes of its micro-batches; together exactly the effective batch."""
-    effective_batch_size: EffectiveBatchSize
-    """Asked and given."""
     uniform: UniformPlan | None = None
-    """The plan with one size repeated, when it was asked for."""
+    """The plan with one size repeated, when it was requested."""
     evidence: Evidence
     """Every probe, and what they prove."""
     headroom: Headroom | None = None
@@ -217,7 +211,7 @@ class Recommendation(Document):
     device: DeviceInfo
     """The device that was probed."""
     fingerprint: str
-    """SHA-256 of everything the answer depends on."""
+    """SHA-256 of everything the recommendation depends on."""
     environment: Environment
     """Environment variables the job must run with: the probes ran with them."""
     warnings: tuple[Advice, ...] = ()
@@ -227,4 +221,4 @@ class Recommendation(Document):
     timings: Timings
     """How long it took."""
     request: TuningRequest
-    """What was asked, the spec included."""
+    """The request, the spec included."""

@@ -103,7 +103,7 @@ class ProbeRequest(Document):
 
 
 class ExpectationRequest(Document):
-    """What will the probes of a tuning measure, as far as an estimate can tell?"""
+    """Estimate what the probes of a tuning will measure."""
 
     spec: WorkloadSpec
     """The workload to train."""

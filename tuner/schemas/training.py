@@ -15,7 +15,7 @@ class RunOutcome(StrEnum):
     SUCCEEDED = "SUCCEEDED"
     """All updates were made; the final checkpoint and weights are written."""
     STOPPED = "STOPPED"
-    """It was asked to stop (SIGTERM) and wrote a checkpoint if it had begun: the run can be resumed."""
+    """It received a request to stop (SIGTERM) and wrote a checkpoint if it had begun: the run can be resumed."""
     FAILED = "FAILED"
     """It cannot go on; the message says why."""
 

@@ -99,7 +99,7 @@ def build_run(
     data = build_data(spec, workload, DataFolders.of_run(paths.cache / "datasets"))
     epoch_order(request.seed, 0, len(data))  # as large as that of any epoch: in memory before the limit
     batch_schedule = BatchSchedule(
-        request.seed, len(data), recommendation.effective_batch_size.achieved, ranks.rank, ranks.size
+        request.seed, len(data), recommendation.request.effective_batch_size, ranks.rank, ranks.size
     )
     coupling = RunCoupling(recommendation, request, workload, device, ranks=ranks, notes=notes)
     if ranks.gather(paths.checkpointed_update())[0] is None:
@@ -134,9 +134,9 @@ def trainable_micro_batch_size(recommendation: Recommendation) -> int:
     Raises:
         TrainingError: when nothing fits.
     """
-    if not recommendation.feasible or recommendation.micro_batch_size is None:
+    if not recommendation.feasible or recommendation.largest_micro_batch_size is None:
         raise TrainingError(f"this recommendation is not feasible: {recommendation.infeasible_reason}")
-    return recommendation.micro_batch_size
+    return recommendation.largest_micro_batch_size
 
 
 def is_sharded(spec: WorkloadSpec, ranks: Ranks) -> bool:

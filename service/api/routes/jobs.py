@@ -126,7 +126,7 @@ _WORK.add_following(router)
 def read_job_log(job_id: JobId, context: Context, tail: Tail = _DEFAULT_TAIL_BYTES) -> Response:
     """The end of what the run printed; nothing while it has not begun.
 
-    Its files are on the host that runs it: another one answers 409, `not-on-this-host`, naming the place.
+    Its files are on the host that runs it: another one answers 409, `not-on-this-host`, naming the slot.
     """
     text = context.jobs.log(job_id, tail).decode(errors="replace")
     return Response(text, media_type="text/plain", headers={"X-Content-Type-Options": "nosniff"})
@@ -142,7 +142,7 @@ def read_job_log(job_id: JobId, context: Context, tail: Tail = _DEFAULT_TAIL_BYT
 def list_job_checkpoints(job_id: JobId, context: Context) -> CheckpointList:
     """The checkpoints that the run has kept, from the oldest to the newest.
 
-    Its files are on the host that runs it: another one answers 409, `not-on-this-host`, naming the place.
+    Its files are on the host that runs it: another one answers 409, `not-on-this-host`, naming the slot.
     """
     return context.jobs.checkpoints(job_id)
 
@@ -161,7 +161,7 @@ _WORK.add_ending(router)
 def resume_job(job_id: JobId, caller: Calling, context: Context) -> Job:
     """Queue a job again that is FAILED or CANCELLED: it goes on from its newest checkpoint, in the same folder.
 
-    Refused with 409 where it cannot: it has no checkpoint, its folder is on another host, nobody serves the place it
+    Refused with 409 where it cannot: it has no checkpoint, its folder is on another host, nobody serves the slot it
     ran at. Where hosts share no `BATCHWRIGHT_RUNS_DIR`, another one with such a device may take it, and begins anew.
     """
     return context.jobs.resume(job_id, caller)

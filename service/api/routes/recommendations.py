@@ -68,7 +68,7 @@ async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per fi
 async def _answer(context: ApiContext, recommendation_id: str, if_none_match: str | None) -> Response:
     text = await context.reads.recommendation.get(recommendation_id)
     if text is None:
-        raise NotFoundError(f"there is no recommendation {recommendation_id!r}")
+        raise NotFoundError.of("recommendation", recommendation_id)
     return conditional(tagged(text.encode()), if_none_match, _UNCHANGING)
 
 

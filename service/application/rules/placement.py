@@ -11,21 +11,21 @@ from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import DeviceInfo
 from tuner.system.files import write_atomically
 
-PLACE_FILE = ".place"
-"""Name of the file in a job's folder that tells where the job ran last."""
+SLOT_FILE = ".slot"
+"""Name of the file in a job's folder that names the slot on which the job ran last."""
 _MOST_PROCESSES_ON_CPU = 16
 """Each takes a rank's memory, and no card bounds their number: one job must not drown the host."""
 
 
-def mark_place(directory: Path, place: str) -> None:
+def mark_slot(directory: Path, slot: str) -> None:
     """Note in a job's folder where the job runs: a folder of the same name on another host is of an earlier attempt."""
     directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(directory / PLACE_FILE, place)
+    write_atomically(directory / SLOT_FILE, slot)
 
 
 def processes_of(recommendation: Recommendation, training: TrainingRequest) -> int:
     """The processes that the run is made by, one per rank: as many as ``tuner.training.launching.launcher`` starts."""
-    return training.processes_per_node or recommendation.world_size
+    return training.processes_per_node or recommendation.request.spec.parallelism.world_size
 
 
 def check_same_device(measured: DeviceInfo, here: DeviceInfo) -> None:
@@ -47,7 +47,7 @@ def check_every_process_has_samples(recommendation: Recommendation, training: Tr
     Raises:
         PlanError: naming both numbers.
     """
-    share_per_rank(recommendation.effective_batch_size.achieved, processes_of(recommendation, training))
+    share_per_rank(recommendation.request.effective_batch_size, processes_of(recommendation, training))
 
 
 def check_goes_with_one_device(recommendation: Recommendation, training: TrainingRequest) -> None:

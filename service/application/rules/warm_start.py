@@ -10,7 +10,7 @@ from service.store.interface import RecommendationStore
 from service.store.models import WorkItem
 from tuner.errors import SpecError
 from tuner.planning.session import Tuning
-from tuner.planning.warm_start import WarmStart
+from tuner.planning.warm_start import PossibleWarmStart
 from tuner.schemas.recommendation import Recommendation
 
 _log = logging.getLogger(__name__)
@@ -28,15 +28,15 @@ def find_earlier(store: RecommendationStore, tuning: Tuning) -> str | None:
 
 def recall_earlier(store: RecommendationStore, item: WorkItem, tuning: Tuning) -> None:
     """Let the answer that a queued tuning refers to lead it; where that is no more, or asks another question, none."""
-    if item.earlier_recommendation_id is None:
+    if item.warm_start_from is None:
         return
     try:
-        tuning.warm_start_from(store.get(item.earlier_recommendation_id))
+        tuning.warm_start_from(store.get(item.warm_start_from))
     except (NotFoundError, SpecError) as error:
-        _log.info("%s is not led by %s: %s", item.id, item.earlier_recommendation_id, error)
+        _log.info("%s is not warm-started by %s: %s", item.id, item.warm_start_from, error)
 
 
-def _lead(store: RecommendationStore, tuning: Tuning, answer: Recommendation) -> WarmStart | None:
+def _lead(store: RecommendationStore, tuning: Tuning, answer: Recommendation) -> PossibleWarmStart | None:
     with suppress(NotFoundError, SpecError):
         start = tuning.possible_warm_start(_fully_proven(store, answer))
         return start if start.is_useful else None
@@ -49,7 +49,7 @@ def _fully_proven(store: RecommendationStore, answer: Recommendation) -> Recomme
     Raises:
         NotFoundError: when it is not stored any more.
     """
-    rests_on = answer.evidence.earlier
-    if answer.evidence.proof.stopped_by != "earlier-answer" or rests_on is None:
+    rests_on = answer.evidence.warm_start
+    if answer.evidence.proof.stopped_by != "warm-start" or rests_on is None:
         return answer
     return store.get(rests_on.recommendation_id)

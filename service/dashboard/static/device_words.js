@@ -43,7 +43,7 @@ export function rawText(title, text) {
   return h("details", { class: "small" }, h("summary", {}, title), h("pre", { class: "small", tabindex: 0 }, text));
 }
 
-const LARGER_FAIL = new Set(["oom", "invalid-size", "earlier-answer"]);
+const LARGER_FAIL = new Set(["oom", "invalid-size", "warm-start"]);
 
 /** What the largest micro-batch is: only a size above it that failed makes it the largest that fits. */
 export function largestWords(proof) {

@@ -23,7 +23,7 @@ export function estimateTable(estimate) {
     columns: [
       { title: "GPU", class: "nowrap", cell: (row) => row.gpu },
       { title: "Verdict", cell: (row) => h("span", { class: "tags" }, mark(...VERDICTS[row.feasible]), tag("estimated")), value: (row) => row.feasible },
-      { title: "Largest micro-batch", class: "number", cell: (row) => count(row.largest_micro_batch), value: (row) => row.largest_micro_batch },
+      { title: "Largest micro-batch", class: "number", cell: (row) => count(row.largest_micro_batch_size), value: (row) => row.largest_micro_batch_size },
       { title: "Surely / perhaps", class: "number", cell: (row) => `${count(row.surely_fits)} / ${count(row.may_fit)}` },
       { title: "Peak there", class: "number", cell: peak },
       { title: "Usable", class: "number", cell: (row) => h("span", { title: bytesExactly(row.usable_bytes) }, bytes(row.usable_bytes)), value: (row) => row.usable_bytes },

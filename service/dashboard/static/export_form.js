@@ -71,11 +71,11 @@ export function exportForm({ form, result, path, formats }) {
 }
 
 function exported(made, format) {
-  const batch = made.effective_batch_size;
+  const { plan } = made;
   return [
-    h("p", {}, `${made.title} ${made.target_version}: ${count(batch.achieved)} samples per update.`),
+    h("p", {}, `${made.title} ${made.target_version}: ${count(plan.effective_batch_size)} samples per update.`),
     h("p", { class: "muted small" }, `Checked: ${format.checked}.`),
-    !batch.exact && alertBox("warn", "Not the effective batch that was asked for", `${count(batch.achieved)} instead of ${count(batch.requested)}.`),
+    !plan.exact && alertBox("warn", "Not the requested effective batch", `${count(plan.effective_batch_size)} instead of ${count(plan.requested_effective_batch_size)}.`),
     made.files.map((file) => codeBlock(file.content, { label: file.name, download: file.name.split("/").at(-1) })),
     made.command.length > 0 && codeBlock(made.command.map(quoted).join(" "), { label: "Start it with" }),
     made.warnings.length > 0 && h("details", { open: true }, h("summary", {}, "What to know"), h("ul", { class: "text" }, made.warnings.map((it) => h("li", {}, it.message)))),

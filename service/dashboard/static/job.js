@@ -9,7 +9,7 @@ import { makeHistory } from "./history.js";
 import { ENDED, poll } from "./live.js";
 import { alertBox, bar, definitions, emptyState } from "./parts.js";
 import { makeTable } from "./table.js";
-import { failure, keyFact, makeWorkPage, placeInWords, runFacts } from "./work.js";
+import { failure, keyFact, makeWorkPage, positionInWords, runFacts } from "./work.js";
 
 const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
@@ -105,7 +105,7 @@ function showProgress() {
 function showBar() {
   const { progress, queue, state, training } = work.current;
   const made = progress?.update ?? 0;
-  replace(byId("progress"), state === "QUEUED" ? h("p", {}, placeInWords(queue)) : bar({ value: made, max: training.updates, label: "Updates made", text: `${count(made)} of ${count(training.updates)} updates` }));
+  replace(byId("progress"), state === "QUEUED" ? h("p", {}, positionInWords(queue)) : bar({ value: made, max: training.updates, label: "Updates made", text: `${count(made)} of ${count(training.updates)} updates` }));
 }
 
 function newest(progress) {

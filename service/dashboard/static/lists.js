@@ -31,12 +31,13 @@ const TIMES = [
 const TUNINGS = {
   path: "/v1/tunings",
   caption: "Tunings",
+  noun: "tuning",
   filters: [STATE, MODEL, DEVICE, FINGERPRINT],
   columns: [
     { title: "Tuning", class: "nowrap", cell: (row) => linkTo("tunings", row.id) },
     ...COMMON,
     { title: "Probes", class: "number", cell: (row) => count(row.probes) },
-    { title: "Answer", class: "nowrap", cell: answer },
+    { title: "Recommendation", class: "nowrap", cell: answer },
     ...TIMES,
   ],
   empty: {
@@ -49,6 +50,7 @@ const TUNINGS = {
 const JOBS = {
   path: "/v1/jobs",
   caption: "Jobs",
+  noun: "job",
   filters: [STATE, MODEL, DEVICE],
   columns: [
     { title: "Job", class: "nowrap", cell: (row) => linkTo("jobs", row.id) },

@@ -62,7 +62,7 @@ export function memoryInWords(probes, { limitBytes, chosen }) {
   const rest = probes.length - fits;
   const fitted = fittedLine(probes);
   const growth = fitted === null ? "" : ` It grows by ${bytes(fitted.slope)} a sample.`;
-  const answer = chosen ? ` The recommended micro-batch is ${chosen}.` : "";
+  const answer = chosen ? ` The largest micro-batch is ${chosen}.` : "";
   return `${fits} of ${probes.length} probes fit, ${rest} did not; the limit is ${bytes(limitBytes)}.${growth}${answer}`;
 }
 

@@ -124,12 +124,12 @@ function progress(work) {
 
 const devices = makeTable({
   caption: "Devices",
-  keyOf: (row) => row.place,
+  keyOf: (row) => row.slot,
   columns: [
-    { title: "Device", class: "nowrap", cell: (row) => [h("span", {}, row.device.id), h("div", { class: "muted small" }, row.place.split("/")[0])] },
+    { title: "Device", class: "nowrap", cell: (row) => [h("span", {}, row.device.id), h("div", { class: "muted small" }, row.slot.split("/")[0])] },
     { title: "Product", class: "model", cell: (row) => row.device.name },
     { title: "Memory", class: "memory", cell: memory },
-    { title: "Held by", class: "nowrap", cell: holder },
+    { title: "Running", class: "nowrap", cell: runningWork },
     { title: "Waiting", class: "number", cell: (row) => count(row.queued) },
     { title: "Worker", class: "worker", cell: worker },
   ],
@@ -144,9 +144,9 @@ function memory({ device }) {
   return bar({ value: used, max: total, label: "Memory used", text, kind: used > NEARLY_FULL * total ? "warn" : "info" });
 }
 
-function holder(row) {
-  if (row.held_by !== null) {
-    return workLink(row.held_by);
+function runningWork(row) {
+  if (row.running_id !== null) {
+    return workLink(row.running_id);
   }
   return row.alive && row.unready === null ? mark("neutral", "○", "Free") : "–";
 }
@@ -181,7 +181,7 @@ function showDevices(rows) {
 const queue = makeTable({
   caption: "Queue",
   columns: [
-    { title: "Place", class: "number", cell: (row) => count(row.position) },
+    { title: "Position", class: "number", cell: (row) => count(row.position) },
     { title: "Work", class: "nowrap", cell: (row) => [workLink(row.id), " ", tag(row.kind)] },
     { title: "Model", class: "model", cell: (row) => row.model },
     { title: "Device", class: "nowrap", cell: (row) => row.device },
@@ -198,12 +198,12 @@ function expectedWait(row) {
 }
 
 function showQueue(rows) {
-  byId("queue-note").textContent = rows.length < QUEUE_SHOWN ? "" : `the first ${QUEUE_SHOWN}; places count for each device`;
+  byId("queue-note").textContent = rows.length < QUEUE_SHOWN ? "" : `the first ${QUEUE_SHOWN}; positions count for each device`;
   if (rows.length > 0) {
     showOnce("queue", "table", () => queue.element);
     queue.update(rows.map((row) => ({ ...row, age_seconds: Math.floor(row.age_seconds) })));
   } else {
-    showOnce("queue", "none", () => emptyState({ title: "Nothing waits" }));
+    showOnce("queue", "none", () => emptyState({ title: "The queue is empty" }));
   }
 }
 
@@ -227,11 +227,11 @@ const failures = makeTable({
 });
 
 const spent = makeTable({
-  caption: "Device time by place",
+  caption: "Device time by slot",
   showCaption: true,
-  keyOf: (row) => row.place,
+  keyOf: (row) => row.slot,
   columns: [
-    { title: "Place", class: "model", cell: (row) => row.place },
+    { title: "Slot", class: "model", cell: (row) => row.slot },
     { title: "Probes", class: "number", cell: (row) => seconds(row.probes_seconds) },
     { title: "Jobs", class: "number", cell: (row) => seconds(row.jobs_seconds) },
   ],
@@ -273,11 +273,11 @@ function showSummary(summary) {
   shown[2].hidden = summary.device_seconds.length === 0;
 }
 
-function figuresOf({ tunings, jobs, device_seconds: places, stored_answers: stored }) {
+function figuresOf({ tunings, jobs, device_seconds: slots, recommendation_hits: stored }) {
   const both = (...states) => states.reduce((sum, state) => sum + (tunings[state] ?? 0) + (jobs[state] ?? 0), 0);
-  const probes = places.reduce((sum, place) => sum + place.probes_seconds, 0);
-  const training = places.reduce((sum, place) => sum + place.jobs_seconds, 0);
-  const asked = stored.hits + stored.misses;
+  const probes = slots.reduce((sum, slot) => sum + slot.probes_seconds, 0);
+  const training = slots.reduce((sum, slot) => sum + slot.jobs_seconds, 0);
+  const submitted = stored.hits + stored.misses;
   return [
     ["Waiting", count(both("QUEUED"))],
     ["Running", count(both("RUNNING", "CANCELLING"))],
@@ -285,7 +285,7 @@ function figuresOf({ tunings, jobs, device_seconds: places, stored_answers: stor
     ["Failed", count(both("FAILED"))],
     ["Cancelled", count(both("CANCELLED"))],
     ["Device time", seconds(Math.round(probes + training)), `${seconds(probes)} probes, ${seconds(training)} jobs`],
-    ["Answered from the store", percent(stored.hit_rate), `${count(stored.hits)} of ${plural(asked, "question")}`],
+    ["Served from the store", percent(stored.hit_rate), `${count(stored.hits)} of ${plural(submitted, "tuning")}`],
   ];
 }
 

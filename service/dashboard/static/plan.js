@@ -3,6 +3,8 @@
  *
  *   drawPlan(sizes)     sizes: for each rank, the sizes of its micro-batches in order -> a node
  *   planInWords(sizes)  "8 ranks, 3 micro-batches each: 34 + 33 + 33"
+ *   showPlan(plan)      the plan of a recommendation: its figures, drawn, and in words -> nodes
+ *   figure(value, label)   a large figure with what it counts -> a node
  */
 
 import { h } from "./dom.js";
@@ -11,6 +13,22 @@ import { count, plural } from "./format.js";
 const MOST_PIECES = 40;
 const MOST_ROWS = 12;
 const MOST_RUNS = 8; // in words
+
+export function figure(value, label) {
+  return h("div", {}, h("div", { class: "figure-value" }, value), h("div", { class: "figure-label" }, label));
+}
+
+export function showPlan(plan) {
+  return [
+    h("div", { class: "figures" },
+      figure(count(plan.gradient_accumulation_steps), plan.gradient_accumulation_steps === 1 ? "accumulation step" : "accumulation steps"),
+      figure(count(plan.micro_batch_size), "samples in the plan's largest micro-batch"),
+      figure(count(plan.world_size), plan.world_size === 1 ? "rank" : "ranks"),
+      figure(count(plan.effective_batch_size), plan.exact ? "samples per update, exactly" : "samples per update")),
+    drawPlan(plan.micro_batch_sizes),
+    h("p", { class: "muted small" }, planInWords(plan.micro_batch_sizes)),
+  ];
+}
 
 /** The plan as rows of pieces; ranks with the same sizes share a row. */
 export function drawPlan(sizes) {

@@ -8,7 +8,7 @@ import { exportForm } from "./export_form.js";
 import { bytes, count, percent, plural, seconds, time, words } from "./format.js";
 import { eventually } from "./live.js";
 import { alertBox, busy, codeBlock, definitions, problemAlert, scopeAlert } from "./parts.js";
-import { drawPlan, planInWords } from "./plan.js";
+import { figure, showPlan } from "./plan.js";
 import { openTrainDialog } from "./train_dialog.js";
 
 const id = byId("recommendation").dataset.recommendationId;
@@ -40,21 +40,17 @@ function show(found, formats) {
   }
   replace(byId("actions"), actions(found));
   replace(byId("gpus"), gpuButton(found));
-  replace(byId("facts"), facts(found), codeBlock(JSON.stringify(found.request, null, 2), { label: "What was asked", download: `${id}.json` }));
+  replace(byId("facts"), facts(found), codeBlock(JSON.stringify(found.request, null, 2), { label: "Request", download: `${id}.json` }));
 }
 
 function answer(found) {
   const { headroom } = found;
-  const figure = (value, label) => h("div", {}, h("div", { class: "figure-value" }, value), h("div", { class: "figure-label" }, label));
   return [
+    showPlan(found.plan),
+    h("h3", {}, "Proof"),
     h("div", { class: "figures" },
-      figure(count(found.micro_batch_size), `${largestWords(found.evidence.proof)} (samples)`),
-      figure(count(found.gradient_accumulation_steps), "accumulation steps"),
-      figure(count(found.world_size), found.world_size === 1 ? "rank" : "ranks"),
-      figure(count(found.effective_batch_size.achieved), "samples per update"),
+      figure(count(found.largest_micro_batch_size), `${largestWords(found.evidence.proof)} (samples)`),
       headroom && figure(percent(headroom.free_fraction), `of ${bytes(headroom.limit_bytes)} stay free`)),
-    drawPlan(found.micro_batch_sizes),
-    h("p", { class: "muted small" }, planInWords(found.micro_batch_sizes)),
     h("p", { class: "text" }, shortened(found.evidence.proof.statement), " ", found.choice),
     environment(found),
   ];

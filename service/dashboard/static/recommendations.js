@@ -15,6 +15,7 @@ const chosen = new Set();
 const LIST = {
   path: "/v1/recommendations",
   caption: "Recommendations",
+  noun: "recommendation",
   ended: () => true,
   refreshSeconds: 10,
   filters: [
@@ -50,10 +51,11 @@ if (may("tunings:read")) {
 }
 
 function plan(row) {
-  if (!row.feasible) {
+  const found = row.plan;
+  if (found === null) {
     return mark("warn", "⊘", "nothing fits");
   }
-  return `${plural(row.world_size, "rank")} × ${plural(row.gradient_accumulation_steps, "step")} × ≤ ${count(row.micro_batch_size)}`;
+  return `${plural(found.world_size, "rank")} × ${plural(found.gradient_accumulation_steps, "step")} × ≤ ${count(found.micro_batch_size)}`;
 }
 
 function chooser(row) {

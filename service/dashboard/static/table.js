@@ -15,7 +15,7 @@
 
 import { addressOf, get } from "./api.js";
 import { h, replace, setText } from "./dom.js";
-import { count } from "./format.js";
+import { plural } from "./format.js";
 import { ENDED, poll } from "./live.js";
 import { makePages } from "./pages.js";
 import { busy, emptyState, problemAlert, showProblem } from "./parts.js";
@@ -57,13 +57,13 @@ export function makeTable({ caption, columns, keyOf = (row) => row.id, showCapti
 /**
  * A list of the API: filters, rows, "Load more". Rows that have not ended are read again every few seconds (pages.js).
  *
- * @param {{root: HTMLElement, path: string, caption: string, columns: Object[], filters?: Object[], empty: Object,
+ * @param {{root: HTMLElement, path: string, caption: string, noun: string, columns: Object[], filters?: Object[], empty: Object,
  *   pageSize?: number, ended?: (row: Object) => boolean, refreshSeconds?: number}} list  `empty` is what `emptyState`
  *   takes, shown when there is nothing at all. `refreshSeconds`: how often it is read again.
  * @returns {{refresh: () => void}}
  */
 export function makeList(list) {
-  const { root, path, caption, columns, filters = [], empty, pageSize = 50, refreshSeconds = REFRESH_SECONDS } = list;
+  const { root, path, caption, noun, columns, filters = [], empty, pageSize = 50, refreshSeconds = REFRESH_SECONDS } = list;
   const ended = list.ended ?? ((row) => ENDED.has(row.state));
   const table = makeTable({ caption, columns });
   const form = filterForm(filters, restart);
@@ -83,7 +83,7 @@ export function makeList(list) {
     showOnly(place, rows.length > 0 ? table.element : nothing(form, empty));
     newer.hidden = !pages.hasNewer();
     more.hidden = !pages.hasOlder();
-    setText(status, rows.length === 0 ? "" : `${count(rows.length)} shown${more.hidden && newer.hidden ? ", that is all" : ""}`);
+    setText(status, rows.length === 0 ? "" : `${plural(rows.length, noun)}${more.hidden && newer.hidden ? "" : " shown"}`);
   }
 
   function restart() {

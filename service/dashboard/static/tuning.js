@@ -8,10 +8,10 @@ import { bytes, bytesExactly, count, number, percent, plural, seconds, words } f
 import { ENDED } from "./live.js";
 import { heldBytes, memoryFigure, memoryInWords } from "./memory_chart.js";
 import { alertBox, badge, codeBlock, definitions, emptyState, tag } from "./parts.js";
-import { drawPlan, planInWords } from "./plan.js";
+import { figure, showPlan } from "./plan.js";
 import { asCommand, asCurl } from "./repeating.js";
 import { makeTable } from "./table.js";
-import { failure, keyFact, makeWorkPage, placeInWords, runFacts } from "./work.js";
+import { failure, keyFact, makeWorkPage, positionInWords, runFacts } from "./work.js";
 
 let recorded = []; // probes
 const work = makeWorkPage({
@@ -62,7 +62,7 @@ function limits() {
   return {
     limitBytes: recommendation?.headroom?.limit_bytes ?? request.memory_limit_bytes,
     probeLimitBytes: results().find((it) => it.limit_bytes !== null)?.limit_bytes ?? null,
-    chosen: recommendation?.micro_batch_size ?? null,
+    chosen: recommendation?.largest_micro_batch_size ?? null,
   };
 }
 
@@ -103,7 +103,7 @@ function showProgress() {
 
 function progressText(tuning) {
   if (tuning.state === "QUEUED") {
-    return h("p", {}, `${placeInWords(tuning.queue)} `, h("a", { href: "/" }, "The queue is on the overview."));
+    return h("p", {}, `${positionInWords(tuning.queue)} `, h("a", { href: "/" }, "The queue is on the overview."));
   }
   if (tuning.state === "RUNNING") {
     const last = recorded.at(-1)?.result;
@@ -134,25 +134,18 @@ function showAnswer() {
 function feasible(found) {
   const { headroom } = found;
   return [
+    h("h3", {}, "Plan"),
+    showPlan(found.plan),
+    h("h3", {}, "Proof"),
     h("div", { class: "figures" },
-      figure(count(found.micro_batch_size), `${largestWords(found.evidence.proof)} (samples)`),
-      figure(count(found.gradient_accumulation_steps), found.gradient_accumulation_steps === 1 ? "accumulation step" : "accumulation steps"),
-      figure(count(found.world_size), found.world_size === 1 ? "rank" : "ranks"),
-      figure(count(found.effective_batch_size.achieved), found.effective_batch_size.exact ? "samples per update, exactly" : "samples per update"),
+      figure(count(found.largest_micro_batch_size), `${largestWords(found.evidence.proof)} (samples)`),
       headroom && figure(percent(headroom.free_fraction), `of ${bytes(headroom.limit_bytes)} stay free`)),
     h("p", { class: "text" }, shortened(found.evidence.proof.statement), " ", found.choice),
-    h("h3", {}, "The plan"),
-    drawPlan(found.micro_batch_sizes),
-    h("p", { class: "muted small" }, planInWords(found.micro_batch_sizes)),
   ];
 }
 
 function infeasible(found) {
   return [alertBox("warn", "No micro-batch fits", shortened(found.infeasible_reason)), h("p", { class: "text" }, shortened(found.evidence.proof.statement))];
-}
-
-function figure(value, label) {
-  return h("div", {}, h("div", { class: "figure-value" }, value), h("div", { class: "figure-label" }, label));
 }
 
 function showProbes() {
@@ -224,7 +217,7 @@ function changeTable(changes) {
     keyOf: (row) => JSON.stringify(row.changes),
     columns: [
       { title: "Change", cell: (row) => Object.entries(row.changes).map(([field, value]) => `${field}: ${value}`).join(", ") },
-      { title: "Largest micro-batch", class: "number", cell: (row) => (row.largest_micro_batch === 0 ? "none" : count(row.largest_micro_batch)) },
+      { title: "Largest micro-batch", class: "number", cell: (row) => (row.largest_micro_batch_size === 0 ? "none" : count(row.largest_micro_batch_size)) },
       { title: "Surely", class: "number", cell: (row) => (row.surely_fits === 0 ? "none" : count(row.surely_fits)) },
       { title: "Peak there", class: "number", cell: (row) => exact(row.peak_bytes) },
       { title: "", cell: () => tag("estimated") },

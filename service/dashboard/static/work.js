@@ -7,7 +7,7 @@
  *     deletion: "Its probes go with it.",          the text of the dialog
  *     read: async (path) => ...,                   gives the document; by default the one at `path`
  *     show: () => ...,                             shows the rest of `work.current`, which has changed
- *     showWaiting: () => ...,                      the place in the queue has changed: `work.current.queue`
+ *     showWaiting: () => ...,                      the position in the queue has changed: `work.current.queue`
  *     begin: () => ...,                            once, when it was read for the first time
  *     action: ({ended, own}) => ["Repeat", f],     the first button, or false
  *     leave: () => ...,                            before it is deleted
@@ -64,7 +64,7 @@ export function makeWorkPage({ kind, writeScope, deletion, read = get, show, sho
     setText(byId("model"), `of ${current.model}`);
     replace(byId("state"), badge(current.state));
     replace(byId("actions"), actions());
-    followPlace();
+    followPosition();
     show();
     if (shownState !== null && shownState !== current.state && ENDED.has(current.state)) {
       announce(`The ${kind} is ${words(current.state).toLowerCase()}.`);
@@ -88,7 +88,7 @@ export function makeWorkPage({ kind, writeScope, deletion, read = get, show, sho
   }
 
   /** Reads the work now and then while it waits: no event tells that the queue has moved on. */
-  function followPlace() {
+  function followPosition() {
     if (work.current.state !== "QUEUED") {
       waiting?.stop();
       waiting = null;
@@ -139,14 +139,14 @@ export function makeWorkPage({ kind, writeScope, deletion, read = get, show, sho
   return work;
 }
 
-/** A place in the queue in words, with the expected wait where one is known. */
-export function placeInWords(queue) {
+/** A position in the queue in words, with the expected wait where one is known. */
+export function positionInWords(queue) {
   if (queue === null) {
     return "Waits for its device.";
   }
   const wait = queue.expected_wait_seconds;
   const expected = wait === null ? "" : `, expected to start in about ${seconds(wait)}`;
-  return `Place ${count(queue.position)} in the queue of its device${expected}.`;
+  return `Position ${count(queue.position)} in the queue of its device${expected}.`;
 }
 
 /** When and where it ran, for `definitions`. */
@@ -154,7 +154,7 @@ export function runFacts(work) {
   return [
     ["Submitted", time(work.created_at)],
     ["Took", took(work)],
-    ["Run by", work.place],
+    ["Slot", work.slot],
     ["Attempts", work.attempts > 1 ? `${work.attempts}: taken over or started again` : null],
   ];
 }

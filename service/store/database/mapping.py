@@ -43,6 +43,8 @@ _UNLISTED = {
 LISTED_WORK = [column for column in SLIM_WORK if column.name not in _UNLISTED]
 """What a row of a list is made from."""
 SLIM_RECOMMENDATION = slim(recommendations)
+_PLAN = ("gradient_accumulation_steps", "micro_batch_size", "world_size")
+"""Columns of a plan."""
 
 
 def moment(milliseconds: int) -> datetime:
@@ -62,12 +64,12 @@ def _fields(row: Row[Any]) -> dict[str, Any]:
         "kind": _KINDS[row.kind],
         "state": _STATES[row.state],
         "device": row.device,
-        "place": row.place,
+        "slot": row.slot,
         "model": row.model,
         "effective_batch_size": row.effective_batch_size,
         "fingerprint": row.fingerprint,
         "recommendation_id": row.recommendation_id,
-        "earlier_recommendation_id": row.earlier_recommendation_id,
+        "warm_start_from": row.warm_start_from,
         "key_id": row.key_id,
         "priority": row.priority,
         "attempts": row.token,
@@ -120,7 +122,16 @@ def event(row: RowMapping) -> Event:
 
 def recommendation_summary(row: RowMapping) -> RecommendationSummary:
     """A recommendation in a list."""
-    return RecommendationSummary.model_validate({**row, "created_at": moment(row["created_at"])})
+    listed = {name: value for name, value in row.items() if name not in _PLAN}
+    plan = None if row["micro_batch_size"] is None else _plan(row)
+    return RecommendationSummary.model_validate({**listed, "plan": plan, "created_at": moment(row["created_at"])})
+
+
+def _plan(row: RowMapping) -> dict[str, Any]:
+    """The summary of the plan of a feasible recommendation, which gives exactly the requested batch."""
+    batch = row["effective_batch_size"]
+    given = {"effective_batch_size": batch, "requested_effective_batch_size": batch, "exact": True}
+    return {name: row[name] for name in _PLAN} | given
 
 
 def recommendation_values(document: Recommendation, tuning_id: str, model: str) -> dict[str, Any]:
@@ -134,10 +145,11 @@ def recommendation_values(document: Recommendation, tuning_id: str, model: str) 
         "device": document.device.id,
         "device_name": document.device.name,
         "feasible": document.feasible,
-        "micro_batch_size": document.micro_batch_size,
-        "gradient_accumulation_steps": document.gradient_accumulation_steps,
-        "world_size": document.world_size,
-        "effective_batch_size": document.effective_batch_size.requested,
+        "largest_micro_batch_size": document.largest_micro_batch_size,
+        "micro_batch_size": document.plan.micro_batch_size if document.plan else None,
+        "gradient_accumulation_steps": document.plan.gradient_accumulation_steps if document.plan else None,
+        "world_size": document.request.spec.parallelism.world_size,
+        "effective_batch_size": document.request.effective_batch_size,
         "precision": document.request.spec.precision,
         "objective": document.request.objective,
         "document": as_json(document),

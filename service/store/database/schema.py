@@ -36,14 +36,14 @@ work_items = Table(
     Column("kind", String(16), nullable=False),
     Column("state", String(16), nullable=False),
     Column("device", String(32), nullable=False),
-    Column("place", String(300)),
+    Column("slot", String(300)),
     Column("priority", Integer, nullable=False, server_default="0"),
     Column("model", String(300), nullable=False),
     Column("effective_batch_size", BigInteger, nullable=False),
     Column("fingerprint", String(64), nullable=False),
     Column("question", String(64)),
     Column("recommendation_id", String(64)),
-    Column("earlier_recommendation_id", String(64)),
+    Column("warm_start_from", String(64)),
     Column("key_id", String(16)),
     Column("hardware", String(400)),
     Column("trace_parent", String(64)),
@@ -80,9 +80,9 @@ for _columns in (["state"], ["device"], ["model"], ["state", "device"], ["state"
     Index("work_items_by_" + "_".join(_columns), *(work_items.c[name] for name in ["kind", *_columns, "id"]))
 for _column in ("fingerprint", "question"):
     Index(f"work_items_by_{_column}", work_items.c[_column], work_items.c.id)
-for _column in ("recommendation_id", "earlier_recommendation_id", "ended_at"):
+for _column in ("recommendation_id", "warm_start_from", "ended_at"):
     Index(f"work_items_by_{_column}", work_items.c[_column])
-Index("work_items_counted", *(work_items.c[name] for name in ("kind", "state", "place", "ended_at", "device_ms")))
+Index("work_items_counted", *(work_items.c[name] for name in ("kind", "state", "slot", "ended_at", "device_ms")))
 Index(
     "work_items_failed",
     *(work_items.c[name] for name in ("kind", "problem_code", "ended_at", "id")),
@@ -102,7 +102,7 @@ Index(
     sqlite_where=is_queued,
     postgresql_where=is_queued,
 )
-Index("one_run_per_device", work_items.c.place, unique=True, sqlite_where=is_held, postgresql_where=is_held)
+Index("one_run_per_device", work_items.c.slot, unique=True, sqlite_where=is_held, postgresql_where=is_held)
 
 submitters = Table(
     "submitters",
@@ -124,7 +124,7 @@ idempotency_keys = Table(
     Column("status", Integer, nullable=False),
     Column("body", Text, nullable=False),
 )
-"""First answers. The work may be deleted since: the answer is what was said then."""
+"""First responses. The work may be deleted since: the response is what was sent then."""
 
 Index("idempotency_keys_by_age", idempotency_keys.c.created_at)
 
@@ -172,15 +172,16 @@ recommendations = Table(
     Column("device", String(32), nullable=False),
     Column("device_name", String(300), nullable=False),
     Column("feasible", Boolean, nullable=False),
-    Column("micro_batch_size", BigInteger),
+    Column("largest_micro_batch_size", BigInteger),
     Column("gradient_accumulation_steps", BigInteger),
     Column("world_size", Integer, nullable=False),
     Column("effective_batch_size", BigInteger, nullable=False),
     Column("document", Text, nullable=False),
     Column("precision", String(16), nullable=False, server_default="fp32"),
     Column("objective", String(16), nullable=False, server_default="largest"),
+    Column("micro_batch_size", BigInteger),
 )
-"""Answers: the document, and beside it what is searched and listed. They may outlive their tuning."""
+"""The documents, and beside them what is searched and listed. They may outlive their tuning."""
 
 Index("recommendations_by_fingerprint", recommendations.c.fingerprint, recommendations.c.id)
 for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"], ["device_name", "model"]):
@@ -190,7 +191,7 @@ for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"]
 workers = Table(
     "workers",
     metadata,
-    Column("place", String(300), primary_key=True),
+    Column("slot", String(300), primary_key=True),
     Column("owner", String(300), nullable=False),
     Column("heartbeat_at", BigInteger, nullable=False),
     Column("document", Text, nullable=False),
@@ -212,14 +213,14 @@ api_keys = Table(
 )
 """API keys: SHA-256 of their text, never the text. Rows are never deleted: they name the owners of work."""
 
-stored_answers = Table(
-    "stored_answers",
+recommendation_hits = Table(
+    "recommendation_hits",
     metadata,
     Column("hour", Integer, primary_key=True, autoincrement=False),
     Column("hits", BigInteger, nullable=False),
     Column("misses", BigInteger, nullable=False),
 )
-"""How many submitted tunings had a stored answer, and how many had not, by hours since 1970."""
+"""Submitted tunings that were served a stored recommendation (hits) or queued (misses), by hours since 1970."""
 
 sessions = Table(
     "sessions",

@@ -36,9 +36,9 @@ def not_taken_from(lease: Lease) -> ColumnElement[bool]:
 
 
 RUNNING_HERE = (
-    select(_work.id).where(_work.place == bindparam("place"), is_held, _work.lease_expires_at > now_ms()).limit(1)
+    select(_work.id).where(_work.slot == bindparam("slot"), is_held, _work.lease_expires_at > now_ms()).limit(1)
 )
-"""The work that holds a slot with a valid lease; its parameter is `place`."""
+"""The work that holds a slot with a valid lease; its parameter is `slot`."""
 
 ABANDONED = (
     select(_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id)
@@ -48,20 +48,20 @@ ABANDONED = (
         or_(_work.hardware.is_(None), _work.hardware == bindparam("hardware")),
         _work.lease_expires_at <= now_ms(),
     )
-    .order_by(_work.place != bindparam("place"), _work.priority.desc(), _work.created_at, _work.id)
+    .order_by(_work.slot != bindparam("slot"), _work.priority.desc(), _work.created_at, _work.id)
     .limit(1)
 )
-"""The first work for a device whose lease has expired: work of its slot, then of others; its parameters are `place`,
+"""The first work for a device whose lease has expired: work of its slot, then of others; its parameters are `slot`,
 `device` and `hardware`."""
 
 LEFT_BEHIND = and_(
     is_held,
-    _work.place == bindparam("place"),
+    _work.slot == bindparam("slot"),
     _work.hardware != bindparam("hardware"),
     _work.lease_expires_at <= now_ms(),
 )
 """The work that holds a slot with an expired lease and needs other hardware than is there by now: nobody takes it over
-there, and while it holds the slot nothing else is taken. The parameters are `place` and `hardware`."""
+there, and while it holds the slot nothing else is taken. The parameters are `slot` and `hardware`."""
 
 
 def change(

@@ -45,7 +45,7 @@ def test_a_generated_client_completes_a_tuning(tmp_path: Path) -> None:
     generate_by_openapi_python_client(tmp_path)
     with started(scripted_service(tmp_path), tmp_path, keys=True) as service:
         found = complete_a_tuning(sys.executable, "openapi-python-client", tmp_path, service)
-    assert found["micro_batch_size"] == 37
+    assert found["largest_micro_batch_size"] == 37
 
 
 def test_every_reference_of_the_document_leads_somewhere() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from service.application.job_files import RunFiles
-from service.application.rules.placement import PLACE_FILE
+from service.application.rules.placement import SLOT_FILE
 from service.domain.work import JobSubmission
 from tests.support.factories import recommendation
 from tests.support.service.asking import ended, problem_in
@@ -80,11 +80,11 @@ def test_files_of_an_earlier_attempt_are_not_the_last_ones(
 ) -> None:
     """A folder that another place's attempt has gone on from elsewhere: 409, and the job names no folder here."""
     paths.log.write_text("yesterday")
-    (paths.directory / PLACE_FILE).write_text("another/cpu")
+    (paths.directory / SLOT_FILE).write_text("another/cpu")
     for path in ("logs", "checkpoints"):
         problem_in(service.http.get(f"/v1/jobs/{job['id']}/{path}"), 409, "not-on-this-host")
     assert service.http.get(f"/v1/jobs/{job['id']}").json()["directory"] is None
-    (paths.directory / PLACE_FILE).write_text(job["place"])
+    (paths.directory / SLOT_FILE).write_text(job["slot"])
     assert service.http.get(f"/v1/jobs/{job['id']}/logs").text == "yesterday"
     assert service.http.get(f"/v1/jobs/{job['id']}").json()["directory"] == str(paths.directory)
 

@@ -82,7 +82,7 @@ def test_what_a_scheduler_does_is_linked() -> None:
 @pytest.mark.parametrize("name", ANSWERS)
 def test_examples_of_answers_are_what_they_stand_for(name: str) -> None:
     """Each reads as its document, and is written the same again."""
-    kinds: dict[str, type[BaseModel]] = {**vars(work), **vars(exports), "Recommendation": Recommendation}
+    kinds: dict[str, type[BaseModel]] = {**vars(exports), **vars(work), "Recommendation": Recommendation}
     kind = kinds[ANSWERS[name]["document"]]
     value = ANSWERS[name]["value"]
     assert TypeAdapter(kind).validate_python(value).model_dump(mode="json") == value
@@ -91,7 +91,12 @@ def test_examples_of_answers_are_what_they_stand_for(name: str) -> None:
 @pytest.mark.parametrize(("document", "name"), [(it, name) for it, named in REQUESTS.items() for name in named])
 def test_examples_of_requests_are_accepted(document: str, name: str) -> None:
     """Each is a valid body, read as strictly as the API does."""
-    kinds: dict[str, type[BaseModel]] = {**vars(work), **vars(api_keys), "EstimateRequest": EstimateRequest}
+    kinds: dict[str, type[BaseModel]] = {
+        **vars(exports),
+        **vars(work),
+        **vars(api_keys),
+        "EstimateRequest": EstimateRequest,
+    }
     kinds[document].model_validate_json(json.dumps(REQUESTS[document][name]["value"]), strict=True)
 
 

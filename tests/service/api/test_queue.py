@@ -93,7 +93,7 @@ def test_a_wait_is_for_the_hardware_it_needs(service: Running) -> None:
         assert ended(service.http, service.http.post("/v1/tunings", json=body(fresh=True)).headers["location"])
     (here,) = (seen.served for seen in store.devices.list())
     other = here.device.model_copy(update={"total_bytes": here.device.total_bytes + 1})
-    idle = here.model_copy(update={"place": "other/cpu", "owner": "other", "device": other})
+    idle = here.model_copy(update={"slot": "other/cpu", "owner": "other", "device": other})
     store.devices.announce(idle)
     for number, hardware in enumerate((idle.hardware, "none|1")):
         store.submissions.add(new_work(f"tun_{number:032x}", hardware=hardware))
@@ -111,10 +111,10 @@ def test_work_that_is_deleted_meanwhile_leaves_the_queue_readable(
     def deleted_after() -> list[SeenDevice]:
         seen = devices()
         for it in seen:
-            if it.held_by is not None and it.held_by != waits:
-                busy.http.post(f"/v1/tunings/{it.held_by}/cancel")
-                ended(busy.http, f"/v1/tunings/{it.held_by}")
-                store.retention.delete(it.held_by)
+            if it.running_id is not None and it.running_id != waits:
+                busy.http.post(f"/v1/tunings/{it.running_id}/cancel")
+                ended(busy.http, f"/v1/tunings/{it.running_id}")
+                store.retention.delete(it.running_id)
         return seen
 
     monkeypatch.setattr(store.devices, "list", deleted_after)

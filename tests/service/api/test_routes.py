@@ -36,7 +36,7 @@ def test_a_submitted_tuning_is_answered_with_where_to_look(service: Running) -> 
     assert response.status_code == HTTPStatus.ACCEPTED
     tuning = service.http.get(response.headers["location"], params={"wait": 20}).json()
     assert (tuning["id"], tuning["state"]) == (response.json()["id"], "SUCCEEDED")
-    assert tuning["recommendation"]["micro_batch_size"] == 37
+    assert tuning["recommendation"]["largest_micro_batch_size"] == 37
 
 
 def test_the_same_question_is_answered_from_the_store(service: Running, client: Client) -> None:
@@ -116,7 +116,7 @@ def test_devices_say_who_holds_them(start_service: StartService) -> None:
         assert started.wait(PATIENCE_SECONDS)
         client.tunings.submit(tuning_request(effective_batch_size=7))
         (device,) = client.devices.list()
-        assert (device.device.id, device.alive, device.held_by, device.queued) == ("cpu", True, running.id, 1)
+        assert (device.device.id, device.alive, device.running_id, device.queued) == ("cpu", True, running.id, 1)
 
 
 def test_lists_are_paged_and_slim(service: Running, client: Client) -> None:
@@ -174,6 +174,14 @@ def test_a_service_without_workers_is_not_ready(service: Running) -> None:
 def test_what_is_wrong_is_a_problem(shared_service: Running, method: str, path: str, status: int, code: str) -> None:
     """Every refusal is a problem document with its status and a stable code."""
     problem_in(shared_service.http.request(method, path), status, code)
+
+
+def test_what_was_not_found_may_have_been_deleted(shared_service: Running) -> None:
+    """The problem names the kind and the id, and the likely reason."""
+    for path, kind in (("tunings", "tuning"), ("jobs", "job"), ("recommendations", "recommendation")):
+        identifier = f"{kind[:3]}_{'0' * 32}"
+        problem = problem_in(shared_service.http.get(f"/v1/{path}/{identifier}"), 404, "not-found")
+        assert problem.detail == f"No {kind} with the id '{identifier}'. It may have been deleted."
 
 
 def test_the_methods_of_a_path_are_named(shared_service: Running) -> None:
@@ -332,8 +340,9 @@ def test_jobs_that_cannot_be_made_are_refused_with_the_remedy(client: Client) ->
     """No data, too many ranks, nothing fits, another device, variables that are not the allocator's."""
     assert "`data`" in refused(client, 422, "invalid-request", recommendation(mlp_spec(data=None)))
     assert "dry run" in refused(client, 422, "unsupported-job", recommendation(None, 17, world_size=17))
-    assert "without a sample" in refused(client, 422, "no-plan", recommendation(None, 10, world_size=17))
-    nothing = recommendation(feasible=False, infeasible_reason="1 does not fit", micro_batch_size=1)
+    crowded = recommendation(request=tuning_request(mlp_spec(parallelism={"world_size": 17}), 10))
+    assert "without a sample" in refused(client, 422, "no-plan", crowded)
+    nothing = recommendation(feasible=False, infeasible_reason="1 does not fit", plan=None)
     assert "1 does not fit" in refused(client, 422, "infeasible-recommendation", nothing)
     device = recommendation().device
     other = device.model_copy(update={"name": "another processor"})

@@ -33,11 +33,15 @@ def test_a_summary_tells_what_ended_and_how_answers_were_found(start_service: St
         told = client.summary()
         assert (told.period, told.tunings[State.SUCCEEDED], told.jobs[State.FAILED]) == (Period.DAY, 2, 1)
         assert set(told.tunings) == set(told.jobs) == set(State)
-        assert (told.stored_answers.hits, told.stored_answers.misses, told.stored_answers.hit_rate) == (1, 1, 0.5)
+        assert (told.recommendation_hits.hits, told.recommendation_hits.misses, told.recommendation_hits.hit_rate) == (
+            1,
+            1,
+            0.5,
+        )
         (failure,) = told.failures
         assert (failure.kind, failure.code, failure.newest_id) == (WorkKind.JOB, "training-failed", job.id)
         assert "ended" in failure.message
-        assert [it.place for it in told.device_seconds] == ["host/cpu"]
+        assert [it.slot for it in told.device_seconds] == ["host/cpu"]
         assert client.summary("all").tunings == told.tunings
 
 
@@ -64,7 +68,7 @@ def test_a_summary_is_counted_once_for_all_who_ask(store: Store, new_id: NewId) 
 def test_nothing_asked_has_no_rate(service: Running) -> None:
     """Zero of zero is no number; a period that there is not is refused."""
     told = service.http.get("/v1/summary", params={"period": "7d"}).json()
-    assert told["stored_answers"] == {"hits": 0, "misses": 0, "hit_rate": None}
+    assert told["recommendation_hits"] == {"hits": 0, "misses": 0, "hit_rate": None}
     refused = service.http.get("/v1/summary", params={"period": "1y"})
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "period")
 

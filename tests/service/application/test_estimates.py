@@ -253,7 +253,7 @@ class Scripted:
                 raise EstimateCancelledError("told to stop")
         gpus = tuple(
             GpuEstimate(
-                gpu=name, usable_bytes=1, feasible=Verdict.FITS, largest_micro_batch=1, surely_fits=1, may_fit=1
+                gpu=name, usable_bytes=1, feasible=Verdict.FITS, largest_micro_batch_size=1, surely_fits=1, may_fit=1
             )
             for name in request.gpus
         )

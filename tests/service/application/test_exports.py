@@ -107,7 +107,7 @@ def test_what_would_change_the_batch_is_refused(shared_service: Running, odd: Re
     path = f"/v1/recommendations/{odd.id}/exports/hugging-face"
     assert "allow_inexact" in problem_in(shared_service.http.get(path), 409, "export-inexact").detail
     allowed = shared_service.http.get(path, params={"allow_inexact": "true"}).json()
-    assert allowed["effective_batch_size"] == {"requested": 101, "achieved": 100, "exact": False}
+    assert (allowed["plan"]["effective_batch_size"], allowed["plan"]["exact"]) == (100, False)
 
 
 def test_what_does_not_fit_cannot_be_exported(start_service: Callable[..., Running]) -> None:
@@ -131,7 +131,7 @@ def test_the_sdk_exports(
         with pytest.raises(ConflictError):
             await calls.recommendations.export(odd.id, "hugging-face")
         near = await calls.recommendations.export(odd.id, "hugging-face", options=ExportOptions(allow_inexact=True))
-        assert near.effective_batch_size.achieved == 100
+        assert near.plan.effective_batch_size == 100
         with pytest.raises(NotFoundError):
             await calls.recommendations.export(stored.id, "no/such")
         (file,) = made.files

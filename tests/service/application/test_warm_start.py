@@ -34,7 +34,7 @@ from service.store.store import Store, open_store
 from service.worker.coordinator import Coordinator
 from service.worker.executors.inline import InlineExecutor
 from service.worker.settings import WorkerSettings
-from tests.support.factories import CPU, gpt_spec, mlp_spec, tuning_request
+from tests.support.factories import CPU, gpt_spec, mlp_spec, plan_of, tuning_request
 from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work
 from tuner.hardware.inventory import find_device
 from tuner.planning.session import ProbeRunner, Tuning
@@ -131,21 +131,21 @@ def test_an_upgrade_queues_a_tuning_that_refers_to_the_earlier_answer(store: Sto
     tuning, queued = submit(store)
     assert queued
     assert (tuning.state, tuning.recommendation) == (State.QUEUED, None)
-    assert tuning.earlier_recommendation_id == answered.id
+    assert tuning.warm_start_from == answered.id
     listed = TuningPage.model_validate_json(cases(context_of(store)).page(1))
-    assert listed.items[0].earlier_recommendation_id == answered.id
+    assert listed.items[0].warm_start_from == answered.id
 
 
 def test_a_fresh_tuning_refers_to_nothing(store: Store, answered: Recommendation) -> None:
     """Fresh means from nothing."""
     assert answered.feasible
-    assert submit(store, fresh=True)[0].earlier_recommendation_id is None
+    assert submit(store, fresh=True)[0].warm_start_from is None
 
 
 def test_another_question_refers_to_nothing(store: Store, answered: Recommendation) -> None:
     """Another batch is another question."""
     assert answered.feasible
-    assert submit(store, tuning_request(effective_batch_size=101))[0].earlier_recommendation_id is None
+    assert submit(store, tuning_request(effective_batch_size=101))[0].warm_start_from is None
 
 
 def test_an_infeasible_answer_is_not_referred_to(store: Store) -> None:
@@ -154,16 +154,16 @@ def test_an_infeasible_answer_is_not_referred_to(store: Store) -> None:
     submit(store)
     assert not work_off(store, served, ScriptedRunner(0)).feasible
     serving(store, UPGRADED)
-    assert submit(store)[0].earlier_recommendation_id is None
+    assert submit(store)[0].warm_start_from is None
 
 
 def test_chains_are_cut(store: Store, answered: Recommendation) -> None:
     """A third tuning refers to the answer with the full proof, not to the one that was only confirmed."""
     submit(store)
     confirmed = work_off(store, serving(store, UPGRADED))
-    assert confirmed.evidence.proof.stopped_by == "earlier-answer"
+    assert confirmed.evidence.proof.stopped_by == "warm-start"
     serving(store, {"torch": "2.10"})
-    assert submit(store)[0].earlier_recommendation_id == answered.id
+    assert submit(store)[0].warm_start_from == answered.id
 
 
 def test_an_answer_that_a_probe_may_confirm_comes_before_a_newer_one(store: Store, answered: Recommendation) -> None:
@@ -172,7 +172,7 @@ def test_an_answer_that_a_probe_may_confirm_comes_before_a_newer_one(store: Stor
     submit(store, tuning_request(memory_limit_bytes=2 * GIB))
     work_off(store, served)
     serving(store, UPGRADED)
-    assert submit(store)[0].earlier_recommendation_id == answered.id
+    assert submit(store)[0].warm_start_from == answered.id
 
 
 # --- what is served without a probe ---
@@ -217,11 +217,11 @@ def test_an_answer_is_served_for_its_own_fingerprint_only(store: Store, seed: in
             assert tuning.recommendation is not None
             assert tuning.recommendation.fingerprint == asked.fingerprint
             continue
-        assert (tuning.earlier_recommendation_id is not None) == (asked.question in proven)
-        if tuning.earlier_recommendation_id is not None:
-            earlier = store.recommendations.get(tuning.earlier_recommendation_id)
+        assert (tuning.warm_start_from is not None) == (asked.question in proven)
+        if tuning.warm_start_from is not None:
+            earlier = store.recommendations.get(tuning.warm_start_from)
             assert earlier.fingerprint != asked.fingerprint
-            assert earlier.evidence.proof.stopped_by != "earlier-answer"
+            assert earlier.evidence.proof.stopped_by != "warm-start"
         found = work_off(store, served)
         assert found.fingerprint == asked.fingerprint
         assert found.evidence.probes
@@ -279,9 +279,9 @@ def test_one_probe_confirms_the_answer(
     start(runner)
     found = answer_to(store, tuning.id)
     assert (runner.checked, runner.sizes) == (1, [37])
-    assert found.micro_batch_sizes == answered.micro_batch_sizes
-    assert found.evidence.earlier is not None
-    assert found.evidence.earlier.recommendation_id == answered.id
+    assert plan_of(found).micro_batch_sizes == plan_of(answered).micro_batch_sizes
+    assert found.evidence.warm_start is not None
+    assert found.evidence.warm_start.recommendation_id == answered.id
     assert found.fingerprint == tuning.fingerprint != answered.fingerprint
     assert submit(store)[0].recommendation == found  # its own fingerprint is answered now
 
@@ -294,8 +294,8 @@ def test_a_peak_that_moved_is_searched(
     runner = MovedRunner(40)
     start(runner)
     found = answer_to(store, tuning.id)
-    assert runner.sizes[0] == answered.micro_batch_size
-    assert (found.micro_batch_size, found.evidence.proof.stopped_by) == (40, "oom")
+    assert runner.sizes[0] == answered.largest_micro_batch_size
+    assert (found.largest_micro_batch_size, found.evidence.proof.stopped_by) == (40, "oom")
 
 
 @pytest.mark.parametrize("kept", [1, 2])
@@ -313,7 +313,7 @@ def test_after_a_crash_the_tuning_goes_on_as_if_nothing_had_happened(
     assert claim is not None
     for ordinal, result in enumerate(expected.evidence.probes[:kept], start=1):
         store.evidence.record_probe(claim.lease, ordinal, result)
-    store.leases.release_slot(SERVED.place, "host:")
+    store.leases.release_slot(SERVED.slot, "host:")
     runner = MovedRunner(40)
     start(runner)
     found = answer_to(store, tuning.id)
@@ -336,10 +336,10 @@ def test_an_answer_below_a_time_out_succeeds_and_is_not_served_again(store: Stor
     submit(store)
     found = work_off(store, served, SlowRunner(37))
     assert (found.feasible, found.evidence.proof.stopped_by) == (True, "timeout")
-    assert 0 < (found.micro_batch_size or 0) <= 37
+    assert 0 < (found.largest_micro_batch_size or 0) <= 37
     assert "larger-sizes-not-known" in {advice.code for advice in found.warnings}
     again, queued = submit(store, REQUEST.model_copy(update={"probe_timeout_seconds": 3000.0}))
-    assert (queued, again.recommendation, again.earlier_recommendation_id) == (True, None, found.id)
+    assert (queued, again.recommendation, again.warm_start_from) == (True, None, found.id)
 
 
 def test_after_a_crash_behind_the_confirming_probe_nothing_is_run(
@@ -351,10 +351,10 @@ def test_after_a_crash_behind_the_confirming_probe_nothing_is_run(
     assert claim is not None
     fit = [it for it in answered.evidence.probes if it.outcome is Outcome.FIT and it.micro_batch_size == 37]
     store.evidence.record_probe(claim.lease, 1, fit[-1])
-    store.leases.release_slot(SERVED.place, "host:")
+    store.leases.release_slot(SERVED.slot, "host:")
     runner = ScriptedRunner(37)
     start(runner)
-    assert answer_to(store, tuning.id).evidence.proof.stopped_by == "earlier-answer"
+    assert answer_to(store, tuning.id).evidence.proof.stopped_by == "warm-start"
     assert runner.sizes == []
 
 
@@ -369,12 +369,16 @@ def test_a_reference_that_leads_nowhere_is_no_failure(
         IdentifierSource().new("tun"),
         fingerprint=asked.fingerprint,
         payload=request.model_dump_json(),
-        earlier_recommendation_id=reference if reference == "rec_none" else answered.id,
+        warm_start_from=reference if reference == "rec_none" else answered.id,
     )
     store.submissions.add(work)
     start(ScriptedRunner(37))
     found = answer_to(store, work.id)
-    assert (found.micro_batch_size, found.evidence.proof.stopped_by, found.evidence.earlier) == (37, "oom", None)
+    assert (found.largest_micro_batch_size, found.evidence.proof.stopped_by, found.evidence.warm_start) == (
+        37,
+        "oom",
+        None,
+    )
 
 
 # --- the store's contract ---
@@ -396,10 +400,10 @@ def test_the_store_finds_answers_by_their_question(store: Store, new_id: NewId) 
 
 def test_the_store_keeps_what_leads_a_tuning(store: Store, new_id: NewId) -> None:
     """The reference is read back, in the item and in the list; without one there is none."""
-    led = store.submissions.add(new_work(new_id("tun"), earlier_recommendation_id="rec_1"))
+    led = store.submissions.add(new_work(new_id("tun"), warm_start_from="rec_1"))
     plain = store.submissions.add(new_work(new_id("tun")))
-    assert led.earlier_recommendation_id == "rec_1"
-    listed = {row.id: row.earlier_recommendation_id for row in store.work.newest(WorkKind.TUNING, 2)}
+    assert led.warm_start_from == "rec_1"
+    listed = {row.id: row.warm_start_from for row in store.work.newest(WorkKind.TUNING, 2)}
     assert listed == {led.id: "rec_1", plain.id: None}
 
 
@@ -414,14 +418,14 @@ def test_a_database_from_before_goes_on(database_url: str, new_id: NewId) -> Non
     with writing(engine) as connection:
         command.downgrade(configuration(connection), "0002_keys")
         columns = connection.execute(text("SELECT * FROM work_items")).keys()
-        assert not {"question", "earlier_recommendation_id"} & set(columns)
+        assert not {"question", "warm_start_from"} & set(columns)
     engine.dispose()
     again = open_store(database_url)
-    assert again.work.newest(WorkKind.TUNING, 1)[0].earlier_recommendation_id is None
+    assert again.work.newest(WorkKind.TUNING, 1)[0].warm_start_from is None
     assert submit(again)[0].recommendation == found
     serving(again, UPGRADED)
     tuning, queued = submit(again)
-    assert (queued, tuning.earlier_recommendation_id) == (True, None)
+    assert (queued, tuning.warm_start_from) == (True, None)
     again.submissions.add(replace(new_work(new_id("tun")), question="0" * 64))
     again.close()
 
@@ -432,13 +436,13 @@ def test_a_database_from_before_goes_on(database_url: str, new_id: NewId) -> Non
 def test_the_api_shows_what_leads_a_tuning(client: Client) -> None:
     """Null for the first; the first's answer for the same question under another limit, found anew and exactly."""
     first = client.tunings.wait(client.tunings.submit(REQUEST).id)
-    assert first.earlier_recommendation_id is None
+    assert first.warm_start_from is None
     lower = client.tunings.submit(tuning_request(memory_limit_bytes=2 * GIB))
-    assert lower.earlier_recommendation_id == first.recommendation_id
+    assert lower.warm_start_from == first.recommendation_id
     answer = client.tunings.wait(lower.id).recommendation
     assert answer is not None
-    assert (answer.micro_batch_size, answer.evidence.proof.stopped_by) == (37, "oom")
-    assert answer.evidence.earlier is not None
+    assert (answer.largest_micro_batch_size, answer.evidence.proof.stopped_by) == (37, "oom")
+    assert answer.evidence.warm_start is not None
     assert answer.evidence.expected is not None
 
 
@@ -465,8 +469,8 @@ def test_a_real_answer_is_confirmed_by_one_real_probe(store: Store) -> None:
         tuning, queued = submit(store, request)
         second = work_off(store, upgraded, runner)
     assert first.evidence.proof.stopped_by == "oom"
-    assert (queued, tuning.earlier_recommendation_id) == (True, first.id)
-    assert [it.micro_batch_size for it in second.evidence.probes] == [first.micro_batch_size]
-    assert second.evidence.proof.stopped_by == "earlier-answer"
-    assert second.micro_batch_sizes == first.micro_batch_sizes
+    assert (queued, tuning.warm_start_from) == (True, first.id)
+    assert [it.micro_batch_size for it in second.evidence.probes] == [first.largest_micro_batch_size]
+    assert second.evidence.proof.stopped_by == "warm-start"
+    assert plan_of(second).micro_batch_sizes == plan_of(first).micro_batch_sizes
     assert submit(store, request)[0].recommendation == second

@@ -59,7 +59,7 @@ def test_tuning_is_one_call(against: Against, shared_service: Running) -> None:
 
     async def tune_twice(calls: AsyncCalls) -> None:
         first = await calls.tunings.tune(request, timeout_seconds=PATIENCE_SECONDS)
-        assert (first.feasible, first.micro_batch_size) == (True, 37)
+        assert (first.feasible, first.largest_micro_batch_size) == (True, 37)
         assert await calls.tunings.tune(request) == first
         assert await calls.recommendations.get(first.id) == first
         assert first.id in [row.id async for row in calls.recommendations.list(fingerprint=first.fingerprint)]
@@ -116,7 +116,7 @@ def test_work_that_waits_can_be_found_cancelled_and_deleted(against: Against, st
         (entry,) = await calls.queue.list(limit=5)
         assert (entry.id, entry.kind, entry.priority, entry.position) == (waiting.id, WorkKind.TUNING, -3, 1)
         (device,) = await calls.devices.list()
-        assert device.held_by == running.id
+        assert device.running_id == running.id
         with pytest.raises(ConflictError, match="not-ended"):
             await calls.tunings.delete(running.id)
         for tuning in (waiting, running):

@@ -226,9 +226,9 @@ def test_what_waits_shows_its_place_in_the_queue(start_service: StartService, vi
     assert started.wait(240)
     last = queued(service, kind, 6)
     page = visit(service).open(f"/{kind}/{last}")
-    expect(page.locator("#progress")).to_contain_text("Place 2 in the queue of its device")
+    expect(page.locator("#progress")).to_contain_text("Position 2 in the queue of its device")
     service.http.post(f"{ahead[1]}/cancel")
-    expect(page.locator("#progress")).to_contain_text("Place 1 in the queue of its device")
+    expect(page.locator("#progress")).to_contain_text("Position 1 in the queue of its device")
     service.http.post(f"/v1/{kind}/{last}/cancel")
     expect(state(page)).to_have_text("⊘Cancelled")
     expect(page.locator("#progress")).not_to_contain_text("queue")
@@ -323,6 +323,7 @@ def test_recommendations_are_compared(service: Running, visit: Open) -> None:
     """Two are ticked in the list; what differs is marked."""
     one, other = tune(service, effective_batch_size=100), tune(service, effective_batch_size=37)
     page = visit(service).open("/recommendations")
+    expect(page.locator(".list-foot")).to_have_text(re.compile(r"^\d+ recommendations"))
     for found in (one, other):
         page.get_by_label(f"Compare {found['recommendation_id']}").check()
     page.get_by_role("link", name="Compare 2 recommendations").click()

@@ -120,10 +120,10 @@ def test_api_and_worker_are_processes_of_their_own(api: Api, start_worker: Start
     worker = start_worker("far", 0.0)
     assert worker.said == "far/cpu"
     wait_until(lambda: api.http.get("/readyz").status_code == 200)  # an answer is shared for a second
-    assert [device["place"] for device in api.get("/v1/devices")["items"]] == ["far/cpu"]
+    assert [device["slot"] for device in api.get("/v1/devices")["items"]] == ["far/cpu"]
     ended = api.ended(api.submit("/v1/tunings", tuning()))
-    assert (ended["state"], ended["place"]) == ("SUCCEEDED", "far/cpu")
-    assert ended["recommendation"]["micro_batch_size"] == 37
+    assert (ended["state"], ended["slot"]) == ("SUCCEEDED", "far/cpu")
+    assert ended["recommendation"]["largest_micro_batch_size"] == 37
     assert worker.end(signal.SIGTERM) == 0
     wait_until(lambda: api.http.get("/readyz").status_code == 503)
     assert api.http.post("/v1/tunings", json=tuning() | {"fresh": True}).status_code == 422
@@ -140,7 +140,7 @@ def test_a_dead_workers_tuning_is_taken_over(api: Api, start_worker: StartWorker
     workers[first].end(signal.SIGKILL)
     wait_until(lambda: bool(noted(journals / second)))
     ended = api.ended(path)
-    assert (ended["state"], ended["place"], ended["attempts"]) == ("SUCCEEDED", f"{second}/cpu", 2)
+    assert (ended["state"], ended["slot"], ended["attempts"]) == ("SUCCEEDED", f"{second}/cpu", 2)
     assert api.sizes(path) == expected
     assert [int(it) for it in noted(journals / first) + noted(journals / second)] == expected[:3] + expected[2:]
 
@@ -155,7 +155,7 @@ def test_a_worker_that_wakes_late_is_refused(api: Api, start_worker: StartWorker
     ended = api.ended(path)
     first.send(signal.SIGCONT)
     wait_until(lambda: noted(journals / "one")[-1] == "stopped")
-    assert (ended["state"], ended["place"]) == ("SUCCEEDED", "two/cpu")
+    assert (ended["state"], ended["slot"]) == ("SUCCEEDED", "two/cpu")
     assert api.sizes(path) == undisturbed()
     api.when("/v1/devices", lambda found: all(device["alive"] for device in found["items"]))
 
@@ -212,7 +212,7 @@ def test_a_terminated_worker_hands_back_at_once(api: Api, start_worker: StartWor
     assert first.end(signal.SIGTERM) == 0  # within the patience, a fifth of its probe's ten minutes
     assert api.get(path)["state"] == "QUEUED"
     start_worker("two", seconds=0.0)
-    assert api.ended(path)["place"] == "two/cpu"
+    assert api.ended(path)["slot"] == "two/cpu"
     assert not [line for line in first.lines if "Traceback" in line]
 
 
@@ -244,7 +244,7 @@ def test_a_killed_workers_job_ends_with_the_same_weights(api: Api, start_worker:
     wait_until(lambda: are_gone(processes))
     start_worker("two", runs_dir=runs)
     ended = api.ended(path)
-    assert (ended["state"], ended["attempts"], ended["place"]) == ("SUCCEEDED", 2, "two/cpu")
+    assert (ended["state"], ended["attempts"], ended["slot"]) == ("SUCCEEDED", 2, "two/cpu")
     assert ended["result"]["resumed_from"] >= 10
     assert ended["result"]["weights_sha256"] == whole["result"]["weights_sha256"]
 

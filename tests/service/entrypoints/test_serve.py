@@ -144,7 +144,7 @@ def test_a_group_that_is_terminated_gets_one_signal(start_apart: StartServed, jo
     served = start_apart()
     with Client(served.url) as client:
         client.jobs.submit(recommendation(), TrainingRequest(updates=10))
-        wait_until(lambda: client.devices.list()[0].held_by is not None)
+        wait_until(lambda: client.devices.list()[0].running_id is not None)
     (worker,) = children_of(served.process.pid)
     for process in (served.process.pid, worker):
         os.kill(process, signal.SIGTERM)
@@ -208,7 +208,7 @@ def test_a_second_signal_ends_a_service_faster(start_served: StartServed, journa
     served = start_served()
     with Client(served.url) as client:
         client.jobs.submit(recommendation(), TrainingRequest(updates=10))
-        wait_until(lambda: client.devices.list()[0].held_by is not None)
+        wait_until(lambda: client.devices.list()[0].running_id is not None)
     served.process.send_signal(signal.SIGTERM)
     wait_until(lambda: sizes_in(journal) == [0])
     assert served.end(signal.SIGTERM) == 0  # within the patience, a fifth of the job's ten minutes

@@ -5,55 +5,55 @@ from __future__ import annotations
 from typing import Any
 
 from service.domain.states import State, WorkKind
-from service.domain.work import QueuePlace
+from service.domain.work import QueuePosition
 from service.domain.workers import Queue, QueueEntry
 from service.fast_path.queue_positions import QueuePositions
 
 
 def test_a_long_queue_is_not_read_for_each_new_entry() -> None:
-    """A read that takes 0.1 s is not repeated for 0.4 s: until then what was queued since has no place yet."""
+    """A read that takes 0.1 s is not repeated for 0.4 s: until then what was queued since has no position yet."""
     reads: list[float] = []
     now = [0.0]
 
     def read(_: int) -> Queue:
         reads.append(now[0])
         now[0] += 0.1
-        return Queue(items=tuple(entry(name, place) for place, name in enumerate("ab"[: len(reads)], start=1)))
+        return Queue(items=tuple(entry(name, position) for position, name in enumerate("ab"[: len(reads)], start=1)))
 
-    places = QueuePositions(read, lambda: now[0])
-    assert places.of("a", State.QUEUED) is not None
+    positions = QueuePositions(read, lambda: now[0])
+    assert positions.of("a", State.QUEUED) is not None
     now[0] += 0.3
-    assert places.of("b", State.QUEUED) is None
+    assert positions.of("b", State.QUEUED) is None
     assert len(reads) == 1
     now[0] += 0.2
-    assert places.of("b", State.QUEUED) is not None
+    assert positions.of("b", State.QUEUED) is not None
     assert len(reads) == 2
 
 
 def test_the_queue_is_read_once_for_many_who_poll() -> None:
-    """Work queued since the last read is looked up at once; work too far behind has no place."""
+    """Work queued since the last read is looked up at once; work too far behind has no position."""
     reads: list[int] = []
     now = [0.0]
 
     def read(limit: int) -> Queue:
         reads.append(limit)
         names = ["a", "b", "c"][: len(reads) + 1]
-        return Queue(items=tuple(entry(name, place) for place, name in enumerate(names, start=1)))
+        return Queue(items=tuple(entry(name, position) for position, name in enumerate(names, start=1)))
 
-    places = QueuePositions(read, lambda: now[0])
-    assert [places.of("a", State.QUEUED), places.of("b", State.QUEUED)] == [
-        QueuePlace(position=1, expected_wait_seconds=3.0),
-        QueuePlace(position=2, expected_wait_seconds=3.0),
+    positions = QueuePositions(read, lambda: now[0])
+    assert [positions.of("a", State.QUEUED), positions.of("b", State.QUEUED)] == [
+        QueuePosition(position=1, expected_wait_seconds=3.0),
+        QueuePosition(position=2, expected_wait_seconds=3.0),
     ]
     assert len(reads) == 1
-    third = places.of("c", State.QUEUED)
+    third = positions.of("c", State.QUEUED)
     assert third is not None
     assert third.position == 3
     assert len(reads) == 2
     now[0] += 2.0
-    assert places.of("a", State.QUEUED) is not None
+    assert positions.of("a", State.QUEUED) is not None
     assert len(reads) == 3
-    assert places.of("a", State.RUNNING) is None
+    assert positions.of("a", State.RUNNING) is None
     assert len(reads) == 3
 
 

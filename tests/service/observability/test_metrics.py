@@ -109,8 +109,8 @@ def test_a_tuning_is_counted(start_service: StartService) -> None:
     assert value(samples, "batchwright_tuning_seconds_count", state="SUCCEEDED") == 1
     assert value(samples, "batchwright_device_busy_seconds_total", device="cpu") > 0
     assert samples["batchwright_device_busy", frozenset({("device", "cpu")})] == 0
-    assert value(samples, "batchwright_stored_answers_total", result="miss") == 1
-    assert value(samples, "batchwright_stored_answers_total", result="hit") == 1
+    assert value(samples, "batchwright_recommendation_hits_total", result="miss") == 1
+    assert value(samples, "batchwright_recommendation_hits_total", result="hit") == 1
 
 
 def test_requests_are_timed_by_route(start_service: StartService) -> None:
@@ -156,7 +156,7 @@ def test_metrics_go_on_without_the_database() -> None:
     metrics.watch_queue(away)
     metrics.answered(hit=True)
     samples = samples_of(metrics.exposition().decode())
-    assert value(samples, "batchwright_stored_answers_total", result="hit") == 1
+    assert value(samples, "batchwright_recommendation_hits_total", result="hit") == 1
     assert not [name for name, _ in samples if "queue" in name]
 
 
@@ -188,7 +188,7 @@ def test_estimates_are_counted_by_how_they_end() -> None:
     with pytest.raises(EstimatesBusyError):
         Estimates(fail, Policy([], []), {}, EstimateLimits(slots=0, queue=0), metrics).estimate(asked)
     samples = samples_of(metrics.exposition().decode())
-    for result in ("made", "remembered", "failed", "refused"):
+    for result in ("made", "cached", "failed", "refused"):
         assert value(samples, "batchwright_estimates_total", result=result) == 1, result
 
 
@@ -253,7 +253,7 @@ def test_ready_with_one_live_worker_of_several(store: Store) -> None:
     with pytest.raises(NotReadyError, match="no worker was heard of within 15 s"):
         look(store).check()
     store.devices.announce(SERVED)
-    store.devices.announce(SERVED.model_copy(update={"place": "gone/cpu", "owner": "gone"}))
+    store.devices.announce(SERVED.model_copy(update={"slot": "gone/cpu", "owner": "gone"}))
     assert look(store).check().checks["workers"] == "2 of 2 heard of"
     with pytest.raises(NotReadyError, match="not heard of: gone/cpu, host/cpu"):
         Readiness(store.queue, store.devices, -1.0, 60.0).check()

@@ -88,7 +88,7 @@ def test_a_claim_runs_and_counts_the_attempt(store: Store, new_id: NewId) -> Non
     work = store.submissions.add(new_work(new_id("tun")))
     claim = claimed(store)
     assert claim.lease == Lease(work.id, SERVED.owner, 1)
-    assert (claim.item.state, claim.item.place, claim.item.attempts) == (State.RUNNING, SERVED.place, 1)
+    assert (claim.item.state, claim.item.slot, claim.item.attempts) == (State.RUNNING, SERVED.slot, 1)
     assert claim.item.started_at is not None
     assert claim.lost_leases == 0
 
@@ -99,7 +99,7 @@ def test_a_place_runs_one_thing(store: Store, new_id: NewId) -> None:
         store.submissions.add(new_work(new_id("tun")))
     claimed(store)
     assert store.leases.claim(SERVED, LEASE_SECONDS) is None
-    assert claimed(store, elsewhere("other")).item.place == "other/cpu"
+    assert claimed(store, elsewhere("other")).item.slot == "other/cpu"
 
 
 def test_only_work_for_the_device_is_claimed(store: Store, new_id: NewId) -> None:
@@ -184,7 +184,7 @@ def test_probes_are_kept_in_order_and_counted(store: Store, new_id: NewId) -> No
         store.evidence.record_probe(claim.lease, ordinal, result)
     assert [probe.result for probe in store.evidence.probes(work_id)] == results
     assert store.work.get(work_id).probes == 2
-    store.leases.release_slot(SERVED.place, "host:")
+    store.leases.release_slot(SERVED.slot, "host:")
     assert claimed(store).lost_leases == 1
 
 
@@ -349,9 +349,9 @@ def test_a_place_is_released_for_the_owners_that_are_dead(store: Store, new_id: 
     """Leases of a place expire when its owners are known dead; those of owners with another name do not."""
     work_id = store.submissions.add(new_work(new_id("tun"))).id
     claimed(store)
-    store.leases.release_slot(SERVED.place, "host:another")
+    store.leases.release_slot(SERVED.slot, "host:another")
     assert store.leases.claim(SERVED, LEASE_SECONDS) is None
-    store.leases.release_slot(SERVED.place, "host:scope:")
+    store.leases.release_slot(SERVED.slot, "host:scope:")
     assert claimed(store).item.id == work_id
 
 
@@ -363,7 +363,7 @@ def test_devices_say_who_holds_them_and_what_waits(store: Store, new_id: NewId) 
     store.submissions.add(new_work(new_id("tun")))
     claimed(store)
     (seen,) = store.devices.list()
-    assert (seen.served, seen.held_by, seen.queued) == (SERVED, work_id, 1)
+    assert (seen.served, seen.running_id, seen.queued) == (SERVED, work_id, 1)
     assert seen.age_seconds < 60
     store.devices.withdraw(SERVED.model_copy(update={"owner": "another"}))
     assert len(store.devices.list()) == 1

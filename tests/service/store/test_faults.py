@@ -108,7 +108,7 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "recommendations.newest": lambda store, _: store.recommendations.newest(RecommendationFilter(), 5),
     "statistics.totals": lambda store, _: store.statistics.totals(3600.0),
     "statistics.count_hits": lambda store, _: store.statistics.count_hits(1, 2),
-    "leases.claim": lambda store, _: store.leases.claim(SERVED.model_copy(update={"place": "other"}), LEASE_SECONDS),
+    "leases.claim": lambda store, _: store.leases.claim(SERVED.model_copy(update={"slot": "other"}), LEASE_SECONDS),
     "leases.renew": lambda store, lease: store.leases.renew(lease, LEASE_SECONDS),
     "evidence.record_probe": lambda store, lease: store.evidence.record_probe(lease, 1, probe_result(4)),
     "evidence.record_progress": lambda store, lease: store.evidence.record_progress(lease, [progress(1)]),
@@ -250,12 +250,12 @@ def test_a_failed_check_proves_nothing(tmp_path: Path) -> None:
 
 def test_a_worker_not_heard_of_for_a_day_is_forgotten(store: Store) -> None:
     """A host that is gone for good leaves the list when another worker announces itself."""
-    gone = SERVED.model_copy(update={"place": "gone/cpu"})
+    gone = SERVED.model_copy(update={"slot": "gone/cpu"})
     store.devices.announce(gone)
     with writing(store.engine) as connection:
         connection.execute(text("UPDATE workers SET heartbeat_at = heartbeat_at - 86401000"))
     store.devices.announce(SERVED)
-    assert [seen.served.place for seen in store.devices.list()] == [SERVED.place]
+    assert [seen.served.slot for seen in store.devices.list()] == [SERVED.slot]
 
 
 def test_only_a_whole_claim_is_made(store: Store, new_id: NewId) -> None:

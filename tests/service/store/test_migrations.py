@@ -15,17 +15,26 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
 from service.domain.states import State, WorkKind
+from service.domain.work import JobRequest
 from service.errors import ConfigurationError
 from service.store.database.engine import reading, writing
 from service.store.database.migrate import configuration, upgrade
+from service.store.database.migrations.versions.v0008_plain_names import (
+    recommendation_with_plan,
+    recommendation_without_plan,
+)
 from service.store.database.schema import metadata
 from service.store.models import Ending, Quota, RecommendationFilter
 from service.store.store import open_store
-from tests.support.factories import probe_result, recommendation
+from tests.support.factories import plan_of, probe_result
+from tests.support.paths import ROOT
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import claimed, engine_at
+from tuner.schemas.recommendation import Recommendation
 
 KEY = "a" * 16
+OLD = json.loads((ROOT / "tests" / "support" / "service" / "recommendation_0007.json").read_text())
+"""A recommendation as services up to revision 0007 stored it, with a uniform plan, what-ifs and a warm start."""
 
 _WORK: dict[str, Any] = {
     "kind": "tuning",
@@ -45,6 +54,7 @@ REVISIONS: dict[str, dict[str, Any]] = {
     "0004_scheduling": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
     "0005_sessions": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
     "0006_summary": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
+    "0007_searching": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
 }
 """Every released revision, and what its tunings hold beyond the first one's."""
 
@@ -57,28 +67,33 @@ def insert_into(connection: Connection, table: str, **values: Any) -> None:
 
 
 def write_as_of(engine: Engine, revision: str) -> None:
-    """A database as a service of that revision left it: a tuning with its answer, one that ran, one that waited."""
+    """Fill a database as a service of that revision left it: tunings that ended, ran and waited, and a job."""
     upgrade(engine, revision)
-    answer = recommendation(id="rec_1")
     more = REVISIONS[revision]
     with writing(engine) as connection:
-        done = {"state": "SUCCEEDED", "ended_at": 3, "recommendation_id": answer.id, "probe_count": 1, "token": 1}
-        held = {"state": "RUNNING", "owner": "gone", "place": SERVED.place, "token": 1, "lease_expires_at": 4}
+        done = {"state": "SUCCEEDED", "ended_at": 3, "recommendation_id": "rec_1", "probe_count": 1, "token": 1}
+        held = {"state": "RUNNING", "owner": "gone", "place": SERVED.slot, "token": 1, "lease_expires_at": 4}
         for work_id, state in {"tun_1": done, "tun_2": held, "tun_3": {"state": "QUEUED", "priority": 2}}.items():
             insert_into(connection, "work_items", id=work_id, **_WORK, **more, **state)
             insert_into(connection, "events", work_id=work_id, id=1, at=1, kind="state", document='"QUEUED"')
+        job = {"kind": "job", "payload": json.dumps({"recommendation": OLD, "training": {"updates": 7}})}
+        insert_into(connection, "work_items", **{"id": "job_1", **_WORK, **more, **done, **job})
         document = probe_result(4).model_dump_json()
         insert_into(connection, "probes", work_id="tun_1", ordinal=1, recorded_at=2, document=document)
-        given = {"id": answer.id, "tuning_id": "tun_1", "created_at": 3, "fingerprint": answer.fingerprint}
+        given = {"id": "rec_1", "tuning_id": "tun_1", "created_at": 3, "fingerprint": OLD["fingerprint"]}
         named = {"model": "mlp", "device": "cpu", "device_name": "test processor", "feasible": True}
-        sizes = {"world_size": 1, "effective_batch_size": 100, "document": answer.model_dump_json()}
-        insert_into(connection, "recommendations", **given, **named, **sizes)
-        insert_into(connection, "workers", place="p", owner="o", heartbeat_at=1, document=SERVED.model_dump_json())
+        sizes = {"micro_batch_size": 37, "gradient_accumulation_steps": 2, "world_size": 2, "effective_batch_size": 101}
+        insert_into(connection, "recommendations", **given, **named, **sizes, document=json.dumps(OLD))
+        served = json.dumps({"place": "p", **SERVED.model_dump(mode="json", exclude={"slot"})})
+        insert_into(connection, "workers", place="p", owner="o", heartbeat_at=1, document=served)
         if revision != "0001":
             key = {"id": KEY, "prefix": "bw", "digest": "d", "name": "ci", "scopes": "admin", "created_at": 1}
             insert_into(connection, "api_keys", **key)
         if revision >= "0004":
             insert_into(connection, "submitters", id=KEY, turn=0)
+            body = json.dumps({"id": "tun_1", "place": "p", "earlier_recommendation_id": None, "recommendation": OLD})
+            kept = {"owner": KEY, "created_at": 1, "digest": "d", "work_id": "tun_1", "status": 200, "body": body}
+            insert_into(connection, "idempotency_keys", key="k", **kept)
 
 
 def test_no_released_revision_is_left_out(tmp_path: Path) -> None:
@@ -97,14 +112,12 @@ def test_what_a_revision_left_is_kept_and_goes_on(database_url: str, revision: s
     items = {row.id: row for row in store.work.newest(WorkKind.TUNING, 10)}
     assert [it.state for it in items.values()] == [State.QUEUED, State.RUNNING, State.SUCCEEDED]
     assert {it.key_id for it in items.values()} == {REVISIONS[revision].get("key_id")}
-    assert {it.earlier_recommendation_id for it in items.values()} == {
-        REVISIONS[revision].get("earlier_recommendation_id")
-    }
+    assert {it.warm_start_from for it in items.values()} == {REVISIONS[revision].get("earlier_recommendation_id")}
     assert (items["tun_3"].priority, items["tun_1"].probes, items["tun_1"].fingerprint) == (2, 1, "f" * 64)
     assert store.work.get("tun_1").payload == new_work("").payload
     assert [it.result for it in store.evidence.probes("tun_1")] == [probe_result(4)]
-    assert store.recommendations.get("rec_1") == recommendation(id="rec_1")
-    assert store.recommendations.tuning_with(recommendation().fingerprint) == "tun_1"
+    assert store.recommendations.get("rec_1") == Recommendation.model_validate(recommendation_with_plan(OLD))
+    assert store.recommendations.tuning_with(OLD["fingerprint"]) == "tun_1"
     assert [it.id for it in store.recommendations.newest(RecommendationFilter(model="mlp"), 5)] == ["rec_1"]
     assert [key.name for key in store.keys.list()] == ([] if revision == "0001" else ["ci"])
     assert [it.id for it in store.queue.waiting(5)] == ["tun_3"]
@@ -157,8 +170,57 @@ def test_old_recommendations_are_found_by_what_their_documents_say(
     store.close()
 
 
+@pytest.mark.parametrize("revision", [it for it in REVISIONS if it >= "0004"])
+def test_every_stored_recommendation_takes_the_names_of_today(
+    database_url: str, revision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan comes first, in the table, in lists, in jobs and in the first responses of idempotency keys."""
+    monkeypatch.setattr("service.store.database.migrations.versions.v0008_plain_names._AT_ONCE", 1)
+    with engine_at(database_url) as engine:
+        write_as_of(engine, revision)
+    store = open_store(database_url)
+    found = store.recommendations.get("rec_1")
+    assert plan_of(found).micro_batch_sizes == ((26, 25), (25, 25))
+    (listed,) = store.recommendations.newest(RecommendationFilter(), 5)
+    assert listed.plan == plan_of(found).summary()
+    assert (listed.plan.micro_batch_size, listed.plan.effective_batch_size, listed.plan.world_size) == (26, 101, 2)
+    assert (listed.largest_micro_batch_size, found.largest_micro_batch_size) == (37, 37)
+    assert JobRequest.model_validate_json(store.work.get("job_1").payload).recommendation == found
+    (first,) = _stored(database_url, "SELECT body FROM idempotency_keys")
+    assert Recommendation.model_validate(first["recommendation"]) == found
+    assert {name: value for name, value in first.items() if name != "recommendation"} == {
+        "id": "tun_1",
+        "slot": "p",
+        "warm_start_from": None,
+    }
+    assert "p" in {seen["slot"] for seen in _stored(database_url, "SELECT document FROM workers")}
+    store.close()
+
+
+def test_a_recommendation_of_before_says_the_same_in_the_names_of_today() -> None:
+    """Its uniform plan, its what-ifs, and what it rests on; and it can be written in the names of before."""
+    found = Recommendation.model_validate(recommendation_with_plan(OLD))
+    assert found.uniform is not None
+    assert (found.uniform.effective_batch_size, found.uniform.requested_effective_batch_size) == (100, 101)
+    assert not found.uniform.exact
+    fits, nothing = found.what_ifs
+    assert fits.plan is not None
+    assert (fits.largest_micro_batch_size, fits.plan.micro_batch_size, fits.plan.world_size) == (40, 26, 2)
+    assert (nothing.largest_micro_batch_size, nothing.plan) == (0, None)
+    assert found.evidence.warm_start is not None
+    assert (found.evidence.proof.stopped_by, found.evidence.warm_start.recommendation_id) == ("warm-start", "rec_0")
+    assert [it.code for it in found.warnings] == ["rests-on-warm-start"]
+    assert recommendation_without_plan(found.model_dump(mode="json")) == OLD
+
+
+def _stored(database_url: str, statement: str) -> list[dict[str, Any]]:
+    """JSON as it is in the database."""
+    with engine_at(database_url) as engine, reading(engine) as connection:
+        return [json.loads(row[0]) for row in connection.execute(text(statement))]
+
+
 def test_the_first_revision_can_be_gone_back_to(database_url: str) -> None:
-    """Each revision undoes what it did; the work is kept on the way."""
+    """Each revision undoes what it did; the work and its recommendations are kept on the way."""
     with engine_at(database_url) as engine:
         write_as_of(engine, "0001")
         with reading(engine) as connection:
@@ -169,6 +231,7 @@ def test_the_first_revision_can_be_gone_back_to(database_url: str) -> None:
         with reading(engine) as connection:
             assert [column["name"] for column in inspect(connection).get_columns("work_items")] == before
             assert connection.execute(text("SELECT count(*) FROM probes")).scalar_one() == 1
+    assert _stored(database_url, "SELECT document FROM recommendations") == [OLD]
 
 
 def test_concurrent_upgrades_of_an_empty_database_both_succeed(database_url: str) -> None:

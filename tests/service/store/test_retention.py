@@ -117,7 +117,7 @@ def test_pruning_deletes_what_ended_that_long_ago(store: Store, database_url: st
 def test_answers_are_pruned_when_no_work_names_them(store: Store, database_url: str, new_id: NewId) -> None:
     """Not while a job was made from one, or a tuning is led by one; and only when asked to."""
     made = [answered(store, new_id) for _ in range(4)]
-    led = store.submissions.add(new_work(new_id("tun"), earlier_recommendation_id=made[1].id)).id
+    led = store.submissions.add(new_work(new_id("tun"), warm_start_from=made[1].id)).id
     job = store.submissions.add(new_work(new_id("job"), WorkKind.JOB, recommendation_id=made[2].id)).id
     for row in store.work.newest(WorkKind.TUNING, 10):
         if row.id != led:

@@ -97,7 +97,7 @@ def test_work_left_on_hardware_that_changed_blocks_no_place(
 ) -> None:
     """A host comes back with another card: what ran there waits for its own kind, or ends, and the place is free."""
     before, after = on_device("cuda:0", "old card"), on_device("cuda:0", "new card")
-    after = after.model_copy(update={"place": before.place})
+    after = after.model_copy(update={"slot": before.slot})
     left = store.submissions.add(new_work(new_id("tun"), device="cuda:0", hardware=before.hardware)).id
     claimed(store, before, lease_seconds=0.0)
     if cancelled:
@@ -108,11 +108,11 @@ def test_work_left_on_hardware_that_changed_blocks_no_place(
     else:
         assert store.leases.claim(after, LEASE_SECONDS) is None
     item = store.work.get(left)
-    assert (item.state, item.place) == (State.CANCELLED if cancelled else State.QUEUED, None)
+    assert (item.state, item.slot) == (State.CANCELLED if cancelled else State.QUEUED, None)
     assert (item.ended_at is not None) == cancelled
     assert store.evidence.events(left)[-1].state is item.state
     if not cancelled:
-        elsewhere_now = before.model_copy(update={"place": "another/cuda:0"})
+        elsewhere_now = before.model_copy(update={"slot": "another/cuda:0"})
         claim = claimed(store, elsewhere_now)
         assert (claim.item.id, claim.lost_leases) == (left, 1)
 

@@ -10,7 +10,7 @@ from service.domain.states import State, WorkKind
 from service.store import statistics
 from service.store.database.engine import reading, writing
 from service.store.database.migrate import upgrade
-from service.store.database.schema import now_ms, stored_answers
+from service.store.database.schema import now_ms, recommendation_hits
 from service.store.models import Ending, WorkTotal
 from service.store.store import Store, open_store
 from tests.support.service.scripted import SERVED, new_work
@@ -65,8 +65,8 @@ def test_device_seconds_are_by_place_and_of_what_runs_too(store: Store, database
         aged = "UPDATE work_items SET claimed_at = claimed_at - 7000, device_ms = 1000 WHERE id = 'job_1'"
         connection.execute(text(aged))
     tuning, job = sorted(store.statistics.totals(HOUR).work, key=lambda it: it.kind, reverse=True)
-    assert tuning == WorkTotal(WorkKind.TUNING, State.SUCCEEDED, SERVED.place, 1, 5.0)
-    assert (job.place, job.count) == (SERVED.place, 1)
+    assert tuning == WorkTotal(WorkKind.TUNING, State.SUCCEEDED, SERVED.slot, 1, 5.0)
+    assert (job.slot, job.count) == (SERVED.slot, 1)
     assert 8.0 <= job.device_seconds < 7000.0
 
 
@@ -110,7 +110,7 @@ def test_answers_are_added_up_by_the_hour(store: Store, database_url: str) -> No
     store.statistics.count_hits(1, 0)
     with engine_at(database_url) as engine, writing(engine) as connection:
         hour = connection.execute(select(now_ms())).scalar_one() // 3_600_000
-        connection.execute(stored_answers.insert().values(hour=hour - 30, hits=10, misses=20))
+        connection.execute(recommendation_hits.insert().values(hour=hour - 30, hits=10, misses=20))
     assert [(it.hits, it.misses) for it in map(store.statistics.totals, (24 * HOUR, None))] == [(3, 1), (13, 21)]
 
 

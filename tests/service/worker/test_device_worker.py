@@ -115,7 +115,7 @@ def test_a_tuning_ends_with_its_recommendation(store: Store, start: StartWorker)
     item = ended(store, work_id)
     assert item.state is State.SUCCEEDED
     answer = store.recommendations.get(str(item.recommendation_id))
-    assert (answer.feasible, answer.micro_batch_size) == (True, 37)
+    assert (answer.feasible, answer.largest_micro_batch_size) == (True, 37)
     assert answer.fingerprint == item.fingerprint
     assert [probe.result for probe in store.evidence.probes(work_id)] == list(answer.evidence.probes)
     assert runner.sizes == [probe.micro_batch_size for probe in answer.evidence.probes]
@@ -202,7 +202,7 @@ def test_what_ifs_are_estimated_after_the_last_probe(store: Store, start: StartW
     start(runner)
     answer = store.recommendations.get(str(ended(store, work_id).recommendation_id))
     assert [it.changes for it in answer.what_ifs] == [{"activation_checkpointing": True}]
-    assert 60 <= answer.what_ifs[0].largest_micro_batch <= 62
+    assert 60 <= answer.what_ifs[0].largest_micro_batch_size <= 62
     assert len(runner.sizes) == len(answer.evidence.probes)
 
 
@@ -339,13 +339,13 @@ def test_a_worker_that_lost_its_lease_says_nothing(store: Store, start: StartWor
     runner = ScriptedRunner(37, until_stopped(started))
     start(runner)
     assert started.wait(PATIENCE_SECONDS)
-    store.leases.release_slot(SERVED.place, "host:")
-    other = store.leases.claim(SERVED.model_copy(update={"place": "other/cpu", "owner": "other:1"}), 3600.0)
+    store.leases.release_slot(SERVED.slot, "host:")
+    other = store.leases.claim(SERVED.model_copy(update={"slot": "other/cpu", "owner": "other:1"}), 3600.0)
     assert other is not None
     when(store, work_id, lambda _: len(runner.sizes) == 1)
     store.evidence.record_probe(other.lease, 1, undisturbed(37)[0])
     item = store.work.get(work_id)
-    assert (item.state, item.place, item.probes, item.attempts) == (State.RUNNING, "other/cpu", 1, 2)
+    assert (item.state, item.slot, item.probes, item.attempts) == (State.RUNNING, "other/cpu", 1, 2)
 
 
 def test_work_that_ends_its_workers_is_given_up(store: Store, start: StartWorker) -> None:
@@ -454,8 +454,8 @@ def test_a_jobs_folder_tells_where_it_ran(store: Store, start: StartWorker, tmp_
     """So that whoever reads its files knows whether they are of its last attempt."""
     job_id = queue_job(store, updates=3)
     start(ScriptedRunner(0), Trainer())
-    assert ended(store, job_id).place == "host/cpu"
-    assert (tmp_path / "runs" / job_id / ".place").read_text() == "host/cpu"
+    assert ended(store, job_id).slot == "host/cpu"
+    assert (tmp_path / "runs" / job_id / ".slot").read_text() == "host/cpu"
 
 
 def test_a_job_ends_with_its_result(store: Store, start: StartWorker) -> None:

@@ -148,15 +148,15 @@ def test_where_its_folder_is_not_it_is_refused(ended: tuple[Running, Job]) -> No
     service, job = ended
     url = service.settings.url
     with service.client as client:
-        set_work(url, job.id, place="elsewhere/cpu")
+        set_work(url, job.id, slot="elsewhere/cpu")
         with pytest.raises(ConflictError, match="not-on-this-host"):
             client.jobs.resume(job.id)
-        (service.settings.runs_dir / job.id / ".place").write_text("host/cuda:0")
-        set_work(url, job.id, place="host/cuda:0")
+        (service.settings.runs_dir / job.id / ".slot").write_text("host/cuda:0")
+        set_work(url, job.id, slot="host/cuda:0")
         with pytest.raises(ConflictError, match=r"not-resumable.*host/cuda:0, which no worker serves"):
             client.jobs.resume(job.id)
-        (service.settings.runs_dir / job.id / ".place").write_text("host/cpu")
-        set_work(url, job.id, place="host/cpu")
+        (service.settings.runs_dir / job.id / ".slot").write_text("host/cpu")
+        set_work(url, job.id, slot="host/cpu")
 
 
 def test_an_unknown_job_is_not_found(ended: tuple[Running, Job]) -> None:

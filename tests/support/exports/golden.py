@@ -31,16 +31,16 @@ def _exact() -> Recommendation:
 
 
 def _uneven() -> Recommendation:
-    return plan(100, world_size=3, micro_batch_size=9, id="rec_uneven", environment=_ENVIRONMENT)
+    return plan(100, world_size=3, largest_micro_batch_size=9, id="rec_uneven", environment=_ENVIRONMENT)
 
 
 def _world_1() -> Recommendation:
-    return plan(30, micro_batch_size=7, id="rec_world_1", device=CPU)
+    return plan(30, largest_micro_batch_size=7, id="rec_world_1", device=CPU)
 
 
 def _world_8() -> Recommendation:
     spec = gpt_spec(precision="bf16", activation_checkpointing=True, parallelism={"strategy": "fsdp"})
-    return plan(128, world_size=8, micro_batch_size=4, spec=spec, id="rec_world_8", environment=_ENVIRONMENT)
+    return plan(128, world_size=8, largest_micro_batch_size=4, spec=spec, id="rec_world_8", environment=_ENVIRONMENT)
 
 
 SHAPES: dict[str, Callable[[], Recommendation]] = {

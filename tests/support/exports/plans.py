@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.factories import CUDA, gpt_spec, recommendation
-from tuner.planning.accumulation import balanced_plan
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.workload import WorkloadSpec
 
@@ -13,23 +12,17 @@ from tuner.schemas.workload import WorkloadSpec
 def plan(
     effective_batch_size: int,
     world_size: int = 1,
-    micro_batch_size: int = 8,
+    largest_micro_batch_size: int = 8,
     spec: WorkloadSpec | None = None,
     **changes: Any,
 ) -> Recommendation:
     """The recommendation of a small GPT on a card, with the balanced plan of these numbers."""
-    sizes = balanced_plan(effective_batch_size, world_size, micro_batch_size)
     return recommendation(
-        (spec or gpt_spec()).with_world_size(world_size),
+        spec or gpt_spec(),
         effective_batch_size,
-        micro_batch_size,
-        **{
-            "world_size": world_size,
-            "gradient_accumulation_steps": sizes.gradient_accumulation_steps,
-            "micro_batch_sizes": sizes.micro_batch_sizes,
-            "device": CUDA,
-            **changes,
-        },
+        largest_micro_batch_size,
+        world_size=world_size,
+        **{"device": CUDA, **changes},
     )
 
 
@@ -40,9 +33,8 @@ def infeasible() -> Recommendation:
             "id": "rec_infeasible",
             "feasible": False,
             "infeasible_reason": "Not even one sample fits into 1.0 GiB.",
-            "micro_batch_size": None,
-            "gradient_accumulation_steps": None,
-            "micro_batch_sizes": (),
+            "plan": None,
+            "largest_micro_batch_size": None,
             "headroom": None,
         }
     )

@@ -121,7 +121,7 @@ def _composer(export: Export) -> dict[str, int]:
     read = _first(export)
     share = read["train_dataloader"]["batch_size"]
     micro = read["trainer"]["device_train_microbatch_size"]
-    return {"micro": micro, "steps": -(-share // micro), "effective": share * export.world_size}
+    return {"micro": micro, "steps": -(-share // micro), "effective": share * export.plan.world_size}
 
 
 def _megatron(export: Export) -> dict[str, int]:

@@ -105,7 +105,7 @@ class Checks:
 
     def _tuned(self, python: str, generator: str, folder: Path) -> str:
         def tune(service: Service) -> int:
-            found: int = complete_a_tuning(python, generator, folder, service)["micro_batch_size"]
+            found: int = complete_a_tuning(python, generator, folder, service)["largest_micro_batch_size"]
             return found
 
         sizes = []

@@ -163,7 +163,7 @@ def complete_a_tuning(python: str, generator: str, folder: Path, service: Servic
         raise RuntimeError(f"the client by {generator}:\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout)
     planned = sum(sum(rank) for rank in found["micro_batch_sizes"])
-    if not found["state"] == "SUCCEEDED" or not planned == found["achieved"] == EFFECTIVE_BATCH_SIZE:
+    if not found["state"] == "SUCCEEDED" or not planned == found["effective_batch_size"] == EFFECTIVE_BATCH_SIZE:
         raise RuntimeError(f"the client by {generator} found {found}")
     return found
 

@@ -27,7 +27,9 @@ VERSIONS = {"torch": "2.8"}
 def estimated(request: EstimateRequest, _should_stop: Callable[[], bool]) -> Estimate:
     """An answer at once: everything fits everywhere."""
     gpus = tuple(
-        GpuEstimate(gpu=name, usable_bytes=1, feasible=Verdict.FITS, largest_micro_batch=1, surely_fits=1, may_fit=1)
+        GpuEstimate(
+            gpu=name, usable_bytes=1, feasible=Verdict.FITS, largest_micro_batch_size=1, surely_fits=1, may_fit=1
+        )
         for name in request.gpus
     )
     return Estimate(decisions="cpu", parameters=1, gpus=gpus, versions=VERSIONS, seconds=0.0)

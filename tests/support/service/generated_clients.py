@@ -68,9 +68,9 @@ def by_openapi_generator(url: str, key: str | None) -> dict[str, Any]:
 def _told(state: str, found: Any, probes: Any) -> dict[str, Any]:
     return {
         "state": state,
-        "micro_batch_size": found.micro_batch_size,
-        "micro_batch_sizes": found.micro_batch_sizes,
-        "achieved": found.effective_batch_size.achieved,
+        "largest_micro_batch_size": found.largest_micro_batch_size,
+        "micro_batch_sizes": found.plan.micro_batch_sizes,
+        "effective_batch_size": found.plan.effective_batch_size,
         "probes": len(probes.items),
     }
 

@@ -17,7 +17,7 @@ from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeReq
 from tuner.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult
 from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 
-SERVED = ServedDevice(place="host/cpu", owner="host:scope:1", device=CPU, environment={}, versions={"torch": "2.8"})
+SERVED = ServedDevice(slot="host/cpu", owner="host:scope:1", device=CPU, environment={}, versions={"torch": "2.8"})
 
 
 class ScriptedRunner:

@@ -33,13 +33,13 @@ def claimed(store: Store, served: ServedDevice = SERVED, lease_seconds: float = 
 
 def elsewhere(name: str) -> ServedDevice:
     """The same device on another host."""
-    return SERVED.model_copy(update={"place": f"{name}/cpu", "owner": f"{name}:scope:1"})
+    return SERVED.model_copy(update={"slot": f"{name}/cpu", "owner": f"{name}:scope:1"})
 
 
 def on_device(device: str, name: str = "test card") -> ServedDevice:
     """Another device, on a host of its own."""
     info = SERVED.device.model_copy(update={"id": device, "name": name})
-    return SERVED.model_copy(update={"place": f"{name}/{device}", "owner": f"{name}:scope:1", "device": info})
+    return SERVED.model_copy(update={"slot": f"{name}/{device}", "owner": f"{name}:scope:1", "device": info})
 
 
 def ended(store: Store, work: NewWork, answer: Recommendation | None = None) -> Lease:

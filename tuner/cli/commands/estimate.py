@@ -22,7 +22,7 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
     gpu: options.Gpus = None,
     all_gpus: options.AllGpus = False,
     micro_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Judge this size; the largest that fits is told in any case.")
+        int | None, typer.Option(min=1, help="Judge this size; the largest that fits is reported in any case.")
     ] = None,
     effective_batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples per optimizer update over all ranks: also plan it.")

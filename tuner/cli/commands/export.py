@@ -33,7 +33,7 @@ def _help_of(name: str) -> str:
 
 
 def export(  # noqa: PLR0913 - a command's options are its arguments
-    recommendation: Annotated[Path, typer.Argument(metavar="REC", help="The answer of `tune`, as JSON.")],
+    recommendation: Annotated[Path, typer.Argument(metavar="REC", help="The recommendation of `tune`, as JSON.")],
     *,
     format_: Annotated[
         str, typer.Option("--format", "-f", metavar="NAME", help="What to export to; `batchwright formats` lists all.")
@@ -101,12 +101,12 @@ def format_table(listed: list[ExportFormat]) -> Table:
 
 def in_words(made: Export, written: tuple[Path, ...] = ()) -> RenderableType:
     """What to know about an export, beside its files."""
-    batch = made.effective_batch_size
-    plan = f"{made.gradient_accumulation_steps} micro-batch(es) of at most {made.micro_batch_size}"
+    plan = made.plan
+    steps = f"{plan.gradient_accumulation_steps} micro-batch(es) of at most {plan.micro_batch_size}"
     target = f"{made.title} {made.target_version}"
-    lines = [f"{target}: {batch.achieved} samples per update, {made.world_size} rank(s), {plan}"]
-    if not batch.exact:
-        lines.append(f"NOT EXACT: {batch.requested} were asked for")
+    lines = [f"{target}: {plan.effective_batch_size} samples per update, {plan.world_size} rank(s), {steps}"]
+    if not plan.exact:
+        lines.append(f"NOT EXACT: {plan.requested_effective_batch_size} were requested")
     lines += [f"set in the environment: {shlex.quote(f'{name}={value}')}" for name, value in _to_be_set(made).items()]
     lines += [f"warning: {item.message}" for item in made.warnings]
     lines += [f"wrote {path}" for path in written]

@@ -39,8 +39,10 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     what_if: options.WhatIf = False,
     probe_timeout: options.ProbeTimeout = 300.0,
     allow_batch_coupling: options.AllowBatchCoupling = False,
-    earlier: options.Earlier = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the answer to this file.")] = None,
+    warm_start_from: options.WarmStartFrom = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also write the recommendation to this file.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Probe the largest micro-batch that fits by running real updates, and plan the effective batch around it.
@@ -64,7 +66,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
         probe_timeout_seconds=probe_timeout,
         allow_batch_coupling=allow_batch_coupling,
     )
-    known = load_document(Recommendation, earlier, "earlier recommendation") if earlier is not None else None
+    known = None if warm_start_from is None else load_document(Recommendation, warm_start_from, "warm start")
     with naming_options(memory_limit_bytes=memory_limit):
         found = tuned(request, context.obj, known)
     print_answer(found, as_document=json, text=recommendation_panel(found))
@@ -74,7 +76,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
 
 
 def _write(path: Path, found: Recommendation) -> None:
-    """Write the answer, which was printed already: standard output has no further document for an error.
+    """Write the recommendation, which was printed already: standard output has no further document for an error.
 
     Raises:
         typer.Exit: when it cannot be written.
@@ -82,14 +84,16 @@ def _write(path: Path, found: Recommendation) -> None:
     try:
         write_atomically(path, found.model_dump_json(indent=2))
     except OSError as error:
-        print_error(f"--output: {path} cannot be written: {error.strerror or error}; the answer is on standard output")
+        print_error(
+            f"--output: {path} cannot be written: {error.strerror or error}; the recommendation is on standard output"
+        )
         raise typer.Exit(ExitCode.WRONG_INPUT) from None
 
 
-def tuned(request: TuningRequest, start: StartChild, earlier: Recommendation | None = None) -> Recommendation:
+def tuned(request: TuningRequest, start: StartChild, warm_start: Recommendation | None = None) -> Recommendation:
     """Tune in the foreground; errors as of ``tuner.cli.running.tune``."""
     from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - `plan` and `--help` need no NVML
     from tuner.cli.running import tune as run_tuning  # noqa: PLC0415 - likewise
 
     interrupt_on_sigterm()
-    return run_tuning(request, progress_console(), start, earlier)
+    return run_tuning(request, progress_console(), start, warm_start)

@@ -92,7 +92,7 @@ class TrainingProcess:
         self._oom_kills = kernel_oom_kills()
         environment = job_environment(recommendation.environment, os.environ) | handed_on()
         environment |= self._data_roots.variables()
-        count = request.processes_per_node or recommendation.world_size
+        count = request.processes_per_node or recommendation.request.spec.parallelism.world_size
         self._starts = lambda: RankProcesses(self.paths, count, environment)
         self._log.skip_to_end()
         self._begin()

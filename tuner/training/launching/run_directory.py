@@ -30,7 +30,7 @@ def decisive(recommendation: Recommendation, request: TrainingRequest) -> dict[s
     spec = recommendation.request.spec
     return {
         "spec": spec.model_dump(mode="json", exclude={"parallelism", "gradient_gathering"}),
-        "effective batch size": recommendation.effective_batch_size.achieved,
+        "effective batch size": recommendation.request.effective_batch_size,
         "seed": request.seed,
         "number of updates under a schedule": request.updates if spec.schedule.name != "constant" else None,
     }
