@@ -72,7 +72,8 @@ def test_a_tuning_that_fits(service: Running, visit: Open) -> None:
     page = visit(service).open("/tunings/new")
     identifier = submit(page)
     expect(state(page)).to_have_text("✓Succeeded")
-    expect(page.locator("#answer .figure-value").first).to_have_text("37")
+    for place, figure in enumerate(["3", "34", "1", "100", "37"]):
+        expect(page.locator("#answer .figure-value").nth(place)).to_have_text(figure)
     expect(page.locator(".plan-piece")).to_have_text(["34", "33", "33"])
     expect(page.locator("#chart .main-svg").first).to_be_attached()
     recorded = service.http.get(f"/v1/tunings/{identifier}/probes").json()["items"]
@@ -279,7 +280,8 @@ def test_probes_show_up_as_they_end(start_service: StartService, visit: Open) ->
     for _ in range(30):
         steps.release()
     expect(state(page)).to_have_text("✓Succeeded")
-    expect(page.locator("#answer .figure-value").first).to_have_text("37")
+    for place, figure in enumerate(["3", "34", "1", "100", "37"]):
+        expect(page.locator("#answer .figure-value").nth(place)).to_have_text(figure)
 
 
 def test_wrong_fields_are_marked(service: Running, visit: Open) -> None:
