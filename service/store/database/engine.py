@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -20,6 +22,7 @@ from service.store.database.sqlite_writer_lock import FairLock
 
 _BUSY_SECONDS = 10.0
 """The time for which a writer waits for another one. Transactions take milliseconds."""
+_RETRY_SECONDS = 0.01
 _IDLE_SECONDS = 10.0
 """After how long PostgreSQL ends a transaction whose process has stopped: it may hold what others wait for."""
 _WRITER_LOCK = "writer_lock"
@@ -116,9 +119,24 @@ def _prepare_sqlite(connection: object, _record: ConnectionPoolEntry) -> None:
     """Readers beside one writer, every commit on the disk, and no transaction that the driver begins on its own."""
     connection.isolation_level = None  # type: ignore[attr-defined]
     cursor = connection.cursor()  # type: ignore[attr-defined]
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+    _use_wal(cursor)
+    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _use_wal(cursor: sqlite3.Cursor) -> None:
+    """Switch to a write-ahead log. Retry while another connection switches: SQLite does not wait for it here."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_SECONDS)
+        else:
+            return
 
 
 def _begin_sqlite(connection: Connection) -> None:
