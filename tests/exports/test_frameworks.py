@@ -380,7 +380,7 @@ def test_our_script_keeps_averages_in_fp32() -> None:
     """As the engine does: in bf16 a decay near 1 would never move them."""
     script = made("pytorch", gpt_spec(precision="bf16", ema_decay=0.999)).files[0].content
 
-    assert "it.detach().to(torch.float32, copy=True) for it in accumulation.parameters" in script
+    assert "p.detach().to(torch.float32, copy=True) for p in accumulation.parameters" in script
     assert "average.lerp_(parameter.detach().float(), 1 - 0.999)" in script
 
 

@@ -40,7 +40,10 @@ _TYPES_OF_KINDS: dict[str, set[str]] = {
     "is-instance": {"is_instance_of"},
     "list": {"list_type"},
     "literal": {"literal_error"},
-    "model": {"model_type", "model_attributes_type", "dataclass_type"},
+    "dataclass": {"dataclass_type"},
+    "dataclass-args": set(),  # only in messages between our own processes
+    "dataclass-field": {"missing"},
+    "model": {"model_type", "model_attributes_type"},
     "model-field": {"missing"},
     "model-fields": {"extra_forbidden"},
     "none": {"none_required"},
