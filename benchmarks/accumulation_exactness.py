@@ -45,7 +45,7 @@ from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.workload import parse_spec
 from tuner.training.accumulation.collectives import Ranks, join_ranks
 from tuner.training.accumulation.engine import GradientAccumulation, split_batch, windows
-from tuner.workloads.base import IGNORED_LABEL, counted, pad_tokens, summed_cross_entropy
+from tuner.workloads.base import IGNORED_LABEL, count_labels, pad_tokens, summed_cross_entropy
 from tuner.workloads.build import build_workload
 
 TARGETS = (40, 22, 30, 15, 36, 30, 20, 7, 25, 12)
@@ -83,7 +83,7 @@ class CausalModel(nn.Module):
         """Summed loss and how many tokens it was summed over, in the model's own precision."""
         logits, targets = self.network(input_ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
         loss_sum = F.cross_entropy(logits, targets, ignore_index=IGNORED_LABEL, reduction="sum")
-        return loss_sum, float(counted(targets))
+        return loss_sum, float(count_labels(targets))
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Any]:
         """The mean over this micro-batch, and what it is made of."""
@@ -317,7 +317,7 @@ def _by_hand_over_ranks(task: Task, divisor: Callable[[float, float, float], flo
     join_ranks(torch.device("cpu"))
     model = DistributedDataParallel(task.model)
     batches = list(task.loader(dist.get_rank()))
-    tokens = [float(counted(batch["labels"][:, 1:])) for batch in batches]
+    tokens = [float(count_labels(batch["labels"][:, 1:])) for batch in batches]
     total = torch.tensor(sum(tokens))
     dist.all_reduce(total)
     for index, (batch, weight) in enumerate(zip(batches, tokens, strict=True)):
@@ -396,7 +396,7 @@ def published_tokens(samples: int, ranks: Ranks) -> list[float]:
 
     def loss(model: nn.Module, ids: Tensor) -> tuple[Tensor, float]:
         labels = torch.where(ids < 0, IGNORED_LABEL, ids % 2)
-        return summed_cross_entropy(model(ids[..., None].float()), labels), float(counted(labels))
+        return summed_cross_entropy(model(ids[..., None].float()), labels), float(count_labels(labels))
 
     accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.08), ranks=ranks)
     accumulation.update(split_batch(padded, 4), loss)

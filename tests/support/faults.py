@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.utils import _pytree
 
 from tests.support.factories import gpt_spec
-from tuner.workloads.base import IGNORED_LABEL, LossTerms, counted, pad_tokens
+from tuner.workloads.base import IGNORED_LABEL, LossTerms, count_labels, pad_tokens
 from tuner.workloads.build import build_model, build_workload
 
 Gradients: TypeAlias = dict[str, Tensor]
@@ -64,12 +64,12 @@ def token_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, f
     labels = batch["labels"][:, 1:]
     logits = model(batch["input_ids"])[:, :-1].flatten(0, 1)
     loss = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
-    return loss + cast("CountingGpt", model).entries[batch["sample"]].sum(), float(counted(labels))
+    return loss + cast("CountingGpt", model).entries[batch["sample"]].sum(), float(count_labels(labels))
 
 
 def count_tokens(batch: Mapping[str, Tensor]) -> float:
     """The weight of ``token_loss``."""
-    return float(counted(batch["labels"][:, 1:]))
+    return float(count_labels(batch["labels"][:, 1:]))
 
 
 def times_committed(found: Gradients, samples: Sequence[Tensor]) -> list[int]:

@@ -113,8 +113,8 @@ def test_timm_gets_the_plain_name_of_a_model(architecture: str) -> None:
     assert problem_of(config, task="image-classification")[0] == "model.config.architecture"
 
 
-def test_what_a_spec_did_not_ask_for_is_checked_too() -> None:
-    """However a built configuration came to point elsewhere, no model is made of it."""
+def test_fields_that_the_spec_did_not_set_are_checked_too() -> None:
+    """A built configuration that refers to code or files, from any field, is refused."""
     spec = transformers_spec("causal-lm", GPT2, **TEXT)
     workload: Any = build_workload(spec)
     workload.config._attn_implementation = HUB
@@ -145,7 +145,7 @@ _SPY = """
 import json, sys
 CALLS = {calls!r}
 def get_kernel(*arguments, **more):
-    open(CALLS, "a").write(json.dumps([str(it) for it in arguments]) + "\\n")
+    open(CALLS, "a").write(json.dumps([str(argument) for argument in arguments]) + "\\n")
     raise FileNotFoundError("nothing is fetched in a test")
 class _Any:
     def __init__(self, *a, **k): pass
@@ -329,7 +329,7 @@ def test_a_model_that_cannot_be_built_is_no_traceback() -> None:
 
 
 def test_a_model_with_an_empty_parameter_is_refused() -> None:
-    """Whatever field it came from."""
+    """The parameter is named, for any field that caused it."""
     model: Any = torch.nn.Linear(2, 2)
     model.empty = torch.nn.Parameter(torch.empty(0, 4))
     with pytest.raises(SpecError, match=r"`empty` is empty \(0x4\)"):

@@ -93,7 +93,7 @@ def test_the_factor_is_the_one_of_the_config(kind: str) -> None:
     factors = (
         [{"router_aux_loss_coef": 0.1}, {"router_aux_loss_coef": 1.0}]
         if kind == "mixtral"
-        else [{"ffn_config": {**DBRX["ffn_config"], "moe_loss_weight": it}} for it in (0.1, 1.0)]  # type: ignore[dict-item]
+        else [{"ffn_config": {**DBRX["ffn_config"], "moe_loss_weight": coefficient}} for coefficient in (0.1, 1.0)]  # type: ignore[dict-item]
     )
     terms = []
     for factor in factors:
@@ -104,7 +104,9 @@ def test_the_factor_is_the_one_of_the_config(kind: str) -> None:
         total, _ = workload.loss_terms(model, workload.make_batch(2))["router_aux_loss"]
         torch.autograd.backward(total)
         terms.append(float(total.detach()))
-        routers = [it.grad for name, it in model.named_parameters() if "router" in name or "gate.weight" in name]
+        routers = [
+            parameter.grad for name, parameter in model.named_parameters() if "router" in name or "gate.weight" in name
+        ]
         assert any(grad is not None and bool(grad.abs().max() > 0) for grad in routers)
     assert terms[1] == pytest.approx(10 * terms[0], rel=1e-5)
 
@@ -140,7 +142,7 @@ def test_a_router_loss_that_would_not_be_trained_is_refused(task: str, config: d
     assert caught.value.problems[0].field == f"model.config.{field}"
 
 
-def test_a_forward_pass_without_the_loss_says_so() -> None:
+def test_a_forward_pass_without_the_router_loss_raises() -> None:
     """A release of transformers that computes none is found at the first probe."""
     spec = mixture(**ROUTED)
     workload = build_workload(spec)
@@ -155,7 +157,7 @@ def test_the_check_for_coupled_samples_sees_it() -> None:
     spec = mixture(**ROUTED, router_aux_loss_coef=1.0)
     report = check_spec_coupling(spec, build_workload(spec), CPU)
     assert report.coupled
-    assert [(it.kind, it.name) for it in report.culprits] == [("term", "router_aux_loss")]
+    assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("term", "router_aux_loss")]
     assert "balancing per micro-batch" in report.message
     plain = mixture(output_router_logits=False)
     assert not check_spec_coupling(plain, build_workload(plain), CPU).coupled
@@ -171,7 +173,7 @@ def test_a_run_trains_it_where_that_is_allowed(tmp_path: Path) -> None:
     loop = Trainer(build_run(found, request, RunPaths(tmp_path / "allowed"), open_device("cpu")))
     made: list[TrainingProgress] = []
     loop.run(made.append)
-    assert [set(it.terms) for it in made] == [{"next_token", "router_aux_loss"}] * 2
+    assert [set(progress.terms) for progress in made] == [{"next_token", "router_aux_loss"}] * 2
     assert made[0].terms["router_aux_loss"] == pytest.approx(2.0, rel=0.2)
 
 
@@ -193,7 +195,7 @@ def test_routers_are_compared_in_fp64(kind: str) -> None:
     assert (report.verdict, report.precision) == ("separate", "fp64"), report.message
 
 
-def test_the_kernel_of_the_experts_is_put_back() -> None:
+def test_the_kernel_of_the_experts_is_restored() -> None:
     """A caller's own model trains with the kernel that it had."""
     spec = mixture()
     workload = build_workload(spec)

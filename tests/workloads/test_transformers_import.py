@@ -26,7 +26,7 @@ assert given.GPT2Config.__module__ == "transformers.models.gpt2.configuration_gp
 """
 
 
-def test_its_models_are_found_as_if_it_had_looked_itself() -> None:
-    """The same names in the same modules, and the folder was looked through once."""
+def test_models_are_found_as_by_a_plain_import() -> None:
+    """Names and modules are equal to those of a plain import, and the folder is scanned once."""
     done = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 0, done.stderr

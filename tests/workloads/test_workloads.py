@@ -98,7 +98,7 @@ def test_a_padded_sample_has_the_loss_of_the_sample_alone() -> None:
     alone = {name: value[:, :-1] for name, value in batch.items()}
     other = batch | {"input_ids": batch["input_ids"].clone()}
     other["input_ids"][0, -1] = 5
-    losses = [next(iter(workload.loss_terms(model, it).values()))[0].detach() for it in (batch, alone, other)]
+    losses = [next(iter(workload.loss_terms(model, tensor).values()))[0].detach() for tensor in (batch, alone, other)]
     torch.testing.assert_close(losses[1:], [losses[0], losses[0]])
 
 
@@ -118,7 +118,7 @@ def test_a_text_of_one_token_is_not_all_padding() -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_weights_without_a_forward_pass_agree(name: str) -> None:
-    """`loss_weights` tells beforehand what `loss_terms` returns."""
+    """`loss_weights` returns the weights of `loss_terms`."""
     spec = SPECS[name]
     workload = build_workload(spec)
     assert isinstance(workload, WeighsLosses)
@@ -129,7 +129,7 @@ def test_weights_without_a_forward_pass_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_check_needs_no_memory_for_tensors(name: str) -> None:
-    """The same specs pass the check on the meta device."""
+    """All specs pass the check on the meta device."""
     check_workload(SPECS[name])
 
 
@@ -193,7 +193,7 @@ def test_a_config_that_transformers_refuses_names_the_field(
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_attention_is_the_one_that_is_asked_for(attention: str) -> None:
+def test_the_requested_attention_is_used(attention: str) -> None:
     """It decides how much memory long sequences take."""
     spec = transformers_spec("masked-lm", {**SMALL_BERT, "attn_implementation": attention}, **TEXT)
     model: Any = build_model(spec, build_workload(spec))
@@ -264,7 +264,7 @@ def test_a_missing_module_is_a_spec_error() -> None:
         build_workload(python_spec("nowhere.at_all:build"))
 
 
-def test_an_incomplete_workload_says_what_it_lacks(user_module: str) -> None:
+def test_the_missing_methods_of_a_workload_are_named(user_module: str) -> None:
     """The contract is checked before any probe."""
     with pytest.raises(WorkloadError, match="build_model, make_batch, loss_terms"):
         build_workload(python_spec(f"{user_module}:half"))

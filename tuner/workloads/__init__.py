@@ -8,9 +8,9 @@
    ``transformers_import`` makes the import of transformers faster;
 3. `python`: ``python_target`` calls the factory that the user names.
 
-``base`` is the contract: the protocol of a workload, of which losses are sums with their weight, never means.
-``casting`` converts a model to another floating-point type. ``preload`` says which modules to import before memory is
-counted.
+``base`` is the contract: the protocol of a workload, whose losses are sums with their weight, never means.
+``casting`` converts a model to another floating-point type. ``preload`` lists the modules to import before memory is
+measured.
 
 Where a new thing goes: a kind of model, ``tuner.schemas.workload`` (its document), a module here, and a case in
 ``build``; a task of transformers, ``hugging_face``; a part of the contract, ``base``, as an optional protocol.

@@ -10,7 +10,7 @@ A workload of your own is any object with three methods; name its factory as a `
             return {"classification": (loss_sum, len(batch["y"]))}
 
 Losses are *sums with their weight*, never means: only then is the gradient of an accumulated update the full batch's,
-however unevenly samples or tokens fall into micro-batches.
+for any division of samples or tokens into micro-batches.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ import torch
 from torch import Tensor, nn
 
 Batch: TypeAlias = Any
-"""Tensors, or dicts, lists and tuples of tensors, on the CPU; moved to the device as they are."""
+"""Tensors, or dicts, lists and tuples of tensors, on the CPU."""
 Sample: TypeAlias = Any
-"""One item of a dataset, whatever ``collate`` takes."""
+"""One item of a dataset, of the type that ``collate`` accepts."""
 LossTerms: TypeAlias = Mapping[str, tuple[Tensor, "Tensor | float"]]
-"""For each named term the summed loss (a scalar with a graph) and the weight it was summed over."""
+"""The summed loss (a scalar with a graph) of each named term, and the weight that the loss was summed over."""
 
 
 class Workload(Protocol):
     """A model with its worst-case batch and its loss."""
 
     def build_model(self) -> nn.Module:
-        """A new model on the CPU (or on torch's current default device), with random weights, in training mode."""
+        """Build a model on the CPU (or torch's current default device), with random weights, in training mode."""
 
     def make_batch(self, size: int) -> Batch:
-        """``size`` random samples of the worst case (longest sequence, largest image), on the CPU."""
+        """Make ``size`` random samples of the worst case (longest sequence, largest image), on the CPU."""
 
     def loss_terms(self, model: nn.Module, batch: Batch) -> LossTerms:
-        """Forward pass: for each named term ``(loss_sum, weight)``.
+        """Run the forward pass. Return ``(loss_sum, weight)`` for each named term.
 
-        ``loss_sum`` is summed, not averaged, over the samples or tokens of ``batch``; ``weight`` is how many there were
-        (after a shift, without padding). Call ``model`` itself, not its attributes: it may be wrapped.
+        ``loss_sum`` is summed, not averaged, over the samples or tokens of ``batch``; ``weight`` is their number (after
+        a shift, without padding). Call ``model`` itself, not its attributes: the model may be wrapped.
         """
 
 
 @runtime_checkable
 class WeighsLosses(Protocol):
-    """Optional: weights without a forward pass. Needed when there is more than one loss term."""
+    """Optional: weights without a forward pass. Needed for more than one loss term."""
 
     def loss_weights(self, batch: Batch) -> Mapping[str, float]:
-        """For each term the weight that ``loss_terms`` would return for ``batch``."""
+        """The weight of each term that ``loss_terms`` would return for ``batch``."""
 
 
 class Samples(Protocol):
@@ -61,12 +61,12 @@ class Samples(Protocol):
         """Number of samples."""
 
     def __getitem__(self, index: int, /) -> Sample:
-        """The sample at ``index``; the same on every call."""
+        """The sample at ``index``, equal on every call."""
 
 
 @runtime_checkable
 class HasDataset(Protocol):
-    """Optional: what a training job reads."""
+    """Optional: the data set of a training job."""
 
     def dataset(self) -> Samples:
         """All samples of one epoch."""
@@ -74,22 +74,22 @@ class HasDataset(Protocol):
 
 @runtime_checkable
 class Collates(Protocol):
-    """Optional: how samples become a batch; torch's default collation otherwise."""
+    """Optional: the collation of samples; torch's default collation otherwise."""
 
     def collate(self, samples: list[Sample]) -> Batch:
-        """A batch of these samples, on the CPU."""
+        """Make a batch of these samples, on the CPU."""
 
 
 IGNORED_LABEL = -100
-"""Label of a position that counts neither in the loss nor in its weight (torch's default ``ignore_index``)."""
+"""Label of a position that is excluded from the loss and its weight (torch's default ``ignore_index``)."""
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy in fp32 (in fp64 for such logits), summed over the positions that count.
+    """Cross-entropy in fp32 (fp64 for fp64 logits), summed over the positions whose label is not ignored.
 
     Args:
         logits: ``(..., classes)``, any floating type.
-        labels: ``(...)``, class indices; ``IGNORED_LABEL`` where a position does not count.
+        labels: ``(...)``, class indices or ``IGNORED_LABEL``.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return nn.functional.cross_entropy(
@@ -97,8 +97,8 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     )
 
 
-def counted(labels: Tensor) -> Tensor:
-    """How many positions of ``labels`` count in the loss: a scalar on their device, for which nothing has to wait."""
+def count_labels(labels: Tensor) -> Tensor:
+    """Number of ``labels`` that are not ignored, a scalar on their device, to avoid a synchronization."""
     return (labels != IGNORED_LABEL).sum()
 
 
@@ -108,10 +108,10 @@ def random_tokens(size: int, length: int, vocabulary_size: int) -> Tensor:
 
 
 def pad_tokens(samples: list[Tensor]) -> dict[str, Tensor]:
-    """Token samples of shape ``(length,)`` as a batch for next-token prediction, padded on the right.
+    """Make a batch for next-token prediction of token samples of shape ``(length,)``, padded on the right.
 
-    Padding is token 0 with an ignored label. A causal model never looks to the right, so no mask is needed, and a
-    batch of full-length samples is laid out exactly as the probe's.
+    Padding is token 0 with an ignored label. A causal model does not attend to later positions, so no mask is needed,
+    and a batch of full-length samples has the same layout as the probe's.
     """
     ids = nn.utils.rnn.pad_sequence(samples, batch_first=True, padding_value=0)
     labels = nn.utils.rnn.pad_sequence(samples, batch_first=True, padding_value=IGNORED_LABEL)

@@ -1,4 +1,4 @@
-"""From a spec to its workload, and what a built model looks like."""
+"""Build the workload and the model of a spec, and summarize a model."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tuner.workloads.reference import reference_workload
 
 
 def build_workload(spec: WorkloadSpec) -> Workload:
-    """The workload a spec describes. Builds no model yet.
+    """Build the workload of a spec, without a model.
 
     Raises:
-        SpecError: when a field names something that does not exist or does not go together.
+        SpecError: when a field names an unknown object, or fields contradict each other.
         WorkloadError: when a ``python`` target breaks the contract.
     """
     if spec.precision == "bf16" and spec.parallelism.strategy == "fsdp":
-        message = "of bf16 is summed in fp32 beside the gradients, where fsdp has no place for it: use bf16-mixed"
+        message = "bf16 needs fp32 sums of the gradients, which fsdp does not support: use bf16-mixed"
         raise SpecError([FieldProblem("precision", message, spec.precision)])
     model, recompute = spec.model, spec.activation_checkpointing
     match model:
@@ -41,11 +41,11 @@ def build_workload(spec: WorkloadSpec) -> Workload:
 
 
 def build_model(spec: WorkloadSpec, workload: Workload) -> nn.Module:
-    """The workload's model in training mode, with the spec's parameter type, on torch's current default device.
+    """Build the workload's model in training mode, with the spec's parameter type, on torch's default device.
 
     Raises:
         WorkloadError: when ``build_model`` returns no module, or one without trainable parameters.
-        SpecError: when activation checkpointing is asked of a ``python`` model that cannot do it.
+        SpecError: when activation checkpointing is requested for a ``python`` model that does not support it.
     """
     model = workload.build_model()
     if not isinstance(model, nn.Module):
@@ -68,28 +68,28 @@ def _checkpoint_activations(model: nn.Module) -> None:
 
 
 def check_workload(spec: WorkloadSpec) -> None:
-    """Build the workload and its model with no memory for its tensors (on the ``meta`` device).
+    """Check a spec by building its workload and model without memory for tensors (on the ``meta`` device).
 
     Raises:
-        SpecError: when a field is wrong in a way that only building shows.
+        SpecError: when a field is wrong in a way that only shows when the model is built.
         WorkloadError: when a ``python`` target breaks the contract.
     """
     workload = build_workload(spec)
     if isinstance(spec.model, PythonModel):
-        return  # user code may read files or compute with its tensors while it builds: only the first probe can tell
+        return  # user code may read files or use its tensors while it builds, which only the first probe can do
     try:
         with torch.device("meta"):
             build_model(spec, workload)
     except BatchwrightError:
         raise
-    except Exception as error:  # noqa: BLE001 - no memory is asked for: whatever it is comes from the spec's sizes
+    except Exception as error:  # noqa: BLE001 - no memory is requested, so the error comes from the spec's sizes
         field = "model.config" if isinstance(spec.model, TransformersModel) else "model.architecture"
-        message = f"is of a model that cannot be built: {type(error).__name__}: {' '.join(str(error).split())}"
+        message = f"describes a model that cannot be built: {type(error).__name__}: {' '.join(str(error).split())}"
         raise SpecError([FieldProblem(field, message)]) from None
 
 
 def summarize(model: nn.Module) -> ModelSummary:
-    """Sizes of a model, and which of its modules couple the samples of a micro-batch."""
+    """Summarize the sizes of a model, and the modules that couple the samples of a micro-batch."""
     parameters = list(model.parameters())
     tensors = {id(tensor): tensor for tensor in (*parameters, *model.buffers())}
     coupled = tuple(

@@ -1,7 +1,7 @@
-"""The fields that a spec gives a transformers configuration: which may be given, and which numbers make sense.
+"""Check the fields that a spec sets in a transformers configuration: their names and their numbers.
 
-A configuration object takes any name and lets most values pass: private names, names of its own methods, negative
-numbers of layers. Here every name has to be a field of its class, at every depth, and none may lead to a file or a hub.
+A configuration object accepts any name and most values: private names, names of its own methods, negative numbers of
+layers. Here every name must be a field of its class, at every depth, and no field may refer to a file or a hub.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tuner.errors import FieldProblem, SpecError
 ConfigClass: TypeAlias = Any
 """A subclass of ``transformers.PreTrainedConfig``; transformers ships no usable types."""
 Fields: TypeAlias = "Mapping[str, Any]"
-"""Names and values as the spec has them."""
+"""Names and values of the spec."""
 
 ATTENTION, EXPERTS = "attn_implementation", "experts_implementation"
 IMPLEMENTATIONS = {
     ATTENTION: ("eager", "sdpa", "flex_attention"),
     EXPERTS: ("eager", "batched_mm", "grouped_mm"),
 }
-"""Those that come with torch. For others transformers may turn to a hub, from which nothing is to be downloaded."""
+"""Implementations that come with torch. For others transformers may download kernels from a hub."""
 _LOADS = "would load code, weights or files that the spec does not hold; leave it out"
 _THROUGH_TIMM = "would load a backbone through timm or a hub: describe it under `backbone_config` instead"
 _PRECISION = "is decided by the spec's `precision`; leave it out"
@@ -59,32 +59,32 @@ _REFUSED = {
     "torch_dtype": _PRECISION,
     "gradient_checkpointing": "is decided by the spec's `activation_checkpointing`; leave it out",
 }
-"""At any depth, unless the value is null, false or empty."""
-_HARMLESS = (("dtype", "float32"), ("torch_dtype", "float32"), ("_name_or_path", ""))
-"""In which a model is built before `precision` has its way; and the name of no model, as transformers writes it."""
+"""Fields refused at any depth, unless the value is null, false or empty."""
+_IGNORED_VALUES = (("dtype", "float32"), ("torch_dtype", "float32"), ("_name_or_path", ""))
+"""Values without effect: the type that a model is built in before `precision` applies, and transformers' empty name."""
 _TIMM_BACKBONE = ("timm_backbone", "backbone")
-"""Names an architecture in a configuration of timm's, and not weights: the built configuration is checked for it."""
+"""A type of model and its field that names an architecture of timm, not weights. The built configuration is checked."""
 _LABELS = {"id2label", "label2id"}
-"""Their keys are the user's own words."""
-_EACH_LAYER = "per_layer_config"
-_SETTABLE = {"num_labels", "output_attentions", "rope_scaling", _EACH_LAYER}
-"""Properties of every configuration that stand for a field."""
-_ALSO_TAKEN = {"decoder_start_token_id", ATTENTION, EXPERTS, "model_type"}
-"""Accepted by every configuration, though some, or all, have no such attribute by default."""
+"""Fields whose keys are the user's own words."""
+_PER_LAYER = "per_layer_config"
+_SETTABLE = {"num_labels", "output_attentions", "rope_scaling", _PER_LAYER}
+"""Properties of every configuration that can be set like a field."""
+_ALWAYS_ACCEPTED = {"decoder_start_token_id", ATTENTION, EXPERTS, "model_type"}
+"""Fields that every configuration accepts, though not all have such an attribute by default."""
 _UNDECLARED = {"head_dim", "rope_theta", "partial_rotary_factor"}
-"""Read by models (Qwen3-MoE, DBRX) whose configurations do not declare them, and in most published configurations."""
-_READ = re.compile(r"(?:(?:getattr|hasattr)\(\s*(?:self\.)?config,|kwargs\.(?:pop|get)\()\s*\"([a-z]\w*)\"")
-"""How the code of a model or of its configuration reads a field that the latter does not declare: DeBERTa-v2's
-`position_buckets`, GPT-NeoX's `rotary_pct`."""
+"""Fields that some models read (Qwen3-MoE, DBRX) though their configurations do not declare them."""
+_FIELD_READ = re.compile(r"(?:(?:getattr|hasattr)\(\s*(?:self\.)?config,|kwargs\.(?:pop|get)\()\s*\"([a-z]\w*)\"")
+"""Pattern of code in a model or its configuration that reads an undeclared field: DeBERTa-v2's `position_buckets`,
+GPT-NeoX's `rotary_pct`."""
 _CODE = re.compile(r"(configuration|modeling)_")
-_NEAR = 0.5
+_SIMILARITY = 0.5
 
 _LARGEST = 2**31 - 1
-"""Sizes above are no model's: kernels index with 32 bits."""
-_MOST_LAYERS = 10_000
-"""Ten times the deepest transformer that was published (DeepNet, 1000 layers, 2022)."""
-_MOST_LABELS = 1_000_000
-"""A configuration keeps a name for each."""
+"""Largest size of any field: kernels index with 32 bits."""
+_MAX_LAYERS = 10_000
+"""Ten times the depth of the deepest published transformer (DeepNet, 1000 layers, 2022)."""
+_MAX_LABELS = 1_000_000
+"""Largest number of labels: a configuration stores a name for each."""
 _IDENTIFIER = re.compile(r"(_ids?|_index|_idx|_indices|_indexes)$")
 _LAYERS = re.compile(r"^(n|num)_((encoder|decoder|hidden|transformer)_)?(layers?|blocks)$|^(encoder|decoder)_layers$")
 _SIZE = re.compile(
@@ -93,45 +93,45 @@ _SIZE = re.compile(
     r"|(^|_)(size|dim|d_model|d_ff|d_inner|d_kv|ffn_dim|head_dim)$|^(vocab_size|max_position_embeddings)$"
 )
 _MAY_BE_ZERO = re.compile(r"experts|shared|bucket|cache|chunk|window|type_vocab_size|crop|pad|rotary")
-"""Of what a model may do without."""
+"""Sizes that may be zero: the model then lacks the part."""
 
 
 def check_fields(fields: Fields, config_class: ConfigClass, default: Any, path: str = "config") -> None:  # noqa: ANN401 - a config
-    """Refuse fields that the configuration does not have, that lead elsewhere, or whose numbers make no model.
+    """Refuse fields that the configuration does not have, that refer to code or files, or whose numbers are invalid.
 
     Args:
-        fields: what the spec gives, without ``model_type`` at the top.
+        fields: the fields of the spec, without ``model_type`` at the top.
         config_class: the class of the configuration.
-        default: one with its default values.
-        path: of the fields in the spec's model.
+        default: a configuration with default values.
+        path: path of the fields in the spec's model.
 
     Raises:
-        SpecError: naming the first field at fault.
+        SpecError: naming the first invalid field.
     """
     _refuse_loading(fields, path)
     for name, value in fields.items():
         at = f"{path}.{name}"
         _require_field(name, value, config_class, default, path)
-        if name == _EACH_LAYER and isinstance(value, Mapping):
+        if name == _PER_LAYER and isinstance(value, Mapping):
             for layer, inner in value.items():
                 _check_layer(inner, config_class, default, f"{at}.{layer}")
         else:
-            usual = _value_of(default, name)
-            _check_numbers(name, value, usual, at)
-            _check_nested(value, usual, at)
+            default_value = _value_of(default, name)
+            _check_numbers(name, value, default_value, at)
+            _check_nested(value, default_value, at)
 
 
 def _value_of(config: object, name: str) -> object:
-    """A field's value; none where there is none, or where each layer has one of its own."""
+    """A field's value; None without one, or if each layer has its own."""
     with suppress(AttributeError, RuntimeError):
         return getattr(config, name)
     return None
 
 
 def _check_layer(fields: object, config_class: ConfigClass, default: object, path: str) -> None:
-    """Check the fields that one layer has of its own; `skip` lists its parts to leave out."""
+    """Check the fields of one layer; `skip` lists the parts that the layer leaves out."""
     if isinstance(fields, Mapping):
-        check_fields({name: it for name, it in fields.items() if name != "skip"}, config_class, default, path)
+        check_fields({name: value for name, value in fields.items() if name != "skip"}, config_class, default, path)
 
 
 def _problem(field: str, message: str, value: object = "") -> SpecError:
@@ -142,9 +142,9 @@ def _problem(field: str, message: str, value: object = "") -> SpecError:
 
 
 def _refuse_loading(value: object, path: str) -> None:
-    """Refuse private names, and those that lead to code or files, at any depth of what the spec gives."""
+    """Refuse private names, and names that refer to code or files, at any depth."""
     for name, inner, at in _named_values(value, path):
-        if (name, inner) in _HARMLESS:
+        if (name, inner) in _IGNORED_VALUES:
             continue
         if name.startswith("_"):
             raise _problem(at, "is private to transformers: leave it out", inner)
@@ -155,7 +155,7 @@ def _refuse_loading(value: object, path: str) -> None:
 
 
 def _named_values(value: object, path: str) -> Iterator[tuple[str, object, str]]:
-    """Every name in nested dicts and lists with its value and its path; labels, and timm's own names, apart."""
+    """Yield every name in nested dicts and lists with its value and its path, except labels and timm's own names."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if (value.get("model_type"), name) != _TIMM_BACKBONE:
@@ -168,10 +168,12 @@ def _named_values(value: object, path: str) -> Iterator[tuple[str, object, str]]
 
 
 def _require_field(name: str, value: object, config_class: ConfigClass, default: object, path: str) -> None:
-    if name in {*_ALSO_TAKEN, *_REFUSED, *config_class.attribute_map} or (name, value) in _HARMLESS:
+    if name in {*_ALWAYS_ACCEPTED, *_REFUSED, *config_class.attribute_map} or (name, value) in _IGNORED_VALUES:
         return
     if _is_part_of_class(name, config_class):
-        raise _problem(f"{path}.{name}", f"is no field but a part of the class {config_class.__name__}: leave it out")
+        raise _problem(
+            f"{path}.{name}", f"is not a field but a part of the class {config_class.__name__}: leave it out"
+        )
     if name in known_fields(config_class, default) or name in _SETTABLE:
         return
     if isinstance(inspect.getattr_static(config_class, name, None), property):
@@ -180,32 +182,32 @@ def _require_field(name: str, value: object, config_class: ConfigClass, default:
         return
     if not isinstance(value, (Mapping, list)) and name in _read_by_models(config_class):
         return
-    near = difflib.get_close_matches(name, known_fields(config_class, default), n=3, cutoff=_NEAR)
+    near = difflib.get_close_matches(name, known_fields(config_class, default), n=3, cutoff=_SIMILARITY)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise _problem(f"{path}.{name}", f"is not a field of {config_class.__name__}{hint}", value)
 
 
 @cache
 def _read_by_models(config_class: ConfigClass) -> frozenset[str]:
-    """The undeclared fields that a configuration or its models read all the same, as their code says."""
+    """The undeclared fields that the code of a configuration or its models reads."""
     folder = Path(inspect.getfile(config_class)).parent
     codes = (path.read_text(encoding="utf-8") for path in folder.glob("*_*.py") if _CODE.match(path.name))
-    return frozenset(name for code in codes for name in _READ.findall(code))
+    return frozenset(name for code in codes for name in _FIELD_READ.findall(code))
 
 
 def known_fields(config_class: ConfigClass, default: object) -> list[str]:
-    """The public fields of a configuration, other names of them included, the usual ones first."""
+    """The public fields of a configuration and their aliases, declared fields first."""
     declared = [field.name for field in dataclasses.fields(config_class)]
     names = dict.fromkeys([*declared, *vars(default), *config_class.attribute_map, "num_labels", ATTENTION])
     return [name for name in names if not name.startswith("_")]
 
 
 def _is_part_of_class(name: str, config_class: ConfigClass) -> bool:
-    """Return whether a name is a method, constant or read-only property of the class, which a value would replace."""
-    held = inspect.getattr_static(config_class, name, None)
-    if isinstance(held, property):
+    """Return whether a name is a method, constant or read-only property of the class, which a value would overwrite."""
+    attribute = inspect.getattr_static(config_class, name, None)
+    if isinstance(attribute, property):
         private = name not in _SETTABLE and _owner(name, config_class).__module__ in _BASE_MODULES
-        return held.fset is None or private
+        return attribute.fset is None or private
     declared = {field.name for field in dataclasses.fields(config_class)}
     return name not in declared and hasattr(config_class, name)
 
@@ -218,15 +220,15 @@ def _owner(name: str, config_class: ConfigClass) -> type:
 
 
 def _check_implementation(name: str, value: object, at: str) -> None:
-    """One for all parts of the model, or one for each by the name of its configuration."""
-    asked = value.values() if isinstance(value, Mapping) else [value]
-    for one in asked:
-        if one is not None and one not in IMPLEMENTATIONS[name]:
-            raise _problem(at, f"must be one of {', '.join(IMPLEMENTATIONS[name])}", one)
+    """Check the implementation for all parts of the model, or for each part by the name of its configuration."""
+    requested = value.values() if isinstance(value, Mapping) else [value]
+    for choice in requested:
+        if choice is not None and choice not in IMPLEMENTATIONS[name]:
+            raise _problem(at, f"must be one of {', '.join(IMPLEMENTATIONS[name])}", choice)
 
 
 def _check_nested(value: object, default: object, path: str) -> None:
-    """Check the fields of a configuration within the configuration."""
+    """Check the fields of a nested configuration."""
     if not isinstance(value, Mapping):
         return
     from transformers import CONFIG_MAPPING, PreTrainedConfig  # noqa: PLC0415 - takes a second to import
@@ -246,7 +248,7 @@ def _check_nested(value: object, default: object, path: str) -> None:
 
 
 def _check_numbers(name: str, value: object, default: object, path: str) -> None:
-    """Refuse numbers that make no model, in lists of numbers too; the class's own make one."""
+    """Refuse invalid numbers, in lists of numbers too. The class's default values are valid."""
     if value == default:
         return
     numbers = value if isinstance(value, list) else [value]
@@ -257,21 +259,21 @@ def _check_numbers(name: str, value: object, default: object, path: str) -> None
 
 def _check_number(name: str, number: int, default: object, path: str) -> None:
     layers, size = bool(_LAYERS.search(name)), bool(_SIZE.search(name))
-    most = _MOST_LAYERS if layers else _MOST_LABELS if name == "num_labels" else _LARGEST
-    if abs(number) > most:
-        raise _problem(path, f"must be at most {most}", number)
+    maximum = _MAX_LAYERS if layers else _MAX_LABELS if name == "num_labels" else _LARGEST
+    if abs(number) > maximum:
+        raise _problem(path, f"must be at most {maximum}", number)
     if _IDENTIFIER.search(name):
         return
-    least = 1 if (layers or size) and not _MAY_BE_ZERO.search(name) and not _is_zero(default) else 0
-    if number < least and (layers or size or _counts(default)):
-        raise _problem(path, f"must be at least {least}", number)
+    minimum = 1 if (layers or size) and not _MAY_BE_ZERO.search(name) and not _is_zero(default) else 0
+    if number < minimum and (layers or size or _is_count(default)):
+        raise _problem(path, f"must be at least {minimum}", number)
 
 
 def _is_zero(default: object) -> bool:
     return isinstance(default, int) and default <= 0
 
 
-def _counts(default: object) -> bool:
-    """Return whether a field's default is a count: an integer that is not negative, or a list of such."""
+def _is_count(default: object) -> bool:
+    """Return whether a field's default is a count: an integer that is not negative, or a list of such integers."""
     values = default if isinstance(default, (list, tuple)) and default else [default]
-    return all(isinstance(it, int) and not isinstance(it, bool) and it >= 0 for it in values)
+    return all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in values)

@@ -1,4 +1,4 @@
-"""A transformers configuration as it was built: nothing in it leads to code or files outside of transformers."""
+"""Check that a built transformers configuration does not refer to code or files outside of transformers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ TransformersConfig: TypeAlias = Any
 
 _REMOTE = ("auto_map", "trust_remote_code", "custom_pipelines", "quantization_config", "use_pretrained_backbone")
 _TIMM = {"timm_backbone": "backbone", "timm_wrapper": "architecture"}
-"""The fields that hold timm's name of a model, by type of model."""
+"""The field with timm's name of a model, by type of model."""
 _TIMM_LOADS = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}
 """Arguments of ``timm.create_model`` that name weights or files."""
 _PLAIN_NAME = re.compile(r"[A-Za-z]\w*(\.\w+)?")
-"""Of a timm model that is built from its name; `hf-hub:...` and `local-dir:...` are read from elsewhere."""
+"""Name of a timm model that is built without files; `hf-hub:...` and `local-dir:...` load weights."""
 
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Let nothing in this block reach a hub: an attempt is an error, not a download."""
+    """Forbid access to a hub in this block: an attempt raises an error."""
     from huggingface_hub import constants  # noqa: PLC0415 - comes with transformers
 
     with patch.object(constants, "HF_HUB_OFFLINE", new=True):
@@ -35,17 +35,17 @@ def offline() -> Iterator[None]:
 
 
 def check_config(config: TransformersConfig) -> None:
-    """Check a built configuration and all configurations within it, however their fields came about.
+    """Check a built configuration and all nested configurations, including fields that the spec did not set.
 
     Raises:
-        SpecError: naming the field that leads elsewhere.
+        SpecError: naming the field that refers to code or files.
     """
-    for path, one in configs_within(config):
-        _check_one(path, one)
+    for path, inner in configs_within(config):
+        _check_single(path, inner)
 
 
 def check_model(model: nn.Module) -> None:
-    """Check the configurations that a built model runs with, and that no parameter is empty.
+    """Check the configurations of a built model, and that no parameter is empty.
 
     Raises:
         SpecError: naming the field, or the parameter.
@@ -56,11 +56,11 @@ def check_model(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if not parameter.numel():
             shape = "x".join(map(str, parameter.shape))
-            raise _problem("config", f"makes a model without sense: its parameter `{name}` is empty ({shape})")
+            raise _problem("config", f"describes an invalid model: its parameter `{name}` is empty ({shape})")
 
 
 def configs_within(config: TransformersConfig, path: str = "config") -> Iterator[tuple[str, TransformersConfig]]:
-    """``config`` and every configuration in its fields, lists and dicts, with its path."""
+    """Yield ``config`` and every configuration nested in its fields, lists and dicts, with its path."""
     from transformers import PreTrainedConfig  # noqa: PLC0415 - takes a second to import
 
     def walk(value: object, at: str) -> Iterator[tuple[str, TransformersConfig]]:
@@ -78,18 +78,18 @@ def configs_within(config: TransformersConfig, path: str = "config") -> Iterator
     return walk(config, path)
 
 
-def _check_one(path: str, config: TransformersConfig) -> None:
-    held = vars(config)
+def _check_single(path: str, config: TransformersConfig) -> None:
+    fields = vars(config)
     for name, allowed in IMPLEMENTATIONS.items():
-        found = held.get(f"_{name}_internal")
+        found = fields.get(f"_{name}_internal")
         if found is not None and found not in allowed:
             raise _problem(f"{path}.{name}", f"must be one of {', '.join(allowed)}", found)
-    if held.get("_name_or_path"):
-        raise _problem(f"{path}.name_or_path", "names a model to load; leave it out", held["_name_or_path"])
+    if fields.get("_name_or_path"):
+        raise _problem(f"{path}.name_or_path", "names a model to load; leave it out", fields["_name_or_path"])
     for name in _REMOTE:
-        if held.get(name):
-            raise _problem(f"{path}.{name}", "leads to code or weights outside of transformers; leave it out")
-    shadowed = [name for name in held if callable(getattr(type(config), name, None))]
+        if fields.get(name):
+            raise _problem(f"{path}.{name}", "refers to code or weights outside of transformers; leave it out")
+    shadowed = [name for name in fields if callable(getattr(type(config), name, None))]
     if shadowed:
         raise _problem(f"{path}.{shadowed[0]}", f"replaces a method of {type(config).__name__}; leave it out")
     _check_timm(path, config)
@@ -101,10 +101,10 @@ def _check_timm(path: str, config: TransformersConfig) -> None:
         return
     name = getattr(config, field, None)
     if name is not None and not _PLAIN_NAME.fullmatch(str(name)):
-        raise _problem(f"{path}.{field}", "must be the plain name of a timm model, which is built from it", name)
+        raise _problem(f"{path}.{field}", "must be the plain name of a timm model", name)
     loading = _TIMM_LOADS.intersection(getattr(config, "model_args", None) or ())
     if loading:
-        raise _problem(f"{path}.model_args.{min(loading)}", "has timm load weights or files; leave it out")
+        raise _problem(f"{path}.model_args.{min(loading)}", "makes timm load weights or files; leave it out")
 
 
 def _problem(field: str, message: str, value: object = "") -> SpecError:

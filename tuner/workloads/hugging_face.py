@@ -1,4 +1,4 @@
-"""transformers architectures built from a config with random weights. Nothing is downloaded."""
+"""Build transformers architectures from a config, with random weights. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tuner.workloads.base import (
     IGNORED_LABEL,
     LossTerms,
     Workload,
-    counted,
+    count_labels,
     random_tokens,
     summed_cross_entropy,
 )
@@ -28,7 +28,7 @@ from tuner.workloads.routers import (
     require_router_loss,
     router_coefficient,
     router_loss,
-    untrained,
+    router_loss_error,
     wants_router_loss,
 )
 from tuner.workloads.transformers_import import forbid_hub_kernels
@@ -36,7 +36,7 @@ from tuner.workloads.transformers_import import forbid_hub_kernels
 TransformersConfig: TypeAlias = Any
 """A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
 TransformersObject: TypeAlias = Any
-"""A ``transformers.PreTrainedModel``, likewise."""
+"""A ``transformers.PreTrainedModel``; transformers ships no usable types."""
 
 _AUTO_CLASSES: dict[TransformersTask, str] = {
     "causal-lm": "AutoModelForCausalLM",
@@ -49,9 +49,9 @@ _AUTO_CLASSES: dict[TransformersTask, str] = {
 
 _FEWEST_CLASSES = 2
 _FEWEST_TOKENS = 2
-"""Of a sample with a next token to predict."""
+"""Fewest tokens of a sample with a next token to predict."""
 _MASKLESS = {"fnet"}
-"""Text encoders whose models take no attention mask: of the 316 that transformers 5.23 has for our tasks, FNet's."""
+"""Text encoders without an attention mask: of the 316 in transformers 5.23 for the supported tasks, only FNet."""
 
 
 class CausalWorkload(NextTokenWorkload):
@@ -64,7 +64,7 @@ class CausalWorkload(NextTokenWorkload):
     """
 
     takes_mask = False
-    """True if batches have an ``attention_mask``: a causal model never looks at padding on the right."""
+    """True if batches have an ``attention_mask``, which a causal model does not need for padding on the right."""
 
     def __init__(self, build: Callable[[], nn.Module], length: int, config: TransformersConfig) -> None:
         super().__init__(build, length, _vocabulary_size(config))
@@ -79,19 +79,19 @@ class CausalWorkload(NextTokenWorkload):
 class RoutedWorkload(CausalWorkload):
     """Next-token prediction with a mixture of experts whose routers are trained to balance their load.
 
-    The routers' loss, times its coefficient, is a term of its own, weighted by the tokens that are no padding. With one
-    micro-batch in an update the loss is the one that transformers computes.
+    The routers' loss, times its coefficient, is a separate term, weighted by the tokens without padding. With one
+    micro-batch per update the loss equals the loss that transformers computes.
     """
 
     takes_mask = True
-    """Padding must not be balanced."""
+    """True, because the routers' loss must ignore padding."""
 
     def __init__(self, build: Callable[[], nn.Module], length: int, config: TransformersConfig) -> None:
         super().__init__(build, length, config)
         self._coefficient = router_coefficient(config)
 
     def make_batch(self, size: int) -> dict[str, Tensor]:
-        """Random samples, full-length but for a token of padding in the first: a mask that masks nothing is dropped."""
+        """Random samples of full length, but for one padding token: a mask without a zero would be dropped."""
         batch = super().make_batch(size)
         if self._length > _FEWEST_TOKENS:
             batch["attention_mask"][0, -1] = 0
@@ -99,7 +99,7 @@ class RoutedWorkload(CausalWorkload):
         return batch
 
     def collate(self, samples: list[Tensor]) -> dict[str, Tensor]:
-        """Pad on the right with ignored labels, under a mask."""
+        """Pad on the right with ignored labels, and add a mask."""
         mask = nn.utils.rnn.pad_sequence([torch.ones_like(sample) for sample in samples], batch_first=True)
         return {**super().collate(samples), "attention_mask": mask}
 
@@ -110,17 +110,17 @@ class RoutedWorkload(CausalWorkload):
         labels = batch["labels"][:, 1:]
         tokens = _tokens(batch)
         return {
-            "next_token": (summed_cross_entropy(output.logits[:, :-1], labels), counted(labels)),
+            "next_token": (summed_cross_entropy(output.logits[:, :-1], labels), count_labels(labels)),
             ROUTER_TERM: (router_loss(output).float() * self._coefficient * tokens, tokens),
         }
 
     def loss_weights(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
-        """Target tokens, and all tokens that are no padding."""
+        """Numbers of target tokens, and of all tokens without padding."""
         return {**super().loss_weights(batch), ROUTER_TERM: float(_tokens(batch))}
 
 
 def _tokens(batch: Mapping[str, Tensor]) -> Tensor:
-    """How many tokens of a batch are no padding: a scalar on their device."""
+    """Number of tokens of a batch without padding, a scalar on their device."""
     mask = batch.get("attention_mask")
     return (torch.ones_like(batch["input_ids"]) if mask is None else mask).sum()
 
@@ -131,7 +131,7 @@ class LabelledWorkload:
     Args:
         build: makes the model.
         inputs: makes ``n`` samples of the model's keyword arguments.
-        labels: makes their labels from those inputs, ``IGNORED_LABEL`` where a position does not count.
+        labels: makes labels from the inputs, with ``IGNORED_LABEL`` for positions to ignore.
         config: the model's configuration.
     """
 
@@ -147,13 +147,13 @@ class LabelledWorkload:
         self._labels = labels
         self.config = config
         self.takes_mask = config.model_type not in _MASKLESS
-        """Whether batches of text have an ``attention_mask``."""
+        """True if batches of text have an ``attention_mask``."""
 
     def make_batch(self, size: int) -> dict[str, Tensor]:
         """Random samples of the worst case, with labels.
 
-        Texts are as long as can be but for one position of padding: an attention mask that masks nothing is dropped by
-        some attention implementations, which then take less memory than with real, ragged data.
+        Texts have the full length but for one padding token: some attention implementations drop a mask without a zero,
+        and then take less memory than with real, ragged data.
         """
         inputs = self._inputs(size)
         return {**inputs, "labels": self._labels(inputs)}
@@ -162,11 +162,11 @@ class LabelledWorkload:
         """One term, ``cross_entropy``."""
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         loss = summed_cross_entropy(model(**inputs).logits, batch["labels"])
-        return {"cross_entropy": (loss, counted(batch["labels"]))}
+        return {"cross_entropy": (loss, count_labels(batch["labels"]))}
 
     def loss_weights(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
-        """Labels that count."""
-        return {"cross_entropy": float(counted(batch["labels"]))}
+        """Number of labels that are not ignored."""
+        return {"cross_entropy": float(count_labels(batch["labels"]))}
 
 
 def _problem(field: str, message: str, value: object = "") -> SpecError:
@@ -174,12 +174,11 @@ def _problem(field: str, message: str, value: object = "") -> SpecError:
 
 
 def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConfig:
-    """The transformers configuration of ``model``.
+    """Build the transformers configuration of ``model``.
 
     Raises:
-        SpecError: for an unknown model type or field, a field that leads to code or files elsewhere, a value that the
-            configuration refuses or that makes no model, a sequence longer than the model's positions, or a single
-            class.
+        SpecError: for an unknown model type or field, a field that refers to code or files, an invalid value, a
+            sequence longer than the model's positions, or a single class.
     """
     forbid_hub_kernels()
     from transformers import AutoConfig  # noqa: PLC0415 - takes a second to import, and only this kind needs it
@@ -197,7 +196,7 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
             config = AutoConfig.for_model(model_type, **fields)
         except Exception as error:  # noqa: BLE001 - each configuration class raises its own kinds of error
             raise _problem("config", " ".join(str(error).split())) from None
-    config.architectures = config.architectures or []  # of several models for a task (DeiT's) the first is meant
+    config.architectures = config.architectures or []  # of several models for a task (DeiT's) the first is used
     check_config(config)
     require_router_fields(fields, config)
     _check_positions(config, batch)
@@ -234,11 +233,11 @@ def _build_model(config: TransformersConfig, task: TransformersTask, *, recomput
     try:
         with offline():
             model: nn.Module = auto_class.from_config(config, trust_remote_code=False)
-    except ImportError as error:  # a package that this kind of model needs
+    except ImportError as error:  # a package that this kind of model needs is missing
         raise _problem("config", " ".join(str(error).split())) from None
     except ValueError as error:
         message = " ".join(str(error).split())
-        if "Unrecognized configuration class" in message:  # what an auto class says to a config it has no model for
+        if "Unrecognized configuration class" in message:  # the auto class has no model for this config
             message = f"transformers has no {_AUTO_CLASSES[task]} for {type(config).__name__}"
             raise _problem("task", message, task) from None
         raise _problem("config", message) from None
@@ -251,7 +250,7 @@ def _build_model(config: TransformersConfig, task: TransformersTask, *, recomput
 
 
 def _checkpoint_activations(model: TransformersObject) -> None:
-    """Turn activation checkpointing on, by the name it has since transformers 5.23 or the one before."""
+    """Turn activation checkpointing on, by its name since transformers 5.23 or its former name."""
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     try:
         enable({"use_reentrant": False})
@@ -287,13 +286,13 @@ def transformers_workload(model: TransformersModel, batch: BatchSpec, *, recompu
     config = build_config(model, batch)
     length = batch.sequence_length or 0
     if model.task == "sequence-classification" and getattr(config, "pad_token_id", None) is None:
-        config.pad_token_id = 0  # decoders find the last token of a sample by it, and refuse batches without one
+        config.pad_token_id = 0  # decoders find the last token of a sample by this id, and need it for batches
 
     def build() -> nn.Module:
         return _build_model(config, model.task, recompute=recompute)
 
     if model.task != "causal-lm" and wants_router_loss(config):
-        raise untrained(config, f"that is done for causal-lm, not for {model.task}")
+        raise router_loss_error(config, f"only causal-lm trains a router loss, not {model.task}")
     if model.task == "causal-lm":
         return (RoutedWorkload if wants_router_loss(config) else CausalWorkload)(build, length, config)
     if model.task == "image-classification":
@@ -301,7 +300,7 @@ def transformers_workload(model: TransformersModel, batch: BatchSpec, *, recompu
     else:
         inputs = _text_inputs(config, length, paired=model.task == "seq2seq-lm")
         if model.task == "sequence-classification" and config.is_encoder_decoder:
-            inputs = _ended_once(inputs, config)
+            inputs = _with_single_eos(inputs, config)
     return LabelledWorkload(build, inputs, _labels(model.task, config.num_labels), config)
 
 
@@ -314,25 +313,25 @@ def _text_inputs(config: TransformersConfig, length: int, *, paired: bool) -> Ca
         if config.model_type in _MASKLESS:
             return inputs
         mask = torch.ones(size, length, dtype=torch.int64)
-        mask[0, 1:][-1:] = 0  # a text of one token is never all padding
+        mask[0, 1:][-1:] = 0  # but a text of one token is not all padding
         padding = getattr(config, "pad_token_id", None) or 0
         return {name: torch.where(mask > 0, ids, padding) for name, ids in inputs.items()} | {"attention_mask": mask}
 
     return make
 
 
-def _ended_once(inputs: Callable[[int], dict[str, Tensor]], config: TransformersConfig) -> Callable[..., Any]:
-    """Texts with one end-of-sequence token each, their last: BART and its like classify a text by that token."""
+def _with_single_eos(inputs: Callable[[int], dict[str, Tensor]], config: TransformersConfig) -> Callable[..., Any]:
+    """Make texts with one end-of-sequence token, the last: BART and similar models classify a text by that token."""
     end, vocabulary_size = getattr(config, "eos_token_id", None), _vocabulary_size(config)
     if not isinstance(end, int) or end >= vocabulary_size:
         return inputs
 
     def make(size: int) -> dict[str, Tensor]:
-        made = inputs(size)
-        ids, last = made["input_ids"], made["attention_mask"].sum(1) - 1
+        batch_inputs = inputs(size)
+        ids, last = batch_inputs["input_ids"], batch_inputs["attention_mask"].sum(1) - 1
         ids = torch.where(ids == end, (end + 1) % vocabulary_size, ids)
         ids[torch.arange(size), last] = end
-        return {**made, "input_ids": ids}
+        return {**batch_inputs, "input_ids": ids}
 
     return make
 
@@ -345,7 +344,7 @@ def _vocabulary_size(config: TransformersConfig) -> int:
 
 
 def _labels(task: TransformersTask, classes: int) -> Callable[[dict[str, Tensor]], Tensor]:
-    """How a task's random labels are made from its random inputs."""
+    """The function that makes a task's random labels from its random inputs."""
     makers: dict[TransformersTask, Callable[[dict[str, Tensor]], Tensor]] = {
         "masked-lm": lambda inputs: _masked_labels(inputs["input_ids"]),
         "seq2seq-lm": lambda inputs: inputs["decoder_input_ids"],

@@ -1,7 +1,7 @@
-"""What to import before memory is counted, so that a probe and a run count the same. No torch.
+"""Modules to import before memory is measured, so that a probe and a run measure the same memory. No torch.
 
-Torch and transformers import parts of themselves late: with the first optimizer 1.7 s and 73 MB, with the first
-transformers model several seconds more. On the CPU that would be taken out of the workload's budget.
+Torch and transformers import some of their modules late: the first optimizer takes 1.7 s and 73 MB, the first
+transformers model several seconds more. On the CPU this memory would count against the workload's limit.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _MODELS = "transformers.models."
 
 
 def late_imports(spec: WorkloadSpec | None = None, *, with_model: bool = True) -> tuple[str, ...]:
-    """The modules that any workload, or this one, will import while it runs. Never the user's own.
+    """The modules that a workload will import while it runs, except the user's own.
 
     Args:
-        spec: the workload.
-        with_model: whether the module of a transformers model is among them. Some import packages of kernels, which may
-            start CUDA: not for a process that forks others which use it.
+        spec: the workload; None for the modules that any workload imports.
+        with_model: whether to include the module of a transformers model. Some import packages of kernels, which may
+            initialise CUDA, and a process that did so must not fork others that use CUDA.
     """
     if spec is None or not isinstance(spec.model, TransformersModel):
         return _TORCH
@@ -36,9 +36,9 @@ def late_imports(spec: WorkloadSpec | None = None, *, with_model: bool = True) -
 
 
 def _models_module(model_type: str) -> tuple[str, ...]:
-    """Where transformers keeps a kind of model, which brings thirty other modules; none where it is not found.
+    """The module of a type of model in transformers, which imports thirty others; empty if it is not found.
 
-    Most lie in a folder of their own name, and what little is missed is imported late, as before.
+    Most models are in a folder of their own name. The modules of the others are imported late.
     """
     name = model_type.replace("-", "_")
     transformers = importlib.util.find_spec("transformers")
@@ -49,12 +49,12 @@ def _models_module(model_type: str) -> tuple[str, ...]:
 
 
 def import_early(modules: tuple[str, ...]) -> None:
-    """Import them now. What is wrong with one kind of model is left for the workload to tell that builds it.
+    """Import modules. An error in the module of a model is ignored here: the workload that builds the model raises it.
 
     Raises:
         Exception: when another module is missing or broken.
     """
-    gc.disable()  # what is imported is not looked through for garbage, now or later: that takes a fifth of the time
+    gc.disable()  # garbage collection takes a fifth of the time of the imports
     try:
         for module in modules:
             if module.startswith("transformers.") and "transformers" not in sys.modules:

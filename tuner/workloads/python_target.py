@@ -18,13 +18,13 @@ _REQUIRED = ("build_model", "make_batch", "loss_terms")
 
 
 def python_workload(model: PythonModel) -> Workload:
-    """Import the target's module, call its factory with the spec's arguments, and check what it returns.
+    """Import the target's module, call its factory with the spec's arguments, and check the workload.
 
     The working directory is searched last, so that a user's file never hides an installed package.
 
     Raises:
-        SpecError: when the module or the factory does not exist, or does not take the arguments.
-        WorkloadError: when what it returns lacks a method of ``Workload``.
+        SpecError: when the module or the factory does not exist, or the factory does not accept the arguments.
+        WorkloadError: when the workload lacks a method of ``Workload``.
     """
     module_name, _, name = model.target.partition(":")
     factory = getattr(_import(module_name, model.target), name, None)
@@ -39,15 +39,15 @@ def python_workload(model: PythonModel) -> Workload:
 
 
 def _check_arguments(factory: Callable[..., object], arguments: dict[str, JsonValue]) -> None:
-    """Before the call, so that a TypeError from inside the factory keeps its traceback."""
+    """Check the arguments before the call, so that a TypeError from inside the factory keeps its traceback."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
-        return  # a callable of C that does not tell what it takes
+        return  # a callable of C without a signature
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise SpecError([FieldProblem("model.arguments", f"the factory does not take them: {error}")]) from None
+        raise SpecError([FieldProblem("model.arguments", f"do not fit the factory: {error}")]) from None
 
 
 def _import(module_name: str, target: str) -> object:
@@ -58,7 +58,7 @@ def _import(module_name: str, target: str) -> object:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not module_name.startswith(error.name):
-            raise  # something the user's module needs is missing: their traceback says where
+            raise  # a dependency of the user's module is missing: the traceback says where
         raise _target_problem(f"no module `{error.name}` in {directory} or among the installed ones", target) from None
 
 

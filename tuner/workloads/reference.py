@@ -1,4 +1,4 @@
-"""Small models in plain torch that always work: an MLP, a ResNet with BatchNorm, a GPT with tied embeddings."""
+"""Small models that need only torch: an MLP, a ResNet with BatchNorm, a GPT with tied embeddings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tuner.schemas.workload import BatchSpec, Gpt, Mlp, ReferenceModel, ResNet
 from tuner.workloads.base import (
     LossTerms,
     Workload,
-    counted,
+    count_labels,
     pad_tokens,
     random_tokens,
     summed_cross_entropy,
@@ -23,7 +23,7 @@ from tuner.workloads.base import (
 
 
 def _run(block: nn.Module, inputs: Tensor, *, recompute: bool) -> Tensor:
-    """``block(inputs)``, keeping its activations or recomputing them in the backward pass."""
+    """Call a block, storing its activations or recomputing them in the backward pass."""
     output: Tensor = checkpoint(block, inputs, use_reentrant=False) if recompute else block(inputs)
     return output
 
@@ -171,7 +171,7 @@ class ClassificationWorkload:
         return {"cross_entropy": (loss, float(len(batch["labels"])))}
 
     def loss_weights(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
-        """Samples."""
+        """Number of samples."""
         return {"cross_entropy": float(len(batch["labels"]))}
 
 
@@ -195,11 +195,11 @@ class NextTokenWorkload:
         """One term, ``next_token``: position ``t`` predicts token ``t + 1``."""
         labels = batch["labels"][:, 1:]
         logits = self.logits(model, batch)[:, :-1]
-        return {"next_token": (summed_cross_entropy(logits, labels), counted(labels))}
+        return {"next_token": (summed_cross_entropy(logits, labels), count_labels(labels))}
 
     def loss_weights(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
-        """Target tokens: those after the shift that are not padding."""
-        return {"next_token": float(counted(batch["labels"][:, 1:]))}
+        """Number of target tokens: those after the shift that are not padding."""
+        return {"next_token": float(count_labels(batch["labels"][:, 1:]))}
 
     def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """``(n, s, vocabulary_size)``."""
@@ -208,7 +208,7 @@ class NextTokenWorkload:
 
 
 def reference_workload(model: ReferenceModel, batch: BatchSpec, *, recompute: bool) -> Workload:
-    """The workload of a ``reference`` model. ``recompute`` turns activation checkpointing on, block by block."""
+    """Build the workload of a ``reference`` model. ``recompute`` turns activation checkpointing on, block by block."""
     sizes = model.architecture
     match sizes:
         case Mlp():

@@ -1,4 +1,4 @@
-"""``transformers``, imported with its folder of models looked through once instead of twice. No torch but its own."""
+"""Import ``transformers`` with one scan of its folder of models instead of two. Imports torch only through it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _HUB_KERNELS = "USE_HUB_KERNELS"
 
 
 def forbid_hub_kernels() -> None:
-    """Have transformers build models of its own code alone, where the package `kernels` is installed too.
+    """Make transformers build models without kernels from a hub, even if the package `kernels` is installed.
 
-    Some models (Mamba, Falcon-H1) fetch kernels from a hub when they are imported, built or run. Takes effect before
-    transformers is imported; a ``USE_HUB_KERNELS`` in the environment is kept.
+    Some models (Mamba, Falcon-H1) download kernels when they are imported, built or run. Must be called before
+    transformers is imported. A ``USE_HUB_KERNELS`` in the environment is kept.
     """
     os.environ.setdefault(_HUB_KERNELS, "0")
 
@@ -23,33 +23,37 @@ def forbid_hub_kernels() -> None:
 def import_transformers() -> None:
     """Import ``transformers`` and ``transformers.models``.
 
-    Each of the two reads the files of all models, thousands, for the names that they export. What the first has found
-    is given to the second, where this release of transformers keeps it as we know it.
+    Each of the two reads the files of all models, thousands, for their exported names. The second import reuses the
+    result of the first, if this release of transformers caches it in the known form.
 
     Raises:
-        ImportError: when it is missing or broken.
+        ImportError: when transformers is missing or broken.
     """
     forbid_hub_kernels()
     transformers = importlib.import_module("transformers")
     utils = importlib.import_module("transformers.utils.import_utils")
-    found = getattr(utils, "define_import_structure", None)
-    if found is None or not hasattr(found, "cache_info") or transformers.__file__ is None:
+    scan = getattr(utils, "define_import_structure", None)
+    if scan is None or not hasattr(scan, "cache_info") or transformers.__file__ is None:
         return
     models = Path(transformers.__file__).parent / "models"
-    scans = found.cache_info().misses
-    prefixed = found(models, prefix=models.name)
-    if found.cache_info().misses > scans:  # transformers has not kept it, after all
+    scans = scan.cache_info().misses
+    prefixed = scan(models, prefix=models.name)
+    if scan.cache_info().misses > scans:  # transformers has not cached the scan
         return
 
-    def known(path: Path | str, prefix: str | None = None) -> Any:  # noqa: ANN401 - as it is
-        return _without(models.name, prefixed) if (Path(path).parent, prefix) == (models, None) else found(path, prefix)
+    def cached_scan(path: Path | str, prefix: str | None = None) -> Any:  # noqa: ANN401 - as it is
+        return (
+            _strip_prefix(models.name, prefixed)
+            if (Path(path).parent, prefix) == (models, None)
+            else scan(path, prefix)
+        )
 
-    with patch.object(utils, found.__name__, known):
+    with patch.object(utils, scan.__name__, cached_scan):
         importlib.import_module("transformers.models")
 
 
-def _without(prefix: str, structure: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
-    """What each backend is needed for, by module below ``prefix``."""
+def _strip_prefix(prefix: str, structure: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+    """The structure of the modules below ``prefix``, with the prefix removed."""
     start = f"{prefix}."
     return {
         backends: {name.removeprefix(start): exported for name, exported in modules.items() if name.startswith(start)}

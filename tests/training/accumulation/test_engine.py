@@ -39,7 +39,7 @@ from tuner.training.accumulation.engine import Gathering, GradientAccumulation, 
 from tuner.training.accumulation.gradient_sums import GradientSums, ScratchSums, SumsInPlace
 from tuner.training.micro_batches.splitting import sliced
 from tuner.training.update_engine import UpdateEngine
-from tuner.workloads.base import IGNORED_LABEL, Batch, LossTerms, counted, pad_tokens
+from tuner.workloads.base import IGNORED_LABEL, Batch, LossTerms, count_labels, pad_tokens
 from tuner.workloads.build import build_model, build_workload
 
 SAMPLES = ragged_tokens(8)
@@ -186,7 +186,7 @@ def test_the_published_token_example_is_reproduced(sizes: tuple[int, ...]) -> No
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, float]:
         logits = model(batch[0].float()[..., None]).flatten(0, 1)
-        return F.cross_entropy(logits, batch[1].flatten(), reduction="sum"), float(counted(batch[1]))
+        return F.cross_entropy(logits, batch[1].flatten(), reduction="sum"), float(count_labels(batch[1]))
 
     batches = list(zip(torch.split(ids, list(sizes)), torch.split(labels, list(sizes)), strict=True))
     GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.08)).update(batches, loss)
@@ -272,7 +272,7 @@ def _unshifted_count(model: nn.Module) -> Gradients:
     """The engine itself, told the number of tokens before the shift."""
 
     def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, float]:
-        return token_loss(model, batch)[0], float(counted(batch["labels"]))
+        return token_loss(model, batch)[0], float(count_labels(batch["labels"]))
 
     return _accumulated(model, token_batches(SAMPLES, *UNEVEN), loss)
 
