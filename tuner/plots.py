@@ -1,4 +1,4 @@
-"""Two pictures of a run: memory against micro-batch, and the loss. PNG to look at, HTML to explore. No torch."""
+"""Plots of a run: memory against micro-batch size, and the loss. PNG files and interactive HTML. No torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MemoryLine:
 
 
 def fitted_line(probes: Sequence[ProbeResult]) -> MemoryLine | None:
-    """The line through the two largest fits that were measured; none when there are not two."""
+    """The line through the two largest measured fits; None if there are fewer than two."""
     fits = {probe.micro_batch_size: probe.used_bytes for probe in probes if probe.outcome is Outcome.FIT}
     points = sorted((size, used) for size, used in fits.items() if used)[-2:]
     if len(points) < 2:  # noqa: PLR2004 - two points make a line
@@ -45,102 +45,107 @@ def fitted_line(probes: Sequence[ProbeResult]) -> MemoryLine | None:
     return MemoryLine(low_bytes - slope * low, slope)
 
 
-def _failures(found: Recommendation) -> list[ProbeResult]:
-    return [probe for probe in found.evidence.probes if probe.outcome is not Outcome.FIT]
+def _failures(recommendation: Recommendation) -> list[ProbeResult]:
+    return [probe for probe in recommendation.evidence.probes if probe.outcome is not Outcome.FIT]
 
 
-def _fits(found: Recommendation) -> list[ProbeResult]:
-    return [probe for probe in found.evidence.probes if probe.outcome is Outcome.FIT and probe.used_bytes]
+def _fits(recommendation: Recommendation) -> list[ProbeResult]:
+    return [probe for probe in recommendation.evidence.probes if probe.outcome is Outcome.FIT and probe.used_bytes]
 
 
-def _heights(found: Recommendation) -> list[float]:
-    """Where to draw what failed: on the fitted line, since a failed probe never reached its peak; else at the limit."""
-    line = fitted_line(found.evidence.probes)
-    limit, unit = _limit(found), _unit(found)[0]
-    return [(line.at(probe.micro_batch_size) if line else limit) / unit for probe in _failures(found)]
+def _failure_heights(recommendation: Recommendation) -> list[float]:
+    """Heights to draw failed probes at: on the fitted line, as they did not reach their peak, or else at the limit."""
+    line = fitted_line(recommendation.evidence.probes)
+    limit, unit = _limit(recommendation), _unit(recommendation)[0]
+    return [(line.at(probe.micro_batch_size) if line else limit) / unit for probe in _failures(recommendation)]
 
 
-def _unit(found: Recommendation) -> tuple[int, str]:
-    """The unit of the memory axis: the largest that the limit reaches."""
-    return next((unit for unit in _UNITS if _limit(found) >= unit[0]), _UNITS[-1])
+def _unit(recommendation: Recommendation) -> tuple[int, str]:
+    """The unit of the memory axis: the largest unit below the limit."""
+    return next((unit for unit in _UNITS if _limit(recommendation) >= unit[0]), _UNITS[-1])
 
 
-def _limit(found: Recommendation) -> float:
-    limits = [probe.limit_bytes for probe in found.evidence.probes if probe.limit_bytes]
-    return float(limits[0]) if limits else float(found.device.total_bytes)
+def _limit(recommendation: Recommendation) -> float:
+    limits = [probe.limit_bytes for probe in recommendation.evidence.probes if probe.limit_bytes]
+    return float(limits[0]) if limits else float(recommendation.device.total_bytes)
 
 
-def _line_points(found: Recommendation) -> tuple[list[float], list[float]]:
-    line = fitted_line(found.evidence.probes)
+def _line_points(recommendation: Recommendation) -> tuple[list[float], list[float]]:
+    line = fitted_line(recommendation.evidence.probes)
     if line is None:
         return [], []
-    largest = max(probe.micro_batch_size for probe in found.evidence.probes)
-    fitting = [probe.micro_batch_size for probe in _fits(found)]
+    largest = max(probe.micro_batch_size for probe in recommendation.evidence.probes)
+    fitting = [probe.micro_batch_size for probe in _fits(recommendation)]
     sizes = [0.0, float(min(largest, 1.3 * max(fitting)))]
-    return sizes, [line.at(size) / _unit(found)[0] for size in sizes]
+    return sizes, [line.at(size) / _unit(recommendation)[0] for size in sizes]
 
 
-def _shown(found: Recommendation) -> list[tuple[int, float, str]]:
-    """The failed probes near enough to the answer to share a picture with it: size, height, outcome."""
-    fitting = [probe.micro_batch_size for probe in _fits(found)]
+def _visible_failures(recommendation: Recommendation) -> list[tuple[int, float, str]]:
+    """The failed probes up to twice the largest fitting size, as size, height and outcome."""
+    fitting = [probe.micro_batch_size for probe in _fits(recommendation)]
     edge = 2 * max(fitting, default=1)
-    pairs = zip(_failures(found), _heights(found), strict=True)
-    return [(it.micro_batch_size, height, str(it.outcome)) for it, height in pairs if it.micro_batch_size <= edge]
+    pairs = zip(_failures(recommendation), _failure_heights(recommendation), strict=True)
+    return [
+        (probe.micro_batch_size, height, str(probe.outcome))
+        for probe, height in pairs
+        if probe.micro_batch_size <= edge
+    ]
 
 
-def plot_memory(found: Recommendation, directory: Path) -> tuple[Path, Path]:
+def plot_memory(recommendation: Recommendation, directory: Path) -> tuple[Path, Path]:
     """Write ``memory.png`` and ``memory.html``: every probe, the fitted line, the limit."""
-    title = f"Peak memory against micro-batch: {found.largest_micro_batch_size or 'nothing'} fits on {found.device.id}"
+    largest, device = recommendation.largest_micro_batch_size or "nothing", recommendation.device.id
+    title = f"Peak memory against micro-batch: {largest} fits on {device}"
     return (
-        _save_png(_draw_memory(found, title), directory / "memory.png"),
-        _save_html(_memory_figure(found, title), directory / "memory.html"),
+        _save_png(_draw_memory(recommendation, title), directory / "memory.png"),
+        _save_html(_memory_figure(recommendation, title), directory / "memory.html"),
     )
 
 
-def _draw_memory(found: Recommendation, title: str) -> Figure:
-    unit, name = _unit(found)
+def _draw_memory(recommendation: Recommendation, title: str) -> Figure:
+    unit, name = _unit(recommendation)
     figure, axes = _axes(title, "micro-batch size (samples)", f"peak memory ({name})")
-    sizes, heights = _line_points(found)
+    sizes, heights = _line_points(recommendation)
     axes.plot(sizes, heights, color=_LINE, linewidth=1, label="affine through the last two fits")
-    fits = _fits(found)
+    fits = _fits(recommendation)
     axes.scatter(
-        [it.micro_batch_size for it in fits],
-        [(it.used_bytes or 0) / unit for it in fits],
+        [probe.micro_batch_size for probe in fits],
+        [(probe.used_bytes or 0) / unit for probe in fits],
         color=_FIT,
         label="FIT",
         zorder=3,
     )
-    failed = _shown(found)
+    failed = _visible_failures(recommendation)
     axes.scatter(
         [size for size, _, _ in failed],
         [height for _, height, _ in failed],
         color=_OOM,
         marker="x",
-        label="OOM (drawn where the line puts it)",
+        label="OOM (height from the fitted line)",
         zorder=3,
     )
-    axes.axhline(_limit(found) / unit, color=_OOM, linestyle="--", linewidth=1, label="limit less margin")
+    axes.axhline(_limit(recommendation) / unit, color=_OOM, linestyle="--", linewidth=1, label="limit less margin")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     return figure
 
 
-def _memory_figure(found: Recommendation, title: str) -> go.Figure:
-    unit, name = _unit(found)
+def _memory_figure(recommendation: Recommendation, title: str) -> go.Figure:
+    unit, name = _unit(recommendation)
     figure = go.Figure(layout=_layout(title, "micro-batch size (samples)", f"peak memory ({name})"))
-    sizes, heights = _line_points(found)
+    sizes, heights = _line_points(recommendation)
     figure.add_scatter(x=sizes, y=heights, mode="lines", name="affine fit", line={"color": _LINE})
-    fits = _fits(found)
+    fits = _fits(recommendation)
     figure.add_scatter(
-        x=[it.micro_batch_size for it in fits],
-        y=[(it.used_bytes or 0) / unit for it in fits],
-        customdata=[it.seconds.total for it in fits],
+        x=[probe.micro_batch_size for probe in fits],
+        y=[(probe.used_bytes or 0) / unit for probe in fits],
+        customdata=[probe.seconds.total for probe in fits],
         hovertemplate="micro-batch %{x}<br>%{y:.3f} " + name + "<br>%{customdata:.2f} s<extra>FIT</extra>",
         mode="markers",
         name="FIT",
         marker={"color": _FIT, "size": 10},
     )
-    failed = _shown(found)
+    failed = _visible_failures(recommendation)
     figure.add_scatter(
         x=[size for size, _, _ in failed],
         y=[height for _, height, _ in failed],
@@ -150,8 +155,8 @@ def _memory_figure(found: Recommendation, title: str) -> go.Figure:
         name="OOM",
         marker={"color": _OOM, "size": 10, "symbol": "x"},
     )
-    limit = _limit(found) / unit
-    width = max([*sizes, *(size for size, _, _ in failed), *(it.micro_batch_size for it in fits)])
+    limit = _limit(recommendation) / unit
+    width = max([*sizes, *(size for size, _, _ in failed), *(probe.micro_batch_size for probe in fits)])
     line = {"color": _OOM, "dash": "dash", "width": 1}
     figure.add_scatter(x=[0, 1.02 * width], y=[limit, limit], mode="lines", name="limit less margin", line=line)
     return figure
@@ -159,8 +164,8 @@ def _memory_figure(found: Recommendation, title: str) -> go.Figure:
 
 def plot_loss(updates: Sequence[TrainingProgress], directory: Path) -> tuple[Path, Path]:
     """Write ``loss.png`` and ``loss.html``: the loss of every update."""
-    numbers = [it.update for it in updates if it.loss is not None]
-    losses = [it.loss for it in updates if it.loss is not None]
+    numbers = [progress.update for progress in updates if progress.loss is not None]
+    losses = [progress.loss for progress in updates if progress.loss is not None]
     title = f"Loss over {len(updates)} optimizer updates"
     figure, axes = _axes(title, "optimizer update", "loss")
     axes.plot(numbers, losses, color=_LINE)
@@ -192,6 +197,6 @@ def _save_png(figure: Figure, path: Path) -> Path:
 
 
 def _save_html(figure: go.Figure, path: Path) -> Path:
-    """One file with plotly's script in it, so that it opens offline."""
+    """Save one file that contains plotly's script, so that it opens offline."""
     write_atomically(path, figure.to_html(include_plotlyjs=True, default_height="96vh"))
     return path
