@@ -16,7 +16,7 @@ from tuner.hardware.memory_devices.cuda import CudaDevice
 from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
-from tuner.training.accumulation.collectives import group_of_one
+from tuner.training.accumulation.collectives import single_rank_group
 from tuner.training.accumulation.engine import GradientAccumulation, UpdateReport, split_batch
 from tuner.training.launching.launcher import TrainingProcess
 from tuner.training.launching.run_directory import ProgressLog, RunPaths
@@ -148,7 +148,7 @@ def test_bf16_parameters_are_summed_in_fp32(card: CudaDevice) -> None:
 
 def test_nccl_sums_and_gathers(card: CudaDevice) -> None:
     """A group of this process alone: words over gloo, tensors over NCCL, in buckets and where they are."""
-    ranks = group_of_one(card.torch_device)
+    ranks = single_rank_group(card.torch_device)
     try:
         tensors = [torch.ones(5, device="cuda:0"), torch.ones(8_000_000, device="cuda:0")]
         ranks.sum_(tensors)

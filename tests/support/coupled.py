@@ -1,4 +1,4 @@
-"""Models and loss terms that couple the samples of a batch, each in one way, and a few that only seem to."""
+"""Models and loss terms that couple the samples of a batch, each in one way, and a few that only appear to."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ScaledBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, features: Tensor) -> Tensor:  # noqa: ARG004 - torch's signature
-        """The same values."""
+        """Return a copy of the values."""
         return features.clone()
 
     @staticmethod
@@ -125,7 +125,7 @@ class Noisy(nn.Module):
 
 
 class Unseeded(nn.Module):
-    """Noise from a generator that nobody can seed, in training only."""
+    """Noise from a generator that cannot be seeded, in training only."""
 
     def forward(self, features: Tensor) -> Tensor:
         """Keep the shape."""
@@ -137,5 +137,5 @@ class Overwriting(nn.Module):
     """Doubles its input in place."""
 
     def forward(self, features: Tensor) -> Tensor:
-        """The same tensor."""
+        """Double the tensor in place."""
         return features.mul_(2)

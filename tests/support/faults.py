@@ -1,4 +1,4 @@
-"""What the tests of the update engine share: ragged samples, how far a gradient is off, and faults put into passes."""
+"""Helpers of the tests of the update engine: ragged samples, errors of gradients, and faults injected into passes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tuner.workloads.base import IGNORED_LABEL, LossTerms, count_labels, pad_tok
 from tuner.workloads.build import build_model, build_workload
 
 Gradients: TypeAlias = dict[str, Tensor]
-"""By name, those there are."""
+"""Gradients by parameter name, without parameters that have none."""
 
 # --- ragged samples, and a model that counts them ---------------------------------------------------------------------
 
 
 def ragged_tokens(count: int, longest: int = 16) -> list[Tensor]:
-    """Token samples of 2 to ``longest`` tokens, always the same."""
+    """Token samples of 2 to ``longest`` tokens, equal on every call."""
     generator = torch.Generator().manual_seed(3)
     lengths = torch.randint(2, longest + 1, (count,), generator=generator).tolist()
     return [torch.randint(0, 64, (length,), generator=generator) for length in lengths]
@@ -43,7 +43,7 @@ def token_batches(samples: Sequence[Tensor], *sizes: int) -> list[dict[str, Tens
 
 
 class CountingGpt(nn.Module):
-    """A small GPT with tied weights, and an entry per sample whose gradient tells how often it was committed."""
+    """A small GPT with tied weights, and an entry per sample whose gradient counts how often it was committed."""
 
     def __init__(self, samples: int, **changes: Any) -> None:
         super().__init__()
@@ -73,10 +73,10 @@ def count_tokens(batch: Mapping[str, Tensor]) -> float:
 
 
 def times_committed(found: Gradients, samples: Sequence[Tensor]) -> list[int]:
-    """How often each sample is in the gradient of ``token_loss`` over all ``samples``."""
+    """Count of each sample in the gradient of ``token_loss`` over all ``samples``."""
     times = found["entries"].double() * count_tokens(token_batch(samples))
     assert (times - times.round()).abs().max() < 1e-4
-    return [int(it) for it in times.round().tolist()]
+    return [int(count) for count in times.round().tolist()]
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -85,8 +85,12 @@ AnyLoss: TypeAlias = Callable[[nn.Module, Any], LossTerms | tuple[Tensor, "Tenso
 
 
 def gradients(model: nn.Module) -> Gradients:
-    """Copies of what is in ``.grad``."""
-    return {name: it.grad.detach().clone() for name, it in model.named_parameters() if it.grad is not None}
+    """Copies of the gradients in ``.grad``."""
+    return {
+        name: parameter.grad.detach().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def exact_gradient(model: nn.Module, batch: Any, loss: AnyLoss) -> Gradients:
@@ -106,22 +110,24 @@ def _in_fp64(value: Any) -> Any:
 def relative_error(found: Gradients, truth: Gradients) -> float:
     """The largest over all tensors of ``max |found - truth| / max |truth|``."""
     assert found.keys() == truth.keys()
-    return max(float((found[name].double() - it).abs().max() / it.abs().max()) for name, it in truth.items())
+    return max(
+        float((found[name].double() - tensor).abs().max() / tensor.abs().max()) for name, tensor in truth.items()
+    )
 
 
 def relative_distance(found: Iterable[Tensor], truth: Iterable[Tensor]) -> float:
     """The L2 norm of the difference over that of ``truth``, all tensors together."""
-    ours, theirs = (torch.cat([it.flatten().double() for it in tensors]) for tensors in (found, truth))
+    ours, theirs = (torch.cat([tensor.flatten().double() for tensor in tensors]) for tensors in (found, truth))
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def same_bits(found: Gradients, truth: Gradients) -> bool:
-    """Whether all tensors are equal to the last bit."""
-    return found.keys() == truth.keys() and all(torch.equal(found[name], it) for name, it in truth.items())
+def bit_equal(found: Gradients, truth: Gradients) -> bool:
+    """Return whether all tensors are equal to the last bit."""
+    return found.keys() == truth.keys() and all(torch.equal(found[name], tensor) for name, tensor in truth.items())
 
 
 def steps_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[Gradients]:
-    """A list that gains, at each step from now on, the gradients that the optimizer is stepped with."""
+    """A list to which each later step appends the gradients of the step."""
     steps: list[Gradients] = []
     optimizer.register_step_pre_hook(lambda *_: steps.append(gradients(model)))
     return steps
@@ -131,34 +137,34 @@ def steps_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[Gradien
 
 
 def out_of_memory() -> Exception:
-    """What torch raises when a card is full."""
+    """The error that torch raises when a GPU is full."""
     return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 def plain_out_of_memory() -> Exception:
-    """What older code and other backends raise."""
+    """The error that older code and other backends raise."""
     return RuntimeError("CUDA error: out of memory")
 
 
 class _Point(torch.autograd.Function):
-    """The identity, which tells that a pass came by."""
+    """The identity, which records each pass."""
 
     @staticmethod
     def forward(context: Any, value: Tensor, faults: Faults, module: str) -> Tensor:
-        """Tell of the forward pass."""
+        """Record the forward pass."""
         context.faults, context.module, context.rows = faults, module, len(value)
-        faults.passes_by(f"forward of {module}", len(value))
+        faults.record_pass(f"forward of {module}", len(value))
         return value.clone()
 
     @staticmethod
     def backward(context: Any, *gradient: Any) -> Any:
-        """Tell of the backward pass."""
-        context.faults.passes_by(f"backward of {context.module}", context.rows)
+        """Record the backward pass."""
+        context.faults.record_pass(f"backward of {context.module}", context.rows)
         return *gradient, None, None
 
 
 class Faults:
-    """Errors in chosen passes through chosen places of a model.
+    """Errors injected into chosen passes at chosen places of a model.
 
     Places are ``forward of MODULE`` and ``backward of MODULE`` at each module's output, and ``gradient of PARAMETER``
     just after a parameter's gradient was written. ``seen`` counts the passes of each since ``reset``.
@@ -174,7 +180,7 @@ class Faults:
             parameter.register_post_accumulate_grad_hook(self._after_gradient(name))  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
-        """No more faults; count anew."""
+        """Remove all faults, and reset the counts."""
         self.seen.clear()
         self._fails = lambda *_: False
 
@@ -188,8 +194,8 @@ class Faults:
         self.reset()
         self._fails = lambda where, _, found: where == place and found > rows
 
-    def passes_by(self, place: str, rows: int) -> None:
-        """Called at every place."""
+    def record_pass(self, place: str, rows: int) -> None:
+        """Count a pass at a place, and raise the error if the pass must fail."""
         number = self.seen[place]
         self.seen[place] += 1
         if self._fails(place, number, rows):
@@ -203,4 +209,4 @@ class Faults:
         return hook
 
     def _after_gradient(self, name: str) -> Callable[[Tensor], None]:
-        return lambda parameter: self.passes_by(f"gradient of {name}", len(parameter))
+        return lambda parameter: self.record_pass(f"gradient of {name}", len(parameter))

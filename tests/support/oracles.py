@@ -170,7 +170,7 @@ def run_search(search: MicroBatchSearch, oracle: Callable[[int], ProbeResult]) -
     """Drive a search to its end; returns the results in order."""
     results: list[ProbeResult] = []
     while (size := search.ask()) is not None:
-        assert len(results) < 100, f"the search does not end: {[it.micro_batch_size for it in results]}"
+        assert len(results) < 100, f"the search does not end: {[result.micro_batch_size for result in results]}"
         results.append(oracle(size))
         search.tell(results[-1])
     return results

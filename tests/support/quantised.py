@@ -17,7 +17,7 @@ RANK = 2
 
 
 class Int8Linear(nn.Module):
-    """A linear layer of eight-bit weights with a scale in half precision, which its kernel insists on."""
+    """A linear layer of eight-bit weights with a scale in half precision, which its kernel requires."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Int8Linear(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, states: Tensor) -> Tensor:
-        """``states @ weight`` plus what the adapter adds."""
+        """``states @ weight`` plus the adapter's output."""
         weight, scale = self.get_buffer("weight"), self.get_buffer("scale")
         if scale.dtype is not torch.float16:
             raise TypeError(f"the kernel takes scales in float16, not {scale.dtype}")

@@ -1,6 +1,6 @@
-"""What two ranks do together, each in its own process: ``python rank_scenarios.py FOLDER`` leaves ``rank-R.pt`` there.
+"""Scenarios of two ranks, each in its own process: ``python rank_scenarios.py FOLDER`` writes ``rank-R.pt`` there.
 
-Every scenario is a function of the ranks that returns what the tests look at: tensors, words, figures.
+Every scenario is a function of the ranks that returns the values that the tests check.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tuner.training.accumulation.collectives import Ranks, join_ranks
 from tuner.training.accumulation.engine import GradientAccumulation
 from tuner.training.batch_schedule import BatchSchedule, Position
 from tuner.training.data import SampleRange
-from tuner.training.fsdp import load_optimizer, load_weights, shard, whole
+from tuner.training.fsdp import full_tensors, load_optimizer, load_weights, shard
 from tuner.training.micro_batches.splitting import MicroBatch, sliced, split_batch
 from tuner.workloads.base import IGNORED_LABEL, LossTerms, pad_tokens
 from tuner.workloads.build import build_model, build_workload
@@ -47,7 +47,7 @@ def ragged(count: int, seed: int = 3) -> list[Tensor]:
 
 
 def gpt(dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The same GPT in every process, with tied weights."""
+    """Build an equal GPT in every process, with tied weights."""
     torch.manual_seed(0)
     return build_model(SPEC, WORKLOAD).to(dtype)
 
@@ -78,21 +78,21 @@ def full_batch(samples: list[Tensor]) -> Tensor:
 
 def accumulated(
     ranks: Ranks,
-    mine: list[MicroBatch],
+    own: list[MicroBatch],
     run: Callable[[nn.Module, Any], LossTerms] = loss,
     **options: Any,
 ) -> tuple[Tensor, Any]:
     """The gradient that all ranks' micro-batches give together, and the report."""
     model = options.pop("model", None) or gpt()
     accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=1.0), ranks=ranks)
-    report = accumulation.accumulate(mine, run, options.get("weigh", weigh))
+    report = accumulation.accumulate(own, run, options.get("weigh", weigh))
     return flat(model), report
 
 
 def of_this_rank(ranks: Ranks, samples: list[Tensor], size: int = 2, first: int = 5) -> list[MicroBatch]:
     """Rank 0 has the first samples, rank 1 the rest, in micro-batches of ``size``."""
-    mine = samples[first:] if ranks.rank else samples[:first]
-    return [sliced(pad_tokens(mine[start : start + size])) for start in range(0, len(mine), size)]
+    own = samples[first:] if ranks.rank else samples[:first]
+    return [sliced(pad_tokens(own[start : start + size])) for start in range(0, len(own), size)]
 
 
 # --- scenarios -------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def published(ranks: Ranks) -> Outcome:
     torch.manual_seed(0)
     model = nn.Linear(1, 2, bias=False)
     samples = [torch.arange(1, i + 2) for i in range(16)]
-    mine = samples[ranks.rank * 8 : ranks.rank * 8 + 8]
+    own = samples[ranks.rank * 8 : ranks.rank * 8 + 8]
 
     def summed(model: nn.Module, ids: Tensor) -> tuple[Tensor, float]:
         labels = torch.where(ids < 0, IGNORED_LABEL, ids % 2)
@@ -111,7 +111,7 @@ def published(ranks: Ranks) -> Outcome:
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"), float((labels >= 0).sum())
 
     accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.08), ranks=ranks)
-    padded = nn.utils.rnn.pad_sequence(mine, batch_first=True, padding_value=IGNORED_LABEL)
+    padded = nn.utils.rnn.pad_sequence(own, batch_first=True, padding_value=IGNORED_LABEL)
     accumulation.update(split_batch(padded, 4), summed)
     return {"weight": model.weight.detach().flatten()}
 
@@ -124,7 +124,7 @@ def uneven_ranks(ranks: Ranks) -> Outcome:
 
 
 def unknown_weights(ranks: Ranks) -> Outcome:
-    """The same where only forward passes can tell the weights."""
+    """Uneven ranks, with weights that are only known after the forward passes."""
     samples = ragged(8)
     gradient, report = accumulated(ranks, of_this_rank(ranks, samples), weigh=None)
     return {"gradient": gradient, "truth": full_batch(samples), "weights": report.weights}
@@ -148,22 +148,22 @@ def missing_world_factor(ranks: Ranks) -> Outcome:
 def rank_without_tokens(ranks: Ranks) -> Outcome:
     """Rank 1 has samples of one token, which predict nothing."""
     samples = ragged(5)
-    mine = of_this_rank(ranks, samples) if not ranks.rank else [sliced(pad_tokens([torch.ones(1).long()] * 2))]
-    gradient, _ = accumulated(ranks, mine)
+    own = of_this_rank(ranks, samples) if not ranks.rank else [sliced(pad_tokens([torch.ones(1).long()] * 2))]
+    gradient, _ = accumulated(ranks, own)
     return {"gradient": gradient, "truth": full_batch(samples)}
 
 
 def rank_without_samples(ranks: Ranks) -> Outcome:
     """Rank 1 has no micro-batch at all, with weights known beforehand and without."""
     samples = ragged(5)
-    mine = of_this_rank(ranks, samples)
-    gradient, _ = accumulated(ranks, mine)
-    again, _ = accumulated(ranks, mine, weigh=None)
+    own = of_this_rank(ranks, samples)
+    gradient, _ = accumulated(ranks, own)
+    again, _ = accumulated(ranks, own, weigh=None)
     return {"gradient": gradient, "again": again, "truth": full_batch(samples)}
 
 
-def nobody_has_tokens(ranks: Ranks) -> Outcome:
-    """No rank has anything to learn from."""
+def no_rank_has_tokens(ranks: Ranks) -> Outcome:
+    """Samples of one token on every rank, which predict nothing."""
     _, report = accumulated(ranks, [sliced(pad_tokens([torch.ones(1).long()] * 2))])
     return {"skipped": report.skipped}
 
@@ -183,7 +183,7 @@ def one_rank_runs_out(ranks: Ranks) -> Outcome:
         "gradient": gradient,
         "truth": full_batch(samples),
         "sizes": report.micro_batch_sizes,
-        "splits": [(it.rank, it.size, it.parts) for it in report.splits],
+        "splits": [(split.rank, split.size, split.parts) for split in report.splits],
     }
 
 
@@ -192,7 +192,7 @@ def partly_used_parameters(ranks: Ranks) -> Outcome:
     torch.manual_seed(0)
     heads = {name: nn.Linear(4, 1, bias=False) for name in ("everybody", "rank_0", "nobody")}
     model = nn.ModuleDict(heads)
-    before = {name: it.weight.detach().clone() for name, it in heads.items()}
+    before = {name: head.weight.detach().clone() for name, head in heads.items()}
 
     def partly(_: nn.Module, batch: Tensor) -> tuple[Tensor, float]:
         output = heads["everybody"](batch)
@@ -204,10 +204,10 @@ def partly_used_parameters(ranks: Ranks) -> Outcome:
     inputs = torch.arange(16.0).view(4, 4) + ranks.rank
     accumulation = GradientAccumulation(model, optimizer, ranks=ranks)
     accumulation.accumulate(split_batch(inputs, 2), partly)
-    gradients = {name: it.weight.grad for name, it in heads.items()}
+    gradients = {name: head.weight.grad for name, head in heads.items()}
     accumulation.update(split_batch(inputs, 2), partly)
-    changed = {name: not torch.equal(before[name], it.weight) for name, it in heads.items()}
-    return {"gradients": gradients, "changed": changed, "weights": [it.weight.detach() for it in heads.values()]}
+    changed = {name: not torch.equal(before[name], head.weight) for name, head in heads.items()}
+    return {"gradients": gradients, "changed": changed, "weights": [head.weight.detach() for head in heads.values()]}
 
 
 def rank_fails(ranks: Ranks) -> Outcome:
@@ -243,7 +243,10 @@ def running_statistics(ranks: Ranks) -> Outcome:
     accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.1), ranks=ranks)
     inputs = torch.randn(8, 4) * (1 + ranks.rank)
     accumulation.update(split_batch(inputs, 4), lambda m, b: (m(b).square().sum(), len(b)))
-    return {"buffers": [it.clone() for it in model.buffers()], "weights": [it.detach() for it in model.parameters()]}
+    return {
+        "buffers": [buffer.clone() for buffer in model.buffers()],
+        "weights": [parameter.detach() for parameter in model.parameters()],
+    }
 
 
 def wrapped_with_statistics(ranks: Ranks) -> Outcome:
@@ -254,9 +257,12 @@ def wrapped_with_statistics(ranks: Ranks) -> Outcome:
     accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for window in (0, 1):
         inputs = torch.randn(8, 4) * (1 + ranks.rank)
-        mine = [] if ranks.rank and not window else split_batch(inputs, 4)
-        accumulation.update(mine, lambda m, b: (m(b).square().sum(), len(b)))
-    return {"buffers": [it.clone() for it in inner.buffers()], "weights": [it.detach() for it in inner.parameters()]}
+        own = [] if ranks.rank and not window else split_batch(inputs, 4)
+        accumulation.update(own, lambda m, b: (m(b).square().sum(), len(b)))
+    return {
+        "buffers": [buffer.clone() for buffer in inner.buffers()],
+        "weights": [parameter.detach() for parameter in inner.parameters()],
+    }
 
 
 def frozen_layers(ranks: Ranks) -> Outcome:
@@ -264,7 +270,7 @@ def frozen_layers(ranks: Ranks) -> Outcome:
     torch.manual_seed(ranks.rank)
     model = nn.Sequential(nn.Linear(4, 4).requires_grad_(requires_grad=False), nn.Linear(4, 1))
     GradientAccumulation(model, torch.optim.SGD(model[1].parameters(), lr=0.1), ranks=ranks)
-    return {"weights": [it.detach().clone() for it in model.parameters()]}
+    return {"weights": [parameter.detach().clone() for parameter in model.parameters()]}
 
 
 def scaled_without_samples(ranks: Ranks) -> Outcome:
@@ -273,9 +279,9 @@ def scaled_without_samples(ranks: Ranks) -> Outcome:
     model = nn.Linear(4, 1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.1), ranks=ranks, scaler=scaler)
-    mine = [] if ranks.rank else split_batch(torch.ones(4, 4), 2)
-    report = accumulation.update(mine, lambda m, b: (m(b).sum(), len(b)))
-    return {"skipped": report.skipped, "weights": [it.detach() for it in model.parameters()]}
+    own = [] if ranks.rank else split_batch(torch.ones(4, 4), 2)
+    report = accumulation.update(own, lambda m, b: (m(b).sum(), len(b)))
+    return {"skipped": report.skipped, "weights": [parameter.detach() for parameter in model.parameters()]}
 
 
 def odd_buffers(ranks: Ranks) -> Outcome:
@@ -308,7 +314,7 @@ def sums_of_all_sizes(ranks: Ranks) -> Outcome:
         torch.arange(6.0).view(2, 3).t() * (1 + ranks.rank),
     ]
     ranks.sum_(tensors)
-    return {"tensors": [it if it.numel() < 100 else it[::1_000_000].clone() for it in tensors]}
+    return {"tensors": [tensor if tensor.numel() < 100 else tensor[::1_000_000].clone() for tensor in tensors]}
 
 
 def in_shards(ranks: Ranks) -> Outcome:
@@ -318,15 +324,15 @@ def in_shards(ranks: Ranks) -> Outcome:
     model = gpt()
     shard(model, CPU, ranks.size)
     model, optimizer = _stepped(samples, model, ranks, lock_step=True)
-    weights, state = whole(dict(model.state_dict())), whole(optimizer.state_dict())
+    weights, state = full_tensors(dict(model.state_dict())), full_tensors(optimizer.state_dict())
     resumed, again = _sharded_from(weights, state, ranks)
     return {
         "weights": weights,
-        "truth": {name: it.detach() for name, it in whole_model.state_dict().items()},
+        "truth": {name: tensor.detach() for name, tensor in whole_model.state_dict().items()},
         "state": state,
         "state_truth": whole_optimizer.state_dict(),
-        "resumed": whole(dict(resumed.state_dict())),
-        "again": whole(again.state_dict()),
+        "resumed": full_tensors(dict(resumed.state_dict())),
+        "again": full_tensors(again.state_dict()),
     }
 
 
@@ -352,7 +358,7 @@ def _stepped(
     accumulation = GradientAccumulation(model, optimizer, ranks=ranks, lock_step=lock_step, max_norm=0.5)
     schedule = BatchSchedule(0, len(samples), len(samples), ranks.rank, ranks.size)
     for _ in range(2):
-        window = schedule.window(Position(), 1, alike=lock_step)
+        window = schedule.window(Position(), 1, equal_counts=lock_step)
         accumulation.update([_micro_batch(samples, sample_range) for sample_range in window], loss, weigh)
     return model, optimizer
 
@@ -366,14 +372,14 @@ def _sharded_from(weights: Any, state: Any, ranks: Ranks) -> tuple[nn.Module, to
     model = gpt()
     shard(model, CPU, ranks.size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=_DAMPING)
-    load_weights(model, {name: it for name, it in weights.items() if name != "head.weight"})
+    load_weights(model, {name: tensor for name, tensor in weights.items() if name != "head.weight"})
     load_optimizer(optimizer, state)
     return model, optimizer
 
 
 SCENARIOS: dict[str, Callable[[Ranks], Outcome]] = {
-    it.__name__: it
-    for it in (
+    buffer.__name__: buffer
+    for buffer in (
         published,
         uneven_ranks,
         unknown_weights,
@@ -381,7 +387,7 @@ SCENARIOS: dict[str, Callable[[Ranks], Outcome]] = {
         missing_world_factor,
         rank_without_tokens,
         rank_without_samples,
-        nobody_has_tokens,
+        no_rank_has_tokens,
         one_rank_runs_out,
         partly_used_parameters,
         rank_fails,

@@ -13,7 +13,7 @@ from tuner.training.launching.launcher import TrainingProcess
 
 MIB = 1024**2
 ENVIRONMENT = dict(CPU_ENVIRONMENT)
-"""What a CPU's recommendation says that a run needs."""
+"""Environment variables of a recommendation for the CPU."""
 
 
 def run_to_end(directory: Path, found: Recommendation, request: TrainingRequest) -> TrainingResult:

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged: named, and passed over for an older one that is intact."""
+"""Damaged checkpoints are named and skipped, in favour of an older one that is intact."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
-    """A copy of it to damage."""
+    """A copy of the finished run, to damage."""
     return shutil.copytree(finished, tmp_path / "run")
 
 
@@ -79,19 +79,19 @@ DAMAGES: tuple[Callable[[Path], None], ...] = (flip_a_bit, truncate, grow, empty
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "manifest.json"])
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda it: it.__name__)
-def test_a_damaged_checkpoint_is_passed_over(run: Path, name: str, damage: Callable[[Path], None]) -> None:
-    """Whichever of its files is damaged in whatever way, the run goes on from the intact one before it, and says so."""
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_checkpoint_is_skipped(run: Path, name: str, damage: Callable[[Path], None]) -> None:
+    """For any damage to any of its files, the run resumes from the intact checkpoint before it, and notes that."""
     damage(run / "checkpoints" / NEWEST / name)
     loop = loop_for(run)
     assert loop.resume() == 2
     note = " ".join(loop.notes)
     assert NEWEST in note
     assert name in note
-    assert "goes on from the older checkpoint of update 2" in note
+    assert "resumes from the older checkpoint of update 2" in note
 
 
-def test_a_run_goes_on_from_the_older_checkpoint_to_the_same_end(
+def test_a_run_resumed_from_the_older_checkpoint_ends_bit_equal(
     run: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A flipped bit costs the updates since, and no bit of the final weights."""
@@ -117,13 +117,13 @@ def test_a_pointer_that_cannot_be_read_hides_no_checkpoint(run: Path, content: s
     assert "newest.json cannot be read" in " ".join(loop.notes)
 
 
-def test_a_checkpoint_that_is_gone_is_passed_over(run: Path) -> None:
-    """The pointer names a folder that someone has removed."""
+def test_a_missing_checkpoint_is_skipped(run: Path) -> None:
+    """The pointer names a folder that was removed."""
     shutil.rmtree(run / "checkpoints" / NEWEST)
     assert RunPaths(run).checkpointed_update() == 2
     loop = loop_for(run)
     assert loop.resume() == 2
-    assert "its folder is missing" in " ".join(loop.notes)
+    assert "the folder is missing" in " ".join(loop.notes)
 
 
 def test_a_checkpoint_that_was_never_committed_is_not_taken(run: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_checkpoint_of_another_update_is_not_taken(run: Path) -> None:
     assert loop_for(run).resume() == 2
 
 
-def test_a_run_without_an_intact_checkpoint_does_not_begin_anew(run: Path) -> None:
+def test_a_run_without_an_intact_checkpoint_does_not_start_again(run: Path) -> None:
     """Hours of training are not overwritten in silence: each checkpoint is named with what is wrong."""
     for name in (NEWEST, OLDER):
         flip_a_bit(run / "checkpoints" / name / "model.safetensors")
@@ -171,8 +171,8 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
     assert plain == state
 
 
-def test_a_process_says_from_where_it_goes_on(run: Path) -> None:
-    """In its result, and in its log at once; the progress has every update once."""
+def test_a_process_reports_the_checkpoint_that_it_resumes_from(run: Path) -> None:
+    """The note is in the result, and in the log at once; the progress has every update once."""
     flip_a_bit(run / "checkpoints" / NEWEST / "state.pt")
     result = run_to_end(run, found(), TrainingRequest(updates=6, checkpoint_every=2))
     assert result.outcome is RunOutcome.SUCCEEDED, result.message
@@ -182,8 +182,8 @@ def test_a_process_says_from_where_it_goes_on(run: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_ranks_go_on_from_the_same_older_checkpoint(tmp_path: Path, strategy: str) -> None:
-    """Rank 0 chooses; all of them, and shards too, continue where it says."""
+def test_ranks_resume_from_the_same_older_checkpoint(tmp_path: Path, strategy: str) -> None:
+    """Rank 0 chooses the checkpoint for all ranks, with sharded models too."""
     spec = gpt_spec(parallelism={"world_size": 2, "strategy": strategy})
     two = recommendation(spec, 16, 4, world_size=2)
     request = TrainingRequest(updates=4, checkpoint_every=2, processes_per_node=2)
@@ -204,12 +204,12 @@ def test_a_follower_reads_updates_that_are_made_again(run: Path) -> None:
     loop.run(lines.append)
     follower = ProgressLog(lines.path)
     updates = follower.new_lines()
-    assert [it.update for it in updates] == [1, 2, 3, 4, 5, 6]
-    lines.forget_after(4)
+    assert [progress.update for progress in updates] == [1, 2, 3, 4, 5, 6]
+    lines.truncate_after(4)
     lines.append(updates[4].model_copy(update={"loss": 1.0}))
-    assert [(it.update, it.loss) for it in follower.new_lines()] == [(5, 1.0)]
+    assert [(progress.update, progress.loss) for progress in follower.new_lines()] == [(5, 1.0)]
     lines.append(updates[5].model_copy(update={"seconds": 123456.789}))
-    lines.forget_after(5)
+    lines.truncate_after(5)
     assert follower.new_lines() == []
     lines.append(updates[5])
-    assert [it.update for it in follower.new_lines()] == [6]
+    assert [progress.update for progress in follower.new_lines()] == [6]

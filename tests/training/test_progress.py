@@ -46,7 +46,7 @@ def progress(update: int, **changes: Any) -> TrainingProgress:
 
 
 def events(paths: RunPaths, tag: str) -> list[tuple[int, float]]:
-    """What TensorBoard shows under a tag: update and value, in the order of time."""
+    """The points that TensorBoard shows for a tag: update and value, in the order of time."""
     reader = EventAccumulator(str(paths.tensorboard), size_guidance={"scalars": 0})
     reader.Reload()
     return [(event.step, event.value) for event in reader.Scalars(tag)]
@@ -55,7 +55,7 @@ def events(paths: RunPaths, tag: str) -> list[tuple[int, float]]:
 def losses(paths: RunPaths) -> list[tuple[int, float]]:
     """Updates and losses of the run's own log, rounded as TensorBoard rounds, to fp32."""
     made = ProgressLog(paths.progress).new_lines()
-    return [(it.update, torch.tensor(it.loss, dtype=torch.float32).item()) for it in made]
+    return [(progress.update, torch.tensor(progress.loss, dtype=torch.float32).item()) for progress in made]
 
 
 def ended(process: TrainingProcess) -> TrainingResult:
@@ -66,7 +66,7 @@ def ended(process: TrainingProcess) -> TrainingResult:
 
 
 def test_a_run_writes_what_it_logs(tmp_path: Path) -> None:
-    """The losses are those of `progress.jsonl`, one for each update, and the speed is told in tokens too."""
+    """The losses are those of `progress.jsonl`, one for each update, and the speed is reported in tokens too."""
     process = TrainingProcess(tmp_path)
     process.start(recommendation(gpt_spec()), TrainingRequest(updates=4, tensorboard=True))
     assert ended(process).outcome is RunOutcome.SUCCEEDED
@@ -95,7 +95,7 @@ def test_a_killed_run_has_each_update_once(tmp_path: Path) -> None:
 
 
 def test_updates_made_again_replace_those_before(tmp_path: Path) -> None:
-    """Gone on from update 2, what was written of 3 and 4 is dropped."""
+    """Resuming from update 2 drops the lines and events of updates 3 and 4."""
     paths = RunPaths(tmp_path)
     with ProgressWriter(paths, 0, tensorboard=True) as writer:
         for update in (1, 2, 3, 4):
@@ -105,8 +105,8 @@ def test_updates_made_again_replace_those_before(tmp_path: Path) -> None:
     assert events(paths, "loss/total") == [(1, 1.0), (2, 1.0), (3, 2.0)]
 
 
-def test_an_update_is_on_the_disk_when_it_is_told_of(tmp_path: Path) -> None:
-    """Nothing of it waits in a queue: a kill right after loses none."""
+def test_an_update_is_on_the_disk_when_it_is_reported(tmp_path: Path) -> None:
+    """Events are not queued: a kill directly afterwards loses none."""
     paths = RunPaths(tmp_path)
     with ProgressWriter(paths, 0, tensorboard=True) as writer:
         (file,) = paths.tensorboard.iterdir()
@@ -134,7 +134,7 @@ def test_each_of_several_terms_has_its_own_curve() -> None:
 
 
 def test_without_tensorboard_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is asked for; a run that does not ask needs none."""
+    """A run that requests TensorBoard is refused; other runs do not need the package."""
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with ProgressWriter(RunPaths(tmp_path), 0, tensorboard=False) as writer:
         writer.append(progress(1))

@@ -62,7 +62,7 @@ def test_its_loss_is_checked_for_coupled_samples() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
-def test_a_run_trains_its_adapters_and_goes_on(tmp_path: Path, precision: str) -> None:
+def test_a_run_trains_its_adapters_and_resumes(tmp_path: Path, precision: str) -> None:
     """Accumulated, stopped and resumed: as a run that was not stopped, with the packed weights as they were."""
     spec = quantised_spec(precision=precision, optimizer={"learning_rate": 0.01})
     found, request = recommendation(spec, 8, 4), TrainingRequest(updates=4, checkpoint_every=2)
@@ -73,7 +73,7 @@ def test_a_run_trains_its_adapters_and_goes_on(tmp_path: Path, precision: str) -
     whole = loop_in("whole")
     start = {name: tensor.clone() for name, tensor in whole.model.state_dict().items()}
     losses: list[float] = []
-    assert whole.run(lambda it: losses.append(it.loss or 0.0)) is RunOutcome.SUCCEEDED
+    assert whole.run(lambda progress: losses.append(progress.loss or 0.0)) is RunOutcome.SUCCEEDED
     first = loop_in("cut")
     first.run(lambda _: None, lambda: first.position.update >= 2)
     second = loop_in("cut")
@@ -91,7 +91,7 @@ class Packed(Tensor):
     """A tensor of a library's own class, which looks like floating-point numbers."""
 
 
-def test_tensors_of_a_class_of_their_own_are_left_alone() -> None:
+def test_tensors_of_special_classes_are_not_cast() -> None:
     """As torchao and bitsandbytes have them: their types are no types to cast."""
     layer, plain = nn.Linear(2, 2), nn.Linear(2, 2)
     layer.weight = nn.Parameter(torch.ones(2, 2).as_subclass(Packed), requires_grad=False)
@@ -100,7 +100,7 @@ def test_tensors_of_a_class_of_their_own_are_left_alone() -> None:
     model: Any = nn.Sequential(layer, plain, narrow)
     model.is_quantized = True
     cast_floating(model, torch.bfloat16)
-    assert [next(it.parameters()).dtype for it in model] == [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
+    assert [next(module.parameters()).dtype for module in model] == [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
     assert layer.bias.dtype is torch.float32
 
 
@@ -110,7 +110,10 @@ def test_a_packed_weight_is_enough() -> None:
     packed.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.uint8), requires_grad=False)
     model = nn.Sequential(packed, nn.Linear(2, 2))
     assert is_quantized(model)
-    assert {it.dtype for it in cast_floating(model, torch.bfloat16).parameters()} == {torch.uint8, torch.bfloat16}
+    assert {parameter.dtype for parameter in cast_floating(model, torch.bfloat16).parameters()} == {
+        torch.uint8,
+        torch.bfloat16,
+    }
 
 
 def test_a_model_that_is_not_quantised_is_cast_whole() -> None:
@@ -119,4 +122,4 @@ def test_a_model_that_is_not_quantised_is_cast_whole() -> None:
     model.register_buffer("positions", torch.arange(8).reshape(1, 8))
     assert not is_quantized(model)
     cast_floating(model, torch.bfloat16)
-    assert {it.dtype for it in (*model.parameters(), *model.buffers())} == {torch.bfloat16, torch.int64}
+    assert {tensor.dtype for tensor in (*model.parameters(), *model.buffers())} == {torch.bfloat16, torch.int64}

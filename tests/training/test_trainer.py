@@ -42,7 +42,7 @@ def loop_for(directory: Path, found: Recommendation, request: TrainingRequest) -
 def trained(
     directory: Path, found: Recommendation, updates: int, every: int = 50
 ) -> tuple[Trainer, list[TrainingProgress]]:
-    """A loop that has made its updates, and what it reported."""
+    """A loop that has made its updates, and the progress that it reported."""
     loop = loop_for(directory, found, TrainingRequest(updates=updates, checkpoint_every=every))
     made: list[TrainingProgress] = []
     loop.run(made.append)
@@ -58,10 +58,10 @@ def text_spec(directory: Path, text: bytes = b"some text to learn, " * 40) -> Wo
 def test_windows_are_the_effective_batch_and_the_tail_of_an_epoch(tmp_path: Path) -> None:
     """50 samples at 16: three full windows and one of 2, each in balanced micro-batches, then the next epoch."""
     _, made = trained(tmp_path, recommendation(effective_batch_size=16, largest_micro_batch_size=5), updates=5)
-    assert [it.samples for it in made] == [16, 16, 16, 2, 16]
-    assert [it.micro_batch_sizes for it in made[:1]] == [(4, 4, 4, 4)]
+    assert [progress.samples for progress in made] == [16, 16, 16, 2, 16]
+    assert [progress.micro_batch_sizes for progress in made[:1]] == [(4, 4, 4, 4)]
     assert made[3].micro_batch_sizes == (2,)
-    assert [it.epoch for it in made] == [0, 0, 0, 0, 1]
+    assert [progress.epoch for progress in made] == [0, 0, 0, 0, 1]
     assert made[-1].samples_seen == 66
 
 
@@ -102,11 +102,11 @@ def test_a_run_reports_the_rate_of_each_update(tmp_path: Path) -> None:
     """The reported rate is the one the update used."""
     spec = mlp_spec(schedule={"name": "linear", "warmup_updates": 2}, optimizer={"learning_rate": 0.1})
     _, made = trained(tmp_path, recommendation(spec, 16, 4), updates=4)
-    assert [it.learning_rate for it in made] == pytest.approx([0.05, 0.1, 0.1, 0.05])
+    assert [progress.learning_rate for progress in made] == pytest.approx([0.05, 0.1, 0.1, 0.05])
 
 
-def test_a_stopped_run_goes_on_bit_equal(tmp_path: Path) -> None:
-    """Stop after 3 of 7 updates, in the middle of an epoch, and go on: the same weights to the last bit."""
+def test_a_stopped_run_resumes_bit_equal(tmp_path: Path) -> None:
+    """Stop after 3 of 7 updates, in the middle of an epoch, and resume: the weights are equal to the last bit."""
     spec = gpt_spec(
         model={
             "kind": "reference",
@@ -129,7 +129,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     """Two by default, and the pointer names the newest."""
     trained(tmp_path, recommendation(), updates=5, every=1)
     paths = RunPaths(tmp_path)
-    assert sorted(it.name for it in paths.checkpoints.glob("u*")) == ["update-00000004", "update-00000005"]
+    assert sorted(path.name for path in paths.checkpoints.glob("u*")) == ["update-00000004", "update-00000005"]
     assert paths.checkpointed_update() == 5
 
 
@@ -149,7 +149,7 @@ def test_the_checkpoint_just_written_is_never_removed(tmp_path: Path, keep: int)
     for left in ("update-00000009", ".update-00000009.part"):
         (paths.checkpoints / left).mkdir()
     Checkpoints(paths, "run", keep).save(3, {}, {})
-    assert sorted(it.name for it in paths.checkpoints.iterdir()) == ["newest.json", "update-00000003"]
+    assert sorted(path.name for path in paths.checkpoints.iterdir()) == ["newest.json", "update-00000003"]
 
 
 def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_process_trains_and_leaves_everything(tmp_path: Path) -> None:
     assert len(result.weights_sha256) == 64
 
 
-def test_a_run_that_meets_its_limit_says_so(tmp_path: Path) -> None:
+def test_a_run_that_reaches_its_limit_fails_with_a_remedy(tmp_path: Path) -> None:
     """Out of memory in training is a clear failure with the update, the size and the remedy."""
     spec = mlp_spec(
         model={
@@ -191,7 +191,7 @@ def test_a_run_that_meets_its_limit_says_so(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_loses_only_what_came_after_its_checkpoint(tmp_path: Path) -> None:
-    """SIGKILL in the middle, start again: the final weights' hash is that of an undisturbed run, updates told once."""
+    """SIGKILL in the middle, then a restart: the hash is that of an undisturbed run, and updates are reported once."""
     spec = gpt_spec(schedule={"name": "cosine"})
     found, request = (
         recommendation(spec, 40, 2, environment=ENVIRONMENT),
@@ -215,7 +215,7 @@ def test_a_killed_run_loses_only_what_came_after_its_checkpoint(tmp_path: Path) 
     assert result.outcome is RunOutcome.SUCCEEDED
     assert result.resumed_from is not None
     assert result.resumed_from >= 3
-    assert [it.update for it in again.new_progress()] == list(range(result.resumed_from + 1, 13))
+    assert [progress.update for progress in again.new_progress()] == list(range(result.resumed_from + 1, 13))
     assert result.weights_sha256 == undisturbed.weights_sha256
 
 
@@ -246,8 +246,8 @@ def test_a_stop_while_starting_is_no_failure(tmp_path: Path) -> None:
     ("changes", "words"),
     [({"effective_batch_size": 12}, "effective batch size"), ({"spec": mlp_spec(precision="bf16")}, "spec")],
 )
-def test_the_files_of_another_run_are_left_alone(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    """A run that may not go on from the checkpoints of a folder is refused before it writes there."""
+def test_the_files_of_another_run_are_not_changed(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    """A run that may not resume from the checkpoints of a folder is refused before it writes there."""
     assert run_to_end(tmp_path, recommendation(), TrainingRequest(updates=1)).outcome is RunOutcome.SUCCEEDED
     before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     with pytest.raises(CheckpointError, match=f"{tmp_path} holds .*another {words}"):
@@ -257,14 +257,14 @@ def test_the_files_of_another_run_are_left_alone(tmp_path: Path, changes: dict[s
 
 def test_a_folder_has_one_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one is refused with the folder's name, and the first one's files stay."""
-    monkeypatch.setattr(launcher, "_HELD_SECONDS", 0.0)
+    monkeypatch.setattr(launcher, "_LOCK_WAIT_SECONDS", 0.0)
     with holding(tmp_path, 0.0), pytest.raises(TrainingError, match=f"another process trains in {tmp_path}"):
         TrainingProcess(tmp_path).start(recommendation(), TrainingRequest())
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_a_training_process_holds_its_folder(tmp_path: Path) -> None:
-    """While it trains nobody else gets the folder, and afterwards anybody does."""
+    """No other process can lock the folder during training; any process can afterwards."""
     process = TrainingProcess(tmp_path)
     process.start(recommendation(), TrainingRequest(updates=100_000))
     while not process.new_progress():
@@ -278,8 +278,8 @@ def test_a_training_process_holds_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_training_process_in_a_held_folder_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process looks for itself: of two that were started at the same moment, one trains."""
-    monkeypatch.setattr(worker, "_HELD_SECONDS", 0.0)
+    """The process takes the lock itself: of two processes started at the same moment, one trains."""
+    monkeypatch.setattr(worker, "_LOCK_WAIT_SECONDS", 0.0)
     monkeypatch.setattr(worker.StopRequest, "install", lambda _: None)  # this process keeps its own handler
     (tmp_path / "result.json").write_text("of the other process")
     with holding(tmp_path, 0.0):
@@ -314,9 +314,9 @@ def test_a_half_written_line_waits(tmp_path: Path) -> None:
         log.append(progress)
     with log.path.open("a") as stream:
         stream.write('{"update": 4, "los')
-    assert [it.update for it in log.new_lines()] == [1, 2, 3]
-    log.forget_after(2)
-    assert [it.update for it in ProgressLog(log.path).new_lines()] == [1, 2]
+    assert [progress.update for progress in log.new_lines()] == [1, 2, 3]
+    log.truncate_after(2)
+    assert [progress.update for progress in ProgressLog(log.path).new_lines()] == [1, 2]
 
 
 def test_a_run_that_begins_to_accumulate_is_checked_then(tmp_path: Path) -> None:
@@ -344,8 +344,8 @@ def checked(verdict: str, **changes: Any) -> Recommendation:
     return found.model_copy(update={"evidence": evidence, "request": request})
 
 
-def test_what_the_tuning_has_checked_is_not_checked_again(tmp_path: Path) -> None:
-    """Its evidence decides, whichever way: a check of BatchNorm would have another outcome."""
+def test_the_check_of_the_tuning_is_not_repeated(tmp_path: Path) -> None:
+    """The evidence of the tuning is used for each verdict: a check of BatchNorm would have another outcome."""
     assert loop_for(tmp_path / "separate", checked("separate"), TrainingRequest()).notes == []
     unknown = loop_for(tmp_path / "unknown", checked("not-compared"), TrainingRequest())
     assert "could not be checked: The tuning's own words." in unknown.notes[0]
@@ -359,8 +359,8 @@ def test_coupling_that_the_tuning_allowed_needs_no_second_permission(tmp_path: P
     assert loop.notes == ["The tuning's own words."]
 
 
-def test_a_check_without_memory_is_said_and_not_refused(tmp_path: Path) -> None:
-    """A limit that the run keeps to must not be used up by the check before it."""
+def test_a_check_without_memory_is_noted_and_not_refused(tmp_path: Path) -> None:
+    """The check before the run must not use up the run's memory limit."""
     architecture = {"name": "gpt", "layers": 8, "heads": 4, "width": 256}
     spec = gpt_spec(
         model={"kind": "reference", "architecture": architecture},
@@ -374,7 +374,7 @@ def test_a_check_without_memory_is_said_and_not_refused(tmp_path: Path) -> None:
 
 
 def test_an_effective_batch_above_the_data_is_noted(tmp_path: Path) -> None:
-    """Each update takes all samples there are, which is not what was asked for."""
+    """Each update uses all samples, fewer than requested."""
     loop, made = trained(tmp_path, recommendation(effective_batch_size=80, largest_micro_batch_size=40), updates=1)
     assert made[0].samples == 50
     assert "50 samples, below the effective batch of 80" in " ".join(loop.notes)

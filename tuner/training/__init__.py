@@ -3,8 +3,8 @@
 The pipeline of a run:
 
 1. ``launching`` writes the run's folder and starts one process per rank (``worker``).
-2. ``trainer`` builds the workload, the ``data``, the ``update_engine`` and the ``optimizers``, resumes from the newest
-   intact checkpoint (``checkpoints``), and makes update after update as ``batch_schedule`` cuts them.
+2. ``assembly`` builds the parts of the run. ``trainer`` resumes from the newest intact checkpoint (``checkpoints``) and
+   makes the updates of the ``batch_schedule``.
 3. ``update_engine`` applies the spec (``precision``, clipping, moving averages). Probes and traces use it too.
 4. ``accumulation`` makes one exact update of the ``micro_batches``. It is the API for a training loop of your own.
 5. ``coupling`` finds losses that no accumulation can make exact. ``fsdp`` shards the model, ``progress`` reports.
@@ -14,14 +14,16 @@ A micro-batch that runs out of memory is split on the spot, or the run restarts 
 ================  ==============================  ====================================================
 device            `ddp`, or one rank              `fsdp` over several ranks
 ================  ==============================  ====================================================
-CUDA              that micro-batch is split and   all ranks end; the launcher restarts them from the
+CUDA              the micro-batch is split and    all ranks end; the launcher restarts them from the
                   run again (`scratch` sums)      newest checkpoint with half the micro-batch
-CPU               it is split and the window is   as on CUDA
-                  run again (`in-place` sums)
+CPU               the micro-batch is split and    as on CUDA
+                  the window is run again
+                  (`in-place` sums)
 ================  ==============================  ====================================================
 
 `gradient_gathering` of the spec chooses the sums of the first column. Under torchrun a run of the second column ends,
-and continues when it is started again. A single sample that does not fit ends every run. The effective batch stays.
+and resumes when it is started again. A single sample that does not fit ends every run. The effective batch size never
+changes.
 
 Where a new thing goes: an optimizer or a learning-rate schedule, ``optimizers`` and ``tuner.schemas.workload``; a kind
 of data, ``data.sources``; state that a checkpoint must hold, ``trainer`` (the state it saves and restores).

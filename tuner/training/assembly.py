@@ -1,14 +1,14 @@
-"""Assembly of a training run: its parts, built in the one order that keeps memory and random numbers right.
+"""Build the parts of a training run, in the order that memory and random numbers require.
 
-1. The data, before the limit: the budget is for what a card would hold, and the data set is in host memory.
-2. The check for coupled samples, before the limit too, as it builds a model of its own. Not in a run that goes on from
-   a checkpoint, which may tell that the check was made.
-3. The memory limit, so that the model and all that follows count against it.
+1. The data, before the limit: the limit is for the memory of a GPU, and the data set is in host memory.
+2. The check for coupled samples, also before the limit, because it builds a model of its own. A run that resumes skips
+   this step: its checkpoint may record that the check was made.
+3. The memory limit, so that the model and all later parts count against it.
 4. The seed, directly before the model: the data and the check may have drawn random numbers, and all ranks must build
    the same weights.
-5. The model, sharded before it is moved to the device, where the whole may not fit.
-6. The optimizer with its state, over the parameters where they now are; then the schedule of its learning rate.
-7. The seed of this rank: from here on ranks draw random numbers of their own (dropout).
+5. The model, sharded before it is moved to the device, where the full model may not fit.
+6. The optimizer with its state, over the parameters on the device; then the schedule of its learning rate.
+7. The seed of this rank: from here on each rank draws its own random numbers (dropout).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tuner.training.batch_schedule import BatchSchedule, Position
 from tuner.training.checkpoints import Checkpoints
 from tuner.training.data import DataFolders, TrainingData, build_data, epoch_order
 from tuner.training.fsdp import shard
-from tuner.training.launching.run_directory import RunPaths, decisive
+from tuner.training.launching.run_directory import RunPaths, run_identity
 from tuner.training.micro_batches.rng_state import seed_everything
 from tuner.training.optimizers import build_schedule
 from tuner.training.run_coupling import RunCoupling
@@ -61,15 +61,15 @@ class RunParts:
     coupling: RunCoupling
     engine: UpdateEngine
     """The model with its optimizer."""
-    rates: LambdaLR
+    lr_scheduler: LambdaLR
     """The schedule of the learning rate."""
     checkpoints: Checkpoints
     notes: list[str]
-    """Facts that the user should know of the run, a sentence each; appended to while the run goes on."""
+    """Facts that the user should know of the run, a sentence each; appended to during the run."""
 
     @property
     def sharded(self) -> bool:
-        """True if each rank holds a shard of the model, and all run every micro-batch together."""
+        """True if each rank holds a shard of the model, so that all ranks run every micro-batch together."""
         return is_sharded(self.recommendation.request.spec, self.ranks)
 
     @property
@@ -85,19 +85,19 @@ def build_run(
     device: MemoryDevice,
     ranks: Ranks | None = None,
 ) -> RunParts:
-    """Build the parts of a run, in the order that the module states.
+    """Build the parts of a run, in the order of the module's docstring.
 
-    All ranks call it with the same arguments but for the device; ``ranks`` is this process alone when left out.
+    All ranks call this with the same arguments but for the device. Without ``ranks`` there is a single rank.
 
     Raises:
-        TrainingError: when the recommendation cannot be trained, or its loss couples samples and that is not allowed.
-        SpecError: when the spec has no data, or data that does not go with its model.
+        TrainingError: when the recommendation is not feasible, or its loss couples samples and that is not allowed.
+        SpecError: when the spec has no data, or its data does not fit its model.
     """
     ranks, notes, spec = ranks or Ranks(), list[str](), recommendation.request.spec
-    micro_batch_size = _bounded(trainable_micro_batch_size(recommendation), paths.bound(), notes)
+    micro_batch_size = _bounded(trainable_micro_batch_size(recommendation), paths.micro_batch_bound(), notes)
     workload = build_workload(spec)
     data = build_data(spec, workload, DataFolders.of_run(paths.cache / "datasets"))
-    epoch_order(request.seed, 0, len(data))  # as large as that of any epoch: in memory before the limit
+    epoch_order(request.seed, 0, len(data))  # allocated before the limit; the order of any other epoch is as large
     batch_schedule = BatchSchedule(
         request.seed, len(data), recommendation.request.effective_batch_size, ranks.rank, ranks.size
     )
@@ -108,7 +108,7 @@ def build_run(
     seed_everything(request.seed)
     engine = _build_engine(spec, workload, device, ranks)
     engine.accumulation.largest_micro_batch = micro_batch_size
-    rates = build_schedule(spec.schedule, engine.optimizer, request.updates)
+    lr_scheduler = build_schedule(spec.schedule, engine.optimizer, request.updates)
     seed_rank(request.seed, ranks, update=0)
     _note_small_data(batch_schedule, notes)
     return RunParts(
@@ -122,8 +122,10 @@ def build_run(
         micro_batch_size=micro_batch_size,
         coupling=coupling,
         engine=engine,
-        rates=rates,
-        checkpoints=Checkpoints(paths, _identity(recommendation, request, len(data)), request.keep_checkpoints),
+        lr_scheduler=lr_scheduler,
+        checkpoints=Checkpoints(
+            paths, _checkpoint_identity(recommendation, request, len(data)), request.keep_checkpoints
+        ),
         notes=notes,
     )
 
@@ -145,7 +147,7 @@ def is_sharded(spec: WorkloadSpec, ranks: Ranks) -> bool:
 
 
 def seed_rank(seed: int, ranks: Ranks, update: int) -> None:
-    """Give every rank but the first random numbers of its own. Ranks have built the same weights by then."""
+    """Seed every rank but the first differently, after the ranks have built the same weights."""
     if ranks.rank:
         seed_everything(seed + ranks.rank * _SEEDS_APART + update)
 
@@ -158,14 +160,14 @@ def _bounded(micro_batch_size: int, bound: int | None, notes: list[str]) -> int:
     if bound is None or bound >= micro_batch_size:
         return micro_batch_size
     notes.append(
-        f"a micro-batch did not fit, so they have at most {bound} samples instead of {micro_batch_size}; the "
-        "effective batch stays"
+        f"a micro-batch did not fit, so micro-batches have at most {bound} samples instead of {micro_batch_size}; the "
+        "effective batch size is unchanged"
     )
     return bound
 
 
 def _limit_memory(recommendation: Recommendation, device: MemoryDevice) -> None:
-    """Set the limit that the run was tuned for, where it is on the CPU or smaller than the card."""
+    """Set the limit that the run was tuned for, on the CPU or if the limit is below the GPU's memory."""
     limit = recommendation.headroom.limit_bytes if recommendation.headroom else None
     if limit is not None and (device.torch_device.type == "cpu" or limit < device.total_bytes()):
         device.limit(limit)
@@ -181,12 +183,14 @@ def _build_engine(spec: WorkloadSpec, workload: Workload, device: MemoryDevice, 
     return UpdateEngine(spec, workload, model, device, ranks=ranks, sharded=sharded)
 
 
-def _identity(recommendation: Recommendation, request: TrainingRequest, samples: int) -> str:
+def _checkpoint_identity(recommendation: Recommendation, request: TrainingRequest, samples: int) -> str:
     """Everything that the weights depend on: equal in all checkpoints of one run."""
-    return canonical_json({**decisive(recommendation, request), "samples": samples})
+    return canonical_json({**run_identity(recommendation, request), "samples": samples})
 
 
 def _note_small_data(batch_schedule: BatchSchedule, notes: list[str]) -> None:
     batch, samples = batch_schedule.effective_batch_size, batch_schedule.samples
     if batch > samples:
-        notes.append(f"the data has {samples} samples, below the effective batch of {batch}: each update takes all")
+        notes.append(
+            f"the data has {samples} samples, below the effective batch of {batch}: each update uses all of them"
+        )

@@ -12,7 +12,7 @@ from tuner.training.data.order import epoch_order
 
 @dataclass(frozen=True)
 class Position:
-    """Progress of a run between two updates. All of it is in a checkpoint."""
+    """Progress of a run between two updates, stored in its checkpoints."""
 
     update: int = 0
     """Updates made."""
@@ -28,7 +28,7 @@ class Position:
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """The accumulation windows of a run: every sample of an epoch once, the last window keeping the remainder.
+    """The accumulation windows of a run: every sample of an epoch once, with the remainder in the last window.
 
     A window's samples are one range of the epoch's order. The ranks share it in ranges whose sizes differ by at most
     one sample, so an update has the same samples whatever the number of ranks and the size of micro-batches.
@@ -61,14 +61,14 @@ class BatchSchedule:
             committed=0 if ended else position.committed + size,
         )
 
-    def window(self, position: Position, largest: int, *, alike: bool = False) -> AccumulationWindow:
+    def window(self, position: Position, largest: int, *, equal_counts: bool = False) -> AccumulationWindow:
         """This rank's sample ranges, of at most ``largest`` samples each, in the window at ``position``.
 
         Args:
             position: selects the window.
             largest: samples in the largest micro-batch.
-            alike: give every rank as many micro-batches as the rank with the most samples has; a rank with fewer
-                samples gets padding micro-batches of one sample.
+            equal_counts: whether to give every rank as many micro-batches as the rank with the most samples has; a
+                rank with fewer samples gets padding micro-batches of one sample.
         """
         size = self.size(position)
         shares = _padded(balanced_split(size, self.world_size), self.world_size)
@@ -76,17 +76,17 @@ class BatchSchedule:
         share = shares[self.rank]
         order = epoch_order(self.seed, position.epoch, self.samples)
         indices = tuple(order[start : start + share].tolist())
-        steps = -(-(shares[0] if alike else share) // largest)
+        steps = -(-(shares[0] if equal_counts else share) // largest)
         ranges = [SampleRange(position.epoch, part) for part in cut(indices, balanced_split(share, steps))]
         padding = SampleRange(position.epoch, (int(order[position.committed]),), is_padding=True)
-        return (*ranges, *[padding] * (steps - len(ranges) if alike else 0))
+        return (*ranges, *[padding] * (steps - len(ranges) if equal_counts else 0))
 
     def windows(
-        self, position: Position, updates: int, largest: Callable[[], int], *, alike: bool = False
+        self, position: Position, updates: int, largest: Callable[[], int], *, equal_counts: bool = False
     ) -> Iterator[AccumulationWindow]:
         """The windows from ``position`` up to ``updates``; ``largest`` is called for each one as it is drawn."""
         while position.update < updates:
-            yield self.window(position, largest(), alike=alike)
+            yield self.window(position, largest(), equal_counts=equal_counts)
             position = self.advanced(position)
 
 

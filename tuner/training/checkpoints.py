@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written whole, between updates, and enough to continue bit-equal."""
+"""Checkpoints of a run, written atomically between updates. A run that resumes from one continues bit-equal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tuner.training.launching.checkpoint_files import (
     check_files,
     checkpoint_folder,
     checkpoint_folders,
-    committed,
+    committed_folders,
     pointed_update,
     read_manifest,
     write_manifest,
@@ -29,7 +29,7 @@ from tuner.training.launching.checkpoint_files import (
 from tuner.training.launching.run_directory import RunPaths
 
 State = dict[str, Any]
-"""State in a checkpoint beside the weights: nested dicts of tensors and plain values."""
+"""All state in a checkpoint but the weights: nested dicts of tensors and plain values."""
 Weights = dict[str, Tensor]
 """Parameters and buffers by name, on the CPU."""
 
@@ -42,7 +42,7 @@ class IntactCheckpoint:
     """The newest checkpoint whose files are unchanged since they were written."""
 
     update: int
-    """Updates that were made before it."""
+    """Updates that were made before the checkpoint."""
     notes: tuple[str, ...]
     """A sentence for each newer checkpoint that is damaged, and for a pointer that cannot be read."""
 
@@ -63,24 +63,24 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, update: int, weights: Weights, state: State) -> Path:
-        """Write the checkpoint after ``update`` updates, which becomes the newest once it is safely on the disk.
+        """Write the checkpoint after ``update`` updates, which becomes the newest once it is on the disk.
 
         Raises:
-            StorageError: when the disk has no room for it; the checkpoints before it stay.
+            StorageError: when the disk is full. Earlier checkpoints are kept.
         """
         path = checkpoint_folder(self.directory, update)
-        needed = _bytes_of([weights[name] for name in own_names(weights)]) + _bytes_of(state)
+        needed = _bytes_of([weights[name] for name in unique_names(weights)]) + _bytes_of(state)
         with folder_appearing_whole(path, needed) as folder:
             write_weights(weights, folder / _WEIGHTS)
-            with (folder / _STATE).open("wb") as stream:  # a stream's own error tells more than torch's for a path
+            with (folder / _STATE).open("wb") as stream:  # a stream's error says more than torch's error for a path
                 torch.save(state, stream)
             write_manifest(folder, self.run, update)
         write_pointer(self._pointer, update)
-        self._keep_up_to(path)
+        self._remove_old(path)
         return path
 
-    def _keep_up_to(self, newest: Path) -> None:
-        """Remove all but ``newest`` and the ones before it that are to be kept: old ones, and remains of a kill."""
+    def _remove_old(self, newest: Path) -> None:
+        """Remove the checkpoints that are too old to keep, those after ``newest``, and the leftovers of a kill."""
         folders = sorted(self.directory.glob("update-*"))
         kept = [path for path in folders if path <= newest][-self.keep :]
         for path in [*folders, *self.directory.glob(".update-*.part")]:
@@ -91,39 +91,39 @@ class Checkpoints:
         """The newest intact checkpoint, every file compared with its checksum; None when there is none yet.
 
         Raises:
-            CheckpointError: when there are checkpoints and none is intact, or it belongs to another run.
+            CheckpointError: when there are checkpoints and none is intact, or one belongs to another run.
         """
-        candidates = committed(self._pointer)
+        candidates = committed_folders(self._pointer)
         notes: list[str] = []
         if self._pointer.exists() and pointed_update(self._pointer) is None:
-            notes.append(f"{self._pointer} cannot be read: the newest intact checkpoint is taken")
+            notes.append(f"{self._pointer} cannot be read: the newest intact checkpoint is used")
         for update, folder in candidates.items():
             try:
-                self._checked(update, folder)
+                self._verified(update, folder)
             except DamagedCheckpointError as error:
                 notes.append(f"checkpoint {checkpoint_folder(self.directory, update)} is damaged: {error}")
             else:
-                newer = [*notes, f"the run goes on from the older checkpoint of update {update}"] if notes else []
+                newer = [*notes, f"the run resumes from the older checkpoint of update {update}"] if notes else []
                 return IntactCheckpoint(update, tuple(newer))
         if notes:
             raise CheckpointError(
-                f"no checkpoint in {self.directory} is intact: {'; '.join(notes)}. Put one back from a copy, or remove "
-                "the folder to begin anew"
+                f"no checkpoint in {self.directory} is intact: {'; '.join(notes)}. Restore one from a backup, or "
+                "remove the folder to start from the beginning"
             )
         return None
 
-    def _checked(self, update: int, folder: Path | None) -> Path:
-        """The folder of an intact checkpoint of this run."""
+    def _verified(self, update: int, folder: Path | None) -> Path:
+        """Return the folder of a checkpoint after checking that it is intact and of this run."""
         if folder is None:
-            raise DamagedCheckpointError("its folder is missing")
+            raise DamagedCheckpointError("the folder is missing")
         manifest = read_manifest(folder)
-        self._require_own(folder, manifest)
+        self._require_same_run(folder, manifest)
         if manifest.update != update or not {_WEIGHTS, _STATE} <= set(manifest.files):
-            raise DamagedCheckpointError("its manifest is another checkpoint's")
+            raise DamagedCheckpointError("the manifest is of another checkpoint")
         check_files(folder, manifest)
         return folder
 
-    def _require_own(self, folder: Path, manifest: Manifest) -> None:
+    def _require_same_run(self, folder: Path, manifest: Manifest) -> None:
         if manifest.run != self.run:
             raise CheckpointError(
                 f"checkpoint {folder} belongs to another run (another model, seed or effective batch): train into an "
@@ -138,12 +138,12 @@ class Checkpoints:
             checked: whether this process has just compared its files with their checksums.
 
         Raises:
-            CheckpointError: when it is missing, damaged, cannot be read, or belongs to another run.
+            CheckpointError: when the checkpoint is missing, damaged, cannot be read, or belongs to another run.
         """
         path = checkpoint_folder(self.directory, update)
         try:
             if not checked:
-                self._checked(update, checkpoint_folders(self.directory).get(update))
+                self._verified(update, checkpoint_folders(self.directory).get(update))
             state = torch.load(path / _STATE, map_location="cpu", weights_only=True)
             return safetensors.torch.load_file(path / _WEIGHTS), state
         except Exception as error:
@@ -161,34 +161,34 @@ def _bytes_of(value: object) -> int:
 
 
 def write_weights(weights: Weights, path: Path) -> None:
-    """Write tensors as safetensors; tensors that share their memory (tied weights) once, under their first name."""
-    whole = {name: _apart(weights[name]) for name in own_names(weights)}
-    safetensors.torch.save_file(whole, path, metadata={"format": "pt"})
+    """Write tensors as safetensors. Tensors that share memory (tied weights) are written once, by their first name."""
+    unshared = {name: _unshared(weights[name]) for name in unique_names(weights)}
+    safetensors.torch.save_file(unshared, path, metadata={"format": "pt"})
 
 
-def _apart(tensor: Tensor) -> Tensor:
-    """``tensor`` in memory that it shares with no other, as safetensors requires."""
+def _unshared(tensor: Tensor) -> Tensor:
+    """``tensor`` in memory of its own, as safetensors requires."""
     alone = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor.contiguous() if alone else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def own_names(weights: Weights) -> list[str]:
-    """The names of ``weights``, one for each tensor: the first of names that share memory."""
+def unique_names(weights: Weights) -> list[str]:
+    """One name for each tensor of ``weights``: the first of the names that share memory."""
     first: dict[tuple[Any, ...], str] = {}
     for name in sorted(weights):
         tensor = weights[name]
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else (name,)
-        first.setdefault(place, name)
+        storage = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else (name,)
+        first.setdefault(storage, name)
     return sorted(first.values())
 
 
 def save_weights(weights: Weights, path: Path) -> str:
-    """Write the weights of a run as safetensors, whole or not at all. Return the file's SHA-256.
+    """Write the weights of a run as safetensors, atomically. Return the file's SHA-256.
 
     Raises:
-        StorageError: when the disk has no room for them.
+        StorageError: when the disk is full.
     """
-    with replacing(path, _bytes_of([weights[name] for name in own_names(weights)])) as beside:
-        write_weights(weights, beside)
-        with beside.open("rb") as stream:
+    with replacing(path, _bytes_of([weights[name] for name in unique_names(weights)])) as temporary:
+        write_weights(weights, temporary)
+        with temporary.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()

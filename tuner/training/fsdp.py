@@ -1,6 +1,6 @@
-"""Models in shards (FSDP2), and their state as whole tensors.
+"""Sharded models (FSDP2), and their state as full tensors.
 
-A checkpoint holds whole tensors under the names and numbers of an unsharded model, so that a run may go on with another
+A checkpoint holds full tensors under the names and numbers of an unsharded model, so that a run may resume with another
 number of ranks, or without sharding.
 """
 
@@ -19,9 +19,9 @@ from tuner.torch_internals import fsdp_parameter_groups
 
 
 def shard(model: nn.Module, device: torch.device, world_size: int) -> None:
-    """Give each rank a shard of every parameter: each member of a ``ModuleList`` (a block) by itself, then the rest.
+    """Shard every parameter over the ranks: each member of a ``ModuleList`` (a block) by itself, then the rest.
 
-    Gradients are summed over the ranks, not averaged: losses are divided by the global weight already.
+    Gradients are summed over the ranks, not averaged: losses are already divided by the global weight.
 
     Raises:
         SpecError: when the model has parameters that cannot be sharded.
@@ -36,7 +36,7 @@ def shard(model: nn.Module, device: torch.device, world_size: int) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other sum that FSDP may ask for
+            module.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction that FSDP uses
 
 
 def require_summed_gradients(model: nn.Module) -> None:
@@ -50,14 +50,14 @@ def require_summed_gradients(model: nn.Module) -> None:
         if divisor != 1.0:
             raise WorkloadError(
                 f"FSDP divides the gradients of {f'`{name}`' if name else 'the model'} by {divisor:g} when it reduces "
-                "them, and the losses of a window are divided by its weight over all ranks already: call "
+                "them, but the losses of a window are already divided by its weight over all ranks: call "
                 "set_gradient_divide_factor(1.0) on every module that fully_shard was called with (on gloo also "
                 "set_force_sum_reduction_for_comms(True))"
             )
 
 
 def _gradient_divisor(module: FSDPModule) -> float:
-    """The divisor that torch would use: by default, the number of ranks in the module's mesh."""
+    """The divisor that torch uses: by default, the number of ranks in the module's mesh."""
     for group in fsdp_parameter_groups(module):
         factor = getattr(group, "gradient_divide_factor", None)
         divisor = float(group.mesh_info.mesh.size() if factor is None else factor)
@@ -77,13 +77,13 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def whole(value: Any, *, keep: bool = True) -> Any:  # noqa: ANN401 - nested state of any kind
-    """Replace every shard in ``value`` by its whole tensor; dicts and lists are walked. Every rank must call this.
+def full_tensors(value: Any, *, keep: bool = True) -> Any:  # noqa: ANN401 - nested state of any kind
+    """Replace every shard in nested dicts and lists by its full tensor. Every rank must call this.
 
     Args:
         value: nested state.
-        keep: whether this rank needs the result: then shards are gathered one at a time into the host's memory, else
-            empty tensors take their place.
+        keep: whether this rank needs the result. If so, shards are gathered one at a time into the host's memory, else
+            they are replaced by empty tensors.
     """
     if isinstance(value, DTensor):
         gathered = value.full_tensor()
@@ -91,35 +91,35 @@ def whole(value: Any, *, keep: bool = True) -> Any:  # noqa: ANN401 - nested sta
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, dict):
-        return {key: whole(part, keep=keep) for key, part in value.items()}
+        return {key: full_tensors(part, keep=keep) for key, part in value.items()}
     if isinstance(value, list):
-        return [whole(part, keep=keep) for part in value]
+        return [full_tensors(part, keep=keep) for part in value]
     return value
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Load whole ``weights`` into the model, each rank its shard. Names tied to others may be missing."""
+    """Load full ``weights`` into the model, each rank its shard. Names of tied weights may be missing."""
     own = model.state_dict()
-    model.load_state_dict({name: _like(tensor, own[name]) for name, tensor in weights.items()}, strict=False)
+    model.load_state_dict({name: _sharded_like(tensor, own[name]) for name, tensor in weights.items()}, strict=False)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the whole ``state_dict`` of an optimizer into ``optimizer``, each rank its shard."""
+    """Load the full ``state_dict`` of an optimizer into ``optimizer``, each rank its shard."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     sharded = {
-        number: {name: _like(value, parameters[number]) for name, value in values.items()}
+        number: {name: _sharded_like(value, parameters[number]) for name, value in values.items()}
         for number, values in state["state"].items()
     }
     optimizer.load_state_dict({"state": sharded, "param_groups": state["param_groups"]})
 
 
 def copy_into(tensor: Tensor, value: Tensor) -> None:
-    """Copy a whole ``value`` into ``tensor``, which may be a shard."""
-    tensor.copy_(_like(value, tensor))
+    """Copy a full ``value`` into ``tensor``, which may be a shard."""
+    tensor.copy_(_sharded_like(value, tensor))
 
 
-def _like(value: Any, own: Tensor) -> Any:  # noqa: ANN401 - an entry of a state may be no tensor
-    """``value`` sharded like ``own``, where that is a shard and both have the same shape."""
+def _sharded_like(value: Any, own: Tensor) -> Any:  # noqa: ANN401 - an entry of a state may be no tensor
+    """``value`` sharded like ``own``, if ``own`` is a shard and both have the same shape."""
     if not isinstance(own, DTensor) or not isinstance(value, Tensor) or value.shape != own.shape:
         return value
     return distribute_tensor(value.to(own.device), own.device_mesh, own.placements, src_data_rank=None)

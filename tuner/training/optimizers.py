@@ -14,7 +14,7 @@ from tuner.schemas.workload import OptimizerSpec, ScheduleSpec
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Build the torch optimizer of the parameters that get a gradient."""
+    """Build the torch optimizer of the trainable parameters."""
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     chosen = {"foreach": (True, False), "fused": (None, True), "for-loop": (False, False), "default": (None, None)}
     foreach, fused = chosen[spec.implementation]
@@ -61,11 +61,11 @@ def learning_rate_factor(spec: ScheduleSpec, update: int, updates: int) -> float
 def materialize_state(optimizer: torch.optim.Optimizer) -> None:
     """Allocate the optimizer's state, with the values that it has before the first step.
 
-    For the optimizers of a spec, whose state begins as zeros. Parameters and generators stay as they are.
+    For the optimizers of a spec, whose state begins as zeros. Parameters and random generators are not changed.
     """
-    gradients = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     rates = [group["lr"] for group in optimizer.param_groups]
-    for parameter in gradients:
+    for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter, requires_grad=False)
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # a step of this rate moves nothing

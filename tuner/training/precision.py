@@ -1,4 +1,4 @@
-"""Autocast and the loss scaler of a precision. The type of parameters is set when a model is built."""
+"""Autocast and the gradient scaler of a precision. The type of parameters is set when a model is built."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def autocast(spec: WorkloadSpec, device: torch.device) -> AbstractContextManager
 
 
 def loss_scaler(spec: WorkloadSpec, device: torch.device) -> torch.amp.GradScaler:
-    """Scaler of losses for fp16, whose gradients would underflow otherwise; disabled for the other precisions."""
+    """Gradient scaler for fp16, whose gradients would underflow otherwise; disabled for the other precisions."""
     return torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16-mixed")

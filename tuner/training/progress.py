@@ -18,7 +18,7 @@ class ProgressWriter:
 
     Args:
         paths: the run's files.
-        resumed_from: the update this process goes on from; lines and events of later updates are dropped.
+        resumed_from: the update that this process resumes from; lines and events of later updates are dropped.
         tensorboard: whether to write events for TensorBoard too.
 
     Raises:
@@ -27,13 +27,13 @@ class ProgressWriter:
 
     def __init__(self, paths: RunPaths, resumed_from: int, *, tensorboard: bool) -> None:
         self._log = ProgressLog(paths.progress)
-        self._log.forget_after(resumed_from)
+        self._log.truncate_after(resumed_from)
         self._events: SummaryWriter | None = None
         if tensorboard:
             self._events = import_tensorboard()(str(paths.tensorboard), purge_step=resumed_from + 1)
 
     def append(self, progress: TrainingProgress) -> None:
-        """Write an update, on the disk when this returns: a kill must not lose what a checkpoint has."""
+        """Write an update to the disk before returning: a kill must not lose an update that a checkpoint has."""
         self._log.append(progress)
         if self._events is not None:
             for name, value in scalars(progress).items():
@@ -45,7 +45,7 @@ class ProgressWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the events."""
+        """Close the TensorBoard events."""
         if self._events is not None:
             self._events.close()
 
@@ -62,7 +62,7 @@ def require_tensorboard() -> None:
 
 
 def import_tensorboard() -> type[SummaryWriter]:
-    """Import torch's writer of TensorBoard events.
+    """Import torch's ``SummaryWriter``.
 
     Raises:
         SpecError: when TensorBoard is not installed.

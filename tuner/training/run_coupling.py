@@ -1,4 +1,4 @@
-"""The check for coupled samples in a training run: made once, and remembered in its checkpoints."""
+"""The check for coupled samples in a training run, made once and recorded in its checkpoints."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from tuner.training.coupling.admission import admit, measure_coupling
 from tuner.workloads.base import Workload
 
 _UNCHECKED_SPLIT = (
-    "micro-batches were divided after one did not fit; whether the loss couples the samples of a batch, so that this "
-    "changes it, was not checked"
+    "micro-batches were divided after one did not fit; it was not checked whether the loss couples the samples of a "
+    "batch, in which case the division changes the loss"
 )
 
 
 class RunCoupling:
-    """Finds out, once per run, whether accumulation would change the loss.
+    """Check of a run, made once, whether accumulation would change its loss.
 
-    A check that the tuning has made is not repeated: its evidence decides.
+    If the tuning has made the check, its result is used.
 
     Args:
         recommendation: holds the spec and the tuning's evidence.
         request: may allow coupled samples.
-        workload: makes the loss terms.
-        device: where the loss is compared.
+        workload: computes the loss terms.
+        device: the device to compare the loss on.
         ranks: rank 0 compares, and all ranks receive its result.
-        notes: a warning is appended to these.
+        notes: receives the warning, if there is one.
 
     Attributes:
-        checked: whether nothing is left to find out.
+        checked: whether the check was made.
         note: the warning; None without one.
     """
 
@@ -53,18 +53,18 @@ class RunCoupling:
         self._notes = notes
 
     def require_separate(self, *, accumulates: bool) -> None:
-        """Check the loss, unless that was done or the run does not accumulate. Every rank must call this.
+        """Check the loss, unless it was checked before or the run does not accumulate. Every rank must call this.
 
         Raises:
-            TrainingError: when accumulation would change the loss, and that is not allowed.
+            TrainingError: when accumulation would change the loss, and coupled samples are not allowed.
         """
         if not self.checked and accumulates:
-            self._conclude(self._ranks.run_collectively(self._warning_of_rank_0)[0])
+            self._record(self._ranks.run_collectively(self._warning_of_rank_0)[0])
 
     def note_splits(self) -> None:
-        """Warn that micro-batches were divided, where the loss was not checked as nothing was accumulated."""
+        """Warn that micro-batches were divided, if the loss was not checked because nothing was accumulated."""
         if not self.checked:
-            self._conclude(_UNCHECKED_SPLIT)
+            self._record(_UNCHECKED_SPLIT)
 
     def state(self) -> dict[str, object]:
         """Plain state for a checkpoint."""
@@ -72,10 +72,10 @@ class RunCoupling:
 
     def load_state(self, *, checked: bool, note: str | None) -> None:
         """Continue from the state of a checkpoint."""
-        self._conclude(note)
+        self._record(note)
         self.checked = checked
 
-    def _conclude(self, note: str | None) -> None:
+    def _record(self, note: str | None) -> None:
         self.checked, self.note = True, note
         if note is not None:
             self._notes.append(note)

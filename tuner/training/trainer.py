@@ -20,7 +20,7 @@ from tuner.training.data import (
     TrainingData,
     WindowLoader,
 )
-from tuner.training.fsdp import copy_into, load_optimizer, load_weights, whole
+from tuner.training.fsdp import copy_into, full_tensors, load_optimizer, load_weights
 from tuner.training.micro_batches.rng_state import RandomState
 from tuner.training.micro_batches.splitting import MicroBatch
 from tuner.units import format_bytes
@@ -30,7 +30,7 @@ ProgressSink = Callable[[TrainingProgress], None]
 
 
 class Trainer:
-    """A run on this rank's device. All ranks call the same methods in the same order.
+    """The training loop of a run on this rank's device. All ranks call the same methods in the same order.
 
     Args:
         parts: the parts of the run, from ``build_run``.
@@ -55,13 +55,13 @@ class Trainer:
         self._saved: int | None = None
 
     def resume(self) -> int | None:
-        """Go on from the newest intact checkpoint, if there is one. Return its update.
+        """Resume from the newest intact checkpoint, if there is one. Return its update.
 
-        Rank 0 compares the files with their checksums and chooses; the other ranks take the one that it has chosen. A
-        newer checkpoint that is damaged is named in ``notes``.
+        Rank 0 compares the files with their checksums and chooses a checkpoint for all ranks. A newer checkpoint that
+        is damaged is named in ``notes``.
 
         Raises:
-            CheckpointError: when there are checkpoints and none is intact, or it belongs to another run.
+            CheckpointError: when there are checkpoints and none is intact, or one belongs to another run.
             PeerError: when another rank cannot read the checkpoint.
         """
         first = not self.ranks.rank
@@ -80,27 +80,29 @@ class Trainer:
     def run(self, report: ProgressSink, should_stop: Callable[[], bool] = lambda: False) -> RunOutcome:
         """Train until all updates are made or ``should_stop`` returns true on a rank.
 
-        A checkpoint is written either way. Errors of the device and the workload are raised unchanged; the last
-        checkpoint stays.
+        A checkpoint is written in both cases. Errors of the device and the workload are raised unchanged, and the last
+        checkpoint is kept.
 
         Args:
             report: called after every update, on rank 0.
             should_stop: called before every update.
         """
         updates = self.request.updates
-        windows = _Drawn(self._schedule.windows(self.position, updates, self.largest_micro_batch, alike=self.sharded))
+        windows = _WindowQueue(
+            self._schedule.windows(self.position, updates, self.largest_micro_batch, equal_counts=self.sharded)
+        )
         loader = WindowLoader(self._parts.data, windows, workers=self._workers(), seed=self.request.seed)
-        loaded = iter(loader)  # held: dropped, it would end the workers under the limit
+        batches = iter(loader)  # kept here: dropping the iterator would end the workers under the limit
         try:
-            self._run(loaded, windows, report, should_stop)
+            self._run(batches, windows, report, should_stop)
         finally:
-            with self._device.without_limit():  # ending the workers may take threads
+            with self._device.without_limit():  # ending the workers may start threads
                 loader.close()
         self._save()
         return RunOutcome.SUCCEEDED if self.position.update >= updates else RunOutcome.STOPPED
 
     def _workers(self) -> int:
-        """Processes that load data: as many as requested, within half of the memory that the plan leaves free.
+        """Number of worker processes: as many as requested, within half of the memory that the plan leaves free.
 
         The other half is for the loaded batches.
         """
@@ -111,9 +113,8 @@ class Trainer:
         most = max(1, free // 2 // WORKER_BYTES)
         if requested > most:
             self.notes.append(
-                f"{most} of the {requested} workers that were requested load data: each takes "
-                f"{format_bytes(WORKER_BYTES)} of the memory limit, of which {format_bytes(free)} lie beside the plan; "
-                "the weights stay the same"
+                f"{most} of the {requested} requested workers load data: each takes {format_bytes(WORKER_BYTES)} of "
+                f"the memory limit, of which the plan leaves {format_bytes(free)} free; the weights do not change"
             )
         return min(requested, most)
 
@@ -122,12 +123,16 @@ class Trainer:
         return self.engine.accumulation.largest_micro_batch or self._parts.micro_batch_size
 
     def _run(
-        self, loaded: Iterator[list[Batch]], windows: _Drawn, report: ProgressSink, should_stop: Callable[[], bool]
+        self,
+        loaded_batches: Iterator[list[Batch]],
+        windows: _WindowQueue,
+        report: ProgressSink,
+        should_stop: Callable[[], bool],
     ) -> None:
         while self.position.update < self.request.updates:
             began = time.perf_counter()
             batches: list[Batch] = []
-            if any(self.ranks.run_collectively(lambda: _load(loaded, batches, should_stop))):  # noqa: B023 - called at once
+            if any(self.ranks.run_collectively(lambda: _load(loaded_batches, batches, should_stop))):  # noqa: B023 - called at once
                 return
             micro_batches = _micro_batches(self._parts.data, windows.next(), batches, self.request.seed)
             progress = self._update(micro_batches, began)
@@ -142,7 +147,7 @@ class Trainer:
         Rank 0 writes; the other ranks return an empty text.
         """
         weights = self._weights()
-        averages = whole(self.engine.averages_by_name(), keep=not self.ranks.rank)
+        averages = full_tensors(self.engine.averages_by_name(), keep=not self.ranks.rank)
         if self.ranks.rank:
             return ""
         if averages:
@@ -152,10 +157,10 @@ class Trainer:
     # --- one update ---
 
     def _update(self, micro_batches: Sequence[MicroBatch], began: float) -> TrainingProgress:
-        rate = float(self._parts.rates.get_last_lr()[0])
+        rate = float(self._parts.lr_scheduler.get_last_lr()[0])
         outcome = self.engine.update(micro_batches)
         if not outcome.skipped:
-            self._parts.rates.step()
+            self._parts.lr_scheduler.step()
         if outcome.splits:
             self._parts.coupling.note_splits()
         samples, epoch = self._schedule.size(self.position), self.position.epoch
@@ -182,12 +187,12 @@ class Trainer:
     # --- checkpoints ---
 
     def _save(self) -> None:
-        """Write a checkpoint, unless there is one of this update. Rank 0 writes, with the random state of all ranks."""
+        """Write a checkpoint, unless this update has one. Rank 0 writes, with the random state of all ranks."""
         if self._saved == self.position.update:
             return
         with self._device.without_limit():
             own = {
-                "random": RandomState.now(self._device.torch_device).plain(),
+                "random": RandomState.capture(self._device.torch_device).state_dict(),
                 "largest": self.largest_micro_batch(),
             }
             weights, state = self._weights(), {**self._state(), "ranks": self.ranks.gather(own)}
@@ -199,19 +204,19 @@ class Trainer:
             self._checkpoints.save(self.position.update, weights, state)
 
     def _weights(self) -> Weights:
-        weights: Weights = whole(dict(self.model.state_dict()), keep=not self.ranks.rank)
+        weights: Weights = full_tensors(dict(self.model.state_dict()), keep=not self.ranks.rank)
         return weights
 
     def _state(self) -> State:
         state: State = {
             "optimizer": self.engine.optimizer.state_dict(),
-            "schedule": self._parts.rates.state_dict(),
+            "schedule": self._parts.lr_scheduler.state_dict(),
             "scaler": self.engine.scaler.state_dict(),
             "averages": list(self.engine.averages),
             "position": dict(vars(self.position)),
             "coupling": self._parts.coupling.state(),
         }
-        gathered: State = whole(state, keep=not self.ranks.rank)
+        gathered: State = full_tensors(state, keep=not self.ranks.rank)
         return gathered
 
     def _restore(self, weights: Weights, state: State) -> None:
@@ -219,51 +224,51 @@ class Trainer:
             raise CheckpointError(f"{self._checkpoints.directory} holds weights of another model")
         load_weights(self.model, weights)
         load_optimizer(self.engine.optimizer, state["optimizer"])
-        self._parts.rates.load_state_dict(state["schedule"])
+        self._parts.lr_scheduler.load_state_dict(state["schedule"])
         if state["scaler"]:
             self.engine.scaler.load_state_dict(state["scaler"])
-        for average, kept in zip(self.engine.averages, state["averages"], strict=True):
-            copy_into(average, kept)
+        for average, saved in zip(self.engine.averages, state["averages"], strict=True):
+            copy_into(average, saved)
         self.position = Position(**state["position"])
         self._parts.coupling.load_state(**state["coupling"])
         self._restore_this_rank(state["ranks"])
 
     def _restore_this_rank(self, each_rank: list[State]) -> None:
-        """Restore a rank's own state where there are as many ranks as before; derive it where there are not."""
+        """Restore a rank's own state; derive it if the number of ranks has changed."""
         largest = min(int(state["largest"]) for state in each_rank)
         if len(each_rank) == self.ranks.size:
             own = each_rank[self.ranks.rank]
             largest = largest if self.sharded else int(own["largest"])
-            RandomState.of_plain(own["random"]).restore(self._device.torch_device)
+            RandomState.from_state_dict(own["random"]).restore(self._device.torch_device)
         elif not self.ranks.rank:
-            RandomState.of_plain(each_rank[0]["random"]).restore(self._device.torch_device)
+            RandomState.from_state_dict(each_rank[0]["random"]).restore(self._device.torch_device)
         else:
             seed_rank(self.request.seed, self.ranks, self.position.update)
         self.engine.accumulation.largest_micro_batch = min(largest, self._parts.micro_batch_size)
 
 
-class _Drawn(Iterator[AccumulationWindow]):
-    """Accumulation windows that a loader draws ahead of their use, kept until they are used."""
+class _WindowQueue(Iterator[AccumulationWindow]):
+    """Accumulation windows that a loader draws ahead of use, queued for the training loop."""
 
     def __init__(self, windows: Iterator[AccumulationWindow]) -> None:
         self._windows = windows
-        self._waiting: deque[AccumulationWindow] = deque()
+        self._pending: deque[AccumulationWindow] = deque()
 
     def __next__(self) -> AccumulationWindow:
         window = next(self._windows)
-        self._waiting.append(window)
+        self._pending.append(window)
         return window
 
     def next(self) -> AccumulationWindow:
         """The window whose batches the loader has just yielded."""
-        return self._waiting.popleft()
+        return self._pending.popleft()
 
 
-def _load(loaded: Iterator[list[Batch]], into: list[Batch], should_stop: Callable[[], bool]) -> bool:
-    """Load the next window's batches, unless the run is to stop. Return whether it is."""
+def _load(loaded_batches: Iterator[list[Batch]], into: list[Batch], should_stop: Callable[[], bool]) -> bool:
+    """Load the next window's batches, unless the run must stop. Return whether it must."""
     if should_stop():
         return True
-    into += next(loaded)
+    into += next(loaded_batches)
     return False
 
 
@@ -272,11 +277,11 @@ def _micro_batches(data: TrainingData, window: AccumulationWindow, batches: list
 
 
 def _micro_batch(data: TrainingData, samples: SampleRange, batch: Batch, seed: int) -> MicroBatch:
-    """Loaded samples as a micro-batch whose parts are collated anew: padding and packing are the collation's own."""
+    """Loaded samples as a micro-batch whose parts are collated again, as padding depends on the samples in a part."""
 
     def divide(sizes: Sequence[int]) -> list[MicroBatch]:
         smaller = [SampleRange(samples.epoch, indices) for indices in cut(samples.indices, tuple(sizes))]
-        return [_micro_batch(data, part, data.loaded(part.epoch, part.indices, seed), seed) for part in smaller]
+        return [_micro_batch(data, part, data.load(part.epoch, part.indices, seed), seed) for part in smaller]
 
     return MicroBatch(batch, len(samples.indices), divide, is_padding=samples.is_padding)
 

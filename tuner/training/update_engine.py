@@ -27,13 +27,13 @@ class UpdateEngine:
     and no step runs out of memory half-way.
 
     Args:
-        spec: precision, clipping, optimizer, gathering of gradients.
-        workload: makes the loss terms.
-        model: already on the device; compiled, if it is to be.
-        memory: where the model is.
+        spec: precision, clipping, optimizer and the way gradients are summed.
+        workload: computes the loss terms.
+        model: on its device, and compiled if the spec says so.
+        memory: the device that the model is on.
         ranks: the ranks that share each window.
-        recovers: whether a micro-batch that does not fit is divided, or its error is raised, as a probe needs.
-        sharded: whether the model is in shards (FSDP), so that all ranks must run every micro-batch together.
+        recovers: whether to divide a micro-batch that does not fit, or to raise its error, as a probe needs.
+        sharded: whether the model is sharded (FSDP), so that all ranks must run every micro-batch together.
     """
 
     def __init__(  # noqa: PLR0913 - a run's parts
@@ -62,7 +62,7 @@ class UpdateEngine:
             gathering=None if spec.gradient_gathering == "auto" else spec.gradient_gathering,
             recovers=recovers,
             lock_step=sharded,
-            checks_coupling=False,  # probes and the trainer have a thorough check of their own
+            checks_coupling=False,  # probes and the trainer run the thorough check
             floating=torch.bfloat16 if spec.precision == "bf16" else None,
         )
         materialize_state(self.optimizer)
@@ -95,7 +95,7 @@ class UpdateEngine:
         return report
 
     def averages_by_name(self) -> dict[str, Tensor]:
-        """The moving averages under their parameters' names, in the parameters' type."""
+        """The moving averages by parameter name, in the parameters' type."""
         if not self.averages:
             return {}
         averages = {id(parameter): average for parameter, average in zip(self.parameters, self.averages, strict=True)}
@@ -110,6 +110,6 @@ class UpdateEngine:
 
     def _move_averages(self) -> None:
         """Move the averages towards the parameters: ``average = decay * average + (1 - decay) * parameter``."""
-        share = 1.0 - (self.spec.ema_decay or 0.0)
+        rate = 1.0 - (self.spec.ema_decay or 0.0)
         for average, parameter in zip(self.averages, self.parameters, strict=True):
-            average.lerp_(parameter.detach().to(torch.float32), share)
+            average.lerp_(parameter.detach().to(torch.float32), rate)

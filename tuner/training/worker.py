@@ -1,10 +1,10 @@
 """Process of a training run, or of one of its ranks: ``python -P -m tuner.training.worker DIRECTORY [PARENT_PID]``.
 
-The process reads the recommendation and the request from the directory, goes on from the newest checkpoint there,
+The process reads the recommendation and the request from the directory, resumes from the newest checkpoint there,
 appends its progress, and writes a result. On SIGTERM it finishes the current update, writes a checkpoint and stops.
 
-Started by ``torchrun`` (on one host or several that share the directory), or by ``TrainingProcess``, the ranks find
-each other by themselves. Rank 0 writes the run's files.
+The processes are started by ``torchrun`` (on one host or on several that share the directory) or by
+``TrainingProcess``. Rank 0 writes the run's files.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tuner.system.host_failures import trouble_of
 from tuner.system.processes import die_with_parent
 from tuner.training.accumulation.collectives import (
     Ranks,
+    is_lost_peer_error,
     join_ranks,
     local_rank,
     own_rank,
-    tells_of_lost_peer,
     world_size,
 )
-from tuner.training.accumulation.recovery import Action, Place, decide
+from tuner.training.accumulation.recovery import Action, FailureOrigin, decide
 from tuner.training.assembly import build_run
 from tuner.training.batch_schedule import Position
 from tuner.training.launching.run_directory import RunPaths
@@ -45,8 +45,8 @@ from tuner.training.trainer import Trainer
 from tuner.workloads.preload import import_early, late_imports
 
 _TRACEBACK_LENGTH = 8000
-_HELD_SECONDS = 10.0
-"""Longest wait for the previous process of the run to be gone."""
+_LOCK_WAIT_SECONDS = 10.0
+"""Longest wait for the lock of the folder, which the run's previous process may still hold."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class StopRequest:
 
 
 @dataclass
-class Course:
+class RunState:
     """State of a run in this process, available after a failure too."""
 
     ranks: Ranks = field(default_factory=Ranks)
@@ -85,65 +85,65 @@ class Course:
 
 
 def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
-    """Start the run, or go on with it. Every failure becomes a result."""
+    """Start or resume the run. Every failure becomes a result."""
     began = time.monotonic()
-    course = Course()
+    state = RunState()
     failure: BaseException | None = None
     try:
-        _train(paths, stop, course)
+        _train(paths, stop, state)
     except BaseException as error:  # noqa: BLE001 - a user's SystemExit must become a result too
         failure = error
-    if failure is not None and course.ranks.size > 1 and tells_of_lost_peer(failure):
-        failure = PeerError(f"another rank is gone: {failure}")
-    shortage = _shortage(failure, course)
-    smaller = _smaller(course) if shortage else None
-    message = f"{course.position.update} updates made" if failure is None else _explain(failure, shortage, course)
-    if course.device is not None:
-        course.device.lift_limit()
+    if failure is not None and state.ranks.size > 1 and is_lost_peer_error(failure):
+        failure = PeerError(f"lost contact with another rank: {failure}")
+    oom_error = _as_out_of_memory(failure, state)
+    smaller = _restart_micro_batch_size(state) if oom_error else None
+    message = f"{state.position.update} updates made" if failure is None else _explain(failure, oom_error, state)
+    if state.device is not None:
+        state.device.lift_limit()
     return TrainingResult(
-        outcome=course.outcome,
+        outcome=state.outcome,
         message=message,
         error_type=f"{type(failure).__module__}.{type(failure).__qualname__}" if failure else None,
-        traceback=None if shortage else _traceback(failure),
-        updates=course.position.update,
-        resumed_from=course.resumed_from,
-        loss=course.position.loss,
-        samples_seen=course.position.seen,
-        notes=tuple(course.trainer.notes) if course.trainer else (),
+        traceback=None if oom_error else _traceback(failure),
+        updates=state.position.update,
+        resumed_from=state.resumed_from,
+        loss=state.position.loss,
+        samples_seen=state.position.seen,
+        notes=tuple(state.trainer.notes) if state.trainer else (),
         smaller_micro_batch=smaller,
-        trouble=_trouble(failure),
-        weights_sha256=course.weights_sha256,
+        trouble=_disk_trouble(failure),
+        weights_sha256=state.weights_sha256,
         seconds=time.monotonic() - began,
     )
 
 
-def _train(paths: RunPaths, stop: StopRequest, course: Course) -> None:
+def _train(paths: RunPaths, stop: StopRequest, state: RunState) -> None:
     recommendation = Recommendation.model_validate_json(paths.recommendation.read_bytes())
     request = TrainingRequest.model_validate_json(paths.request.read_bytes())
     import_early(late_imports(recommendation.request.spec))
     if request.tensorboard:
         import_tensorboard()  # before memory is counted
-    course.device = open_device(_own_device(recommendation.device.id))
-    course.ranks = join_ranks(course.device.torch_device)
-    trainer = course.trainer = Trainer(build_run(recommendation, request, paths, course.device, course.ranks))
-    course.resumed_from = trainer.resume()
-    if not course.ranks.rank:
+    state.device = open_device(_device_of_rank(recommendation.device.id))
+    state.ranks = join_ranks(state.device.torch_device)
+    trainer = state.trainer = Trainer(build_run(recommendation, request, paths, state.device, state.ranks))
+    state.resumed_from = trainer.resume()
+    if not state.ranks.rank:
         _log_notes(trainer.notes)
-    outcome = _run(trainer, paths, stop, course.resumed_from or 0)
+    outcome = _run(trainer, paths, stop, state.resumed_from or 0)
     if outcome is RunOutcome.SUCCEEDED:
-        course.weights_sha256 = trainer.save_weights()
-    course.outcome = outcome
-    course.ranks.close()
+        state.weights_sha256 = trainer.save_weights()
+    state.outcome = outcome
+    state.ranks.close()
 
 
 def _log(text: str) -> None:
-    """Write to the run's log. Where its disk is full, the text is in the result alone."""
+    """Write to the run's log. If the disk is full, only the result has the text."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - the run's log
 
 
 def _log_notes(notes: list[str]) -> None:
-    """Write the notes on the run to its log at once: the result has them only at the end."""
+    """Write the notes on the run to its log at once: the result is written only at the end."""
     for note in notes:
         _log(f"note: {note}")
 
@@ -155,54 +155,55 @@ def _run(trainer: Trainer, paths: RunPaths, stop: StopRequest, resumed_from: int
         return trainer.run(progress.append, stop)
 
 
-def _own_device(identifier: str) -> str:
-    """The recommendation's device; with several ranks, the card with the number of this one."""
+def _device_of_rank(identifier: str) -> str:
+    """The recommendation's device; with several ranks, the GPU with the number of this rank on its host."""
     return f"cuda:{local_rank()}" if identifier != "cpu" and world_size() > 1 else identifier
 
 
-def _shortage(failure: BaseException | None, course: Course) -> BatchwrightError | None:
-    """``failure`` as a lack of memory; None where it is something else."""
-    if course.device is None or not isinstance(failure, Exception):
+def _as_out_of_memory(failure: BaseException | None, state: RunState) -> BatchwrightError | None:
+    """``failure`` as an out-of-memory error; None if it is another error."""
+    if state.device is None or not isinstance(failure, Exception):
         return None
-    translated = failure if isinstance(failure, OutOfMemoryError) else course.device.translate(failure)
+    translated = failure if isinstance(failure, OutOfMemoryError) else state.device.translate(failure)
     return translated if isinstance(translated, OutOfMemoryError) else None
 
 
-def _smaller(course: Course) -> int | None:
-    """The micro-batch size to restart with, by the decision table of ``recovery``; None where the run must not."""
-    trainer = course.trainer
+def _restart_micro_batch_size(state: RunState) -> int | None:
+    """The micro-batch size to restart with, by the decision table of ``recovery``; None if the run must not restart."""
+    trainer = state.trainer
     failed = trainer.engine.accumulation.failed_micro_batch if trainer else None
     if trainer is None or failed is None or failed == 1:
         return None
-    action = decide(Place.PASS, lock_step=trainer.sharded, sums_in_place=trainer.engine.accumulation.gradients.in_place)
+    in_place = trainer.engine.accumulation.gradients.in_place
+    action = decide(FailureOrigin.PASS, lock_step=trainer.sharded, sums_in_place=in_place)
     return -(-failed // 2) if action is Action.RESTART else None
 
 
-def _trouble(failure: BaseException | None) -> SystemTrouble | None:
-    """Trouble with a disk. Other trouble is this process's own, or its parent finds it too."""
+def _disk_trouble(failure: BaseException | None) -> SystemTrouble | None:
+    """The trouble of a disk. Other trouble is this process's own, or its parent finds it too."""
     found = trouble_of(failure)
     if found is None or not found.of_disk:
         return None
     return SystemTrouble(cause=found.cause, message=found.message, needed_bytes=found.needed_bytes)
 
 
-def _explain(failure: BaseException, shortage: BatchwrightError | None, course: Course) -> str:
-    """The reason why the run ended, in a line; for a lack of memory, its place and the remedy."""
-    if shortage is not None:
-        place = "while building the model"
-        if course.trainer is not None:
-            largest = course.trainer.largest_micro_batch()
-            place = f"in update {course.position.update + 1}, micro-batches up to {largest}"
+def _explain(failure: BaseException, oom_error: BatchwrightError | None, state: RunState) -> str:
+    """The reason why the run ended, in a line; for an out-of-memory error, when it happened and the remedy."""
+    if oom_error is not None:
+        phase = "while building the model"
+        if state.trainer is not None:
+            largest = state.trainer.largest_micro_batch()
+            phase = f"in update {state.position.update + 1}, micro-batches up to {largest}"
         return (
-            f"out of memory {place}: {shortage}. The last checkpoint stays; go on with a recommendation for a larger "
-            "memory_margin or a smaller max_micro_batch_size."
+            f"out of memory {phase}: {oom_error}. The last checkpoint is kept; resume with a recommendation for a "
+            "larger memory_margin or a smaller max_micro_batch_size."
         )
     text = str(failure).strip()
     return text if isinstance(failure, BatchwrightError) else f"{type(failure).__name__}: {text}"
 
 
 def _traceback(error: BaseException | None) -> str | None:
-    """The traceback of an error whose message alone does not explain it: not one of this package's own."""
+    """The traceback of an error, unless its message explains it, as those of this package's errors do."""
     if error is None or (isinstance(error, BatchwrightError) and not isinstance(error, WorkloadError)):
         return None
     return "".join(traceback.format_exception(error))[-_TRACEBACK_LENGTH:]
@@ -213,37 +214,41 @@ def main(arguments: list[str]) -> int:
     if len(arguments) > 1:
         die_with_parent(int(arguments[1]))
     paths = RunPaths(Path(arguments[0]))
-    for name, value in paths.cache_variables().items():  # before their readers are imported; the operator's own stay
+    for name, value in paths.cache_variables().items():  # before their readers are imported; set variables are kept
         os.environ.setdefault(name, value)
     stop = StopRequest()
     stop.install()
     if own_rank():
-        return _train_beside(paths, stop)
-    with holding(paths.directory, _HELD_SECONDS) as alone:
-        if not alone:  # the files are another process's to write: nothing but the log may be touched
+        return _train_as_other_rank(paths, stop)
+    with holding(paths.directory, _LOCK_WAIT_SECONDS) as locked:
+        if not locked:  # another process writes the files: this one may only append to the log
             _log(f"another process trains in {paths.directory}")
             return 1
-        return _train_alone(paths, stop)
+        return _train_as_rank_0(paths, stop)
 
 
-def _train_alone(paths: RunPaths, stop: StopRequest) -> int:
+def _train_as_rank_0(paths: RunPaths, stop: StopRequest) -> int:
     paths.result.unlink(missing_ok=True)
     result = train(paths, stop)
     if result.smaller_micro_batch is not None:
-        paths.lower_bound(result.smaller_micro_batch)
-    return _left(result, paths.result)
+        paths.write_micro_batch_bound(result.smaller_micro_batch)
+    return _write_result(result, paths.result)
 
 
-def _train_beside(paths: RunPaths, stop: StopRequest) -> int:
+def _train_as_other_rank(paths: RunPaths, stop: StopRequest) -> int:
     """Train as a rank other than 0, which writes a result only of its own failure."""
     result = train(paths, stop)
     if result.smaller_micro_batch is not None:
-        paths.lower_bound(result.smaller_micro_batch)
-    return _left(result, paths.failure(own_rank())) if result.outcome is RunOutcome.FAILED else _exit_status(result)
+        paths.write_micro_batch_bound(result.smaller_micro_batch)
+    return (
+        _write_result(result, paths.failure(own_rank()))
+        if result.outcome is RunOutcome.FAILED
+        else _exit_status(result)
+    )
 
 
-def _left(result: TrainingResult, path: Path) -> int:
-    """Write a result. Return the exit status, which tells when the result cannot be written."""
+def _write_result(result: TrainingResult, path: Path) -> int:
+    """Write a result. Return the exit status: EX_IOERR if the result cannot be written."""
     try:
         write_atomically(path, result.model_dump_json())
     except OSError:

@@ -82,7 +82,7 @@ def _watch(process: TrainingProcess, on_progress: OnProgress, grace_seconds: Gra
         on_progress(process.new_progress())
         if (grace := grace_seconds()) is not None:
             if deadline == math.inf:
-                process.ask_to_stop()
+                process.request_stop()
             deadline = min(deadline, time.monotonic() + grace)
             if time.monotonic() >= deadline:
                 return process.stop(grace_seconds=0.0)

@@ -262,7 +262,7 @@ def test_a_run_that_is_told_to_stop_may_be_given_less_time_later(tmp_path: Path)
     class Deaf(TrainingProcess):
         """Does not hear SIGTERM."""
 
-        def ask_to_stop(self) -> None:
+        def request_stop(self) -> None:
             """Pass nothing on."""
             asked.append(time.monotonic())
 

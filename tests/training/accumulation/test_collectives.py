@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.support.paths import SUPPORT
-from tuner.training.accumulation.collectives import ProcessGroup, group_of_one
+from tuner.training.accumulation.collectives import ProcessGroup, single_rank_group
 from tuner.training.accumulation.engine import GradientAccumulation
 
 _LIMIT_SECONDS = 600
@@ -25,7 +25,7 @@ Outcomes = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """What each of the two ranks has seen, by scenario."""
+    """The outcomes of the two ranks, by scenario."""
     folder = tmp_path_factory.mktemp("ranks")
     processes = [_start(rank, folder) for rank in range(2)]
     try:
@@ -62,7 +62,7 @@ def error(outcome: dict[str, Any], name: str = "gradient") -> float:
 
 
 def same(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors are equal to the last bit."""
+    """Return whether two tensors are equal to the last bit."""
     return torch.equal(first, second)
 
 
@@ -109,7 +109,7 @@ def test_reports_are_those_of_all_ranks(both: Outcomes) -> None:
 
 def test_a_window_that_weighs_nothing_anywhere_is_skipped(both: Outcomes) -> None:
     """By both ranks alike."""
-    assert [outcome["nobody_has_tokens"]["skipped"] for outcome in both] == [True, True]
+    assert [outcome["no_rank_has_tokens"]["skipped"] for outcome in both] == [True, True]
 
 
 def test_one_rank_splits_alone(both: Outcomes) -> None:
@@ -161,7 +161,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_both(both: Outcomes) -> None:
 
 def test_a_group_of_one_reduces_in_buckets_as_many_do() -> None:
     """A probe of a distributed run stands alone, and must hold the buckets that the run will hold."""
-    ranks = group_of_one(torch.device("cpu"))
+    ranks = single_rank_group(torch.device("cpu"))
     reduced: list[int] = []
     try:
         assert isinstance(ranks, ProcessGroup)

@@ -1,4 +1,4 @@
-"""Accumulated updates have the full batch's gradient, whatever the split; and each way to get it wrong is seen."""
+"""Accumulated updates have the full batch's gradient for any split, and each known mistake is detected."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.support.faults import (
     AnyLoss,
     CountingGpt,
     Gradients,
+    bit_equal,
     count_tokens,
     exact_gradient,
     gradients,
     ragged_tokens,
     relative_distance,
     relative_error,
-    same_bits,
     steps_of,
     token_batch,
     token_batches,
@@ -36,7 +36,7 @@ from tuner.errors import WorkloadError
 from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch, windows
-from tuner.training.accumulation.gradient_sums import GradientSums, ScratchSums, SumsInPlace
+from tuner.training.accumulation.gradient_sums import GradientSums, InPlaceSums, ScratchSums
 from tuner.training.micro_batches.splitting import sliced
 from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.base import IGNORED_LABEL, Batch, LossTerms, count_labels, pad_tokens
@@ -50,7 +50,7 @@ both_gatherings = pytest.mark.parametrize("gathering", ["scratch", "in-place"])
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Tiny models are fastest so."""
+    """Use one thread, which is fastest for tiny models."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -78,7 +78,7 @@ def _accumulated(
 def test_ragged_samples_give_the_full_batch_gradient(
     size: int, dtype: torch.dtype, tolerance: float, weigh: Any, gathering: Gathering
 ) -> None:
-    """Every micro-batch size, with samples of different lengths and tied weights, against one pass in fp64."""
+    """For every micro-batch size, with samples of different lengths and tied weights, against one pass in fp64."""
     model = CountingGpt(8).to(dtype)
     truth = exact_gradient(model, token_batch(SAMPLES), token_loss)
     batches = [token_batch(SAMPLES, start, start + size) for start in range(0, 8, size)]
@@ -123,7 +123,9 @@ def test_each_term_is_divided_by_its_own_weight(
     """Several terms, weighed by tokens, by samples and by a rare event, against one pass over all."""
     model = CountingGpt(8).to(dtype)
     full = token_batch(SAMPLES)
-    parts = [{name: it[part] for name, it in full.items()} for part in torch.split(torch.arange(8), list(sizes))]
+    parts = [
+        {name: tensor[part] for name, tensor in full.items()} for part in torch.split(torch.arange(8), list(sizes))
+    ]
     truth = exact_gradient(model, full, _three_terms)
     found = _accumulated(model, parts, _three_terms, _three_weights, gathering=gathering)
     assert relative_error(found, truth) < tolerance
@@ -131,7 +133,7 @@ def test_each_term_is_divided_by_its_own_weight(
 
 def test_the_reported_loss_is_the_windows_mean() -> None:
     """Per term the summed loss over the summed weight, not a mean of means."""
-    report = _engine(mlp_spec(), Regression()).update([sliced(it) for it in _parts(5, 3)])
+    report = _engine(mlp_spec(), Regression()).update([sliced(part) for part in _parts(5, 3)])
     assert report.loss == pytest.approx(sum((2.0 * x) ** 2 for x in range(1, 9)) / 8)
     assert report.weights == {"squared_error": 8.0}
 
@@ -172,7 +174,7 @@ def _engine(spec: WorkloadSpec, workload: Any = None) -> UpdateEngine:
 def test_the_published_regression_is_reproduced(sizes: tuple[int, ...]) -> None:
     """With x = 1..8, y = 2x, SGD with rate 0.02: the weight after one update is 2.04, accumulated or not."""
     engine = _engine(mlp_spec(optimizer={"name": "sgd", "learning_rate": 0.02}), Regression())
-    engine.update([sliced(it) for it in _parts(*sizes)])
+    engine.update([sliced(part) for part in _parts(*sizes)])
     assert engine.parameters[0].item() == pytest.approx(2.04, abs=1e-5)
 
 
@@ -214,7 +216,7 @@ def test_a_batch_is_split_as_evenly_as_can_be(samples: int, largest: int, sizes:
     model = CountingGpt(samples)
     truth = exact_gradient(model, token_batch(tokens), token_loss)
     parts = split_batch(token_batch(tokens), largest)
-    assert tuple(it.size for it in parts) == sizes
+    assert tuple(part.size for part in parts) == sizes
     assert relative_error(_accumulated(model, parts, token_loss, count_tokens), truth) < 1e-5
 
 
@@ -295,7 +297,7 @@ def _window_leaks(model: nn.Module) -> Gradients:
 
 
 @pytest.mark.parametrize("mutant", [_mean_of_means, _unshifted_count, _padding_counted, _window_leaks])
-def test_a_wrong_divisor_would_be_seen(mutant: Any) -> None:
+def test_a_wrong_divisor_would_be_detected(mutant: Any) -> None:
     """The known mistakes are off by more than a hundredth, by the measure that the engine passes with 1e-5."""
     model = CountingGpt(8)
     truth = exact_gradient(model, token_batch(SAMPLES), token_loss)
@@ -303,9 +305,9 @@ def test_a_wrong_divisor_would_be_seen(mutant: Any) -> None:
 
 
 def _clipped(exact: Gradients, max_norm: float) -> Gradients:
-    norm = torch.cat([it.flatten() for it in exact.values()]).norm()
+    norm = torch.cat([tensor.flatten() for tensor in exact.values()]).norm()
     assert norm > 2 * max_norm
-    return {name: it * (max_norm / norm) for name, it in exact.items()}
+    return {name: tensor * (max_norm / norm) for name, tensor in exact.items()}
 
 
 def test_the_whole_gradient_is_clipped_once() -> None:
@@ -316,7 +318,7 @@ def test_the_whole_gradient_is_clipped_once() -> None:
     assert relative_error(found, truth) < 1e-5
 
 
-def test_clipping_per_micro_batch_would_be_seen() -> None:
+def test_clipping_per_micro_batch_would_be_detected() -> None:
     """The mutant that clips what it has so far after each backward pass is off by more than a hundredth."""
     model = CountingGpt(8)
     truth = _clipped(exact_gradient(model, token_batch(SAMPLES), token_loss), 0.1)
@@ -329,7 +331,7 @@ def test_clipping_per_micro_batch_would_be_seen() -> None:
 def test_the_reported_norm_is_that_before_clipping() -> None:
     """The published regression: a gradient of 102, clipped to 0.5."""
     engine = _engine(mlp_spec(optimizer=SGD, gradient_clipping=0.5), Regression())
-    report = engine.update([sliced(it) for it in _parts(2, 2, 2, 2)])
+    report = engine.update([sliced(part) for part in _parts(2, 2, 2, 2)])
     assert report.gradient_norm == pytest.approx(102.0)
     assert engine.parameters[0].item() == pytest.approx(0.5, rel=1e-4)
 
@@ -347,7 +349,7 @@ def test_without_a_fault_the_sums_are_those_of_plain_accumulation(sizes: tuple[i
     plain = gradients(model)
     model.zero_grad()
     found = _accumulated(model, token_batches(SAMPLES, *sizes), token_loss, count_tokens, gathering=gathering)
-    assert same_bits(found, plain)
+    assert bit_equal(found, plain)
 
 
 # --- fp16 -------------------------------------------------------------------------------------------------------------
@@ -364,15 +366,17 @@ class Poisoned(Regression):
 
 def _state(engine: UpdateEngine) -> list[Any]:
     """Copies of all that an update may move."""
-    return copy.deepcopy([[it.detach() for it in engine.parameters], engine.averages, engine.optimizer.state_dict()])
+    return copy.deepcopy(
+        [[parameter.detach() for parameter in engine.parameters], engine.averages, engine.optimizer.state_dict()]
+    )
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether nested lists and dicts of tensors are equal to the last bit."""
+    """Return whether nested lists and dicts of tensors are equal to the last bit."""
     if isinstance(one, Tensor):
         return torch.equal(one, other)
     if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_same(it, other[name]) for name, it in one.items())
+        return one.keys() == other.keys() and all(_same(tensor, other[name]) for name, tensor in one.items())
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
     return bool(one == other)
@@ -384,7 +388,7 @@ def _fp16_engine(gathering: Gathering) -> UpdateEngine:
     changes = {"ema_decay": 0.9, "gradient_gathering": gathering, "gradient_clipping": 1.0}
     engine = _engine(mlp_spec(precision="fp16-mixed", optimizer=optimizer, **changes), Poisoned())
     engine.scaler.load_state_dict({**engine.scaler.state_dict(), "scale": 64.0})
-    assert not engine.update([sliced(it) for it in _parts(4, 4)]).skipped
+    assert not engine.update([sliced(part) for part in _parts(4, 4)]).skipped
     return engine
 
 
@@ -396,7 +400,7 @@ def test_an_infinite_micro_batch_skips_the_whole_window(poisoned: int, gathering
     before = _state(engine)
     batches = _parts(2, 2, 2, 2)
     batches[poisoned] = -batches[poisoned]
-    report = engine.update([sliced(it) for it in batches])
+    report = engine.update([sliced(batch) for batch in batches])
     assert report.skipped
     assert report.gradient_norm is None
     assert engine.scaler.get_scale() == 32.0
@@ -407,9 +411,9 @@ def test_an_infinite_micro_batch_skips_the_whole_window(poisoned: int, gathering
 def test_a_finite_window_after_a_skipped_one_steps(gathering: Gathering) -> None:
     """It has the gradient of its own samples alone, unscaled, and everything moves."""
     engine = _fp16_engine(gathering)
-    engine.update([sliced(-it) for it in _parts(4, 4)])
+    engine.update([sliced(-part) for part in _parts(4, 4)])
     before, steps = _state(engine), steps_of(engine.optimizer, engine.model)
-    report = engine.update([sliced(it) for it in _parts(4, 4)])
+    report = engine.update([sliced(part) for part in _parts(4, 4)])
     assert not report.skipped
     assert engine.scaler.get_scale() == 32.0
     weight = before[0][0].item()
@@ -423,7 +427,7 @@ def test_a_finite_window_after_a_skipped_one_steps(gathering: Gathering) -> None
 
 def _sum_in_fp64(model: nn.Module, batches: list[dict[str, Tensor]]) -> Gradients:
     """The fp64 sum of the very gradients that each backward pass gives in bf16."""
-    tokens = sum(count_tokens(it) for it in batches)
+    tokens = sum(count_tokens(batch) for batch in batches)
     total: Gradients = {}
     for batch in batches:
         model.zero_grad()
@@ -454,13 +458,13 @@ def test_bf16_gradients_are_summed_in_fp32(wide_window: WideWindow, gathering: G
         accumulation.accumulate(batches, token_loss, count_tokens)
         assert relative_distance(accumulation.gradients.tensors(), truth.values()) < 1e-6
     sums = zip(truth, accumulation.gradients.tensors(), strict=True)
-    assert same_bits(gradients(model), {name: total.bfloat16() for name, total in sums})
+    assert bit_equal(gradients(model), {name: total.bfloat16() for name, total in sums})
 
 
-def test_summing_in_bf16_would_be_seen(wide_window: WideWindow) -> None:
+def test_summing_in_bf16_would_be_detected(wide_window: WideWindow) -> None:
     """The mutant that accumulates in ``.grad`` is off by more than a thousandth, by the same measure."""
     model, batches, truth = copy.deepcopy(wide_window)
-    tokens = sum(count_tokens(it) for it in batches)
+    tokens = sum(count_tokens(batch) for batch in batches)
     for batch in batches:
         torch.autograd.backward(token_loss(model, batch)[0] / tokens)
     assert relative_distance(gradients(model).values(), truth.values()) > 1e-3
@@ -472,14 +476,14 @@ def test_bf16_gradients_are_clipped_in_fp32(sizes: tuple[int, ...], gathering: G
     """The norm is that of the fp32 sums, and what is stepped with has the largest norm allowed, but for rounding."""
     model = CountingGpt(8).to(torch.bfloat16)
     batches = token_batches(SAMPLES, *sizes)
-    truth = torch.cat([it.flatten() for it in _sum_in_fp64(model, batches).values()]).norm()
+    truth = torch.cat([tensor.flatten() for tensor in _sum_in_fp64(model, batches).values()]).norm()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     steps = steps_of(optimizer, model)
     accumulation = GradientAccumulation(model, optimizer, gathering=gathering, max_norm=0.1)
     report = accumulation.update(batches, token_loss, count_tokens)
     assert report.gradient_norm == pytest.approx(float(truth), rel=1e-5)
-    assert {it.dtype for it in steps[0].values()} == {torch.bfloat16}
-    assert torch.cat([it.flatten().double() for it in steps[0].values()]).norm() == pytest.approx(0.1, rel=1e-3)
+    assert {tensor.dtype for tensor in steps[0].values()} == {torch.bfloat16}
+    assert torch.cat([tensor.flatten().double() for tensor in steps[0].values()]).norm() == pytest.approx(0.1, rel=1e-3)
 
 
 # --- parameters and gradients out of the ordinary ---------------------------------------------------------------------
@@ -500,14 +504,14 @@ class TwoHeads(Regression):
 
 
 @both_gatherings
-def test_a_parameter_that_nothing_used_is_left_alone(gathering: Gathering) -> None:
+def test_an_unused_parameter_is_not_changed(gathering: Gathering) -> None:
     """Its gradient is none, not zero, so that AdamW's weight decay does not touch it."""
     optimizer = {"name": "adamw", "learning_rate": 0.1, "weight_decay": 0.5}
     engine = _engine(mlp_spec(optimizer=optimizer, gradient_gathering=gathering), TwoHeads())
     steps = steps_of(engine.optimizer, engine.model)
     for _ in range(2):
-        engine.update([sliced(it) for it in _parts(4, 4)])
-    assert [set(it) for it in steps] == [{"used.weight"}] * 2
+        engine.update([sliced(part) for part in _parts(4, 4)])
+    assert [set(step) for step in steps] == [{"used.weight"}] * 2
     assert engine.model.get_parameter("unused.weight").item() == 1.0
 
 
@@ -524,7 +528,7 @@ def test_sparse_gradients_are_refused(gathering: Gathering) -> None:
 
 
 @both_gatherings
-def test_a_losss_own_parameters_are_accumulated_too(gathering: Gathering) -> None:
+def test_parameters_of_the_loss_are_accumulated_too(gathering: Gathering) -> None:
     """Parameters that only the optimizer knows, a temperature say, get the full batch's gradient, and no leftovers."""
     model, temperature = nn.Linear(1, 1), nn.Parameter(torch.tensor(2.0))
     optimizer = torch.optim.SGD([*model.parameters(), temperature], lr=0.0)
@@ -605,7 +609,7 @@ def test_a_compiled_model_is_compiled_a_bounded_number_of_times(backend: str) ->
     for sizes in ((4, 3, 3), (4, 3, 3), (4, 3), (3, 3), (3, 2), (2,), (1,), (4, 3, 3)):
         window = [workload.make_batch(size) for size in sizes]
         accumulation.update(window, workload.loss_terms)
-        whole = {name: torch.cat([it[name] for it in window]) for name in window[0]}
+        whole = {name: torch.cat([batch[name] for batch in window]) for name in window[0]}
         assert relative_error(steps[-1], exact_gradient(model, whole, workload.loss_terms)) < 1e-5
     assert 1 <= counters["stats"]["unique_graphs"] <= 4
 
@@ -641,7 +645,7 @@ def test_micro_batches_with_other_terms_are_refused_without_weights() -> None:
 
 
 def _calls(action: Callable[[], object]) -> int:
-    """How many functions Python calls, those of C included: a cost that no other load changes."""
+    """Number of function calls in Python, including C functions: a cost that is independent of other load."""
     seen = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
@@ -667,11 +671,11 @@ def _calls_of_commit(kind: type[GradientSums], tensors: int) -> int:
         torch.autograd.backward(torch.stack(list(parameters)).sum())
         calls = _calls(sums.commit)
     sums.collect()
-    assert all(it is not None and it.tolist() == [3.0] * 3 for it in sums.sums)
+    assert all(total is not None and total.tolist() == [3.0] * 3 for total in sums.sums)
     return calls
 
 
-@pytest.mark.parametrize("kind", [ScratchSums, SumsInPlace])
+@pytest.mark.parametrize("kind", [ScratchSums, InPlaceSums])
 def test_a_commit_calls_no_function_for_each_parameter(kind: type[GradientSums]) -> None:
     """A tiny micro-batch of a model with many tensors would pay for it."""
     assert _calls_of_commit(kind, 100) == _calls_of_commit(kind, 10)
@@ -705,6 +709,7 @@ def test_gradients_that_come_late_or_not_at_all_are_summed(gathering: Gathering)
     used = [(0,), (0, 1), (0, 1, 2), (0, 1, 2), (1,)]
     window = [torch.tensor([index]) for index in range(len(used))]
     accumulation.accumulate(
-        window, lambda _, batch: (torch.stack([model[it] for it in used[int(batch)]]).sum() * (1 + batch), 1.0)
+        window,
+        lambda _, batch: (torch.stack([model[used_index] for used_index in used[int(batch)]]).sum() * (1 + batch), 1.0),
     )
-    assert [it.grad and pytest.approx(it.grad.item()) for it in model] == [2.0, 2.8, 1.4, None]
+    assert [module.grad and pytest.approx(module.grad.item()) for module in model] == [2.0, 2.8, 1.4, None]

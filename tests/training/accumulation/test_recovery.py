@@ -1,4 +1,4 @@
-"""A micro-batch that does not fit goes through in smaller parts, and the update is as if it had never been tried."""
+"""A micro-batch that does not fit runs in smaller parts, and the update is as if it had never been tried whole."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.support.faults import (
     CountingGpt,
     Faults,
     Gradients,
+    bit_equal,
     count_tokens,
     exact_gradient,
     out_of_memory,
     plain_out_of_memory,
     ragged_tokens,
     relative_error,
-    same_bits,
     steps_of,
     times_committed,
     token_batch,
@@ -36,8 +36,8 @@ from tuner.errors import OutOfMemoryError, WorkloadError
 from tuner.schemas.workload import OptimizerSpec
 from tuner.training.accumulation import engine
 from tuner.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch
-from tuner.training.accumulation.gradient_sums import SumsInPlace, default_gathering
-from tuner.training.accumulation.recovery import Action, Place, decide
+from tuner.training.accumulation.gradient_sums import InPlaceSums, default_gathering
+from tuner.training.accumulation.recovery import Action, FailureOrigin, decide
 from tuner.training.micro_batches.rng_state import RandomState, seed_everything
 from tuner.training.micro_batches.splitting import sliced
 from tuner.training.optimizers import build_optimizer, materialize_state
@@ -51,7 +51,7 @@ both_gatherings = pytest.mark.parametrize("gathering", ["scratch", "in-place"])
 
 
 class Trial:
-    """A model whose passes can be made to fail, and what its optimizer was stepped with."""
+    """A model whose passes can be made to fail, and the gradients of its optimizer's steps."""
 
     def __init__(self, gathering: Gathering, error: Callable[[], Exception] = out_of_memory, **changes: Any) -> None:
         self.model = CountingGpt(len(SAMPLES), **changes)
@@ -72,7 +72,7 @@ class Trial:
         return token_loss(model, batch)
 
     def places(self) -> dict[str, int]:
-        """Every place, with how often a micro-batch passes by it."""
+        """Every place, with the number of passes of a micro-batch."""
         self.faults.reset()
         self.update()
         return {place: passes // len(WINDOW) for place, passes in self.faults.seen.items()}
@@ -84,18 +84,18 @@ class Trial:
         return self.update()
 
     def error(self) -> float:
-        """How far the last update was off."""
+        """Relative error of the last update's gradient."""
         return relative_error(self.steps[-1], self.truth)
 
     def require_exact(self, where: str = "") -> None:
-        """The last update had the full batch's gradient, with each sample in it once."""
+        """Check that the last update had the full batch's gradient, with each sample in it once."""
         assert self.error() < 1e-5, where
         assert times_committed(self.steps[-1], SAMPLES) == [1] * len(SAMPLES), where
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick() -> Iterator[None]:
-    """Tiny models are fastest on one thread; what was there before is not searched at each recovery's collection."""
+    """Use one thread, fastest for tiny models, and exclude existing objects from each recovery's garbage collection."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     Trial("scratch").update()  # torch imports some of itself at the first step
@@ -181,7 +181,9 @@ def _wrapped() -> Exception:
 
 @both_gatherings
 @pytest.mark.parametrize("kind", [out_of_memory, plain_out_of_memory, MemoryError, _invalid_size, _wrapped])
-def test_every_kind_of_shortage_is_recovered_from(kind: Callable[[], Exception], gathering: Gathering) -> None:
+def test_every_kind_of_out_of_memory_error_is_recovered_from(
+    kind: Callable[[], Exception], gathering: Gathering
+) -> None:
     """Torch's own error, a plain one with its words, Python's, a size that a kernel refuses, and one in another."""
     trial = Trial(gathering, kind)
     undisturbed = trial.update()
@@ -239,30 +241,32 @@ def test_what_a_fault_costs(gathering: Gathering, passes: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device_type", "lock_step", "place", "action"),
+    ("device_type", "lock_step", "origin", "action"),
     [
-        ("cuda", False, Place.PASS, Action.DIVIDE_MICRO_BATCH),
-        ("cpu", False, Place.PASS, Action.DIVIDE_WINDOW),
-        ("cuda", True, Place.PASS, Action.RESTART),
-        ("cpu", True, Place.PASS, Action.RESTART),
-        ("cuda", False, Place.OUTSIDE, Action.RAISE),
-        ("cpu", False, Place.OUTSIDE, Action.RAISE),
-        ("cuda", True, Place.OUTSIDE, Action.RAISE),
-        ("cpu", True, Place.OUTSIDE, Action.RAISE),
+        ("cuda", False, FailureOrigin.PASS, Action.DIVIDE_MICRO_BATCH),
+        ("cpu", False, FailureOrigin.PASS, Action.DIVIDE_WINDOW),
+        ("cuda", True, FailureOrigin.PASS, Action.RESTART),
+        ("cpu", True, FailureOrigin.PASS, Action.RESTART),
+        ("cuda", False, FailureOrigin.OUTSIDE, Action.RAISE),
+        ("cpu", False, FailureOrigin.OUTSIDE, Action.RAISE),
+        ("cuda", True, FailureOrigin.OUTSIDE, Action.RAISE),
+        ("cpu", True, FailureOrigin.OUTSIDE, Action.RAISE),
     ],
 )
-def test_the_response_to_a_shortage(device_type: str, *, lock_step: bool, place: Place, action: Action) -> None:
+def test_the_response_to_an_out_of_memory_error(
+    device_type: str, *, lock_step: bool, origin: FailureOrigin, action: Action
+) -> None:
     """Divided on the spot where a rank may run alone, restarted where it may not, raised outside of passes."""
     in_place = lock_step or default_gathering(device_type) == "in-place"
-    assert decide(place, lock_step=lock_step, sums_in_place=in_place) is action
+    assert decide(origin, lock_step=lock_step, sums_in_place=in_place) is action
 
 
 # --- what cannot be recovered from ------------------------------------------------------------------------------------
 
 
 @both_gatherings
-def test_one_sample_that_does_not_fit_is_said_so(gathering: Gathering) -> None:
-    """The tuner's own error, with the device's words; the next window is not the worse for it."""
+def test_one_sample_that_does_not_fit_raises(gathering: Gathering) -> None:
+    """The tuner's own error is raised, with the device's message; the next window is exact."""
     trial = Trial(gathering)
     trial.faults.fail_above(BACKWARD_OF_LAYER_0, 0)
     with pytest.raises(OutOfMemoryError, match=r"one sample does not fit: CUDA out of memory"):
@@ -275,7 +279,9 @@ def test_one_sample_that_does_not_fit_is_said_so(gathering: Gathering) -> None:
 
 @both_gatherings
 @pytest.mark.parametrize("kind", [lambda: ValueError("memory"), lambda: RuntimeError("shapes do not match")])
-def test_an_error_that_is_no_shortage_comes_out_unchanged(kind: Callable[[], Exception], gathering: Gathering) -> None:
+def test_an_error_other_than_out_of_memory_is_raised_unchanged(
+    kind: Callable[[], Exception], gathering: Gathering
+) -> None:
     """The very error, after one attempt; no bound is lowered, and the next window is exact."""
     error = kind()
     trial = Trial(gathering, lambda: error)
@@ -288,8 +294,8 @@ def test_an_error_that_is_no_shortage_comes_out_unchanged(kind: Callable[[], Exc
     trial.require_exact()
 
 
-def test_without_recovery_the_shortage_comes_out() -> None:
-    """A probe wants to see the error, not a split."""
+def test_without_recovery_the_error_is_raised() -> None:
+    """A probe needs the error, not a split."""
     model = CountingGpt(12)
     faults = Faults(model)
     accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.0), recovers=False)
@@ -300,17 +306,19 @@ def test_without_recovery_the_shortage_comes_out() -> None:
 
 @both_gatherings
 def test_the_failed_pass_is_freed_before_the_retry(gathering: Gathering) -> None:
-    """No loss, logits, activation or gradient of the failed pass is alive when its first half starts."""
+    """Losses, logits, activations and gradients of the failed pass are freed before its first half starts."""
     trial = Trial(gathering)
     trial.faults.fail("gradient of gpt.blocks.0.attention_norm.weight", 0)
     held: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
-    trial.model.gpt.get_submodule("blocks.1").register_forward_hook(lambda *it: held.append(weakref.ref(it[2])))
+    trial.model.gpt.get_submodule("blocks.1").register_forward_hook(
+        lambda *arguments: held.append(weakref.ref(arguments[2]))
+    )
     for parameter in trial.model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda it: held.append(weakref.ref(it.grad)))  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(lambda owner: held.append(weakref.ref(owner.grad)))  # type: ignore[no-untyped-call]
 
     def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, float]:
-        alive.append(sum(it() is not None for it in held))
+        alive.append(sum(reference() is not None for reference in held))
         result = token_loss(model, batch)
         held.append(weakref.ref(result[0]))
         return result
@@ -320,38 +328,38 @@ def test_the_failed_pass_is_freed_before_the_retry(gathering: Gathering) -> None
     assert alive[:2] == [0, 0]
 
 
-# --- mutants: the measure sees each known way to recover wrongly ------------------------------------------------------
+# --- mutants: each known way to recover wrongly is detected -----------------------------------------------------------
 
 
-class KeepsWhatWasWritten(SumsInPlace):
+class KeepsPartialGradients(InPlaceSums):
     """Split and retry, with what the failed pass wrote left in ``.grad``."""
 
     in_place = False
 
     def discard(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
-class ZeroesAndGoesOn(SumsInPlace):
+class DropsAllGradients(InPlaceSums):
     """All gradients dropped, those of earlier micro-batches too, and the window continued."""
 
     in_place = False
 
 
-@pytest.mark.parametrize("mutant", [KeepsWhatWasWritten, ZeroesAndGoesOn])
-def test_a_wrong_recovery_would_be_seen(mutant: type[SumsInPlace], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mutant", [KeepsPartialGradients, DropsAllGradients])
+def test_a_wrong_recovery_would_be_detected(mutant: type[InPlaceSums], monkeypatch: pytest.MonkeyPatch) -> None:
     """Off by more than a hundredth, by the measure that the real recoveries pass with 1e-5."""
-    monkeypatch.setattr(engine, "SumsInPlace", mutant)
+    monkeypatch.setattr(engine, "InPlaceSums", mutant)
     trial = Trial("in-place")
     report = trial.after(BACKWARD_OF_LAYER_0, 2)
     assert _splits(report) == [(4, (2, 2))]
     assert trial.error() > 1e-2
 
 
-def test_skipping_the_failed_micro_batch_would_be_seen() -> None:
+def test_skipping_the_failed_micro_batch_would_be_detected() -> None:
     """The update of the others alone is off by more than a hundredth, and the engine sees that weight is missing."""
     trial = Trial("scratch")
-    with pytest.raises(WorkloadError, match=r"a weight of .* they must be the same"):
+    with pytest.raises(WorkloadError, match=r"a weight of .* the two must be equal"):
         trial.accumulation.update(WINDOW[:2], token_loss, lambda _: count_tokens(token_batch(SAMPLES)) / 2)
     trial.accumulation.update(WINDOW[:2], token_loss)
     assert trial.error() > 1e-2
@@ -362,7 +370,7 @@ def test_skipping_the_failed_micro_batch_would_be_seen() -> None:
 
 
 class Noisy(nn.Module):
-    """Everything a forward pass may change: running statistics, a buffer that it replaces, every generator."""
+    """A model whose forward pass changes running statistics, a buffer that it replaces, and every generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -381,7 +389,7 @@ class Noisy(nn.Module):
 
 
 class NoisyRun:
-    """One update of ``Noisy`` over eight samples, and the world it leaves."""
+    """One update of ``Noisy`` over eight samples, and the state afterwards."""
 
     def __init__(self, gathering: Gathering) -> None:
         seed_everything(1)
@@ -404,11 +412,11 @@ class NoisyRun:
 
         return self.accumulation.update(list(torch.split(self.inputs, list(sizes))), loss)
 
-    def world(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Buffers and the state of every generator."""
-        random_state = RandomState.now(torch.device("cpu")).plain()
+        random_state = RandomState.capture(torch.device("cpu")).state_dict()
         return {
-            **{name: it.clone() for name, it in self.model.named_buffers()},
+            **{name: buffer.clone() for name, buffer in self.model.named_buffers()},
             "python": torch.tensor(random_state["python"][1]),
             "numpy": torch.cat([random_state["numpy"][1], torch.tensor([random_state["numpy"][2]])]),
             "torch": random_state["cpu"],
@@ -416,46 +424,46 @@ class NoisyRun:
 
 
 CUT: dict[str, tuple[int, ...]] = {"scratch": (4, 2, 2, 2, 2, 2, 2), "in-place": (2,) * 8}
-"""How sixteen samples in fours go through when the second four fail."""
+"""Sizes of the micro-batches of sixteen samples in fours when the second four fail."""
 
 
 def _undisturbed(gathering: Gathering) -> tuple[Gradients, dict[str, Tensor]]:
     run = NoisyRun(gathering)
     run.update(*CUT[gathering])
-    return run.steps[0], run.world()
+    return run.steps[0], run.state()
 
 
 @both_gatherings
 @pytest.mark.parametrize("place", [None, "forward of norm", "forward of second", "backward of first"])
-def test_the_world_is_as_if_the_failed_pass_never_was(place: str | None, gathering: Gathering) -> None:
+def test_the_state_is_as_if_the_failed_pass_had_never_run(place: str | None, gathering: Gathering) -> None:
     """Before, during and after the work: generators, buffers and gradient bit-equal to a run that was cut like this."""
     run = NoisyRun(gathering)
     if place is not None:
         run.faults.fail(place, 1)
     report = run.update(4, 4, 4, 4, fail_call=1 if place is None else None)
     assert report.micro_batch_sizes == CUT[gathering]
-    found = run.world()
-    gradient, world = _undisturbed(gathering)
-    assert same_bits(found, world)
-    assert same_bits(run.steps[0], gradient)
+    found = run.state()
+    gradient, state = _undisturbed(gathering)
+    assert bit_equal(found, state)
+    assert bit_equal(run.steps[0], gradient)
 
 
 @both_gatherings
-def test_a_recovery_that_undoes_nothing_would_be_seen(gathering: Gathering) -> None:
-    """The mutant without undoing draws other numbers, and counts the failed pass in its statistics."""
+def test_a_recovery_without_restore_would_be_detected(gathering: Gathering) -> None:
+    """The mutant without a restore draws other numbers, and counts the failed pass in its statistics."""
     run = NoisyRun(gathering)
     run.accumulation._recovery._snapshot = None
     run.faults.fail("backward of first", 1)
     run.update(4, 4, 4, 4)
-    found = run.world()
-    gradient, world = _undisturbed(gathering)
-    assert not same_bits(run.steps[0], gradient)
-    assert {name for name, it in found.items() if not torch.equal(it, world[name])} == set(world)
+    found = run.state()
+    gradient, state = _undisturbed(gathering)
+    assert not bit_equal(run.steps[0], gradient)
+    assert {name for name, tensor in found.items() if not torch.equal(tensor, state[name])} == set(state)
 
 
 @both_gatherings
-def test_a_buffer_that_a_pass_replaced_is_put_back(gathering: Gathering) -> None:
-    """The retry finds the very tensor that was there, with its values."""
+def test_a_buffer_that_a_pass_replaced_is_restored(gathering: Gathering) -> None:
+    """The retry finds the original tensor, with its values."""
     run = NoisyRun(gathering)
     found: list[Tensor] = []
     run.model.register_forward_pre_hook(lambda model, _: found.append(cast("Noisy", model).average))
@@ -478,7 +486,7 @@ class FailsHalfway(torch.optim.SGD):
         """Half of one."""
         del closure
         self.steps += 1
-        parameters = [it for it in self.param_groups[0]["params"] if it.grad is not None]
+        parameters = [parameter for parameter in self.param_groups[0]["params"] if parameter.grad is not None]
         with torch.no_grad():
             for parameter in parameters[: len(parameters) // 2]:
                 parameter.sub_(parameter.grad)
@@ -490,15 +498,19 @@ def test_a_fault_in_the_step_is_never_retried(gathering: Gathering) -> None:
     """It comes out as it is after one step half made: no split is recorded, no parameter is stepped twice."""
     model = CountingGpt(12)
     truth = exact_gradient(model, token_batch(SAMPLES), token_loss)
-    before = {name: it.detach().clone() for name, it in model.named_parameters()}
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimizer = FailsHalfway(model.parameters(), lr=1.0)
     accumulation = GradientAccumulation(model, optimizer, gathering=gathering)
     with pytest.raises(torch.OutOfMemoryError):
         accumulation.update(WINDOW, token_loss, count_tokens)
-    moved = {name: before[name] - it for name, it in model.named_parameters() if not torch.equal(before[name], it)}
+    moved = {
+        name: before[name] - parameter
+        for name, parameter in model.named_parameters()
+        if not torch.equal(before[name], parameter)
+    }
     assert (optimizer.steps, accumulation.largest_micro_batch) == (1, None)
     assert len(moved) == len(truth) // 2
-    assert all(torch.allclose(it.double(), truth[name], atol=1e-6) for name, it in moved.items())
+    assert all(torch.allclose(tensor.double(), truth[name], atol=1e-6) for name, tensor in moved.items())
 
 
 OPTIMIZERS = [
@@ -520,10 +532,10 @@ def _stepped(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, s
         for parameter in parameters:
             parameter.grad = torch.randn(parameter.shape, generator=generator)
         optimizer.step()
-    return [it.detach().clone() for it in parameters]
+    return [parameter.detach().clone() for parameter in parameters]
 
 
-@pytest.mark.parametrize("fields", OPTIMIZERS, ids=lambda it: "-".join(str(value) for value in it.values()))
+@pytest.mark.parametrize("fields", OPTIMIZERS, ids=lambda fields: "-".join(map(str, fields.values())))
 def test_steps_from_a_materialized_state_are_those_of_a_fresh_optimizer(fields: dict[str, Any]) -> None:
     """The first steps, with every implementation and with weight decay, are equal to the last bit."""
     spec = OptimizerSpec(**fields)
@@ -534,20 +546,20 @@ def test_steps_from_a_materialized_state_are_those_of_a_fresh_optimizer(fields: 
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
-@pytest.mark.parametrize("fields", OPTIMIZERS, ids=lambda it: "-".join(str(value) for value in it.values()))
-def test_materializing_a_state_moves_nothing_else(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", OPTIMIZERS, ids=lambda fields: "-".join(map(str, fields.values())))
+def test_materializing_a_state_changes_nothing_else(fields: dict[str, Any]) -> None:
     """Parameters, learning rate and generators stay, no gradient is left, and the next step takes no more state."""
     parameters, untouched = _some_parameters(), _some_parameters()
     optimizer = build_optimizer(OptimizerSpec(learning_rate=0.3, **fields), parameters)
     random_state = torch.get_rng_state()
     materialize_state(optimizer)
     assert all(torch.equal(one, other) for one, other in zip(parameters, untouched, strict=True))
-    assert all(it.grad is None for it in parameters)
+    assert all(parameter.grad is None for parameter in parameters)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert optimizer.param_groups[0]["lr"] == 0.3
-    taken = {id(it) for state in optimizer.state.values() for it in state.values()}
+    state_tensors = {id(tensor) for state in optimizer.state.values() for tensor in state.values()}
     _stepped(parameters, optimizer, 1)
-    assert {id(it) for state in optimizer.state.values() for it in state.values()} == taken
+    assert {id(tensor) for state in optimizer.state.values() for tensor in state.values()} == state_tensors
 
 
 # --- dividing batches -------------------------------------------------------------------------------------------------
@@ -587,8 +599,8 @@ def test_nested_batches_are_divided_sample_by_sample() -> None:
 def test_parts_are_divided_again() -> None:
     """Down to one sample each, in order."""
     parts = [one for part in sliced(_nested()).divide((2, 1)) for one in part.at_most(1)]
-    assert [it.batch["names"] for it in parts] == [["a"], ["b"], ["c"]]
-    assert [it.batch["tensor"].tolist() for it in parts] == [[[0, 1]], [[2, 3]], [[4, 5]]]
+    assert [part.batch["names"] for part in parts] == [["a"], ["b"], ["c"]]
+    assert [part.batch["tensor"].tolist() for part in parts] == [[[0, 1]], [[2, 3]], [[4, 5]]]
 
 
 def test_a_packed_batch_is_not_divided() -> None:
@@ -598,7 +610,7 @@ def test_a_packed_batch_is_not_divided() -> None:
         sliced(packed, 2).divide((1, 1))
 
 
-def test_a_packed_batch_that_does_not_fit_says_so() -> None:
+def test_a_packed_batch_that_does_not_fit_raises() -> None:
     """A shortage with a batch that cannot be divided ends in the message about its shapes, and without a step."""
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -752,7 +764,9 @@ def test_hooks_of_an_object_that_is_gone_take_nothing() -> None:
         accumulation = GradientAccumulation(model, optimizer, gathering="in-place")
         report = accumulation.accumulate(split_batch(batch, 2), lambda m, b: (m(b).sum(), len(b)))
         assert report.weights == {"loss": 4.0}
-        norms.append([it.grad.float().norm().item() for it in model.parameters() if it.grad is not None])
+        norms.append(
+            [parameter.grad.float().norm().item() for parameter in model.parameters() if parameter.grad is not None]
+        )
         optimizer.zero_grad()
     assert norms[0] == norms[1]
     assert len(norms[0]) == 2

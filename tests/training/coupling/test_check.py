@@ -95,7 +95,7 @@ def test_sums_over_samples_pass_in_train_mode(name: str) -> None:
         lambda: nn.TransformerEncoderLayer(WIDTH, 2, dim_feedforward=16, dropout=0.5, batch_first=True),
     ],
 )
-def test_dropout_inside_torchs_own_modules_is_silenced(silent: Callable[[], nn.Module]) -> None:
+def test_dropout_inside_torchs_own_modules_is_disabled(silent: Callable[[], nn.Module]) -> None:
     """LSTM and attention keep their probability in an attribute of their own, which is put back."""
 
     def terms(model: nn.Module, batch: Tensor) -> LossTerms:
@@ -152,7 +152,7 @@ def test_arithmetic_between_modules_is_blamed_on_the_module_that_does_it() -> No
     assert [(culprit.name, culprit.type_name) for culprit in report.culprits] == [("1", "Centred")]
 
 
-def test_a_module_and_a_term_are_told_apart() -> None:
+def test_a_module_and_a_term_are_distinguished() -> None:
     """With the module's output put right, the term that is at fault by itself is still found, and only that one."""
 
     def terms(model: nn.Module, batch: Tensor) -> LossTerms:
@@ -164,7 +164,7 @@ def test_a_module_and_a_term_are_told_apart() -> None:
 
 
 def test_in_batch_negatives_are_a_terms_fault() -> None:
-    """No module couples samples, the loss does."""
+    """The loss couples samples, and no module does."""
     report = _check(_network(nn.ReLU()), in_batch_negatives)
     assert report.coupled
     assert min(report.loss_error, report.gradient_error) > 0.05
@@ -233,7 +233,7 @@ def test_a_weight_that_does_not_add_up_is_named() -> None:
 
 
 def test_a_penalty_that_has_no_samples_passes() -> None:
-    """The same value with weight 1 for every micro-batch has the full batch's mean."""
+    """A term with an equal value and weight 1 for every micro-batch has the full batch's mean."""
 
     def terms(model: nn.Module, batch: Tensor) -> LossTerms:
         penalty = torch.stack([parameter.square().sum() for parameter in model.parameters()]).sum()
@@ -304,7 +304,7 @@ def test_randomness_that_cannot_be_silenced_is_compared_in_eval_mode() -> None:
     assert not _check(_network(Unseeded())).coupled
 
 
-def test_a_loss_whose_randomness_is_its_own_is_not_judged() -> None:
+def test_a_loss_with_its_own_randomness_is_not_refused() -> None:
     """Numbers from a new generator in each pass cannot be made the same: that is said, and nothing is concluded."""
 
     def terms(model: nn.Module, batch: Tensor) -> LossTerms:
@@ -323,8 +323,8 @@ def test_a_loss_whose_randomness_is_its_own_is_not_judged() -> None:
         (lambda model, batch: {"none": (model(batch).sum(), 0.0)}, "reaches no parameter"),
     ],
 )
-def test_what_is_not_finite_cannot_be_compared(terms: Terms, words: str) -> None:
-    """Not a number compares as neither larger nor smaller: nothing may be concluded from that."""
+def test_numbers_that_are_not_finite_cannot_be_compared(terms: Terms, words: str) -> None:
+    """NaN compares as neither larger nor smaller, so there is no verdict."""
     report = _check(_network(), terms)
     assert report.verdict == "not-compared"
     assert words in report.message
@@ -342,7 +342,7 @@ def test_a_loss_that_is_finite_only_for_the_whole_batch_is_coupled() -> None:
 
 
 def test_a_report_that_is_not_a_number_is_coupled() -> None:
-    """Whatever else it says."""
+    """An error of NaN counts as coupled, in a report without a problem."""
     passed = _check(_network())
     assert not passed.coupled
     assert replace(passed, gradient_error=float("nan")).coupled
@@ -355,7 +355,7 @@ def test_nothing_is_left_behind(spec: WorkloadSpec) -> None:
     model = workload.build_model()
     next(model.parameters()).grad = torch.ones_like(next(model.parameters()))
     batch = workload.make_batch(4)
-    kept = [copy.deepcopy(it) for it in (model.state_dict(), batch)]
+    kept = [copy.deepcopy(tensor) for tensor in (model.state_dict(), batch)]
     buffers = [id(buffer) for buffer in model.buffers()]
     fields = [{**vars(module)} for module in model.modules()]
     generators = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())  # type: ignore[index] # noqa: NPY002 - the generator user code uses
@@ -386,7 +386,7 @@ def test_a_spec_is_checked_without_touching_the_generators() -> None:
     assert _check_spec(resnet_spec()) == first
 
 
-def test_everything_is_put_back_after_an_error() -> None:
+def test_everything_is_restored_after_an_error() -> None:
     """Dropout silenced or not."""
 
     def terms(model: nn.Module, batch: Tensor) -> LossTerms:

@@ -1,4 +1,4 @@
-"""State that forward passes move: more micro-batches move it more often, which no accumulation makes exact."""
+"""State that forward passes change: more micro-batches change it more often, which no accumulation makes exact."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_state_of_any_kind_is_found(module: nn.Module, state: str) -> None:
     report = report_on(between(module))
     assert report.verdict == "coupled"
     assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("state", "1")]
-    assert f"moves {state}," in report.message
+    assert f"changes {state}," in report.message
 
 
 class Counting(nn.Module):
@@ -146,7 +146,7 @@ def test_state_that_no_loss_depends_on_passes() -> None:
     assert report.verdict == "separate", report.message
 
 
-def test_a_state_and_a_coupled_module_are_told_apart() -> None:
+def test_a_state_and_a_coupled_module_are_distinguished() -> None:
     """Each is named with a remedy of its own."""
     report = report_on(between(nn.Sequential(Annealed(), nn.BatchNorm1d(WIDTH))))
     assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("state", "1.0"), ("module", "1.1")]

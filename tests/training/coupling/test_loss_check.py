@@ -1,4 +1,4 @@
-"""A loss that is no sum over its samples is found in a loop of one's own, in the first window."""
+"""A loss that is not a sum over its samples is found in a user's own loop, in the first window."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _contrastive(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, fl
 
 
 def _penalty(model: nn.Module, _: dict[str, Tensor]) -> tuple[Tensor, float]:
-    return sum((it.square().sum() for it in model.parameters()), torch.zeros(())), 1.0
+    return sum((parameter.square().sum() for parameter in model.parameters()), torch.zeros(())), 1.0
 
 
 def _noisy(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
@@ -96,11 +96,11 @@ def _update(model: nn.Module, loss: Any, window: Any = None, **options: Any) -> 
 def test_a_loss_that_is_no_sum_is_refused(loss: Any, words: str) -> None:
     """Before any step, and only as long as the check is not switched off."""
     model = _model()
-    before = [it.detach().clone() for it in model.parameters()]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     with pytest.raises(WorkloadError, match=words):
         _update(model, loss)
     assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
-    assert all(it.grad is None for it in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
     assert not _update(model, loss, checks_coupling=False).skipped
 
 
@@ -154,7 +154,7 @@ def _policy_terms_in_bf16(model: nn.Module, batch: dict[str, Tensor]) -> dict[st
 def test_the_first_update_of_a_policy_is_no_false_alarm(terms: Any, seed: int) -> None:
     """Its loss is zero but for rounding, in the batch and in parts of whole groups: nothing of it can be compared."""
     model = _model()
-    before = [it.detach().clone() for it in model.parameters()]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     window = [_group_relative(size=24, group=8, seed=2 * seed + half) for half in range(2)]
     with torch.no_grad():  # one sample at a time, as another engine generates them
         for batch in window:
@@ -178,7 +178,7 @@ def test_several_terms_without_weights_name_the_argument() -> None:
 
 
 def test_dropout_does_not_hide_a_mean() -> None:
-    """It is silenced while the loss is compared, and put back."""
+    """Dropout is disabled while the loss is compared, and then restored."""
     model = _model(nn.Dropout(0.5))
     with pytest.raises(WorkloadError, match="is a mean"):
         _update(model, _mean)
@@ -204,7 +204,7 @@ def test_a_checked_update_is_that_of_an_unchecked_one(gathering: Gathering) -> N
         model = _model(nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.5)))
         window = _window(1)
         _update(model, _sum, window, gathering=gathering, checks_coupling=checks)
-        state = RandomState.now(CPU)
+        state = RandomState.capture(CPU)
         assert torch.equal(window[0]["x"], _window(1)[0]["x"])
         return [*model.state_dict().values(), state.cpu, torch.tensor(state.python[1])]
 
@@ -238,6 +238,6 @@ def test_a_loss_that_writes_to_its_batch_is_checked_on_a_copy() -> None:
 
     seen: list[float] = []
     window = _window(2)
-    wanted = [float(it["x"].sum()) for it in window]
+    wanted = [float(batch["x"].sum()) for batch in window]
     _update(_model(), loss, window)
     assert seen[-2:] == wanted

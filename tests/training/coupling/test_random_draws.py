@@ -1,4 +1,4 @@
-"""Losses that draw noise: each sample meets the same numbers in the batch and in its parts, so that they compare."""
+"""Losses that draw noise: each sample gets equal numbers in the batch and in its parts, so that they compare."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def negatives(model: nn.Module, batch: Tensor) -> LossTerms:
 
 @pytest.mark.parametrize("terms", [shuffled, chosen_among_samples, negatives])
 def test_a_loss_that_mixes_samples_at_random_is_not_judged(terms: Terms) -> None:
-    """No draw of a part is a part of the batch's: the operation is named, and nothing is concluded."""
+    """If a part's draw matches no draw of the batch, the operation is named, and there is no verdict."""
     report = report_on(terms)
     assert report.verdict == "not-compared"
     assert "torch." in report.message
@@ -155,7 +155,7 @@ def test_coupling_behind_noise_is_found() -> None:
 
 
 def test_a_draw_that_depends_on_its_input_hides_no_coupling() -> None:
-    """Where noise is drawn around a statistic of the batch, a part's noise is drawn around the part's."""
+    """If noise is drawn around a statistic of the batch, a part's noise is drawn around the part's statistic."""
 
     def terms(model: nn.Module, batch: Tensor) -> LossTerms:
         outputs = model(batch)
@@ -166,7 +166,7 @@ def test_a_draw_that_depends_on_its_input_hides_no_coupling() -> None:
 
 
 def test_noise_inside_a_module_is_compared_in_train_mode() -> None:
-    """No attribute turns it off."""
+    """Such dropout cannot be turned off by an attribute."""
     report = report_on(squares, network(Noisy()))
     assert report.verdict == "separate", report.message
     assert report.train_mode
@@ -194,8 +194,8 @@ def test_recomputed_noise_is_the_same_noise(*, reentrant: bool) -> None:
     assert report.gradient_error < 1e-10
 
 
-def test_a_generator_of_ones_own_draws_the_same_again() -> None:
-    """It goes on from pass to pass; every comparison starts where it was first met."""
+def test_a_users_own_generator_draws_the_same_numbers_again() -> None:
+    """The generator advances from pass to pass; every comparison starts from its first known state."""
     generator = torch.Generator().manual_seed(3)
 
     def terms(model: nn.Module, batch: Tensor) -> LossTerms:
@@ -208,7 +208,7 @@ def test_a_generator_of_ones_own_draws_the_same_again() -> None:
 
 
 def test_torchs_generator_is_left_as_it_was() -> None:
-    """However many numbers were drawn."""
+    """Torch's generator is restored after any number of draws."""
     model, batch = network(nn.ReLU()), torch.ones(8, WIDTH)
     before = torch.get_rng_state()
     check_coupling(model, Case(model, diffusion), batch, CPU)

@@ -1,4 +1,4 @@
-"""Rounding in the check for coupled samples: it decides nothing, whatever the processor's arithmetic."""
+"""Rounding does not affect the verdict of the check for coupled samples, for any processor's arithmetic."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_coupling_is_found_in_fp32_too(kernel: type[nn.Module], coupled: tuple[n
     assert report.gradient_error > 0.05
 
 
-def test_what_asks_for_fp32_gets_fp64() -> None:
+def test_code_that_requests_fp32_gets_fp64() -> None:
     """Norms and softmaxes of transformers do: no rounding of fp32 is left in loss and gradient."""
     spec = transformers_spec("causal-lm", LLAMA, batch={"sequence_length": 12}, precision="bf16")
     report = check_spec_coupling(spec, build_workload(spec), CPU)

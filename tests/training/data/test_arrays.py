@@ -28,7 +28,7 @@ BERT |= {"vocab_size": 64, "num_labels": 3}
 
 @pytest.fixture(autouse=True)
 def _cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No test sees what `datasets` has cached for the user."""
+    """Hide the user's cache of `datasets` from the tests."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
@@ -73,7 +73,7 @@ def test_images_keep_their_channels_and_rows(tmp_path: Path) -> None:
     assert image[:, 28, 4].tolist() == [-1.0, -1.0, 1.0]
 
 
-def test_images_that_do_not_go_with_the_model(folder: Path, tmp_path: Path) -> None:
+def test_images_that_do_not_fit_the_model_are_refused(folder: Path, tmp_path: Path) -> None:
     """Another model, an empty folder, or more classes than the model has."""
     data = {"kind": "images", "path": str(folder)}
     assert problem(mlp_spec(data=data))[0] == "data.kind"
@@ -166,7 +166,7 @@ GOOD = {"inputs": np.zeros((4, 32), dtype=np.float32), "labels": np.array([0, 1,
         ({"labels": np.array(["a", "b", "c", "d"])}, {}, "data.path", "cannot be read"),
     ],
 )
-def test_arrays_that_do_not_go_with_the_model(
+def test_arrays_that_do_not_fit_the_model_are_refused(
     tmp_path: Path, arrays: dict[str, Any], names: dict[str, str], field: str, words: str
 ) -> None:
     """The array at fault is named, with what the model takes."""
@@ -176,13 +176,13 @@ def test_arrays_that_do_not_go_with_the_model(
     assert words in message
 
 
-@pytest.mark.parametrize(("labels", "taken"), [([5, -100, 255], True), ([5, -1, 255], False), ([5, 0, 256], False)])
-def test_token_labels_are_ids_or_ignored(tmp_path: Path, labels: list[int], *, taken: bool) -> None:
+@pytest.mark.parametrize(("labels", "accepted"), [([5, -100, 255], True), ([5, -1, 255], False), ([5, 0, 256], False)])
+def test_token_labels_are_ids_or_ignored(tmp_path: Path, labels: list[int], *, accepted: bool) -> None:
     """-100 counts in no loss; any other number below zero would be read out of bounds."""
     ids = np.zeros((1, 16), dtype=np.int64)
     given = np.array([labels + [0] * 13])
     spec = gpt_spec(data=write_arrays(tmp_path / "a.npz", input_ids=ids, labels=given))
-    if taken:
+    if accepted:
         assert built(spec).batch([0])["labels"].tolist() == given.tolist()
     else:
         assert problem(spec)[0] == "data.path (labels)"

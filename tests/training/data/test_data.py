@@ -1,4 +1,4 @@
-"""What a training job reads: every kind of data, its order, and what does not go with a model."""
+"""The data of a training job: every kind, its order, and data that does not fit a model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ROWS = [{"text": line, "label": index % 3} for index, line in enumerate(STANDARD
 
 @pytest.fixture(autouse=True)
 def _offline_with_a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No test reaches the network, or sees what `datasets` has cached for the user."""
+    """Hide the network and the user's cache of `datasets` from the tests."""
     connect = socket.socket.connect
 
     def within_the_host(one: socket.socket, address: str) -> None:
@@ -119,7 +119,7 @@ def text_spec(directory: Path, text: bytes = b"some text to learn, " * 40) -> Wo
 
 
 def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch_alone() -> None:
-    """Every sample once, the same on every host, another order in the next epoch."""
+    """The order has every sample once, is equal on every host, and differs in the next epoch."""
     first, again, *others = [epoch_order(*key, 50).tolist() for key in ((1, 0), (1, 0), (1, 1), (2, 0))]
     assert sorted(first) == list(range(50))
     assert first == again
@@ -214,7 +214,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, tokenizer: str, suffix
 def test_rows_are_read_offline_and_in_silence(
     tmp_path: Path, tokenizer: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """No progress bars among a run's own; what `datasets` was set to before stays."""
+    """The run's output has no progress bars, and the former settings of `datasets` are restored."""
     rows: list[dict[str, Any]] = [*ROWS, {"text": "", "label": None}]
     assert len(built(text_model("sequence-classification", records(tmp_path, tokenizer, rows)))) == len(ROWS)
     assert capfd.readouterr() == ("", "")
@@ -222,7 +222,7 @@ def test_rows_are_read_offline_and_in_silence(
     assert not datasets.config.HF_HUB_OFFLINE
 
 
-def test_rows_that_changed_are_read_anew(tmp_path: Path) -> None:
+def test_changed_rows_are_read_again(tmp_path: Path) -> None:
     """The cache of `datasets` never stands for a file that is another now."""
     for count in (3, 5):
         assert len(built(gpt_spec(data=records(tmp_path, "bytes", ROWS[:count])))) == count
@@ -271,7 +271,9 @@ def test_a_batch_of_records_is_one_that_the_model_takes(tmp_path: Path, tokenize
     spec = text_model(task, records(tmp_path, tokenizer, target_field="text"))
     workload = build_workload(spec)
     batch, probed = build_data(spec, workload).batch(range(8)), workload.make_batch(8)
-    assert {name: value.dtype for name, value in batch.items()} == {name: it.dtype for name, it in probed.items()}
+    assert {name: value.dtype for name, value in batch.items()} == {
+        name: tensor.dtype for name, tensor in probed.items()
+    }
     for loss, weight in workload.loss_terms(build_model(spec, workload), batch).values():
         assert torch.isfinite(loss)
         assert float(weight) > 0
@@ -292,7 +294,7 @@ def test_a_compiled_model_sees_one_shape(tmp_path: Path, tokenizer: str) -> None
         ("causal-lm", {"paths": ["/nowhere/*.jsonl"]}, ("data.paths", "no file matches")),
         ("causal-lm", {"format": "parquet"}, ("data.paths", "cannot be read as parquet")),
         ("causal-lm", {"tokenizer": "/nowhere/tokenizer.json"}, ("data.tokenizer", "cannot be read")),
-        ("sequence-classification", {"label_field": "class"}, ("data.label_field", "no field of these rows")),
+        ("sequence-classification", {"label_field": "class"}, ("data.label_field", "not a field of these rows")),
         ("sequence-classification", {"label_field": "text"}, ("data.label_field", "the model has 3 classes")),
         ("seq2seq-lm", {}, ("data.target_field", "required for seq2seq-lm")),
         ("masked-lm", {"tokenizer": "bytes"}, ("data.tokenizer", "no mask token")),
@@ -300,7 +302,7 @@ def test_a_compiled_model_sees_one_shape(tmp_path: Path, tokenizer: str) -> None
         ("image-classification", {}, ("data.kind", "not image-classification")),
     ],
 )
-def test_records_that_do_not_go_with_the_model(
+def test_records_that_do_not_fit_the_model_are_refused(
     tmp_path: Path, tokenizer: str, task: str, fields: dict[str, Any], said: tuple[str, str]
 ) -> None:
     """The field at fault is named, with what is allowed."""
@@ -328,7 +330,7 @@ def test_labels_are_classes_of_the_model(tmp_path: Path, label: object, words: s
         ({}, 2, "leaves no room in batch.sequence_length 2"),
     ],
 )
-def test_a_tokenizer_goes_with_its_model(
+def test_a_tokenizer_must_fit_its_model(
     tmp_path: Path, tokenizer: str, config: dict[str, Any], length: int, words: str
 ) -> None:
     """Enough token ids, the same padding, and room for a text beside the tokens it adds."""

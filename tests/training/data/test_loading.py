@@ -57,7 +57,7 @@ def noisy(samples: list[Tensor]) -> dict[str, Tensor]:
 
 def augmented() -> TrainingData:
     """Data of a user's code."""
-    return TrainingData(Augmented(), noisy, chooses_randomly=True)
+    return TrainingData(Augmented(), noisy, may_be_random=True)
 
 
 def loader(data: TrainingData, workers: int, windows: tuple[AccumulationWindow, ...] = WINDOWS) -> WindowLoader:
@@ -71,7 +71,7 @@ def random_numbers() -> tuple[float, float, float]:
 
 
 def equal(ours: Any, theirs: Any) -> bool:
-    """Whether two windows' batches are equal to the last bit."""
+    """Return whether two windows' batches are equal to the last bit."""
     return len(ours) == len(theirs) and all(
         mine.keys() == other.keys() and all(torch.equal(mine[name], other[name]) for name in mine)
         for mine, other in zip(ours, theirs, strict=True)
@@ -108,11 +108,11 @@ def test_loading_uses_up_no_random_number(workers: int) -> None:
 def test_random_choices_depend_on_seed_epoch_and_sample_alone() -> None:
     """Not on the split; another epoch and another seed choose anew."""
     data = augmented()
-    whole = data.loaded(3, (4, 7), 5)["x"]
-    halves = torch.cat([data.loaded(3, (index,), 5)["x"] for index in (4, 7)])
+    whole = data.load(3, (4, 7), 5)["x"]
+    halves = torch.cat([data.load(3, (index,), 5)["x"] for index in (4, 7)])
     assert torch.equal(whole, halves)
     for epoch, seed in ((2, 5), (3, 6)):
-        assert not (data.loaded(epoch, (4, 7), seed)["x"][:, 1:] == whole[:, 1:]).any()
+        assert not (data.load(epoch, (4, 7), seed)["x"][:, 1:] == whole[:, 1:]).any()
 
 
 def drawn(count: list[int]) -> Iterator[AccumulationWindow]:
@@ -122,7 +122,7 @@ def drawn(count: list[int]) -> Iterator[AccumulationWindow]:
         yield (SampleRange(0, (index % 10,)),)
 
 
-def test_windows_are_drawn_when_asked_for() -> None:
+def test_windows_are_drawn_when_requested() -> None:
     """Without workers the plan of the next update may still change."""
     count: list[int] = []
     windows = iter(WindowLoader(augmented(), drawn(count), workers=0, seed=0))
@@ -191,7 +191,7 @@ class Faulty:
     ],
 )
 def test_an_error_in_a_worker_arrives_as_it_is(fault: str, kind: type[BaseException], words: str) -> None:
-    """With its type, or one of ours where it cannot be sent, and the worker's traceback as its cause."""
+    """The error keeps its type, or is a TrainingError if it cannot be pickled, with the worker's traceback as cause."""
     with pytest.raises(kind, match=words) as caught:
         list(loader(TrainingData(Faulty(fault), torch.stack), 2))
     assert "in fail" in str(caught.value.__cause__)
@@ -199,7 +199,7 @@ def test_an_error_in_a_worker_arrives_as_it_is(fault: str, kind: type[BaseExcept
 
 
 def test_a_worker_that_is_killed_is_an_error_with_a_remedy() -> None:
-    """The kernel kills for want of memory: the message says that fewer workers take less."""
+    """The kernel kills processes when memory runs out: the message recommends fewer workers."""
     with pytest.raises(TrainingError, match="fewer workers"):
         list(loader(TrainingData(Faulty("kill"), torch.stack), 2))
     assert multiprocessing.active_children() == []
@@ -208,7 +208,7 @@ def test_a_worker_that_is_killed_is_an_error_with_a_remedy() -> None:
 def test_a_batch_that_cannot_be_sent_is_an_error() -> None:
     """A worker that cannot hand a batch over ends, and the run with it: waiting for that batch would never end."""
     data = TrainingData(range(10), lambda samples: {"x": samples, "unsendable": lambda: None})
-    with pytest.raises(TrainingError, match="a process that loads data ended"):
+    with pytest.raises(TrainingError, match="a data-loading worker ended"):
         list(loader(data, 1))
     assert multiprocessing.active_children() == []
 
@@ -286,7 +286,7 @@ def test_workers_end_with_a_killed_parent() -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists that is more than an entry waiting for its parent."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -304,7 +304,7 @@ def test_a_window_may_have_more_parts_than_a_process_may_open_files() -> None:
     assert len(batches) == 400
 
 
-def test_workers_that_cannot_be_asked_to_end_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_cannot_be_shut_down_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's shutdown starts threads, which may find no room: no worker outlives the loader, nor does it wait."""
 
     def fail(_self: object) -> None:
@@ -321,7 +321,7 @@ def test_workers_that_cannot_be_asked_to_end_are_killed(monkeypatch: pytest.Monk
 
 
 def test_workers_of_a_loader_that_cannot_start_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The threads that feed them find no room: words, and no process is left."""
+    """If memory does not suffice for the threads that feed the workers, an error is raised and no process is left."""
     started: list[object] = []
     start = multiprocessing.queues.Queue._start_thread  # type: ignore[attr-defined]
 
@@ -332,6 +332,6 @@ def test_workers_of_a_loader_that_cannot_start_are_killed(monkeypatch: pytest.Mo
         start(queue)
 
     monkeypatch.setattr("multiprocessing.queues.Queue._start_thread", fail_later)
-    with pytest.raises(TrainingError, match="ask for fewer workers"):
+    with pytest.raises(TrainingError, match="use fewer workers"):
         next(iter(loader(augmented(), 2)))
     assert multiprocessing.active_children() == []

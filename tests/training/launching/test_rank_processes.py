@@ -1,4 +1,4 @@
-"""Whole runs as processes: real allocation failures while training, several ranks, and other numbers of them later."""
+"""Whole runs as processes: real allocation failures in training, several ranks, and changes of their number."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SGD = {"name": "sgd", "learning_rate": 0.1}
 
 
 def progress_of(directory: Path) -> list[TrainingProgress]:
-    """What a run reported."""
+    """The progress that a run reported."""
     lines = RunPaths(directory).progress.read_text().splitlines()
     return [TrainingProgress.model_validate_json(line) for line in lines]
 
@@ -56,7 +56,7 @@ def wide_gpt(**changes: Any) -> WorkloadSpec:
 
 
 @pytest.mark.parametrize("gathering", ["scratch", "in-place"])
-def test_a_run_goes_on_in_smaller_micro_batches(tmp_path: Path, gathering: str) -> None:
+def test_a_run_restarts_with_smaller_micro_batches(tmp_path: Path, gathering: str) -> None:
     """A real allocation failure in update 1: split, reported, the effective batch kept, the same weights."""
     spec, request = wide_gpt(gradient_gathering=gathering), TrainingRequest(updates=3)
     roomy = recommendation(spec, 200, 50, limit_bytes=1000 * MIB, environment=ENVIRONMENT)
@@ -65,15 +65,15 @@ def test_a_run_goes_on_in_smaller_micro_batches(tmp_path: Path, gathering: str) 
     result = run_to_end(tmp_path / "tight", tight, request)
     assert result.outcome is RunOutcome.SUCCEEDED, result.message
     made = progress_of(tmp_path / "tight")
-    assert [(it.size, it.parts) for it in made[0].splits] == [(200, (100, 100))]
+    assert [(split.size, split.parts) for split in made[0].splits] == [(200, (100, 100))]
     assert "allocate" in made[0].splits[0].message
-    assert [it.samples for it in made] == [200, 200, 100]
-    assert [it.micro_batch_sizes for it in made] == [(100, 100), (100, 100), (100,)]
+    assert [progress.samples for progress in made] == [200, 200, 100]
+    assert [progress.micro_batch_sizes for progress in made] == [(100, 100), (100, 100), (100,)]
     torch.testing.assert_close(weights_of(tmp_path / "tight"), weights_of(tmp_path / "roomy"), rtol=1e-5, atol=1e-6)
 
 
 def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
-    """The same windows, so the same weights within rounding; a kept checkpoint goes on with one rank."""
+    """Windows are equal, so weights are equal within rounding; one rank resumes from the checkpoint of two."""
     spec = gpt_spec(optimizer=SGD, gradient_clipping=0.5, schedule={"name": "cosine"}, ema_decay=0.9)
     found = recommendation(spec, 16, 3, environment=ENVIRONMENT)
     one, two = (
@@ -82,13 +82,15 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
     )
     assert run_to_end(tmp_path / "one", found, one).outcome is RunOutcome.SUCCEEDED
     assert run_to_end(tmp_path / "two", found, two).outcome is RunOutcome.SUCCEEDED
-    assert [it.micro_batch_sizes for it in progress_of(tmp_path / "two")[:1]] == [(3, 3, 2)]
-    assert [it.samples for it in progress_of(tmp_path / "two")] == [it.samples for it in progress_of(tmp_path / "one")]
+    assert [progress.micro_batch_sizes for progress in progress_of(tmp_path / "two")[:1]] == [(3, 3, 2)]
+    assert [progress.samples for progress in progress_of(tmp_path / "two")] == [
+        progress.samples for progress in progress_of(tmp_path / "one")
+    ]
     torch.testing.assert_close(weights_of(tmp_path / "two"), weights_of(tmp_path / "one"), rtol=1e-4, atol=1e-6)
     assert RunPaths(tmp_path / "two").average_weights.exists()
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+def test_a_run_resumes_with_another_number_of_ranks(tmp_path: Path) -> None:
     """Stopped with two ranks, resumed alone: no sample is lost or used twice, the weights are those of one process."""
     spec = gpt_spec(optimizer=SGD)
     found = recommendation(spec, 16, 3, environment=ENVIRONMENT)
@@ -99,24 +101,24 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     assert first.updates == 5, first.message
     second = run_to_end(tmp_path / "mixed", found, TrainingRequest(updates=8))
     assert (second.outcome, second.resumed_from) == (RunOutcome.SUCCEEDED, 5)
-    assert [it.update for it in progress_of(tmp_path / "mixed")] == list(range(1, 9))
+    assert [progress.update for progress in progress_of(tmp_path / "mixed")] == list(range(1, 9))
     torch.testing.assert_close(weights_of(tmp_path / "mixed"), weights_of(tmp_path / "one"), rtol=1e-4, atol=1e-6)
 
 
 def test_shards_that_run_out_of_memory_resume_smaller(tmp_path: Path) -> None:
-    """FSDP ranks cannot split alone: both leave, and go on from the checkpoint with half the micro-batch."""
+    """FSDP ranks cannot split alone: both end, and resume from the checkpoint with half the micro-batch."""
     spec = wide_gpt(parallelism={"world_size": 2, "strategy": "fsdp"})
     found = recommendation(spec, 200, 100, limit_bytes=50 * MIB, environment=ENVIRONMENT, world_size=2)
     directory = tmp_path / "run #1?"  # characters that mean something in a URL
     result = run_to_end(directory, found, TrainingRequest(updates=2, checkpoint_every=1))
     assert result.outcome is RunOutcome.SUCCEEDED, result.message
-    assert [it.micro_batch_sizes for it in progress_of(directory)] == [(50, 50), (50, 50)]
-    assert [it.samples for it in progress_of(directory)] == [200, 200]
+    assert [progress.micro_batch_sizes for progress in progress_of(directory)] == [(50, 50), (50, 50)]
+    assert [progress.samples for progress in progress_of(directory)] == [200, 200]
     assert "at most 50 samples instead of 100" in " ".join(result.notes)
 
 
 def test_shards_of_which_one_runs_out_of_memory_resume_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 only sees that rank 1 is gone; the word that rank 1 has left is what counts."""
+    """Rank 0 only loses contact with rank 1; the bound that rank 1 has written is used."""
     (tmp_path / "one_runs_out.py").write_text(
         "import os, torch\n"
         "class W:\n"
@@ -136,7 +138,7 @@ def test_shards_of_which_one_runs_out_of_memory_resume_smaller(tmp_path: Path, m
     found = recommendation(spec, 8, 4, world_size=2)
     result = run_to_end(tmp_path / "run", found, TrainingRequest(updates=2))
     assert result.outcome is RunOutcome.SUCCEEDED, result.message
-    assert [it.micro_batch_sizes for it in progress_of(tmp_path / "run")] == [(2, 2), (2, 2)]
+    assert [progress.micro_batch_sizes for progress in progress_of(tmp_path / "run")] == [(2, 2), (2, 2)]
 
 
 def test_torchrun_starts_a_run(tmp_path: Path) -> None:
@@ -166,8 +168,8 @@ def test_two_ranks_stop_together(tmp_path: Path) -> None:
     assert result.updates == RunPaths(tmp_path).checkpointed_update()
 
 
-def test_the_failure_of_one_rank_is_told_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The result is that of the rank that failed, with its traceback, and nobody hangs."""
+def test_the_result_has_the_message_of_the_failed_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is that of the rank that failed, with its traceback, and no rank hangs."""
     (tmp_path / "one_fails.py").write_text(
         "import os, torch\n"
         "class W:\n"

@@ -1,4 +1,4 @@
-"""Tests of what a run leaves outside its folder: nothing."""
+"""A run leaves no files outside its folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def left_in(folders: list[Path]) -> list[Path]:
 
 
 def test_copies_of_the_data_are_in_the_folder_of_the_run(tmp_path: Path, elsewhere: list[Path]) -> None:
-    """None is left in the user's caches, or among temporary files: removing the folder removes the data."""
+    """Neither the user's caches nor the temporary folder have copies: removing the run's folder removes the data."""
     paths = RunPaths(tmp_path / "run")
     found = recommendation(gpt_spec(data=rows(tmp_path / "rows.jsonl")), 8, 4, environment=ENVIRONMENT)
     assert run_to_end(paths.directory, found, TrainingRequest(updates=1, workers=1)).outcome is RunOutcome.SUCCEEDED

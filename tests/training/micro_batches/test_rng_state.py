@@ -31,7 +31,7 @@ USES: dict[str, Callable[[], object]] = {
 
 @pytest.fixture(autouse=True)
 def _generators_put_back() -> Iterator[None]:
-    before = RandomState.now(CPU)
+    before = RandomState.capture(CPU)
     yield
     before.restore(CPU)
 
@@ -62,9 +62,9 @@ def test_a_state_read_again_is_the_whole_state(use: str, layout: bool, monkeypat
     seed_everything(1)
     reader = RandomReader(CPU)
     for _ in range(4):
-        assert _same(reader.now(), RandomState.now(CPU))
+        assert _same(reader.capture(), RandomState.capture(CPU))
         USES[use]()
-    assert _same(reader.now(), RandomState.now(CPU))
+    assert _same(reader.capture(), RandomState.capture(CPU))
 
 
 def test_a_state_is_what_it_was_and_can_be_restored() -> None:
@@ -72,9 +72,9 @@ def test_a_state_is_what_it_was_and_can_be_restored() -> None:
     seed_everything(1)
     reader = RandomReader(CPU)
     np.random.normal()  # noqa: NPY002 - the old interface is what is read
-    state = reader.now()
+    state = reader.capture()
     drawn = random.random(), np.random.normal(), np.random.normal(), torch.rand(1).item()  # noqa: NPY002 - as above
-    reader.now()
+    reader.capture()
     state.restore(CPU)
     again = random.random(), np.random.normal(), np.random.normal(), torch.rand(1).item()  # noqa: NPY002 - as above
     assert drawn == again
@@ -84,8 +84,8 @@ def test_the_state_of_a_resting_numpy_generator_is_not_read_again() -> None:
     """Its state is the very object of before, while torch's and Python's are read each time."""
     seed_everything(1)
     reader = RandomReader(CPU)
-    first, _ = reader.now(), (torch.rand(1), random.random())
-    second = reader.now()
+    first, _ = reader.capture(), (torch.rand(1), random.random())
+    second = reader.capture()
     assert second.numpy is first.numpy
     assert second.python != first.python
     assert not torch.equal(second.cpu, first.cpu)
@@ -93,7 +93,7 @@ def test_the_state_of_a_resting_numpy_generator_is_not_read_again() -> None:
 
 
 def test_no_memory_of_python_objects_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every address that is read is the one that numpy gives for its generator's state."""
+    """The address that is read is always the one that numpy documents for its generator's state."""
     read: list[int] = []
     string_at = ctypes.string_at
 
@@ -104,7 +104,7 @@ def test_no_memory_of_python_objects_is_read(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ctypes, "string_at", recorded)
     reader = RandomReader(CPU)
     for _ in range(3):
-        reader.now()
+        reader.capture()
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # documented, but not in numpy's stubs
     assert set(read) == {generator.ctypes.state_address}
 
@@ -127,10 +127,10 @@ def test_another_layout_of_numpy_generators_is_found_out(bytes_of: Callable[[np.
 def test_another_generator_behind_numpy_is_read_in_full_and_restored() -> None:
     """Its layout is not known, and its state is a mapping."""
     reader = RandomReader(CPU)
-    states = [reader.now()]
+    states = [reader.capture()]
     drawn = np.random.normal()  # noqa: NPY002 - the old interface is what is read
-    states.append(reader.now())
+    states.append(reader.capture())
     assert not states[0].equals(states[1])
     states[0].restore(CPU)
-    assert reader.now().equals(states[0])
+    assert reader.capture().equals(states[0])
     assert np.random.normal() == drawn  # noqa: NPY002 - as above

@@ -27,7 +27,7 @@ from tuner.schemas.results import ModelSummary, Outcome, Phase, ProbeResult, Upd
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.files import write_atomically
 from tuner.system.fork_map import worthwhile_processes
-from tuner.training.accumulation.collectives import Ranks, group_of_one
+from tuner.training.accumulation.collectives import Ranks, single_rank_group
 from tuner.training.coupling.admission import measure_coupling
 from tuner.training.micro_batches.splitting import MicroBatch, sliced
 from tuner.workloads.base import Batch, Workload
@@ -110,7 +110,7 @@ def _measure(request: ProbeRequest, device: MemoryDevice, paths: ProbePaths, see
 
 def _ranks(spec: WorkloadSpec, device: MemoryDevice) -> Ranks:
     """With several ranks gradients are reduced, in buckets that are as large with one rank as with many."""
-    return group_of_one(device.torch_device) if spec.parallelism.world_size > 1 else Ranks()
+    return single_rank_group(device.torch_device) if spec.parallelism.world_size > 1 else Ranks()
 
 
 def _update(engine: TimedEngine, micro_batches: list[MicroBatch]) -> None:

@@ -1,9 +1,9 @@
 """Make one exact optimizer update of any number of micro-batches, on any number of ranks.
 
-``engine`` runs forward and backward passes, recovers from a lack of memory, reduces over ranks, clips, and steps once.
-``gradient_sums`` holds the sums of a window, in place or in scratch gradients; ``own_parameters`` says which parameters
-are summed; ``collectives`` is what the ranks exchange between micro-batches.
+``engine`` runs forward and backward passes, clips, and steps once. ``recovery`` divides a micro-batch that ran out of
+memory. ``gradient_sums`` sums the gradients of a window, in place or from scratch gradients, and ``reduction`` sums
+them over ranks by the ``collectives``. ``trainable_parameters`` lists the parameters whose gradients are summed.
 
-A new strategy of summing is a subclass in ``gradient_sums``. Code that can fail on one rank alone must run inside the
-ranks' collective call, or the other ranks wait for ever.
+A new way of summing is a subclass in ``gradient_sums``. Code that can fail on one rank alone must run in
+``Ranks.run_collectively``, or the other ranks hang.
 """

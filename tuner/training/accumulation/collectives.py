@@ -1,7 +1,7 @@
 """The ranks of a data-parallel run, and their collectives between micro-batches.
 
 Gradients are reduced once per window, outside the backward passes (no ``DistributedDataParallel``), so that ranks may
-run different numbers of micro-batches, divide one of them, or hold no sample at all, without waiting for each other.
+run different numbers of micro-batches, divide one of them, or have no samples, without a deadlock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Ranks:
     Attributes:
         rank: the number of this process.
         size: the number of processes.
-        reduces: whether gradients go through collectives: also in a group of one, which stands for a larger one.
+        reduces: whether gradients go through collectives. True for a group of one rank too, which a probe uses in place
+            of a larger group.
     """
 
     rank = 0
@@ -58,31 +59,28 @@ class Ranks:
         result: T | None = None
         try:
             result = work()
-        except Exception as error:  # of any kind: the other ranks must learn of it before it is raised
+        except Exception as error:  # of any kind: the other ranks must know of the error before it is raised
             if self.size == 1:
                 raise
             failure = error
-        results = self.gather((_in_words(failure), result))
+        results = self.gather((_describe(failure), result))
         if failure is not None:
             raise failure
-        for rank, (words, _) in enumerate(results):
-            if words is not None:
-                raise PeerError(f"rank {rank} failed: {words}")
+        for rank, (description, _) in enumerate(results):
+            if description is not None:
+                raise PeerError(f"rank {rank} failed: {description}")
         return [result for _, result in results]  # type: ignore[misc] # without a failure there is a result
 
     def close(self) -> None:
         """Leave the group."""
 
 
-def _in_words(error: Exception | None) -> str | None:
+def _describe(error: Exception | None) -> str | None:
     return None if error is None else f"{type(error).__name__}: {error}"
 
 
 class ProcessGroup(Ranks):
-    """The ranks of torch's default process group.
-
-    Objects are sent over gloo, tensors over the backend of their device.
-    """
+    """The ranks of torch's default process group: gloo for objects, and the device's backend for tensors."""
 
     reduces = True
 
@@ -91,7 +89,7 @@ class ProcessGroup(Ranks):
         self.size = dist.get_world_size()
 
     def gather(self, value: T) -> list[T]:
-        """Collect the value of every rank, pickled: for text and small figures."""
+        """Gather the value of every rank by pickling, for small values only."""
         values: list[T | None] = [None] * self.size
         with _lost_peers_translated():
             dist.all_gather_object(values, value)
@@ -113,13 +111,13 @@ class ProcessGroup(Ranks):
             dist.all_reduce(tensor)
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
-        """Broadcast one tensor after the other: they are few and small (buffers), or sent once (parameters)."""
+        """Broadcast one tensor after the other: buffers are few and small, and parameters are sent once."""
         for tensor in tensors:
-            whole = tensor.contiguous()
+            contiguous = tensor.contiguous()
             with _lost_peers_translated():
-                dist.broadcast(whole.view(-1).view(torch.uint8), 0)  # as bytes, which every backend knows
-            if whole is not tensor:
-                tensor.copy_(whole)
+                dist.broadcast(contiguous.view(-1).view(torch.uint8), 0)  # as bytes, which every backend knows
+            if contiguous is not tensor:
+                tensor.copy_(contiguous)
 
     def close(self) -> None:
         """Destroy the group."""
@@ -128,13 +126,13 @@ class ProcessGroup(Ranks):
 
 @contextmanager
 def _lost_peers_translated() -> Iterator[None]:
-    """Translate a backend's error for a rank that is gone into ``PeerError``."""
+    """Translate a backend's error for a lost rank into ``PeerError``."""
     try:
         yield
     except RuntimeError as error:
-        if not tells_of_lost_peer(error):
+        if not is_lost_peer_error(error):
             raise
-        raise PeerError(f"another rank is gone: {error}") from error
+        raise PeerError(f"lost contact with another rank: {error}") from error
 
 
 _LOST_PEER = (
@@ -146,11 +144,11 @@ _LOST_PEER = (
 )
 
 
-def tells_of_lost_peer(error: BaseException) -> bool:
-    """Return whether a collective failed because of another rank, by the words of gloo and NCCL."""
-    words = str(error).lower()
+def is_lost_peer_error(error: BaseException) -> bool:
+    """Return whether a collective failed because of another rank, by the error messages of gloo and NCCL."""
+    message = str(error).lower()
     return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and any(phrase in words for phrase in _LOST_PEER)
+        isinstance(error, RuntimeError) and any(phrase in message for phrase in _LOST_PEER)
     )
 
 
@@ -171,7 +169,8 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 RENDEZVOUS = "BATCHWRIGHT_RENDEZVOUS"
-"""Variable with the path by which the ranks of a run on one host find each other; ``torchrun`` has its own means."""
+"""Environment variable with the path of the store by which the ranks of a run on one host find each other, without
+``torchrun``."""
 
 
 def world_size() -> int:
@@ -185,7 +184,7 @@ def own_rank() -> int:
 
 
 def local_rank() -> int:
-    """Number of this process on its host, which is the number of its card."""
+    """Number of this process on its host, which is the number of its GPU."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -206,8 +205,8 @@ def _backend(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-def group_of_one(device: torch.device) -> Ranks:
-    """A process group of this process alone, whose collectives really run: for a probe of a distributed run."""
+def single_rank_group(device: torch.device) -> Ranks:
+    """A process group of this process alone, whose collectives are executed, for a probe of a distributed run."""
     store = dist.HashStore()  # type: ignore[attr-defined] # documented, but not in the stubs' __all__
     dist.init_process_group(_backend(device), store=store, rank=0, world_size=1)
     return ProcessGroup()

@@ -1,4 +1,4 @@
-"""Exact gradient accumulation, for a training loop of your own as well as for Batchwright's.
+"""Exact gradient accumulation, for your own training loop as well as for Batchwright's.
 
 ::
 
@@ -7,12 +7,12 @@
         accumulation.update(micro_batches, loss)
 
 where ``loss(model, micro_batch)`` returns ``(loss_sum, weight)``: a *sum* over samples or tokens, and their number. The
-update has the gradient of the whole window's mean, however samples and tokens fall into micro-batches, over however
-many ranks. A micro-batch that does not fit is divided and run again (``recovery``). Losses and gradients are summed
-over micro-batches (``gradient_sums``) and ranks (``reduction``).
+update has the gradient of the whole window's mean, for any division of samples and tokens into micro-batches and any
+number of ranks. A micro-batch that does not fit is divided and run again (``recovery``). Losses and gradients are
+summed over micro-batches (``gradient_sums``) and ranks (``reduction``).
 
-The loss is a function, not the body of a ``for``: a body's variables would keep the tensors of a failed micro-batch
-alive while its parts run.
+The loss is a function and not the body of a ``for`` loop, whose variables would keep the tensors of a failed
+micro-batch alive while its parts run.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from tuner.training.accumulation.collectives import ProcessGroup, Ranks
 from tuner.training.accumulation.gradient_sums import (
     Gathering,
     GradientSums,
+    InPlaceSums,
     ScratchSums,
-    SumsInPlace,
     default_gathering,
     total_norm,
 )
-from tuner.training.accumulation.own_parameters import OwnParameters
-from tuner.training.accumulation.recovery import Action, Place, Recovery, decide
+from tuner.training.accumulation.recovery import Action, FailureOrigin, Recovery, decide
 from tuner.training.accumulation.reduction import ONLY_TERM, Reduction, Weigh
+from tuner.training.accumulation.trainable_parameters import TrainableParameters
 from tuner.training.coupling.loss_check import LossCheck
 from tuner.training.micro_batches.loss_window import LossWindow, Share, UpdateReport, check_terms
 from tuner.training.micro_batches.snapshot import Snapshot
-from tuner.training.micro_batches.splitting import MicroBatch, split_batch, taken, to_device, windows
+from tuner.training.micro_batches.splitting import MicroBatch, as_micro_batch, split_batch, to_device, windows
 from tuner.workloads.base import Batch, LossTerms
 
 __all__ = ["Gathering", "GradientAccumulation", "UpdateReport", "split_batch", "windows"]
@@ -61,34 +61,35 @@ class GradientAccumulation:
     """A model and its optimizer, moved forward one exact update at a time.
 
     Args:
-        model: on its device. Of a model wrapped in ``DistributedDataParallel`` the module inside is called, as its own
-            reduction and broadcasts would wait for ranks that have no micro-batch.
-        optimizer: over the model's parameters.
-        max_norm: largest L2 norm of the whole gradient, applied once per update; None to leave the gradient.
-        scaler: for fp16; unscaled and updated once per update.
-        memory: the device the model is on, which recognises an out-of-memory error; found from the model when left out.
-        ranks: the ranks that share each window; this process alone when left out (under
-            ``DistributedDataParallel`` the ranks of the default process group).
-        gathering: how gradients are summed, see ``tuner.training.accumulation.gradient_sums``; by device when
-            left out: scratch sums on a card, where they cost no time, and in place on the CPU, where fresh memory for
-            every micro-batch does.
-        recovers: whether a micro-batch that does not fit is divided, or its error is raised.
-        floating: type that floating-point inputs are cast to, where the parameters are of a lower precision.
-        lock_step: the model's own collectives (FSDP) are in every forward and backward pass and reduce the gradient: a
-            rank cannot divide a micro-batch alone, so an out-of-memory error is raised.
-        checks_coupling: whether the loss of the first window is compared with that of its parts, see
-            ``tuner.training.coupling.loss_check``: the loss is then called three times more, and again
-            where the two differ. Not with ``lock_step``.
+        model: on its device. If the model is wrapped in ``DistributedDataParallel``, the module inside is called: the
+            wrapper's own reduction and broadcasts would wait for ranks that have no micro-batch.
+        optimizer: optimizer of the model's parameters.
+        max_norm: largest L2 norm of the whole gradient, applied once per update; None to not clip.
+        scaler: gradient scaler for fp16, unscaled and updated once per update.
+        memory: the device that the model is on, which recognises an out-of-memory error; the device of the first
+            parameter by default.
+        ranks: the ranks that share each window. By default a single rank, or the default process group if the model is
+            wrapped in ``DistributedDataParallel``.
+        gathering: the way gradients are summed, see ``tuner.training.accumulation.gradient_sums``. By default scratch
+            sums on a GPU, where they take no time, and in-place sums on the CPU, where new memory for every
+            micro-batch takes time.
+        recovers: whether to divide a micro-batch that does not fit, or to raise its error.
+        floating: type to cast floating-point inputs to, for parameters of a lower precision.
+        lock_step: whether the model's own collectives (FSDP) are in every forward and backward pass and reduce the
+            gradient. A rank cannot divide a micro-batch alone, so an out-of-memory error is raised.
+        checks_coupling: whether to compare the loss of the first window with the loss of its parts, see
+            ``tuner.training.coupling.loss_check``. The loss is called three more times, and again if the two differ.
+            Not with ``lock_step``.
 
-    Parameters that become trainable later, gradients from elsewhere and a sharded model that averages are refused by
-    name before a window.
+    Before each window, parameters that became trainable later, gradients that the window did not compute, and a sharded
+    model that averages are refused.
 
     Raises:
-        WorkloadError: when no parameter is trainable, a scaler is to scale gradients of less than fp32, or the model is
-            in shards without ``lock_step``.
+        WorkloadError: when no parameter is trainable, a scaler would scale gradients narrower than fp32, or the model
+            is sharded without ``lock_step``.
     """
 
-    def __init__(  # noqa: PLR0913 - each has a default that suits a loop of one's own
+    def __init__(  # noqa: PLR0913 - each has a default that suits a user's own loop
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -106,8 +107,8 @@ class GradientAccumulation:
         self.model = model
         self.optimizer = optimizer
         self.max_norm = max_norm
-        self._own = OwnParameters(model, optimizer, lock_step=lock_step)
-        self.parameters = self._own.parameters
+        self._trainable = TrainableParameters(model, optimizer, lock_step=lock_step)
+        self.parameters = self._trainable.parameters
         self.memory = memory or open_device(str(self.parameters[0].device))
         self.device = self.memory.torch_device
         self.scaler = scaler or torch.amp.GradScaler(self.device.type, enabled=False)
@@ -117,10 +118,10 @@ class GradientAccumulation:
         self._floating = floating
         self._lock_step = lock_step
         in_place = lock_step or (gathering or default_gathering(self.device.type)) == "in-place"
-        self.gradients: GradientSums = (SumsInPlace if in_place else ScratchSums)(self.parameters)
+        self.gradients: GradientSums = (InPlaceSums if in_place else ScratchSums)(self.parameters)
         snapshot = None if lock_step else Snapshot(model, self.device)
         self._prepare_scaler()
-        action = decide(Place.PASS, lock_step=lock_step, sums_in_place=in_place) if recovers else Action.RAISE
+        action = decide(FailureOrigin.PASS, lock_step=lock_step, sums_in_place=in_place) if recovers else Action.RAISE
         self._recovery = Recovery(self.memory, self.gradients, snapshot, action, self.ranks.rank)
         self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
         self._reduction = Reduction(model, self.gradients, self.ranks, lock_step=lock_step)
@@ -133,7 +134,7 @@ class GradientAccumulation:
         narrow = any(parameter.dtype.itemsize < torch.float32.itemsize for parameter in self.parameters)
         if self.scaler.is_enabled() and narrow:
             raise WorkloadError("a gradient scaler needs parameters in fp32: run the model under autocast instead")
-        self.scaler.scale(torch.zeros((), device=self.device))  # makes its scale: a rank without samples never would
+        self.scaler.scale(torch.zeros((), device=self.device))  # creates the scale, also on a rank without samples
 
     @property
     def largest_micro_batch(self) -> int | None:
@@ -157,21 +158,21 @@ class GradientAccumulation:
         """Make one optimizer update over ``micro_batches``, which are this rank's part of the effective batch.
 
         Args:
-            micro_batches: batches of any type, or ``MicroBatch``es that know how to divide themselves. Tensors in
-                mappings, lists, tuples and dataclasses are moved to the device; other objects by their own ``to``.
-                Other ranks may hold other numbers of them, or none.
+            micro_batches: batches of any type, or ``MicroBatch`` objects with their own division. Tensors in mappings,
+                lists, tuples and dataclasses are moved to the device; other objects by their own ``to``. Ranks may have
+                different numbers of micro-batches, or none.
             loss: the forward pass.
-            weigh: its weights without a forward pass; needed with several terms.
+            weigh: the weights of the loss without a forward pass; needed with several terms.
 
-        The optimizer's step is never retried: an error in it is raised unchanged, with the step half made. Go on from a
-        checkpoint then.
+        The optimizer's step is never retried: an error in the step is raised unchanged, and parameters may be partly
+        updated. Resume from a checkpoint then.
 
         Raises:
             WorkloadError: when the loss breaks its contract.
             OutOfMemoryError: when a micro-batch of one sample does not fit.
             PeerError: when another rank failed.
         """
-        report = self._gather(micro_batches, loss, weigh)
+        report = self._run_window(micro_batches, loss, weigh)
         if not report.skipped:
             report = self._step(report)
         self.gradients.clear()
@@ -180,18 +181,18 @@ class GradientAccumulation:
     def accumulate(
         self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None = None
     ) -> UpdateReport:
-        """Make the first half of ``update``: leave the window's gradient in ``.grad`` for a step of your own.
+        """Compute the window's gradient in ``.grad``, and leave clipping and the optimizer's step to the caller.
 
-        The gradient is still multiplied by the scaler's scale, and not clipped. The report has no norm.
+        The gradient is still multiplied by the scaler's scale. The report has no norm.
         """
-        report = self._gather(micro_batches, loss, weigh)
-        self._reduction.settle()
+        report = self._run_window(micro_batches, loss, weigh)
+        self._reduction.apply_outstanding()
         self.gradients.install()
         return report
 
-    def _gather(self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None) -> UpdateReport:
+    def _run_window(self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None) -> UpdateReport:
         """Run an accumulation window on all ranks and sum its gradients."""
-        window = [part if isinstance(part, MicroBatch) else taken(part) for part in micro_batches]
+        window = [part if isinstance(part, MicroBatch) else as_micro_batch(part) for part in micro_batches]
         totals = self._reduction.total_weights(window, weigh)
         if totals is not None and not any(totals.values()):
             self.gradients.clear()
@@ -201,24 +202,24 @@ class GradientAccumulation:
         try:
             shares = self._shares(window, loss, losses)
         except BaseException:
-            self.gradients.clear()  # the gradients of a failed window would take memory
+            self.gradients.clear()  # free the gradients of the failed window
             raise
         finally:
             self.gradients.end()
         return self._reduction.reduce(losses, shares)
 
     def _shares(self, window: list[MicroBatch], loss: Loss, losses: LossWindow) -> list[Share]:
-        if self._lock_step:  # ranks that wait inside a pass would not learn of a failure: it has to end this process
+        if self._lock_step:  # ranks waiting inside a pass cannot be notified of a failure, which ends this process
             return self.ranks.gather(self._run(window, loss, losses))
         return self.ranks.run_collectively(lambda: self._run(window, loss, losses))
 
     # --- forward and backward passes ---
 
     def _run(self, window: list[MicroBatch], loss: Loss, losses: LossWindow) -> Share:
-        """Run all micro-batches of this rank, those that do not fit in smaller parts."""
+        """Run all micro-batches of this rank, and those that do not fit in smaller parts."""
         gradients, recovery = self.gradients, self._recovery
-        reruns_window = gradients.in_place
-        self._own.require_own(gradients.installed)
+        rerun_window = gradients.in_place
+        self._trainable.check_gradients(gradients.installed)
         gradients.start()
         self._seeds.clear()
         queue = deque(recovery.within_bound(window))
@@ -228,7 +229,7 @@ class GradientAccumulation:
         recovery.start(window)
         while queue:
             micro_batch = queue.popleft()
-            if not reruns_window:
+            if not rerun_window:
                 recovery.protect([micro_batch])
             failure = self._attempt(micro_batch, loss, losses)
             if failure is None:
@@ -236,11 +237,11 @@ class GradientAccumulation:
                 continue
             recovery.divide(failure, micro_batch)
             del failure  # its traceback keeps the tensors of the failed pass alive
-            if reruns_window:
-                losses.forget()
+            if rerun_window:
+                losses.reset()
             recovery.roll_back()
             self._require_sum(window, loss, accumulates=True)
-            queue = deque(recovery.requeued(window if reruns_window else [micro_batch, *queue]))
+            queue = deque(recovery.requeued(window if rerun_window else [micro_batch, *queue]))
         gradients.collect()
         return self._reduction.share(losses, recovery.splits)
 
@@ -249,12 +250,12 @@ class GradientAccumulation:
             self._loss_check.require_sum(window, loss, accumulates=accumulates or self.ranks.size > 1)
 
     def _attempt(self, micro_batch: MicroBatch, loss: Loss, losses: LossWindow) -> Exception | None:
-        """Run one micro-batch. Return the error it ended with, to be judged after the ``except`` block."""
+        """Run one micro-batch. Return its error, to be handled after the ``except`` block."""
         try:
             terms = self._backward(micro_batch, loss, losses)
             if not micro_batch.is_padding:
                 losses.add(terms, micro_batch.size)
-        except Exception as error:  # noqa: BLE001 - any error may turn out to be a lack of memory
+        except Exception as error:  # noqa: BLE001 - any error may be an out-of-memory error
             return error
         return None
 
@@ -263,21 +264,21 @@ class GradientAccumulation:
         output = loss(self._called, to_device(micro_batch.batch, self.device, self._floating))
         terms = cast("LossTerms", {ONLY_TERM: output} if isinstance(output, tuple) else output)
         check_terms(terms, losses.totals)
-        sums = {name: (_scalar(loss_sum), _constant(weight)) for name, (loss_sum, weight) in terms.items()}
+        sums = {name: (_as_scalar(loss_sum), _without_graph(weight)) for name, (loss_sum, weight) in terms.items()}
         divisors = {
             term: losses.divisor(term, 1.0 if self._lock_step else weight) for term, (_, weight) in sums.items()
         }
         roots = {name: sums[name][0] for name, divisor in divisors.items() if divisor}
         if roots:
             share = 0.0 if micro_batch.is_padding else 1.0
-            seeds = [self._seed(share / divisors[name], root) for name, root in roots.items()]
+            seeds = [self._gradient_seed(share / divisors[name], root) for name, root in roots.items()]
             torch.autograd.backward(list(roots.values()), seeds)
         return {name: (loss_sum.detach(), weight) for name, (loss_sum, weight) in sums.items()}
 
-    def _seed(self, gradient: float, loss_sum: Tensor) -> Tensor:
-        """The gradient of the window's mean by a loss sum, times the scaler's scale: made once for a window.
+    def _gradient_seed(self, gradient: float, loss_sum: Tensor) -> Tensor:
+        """The gradient of the window's mean by a loss sum, times the scaler's scale, created once per window.
 
-        Handing it to autograd spares every micro-batch a division of its loss sum and that division's backward pass.
+        Passing this gradient to autograd saves each micro-batch a division of its loss sum and its backward pass.
         """
         key = (gradient, loss_sum.dtype, loss_sum.device)
         found = self._seeds.get(key)
@@ -290,28 +291,28 @@ class GradientAccumulation:
     # --- the optimizer's step ---
 
     def _step(self, report: UpdateReport) -> UpdateReport:
-        """Unscale, measure, clip and step, once."""
+        """Unscale and clip the gradient, step once, and report the norm."""
         if self.scaler.is_enabled():
             self.gradients.install()
             self.scaler.unscale_(self.optimizer)
         norm = total_norm(self.gradients.tensors()) * self._reduction.outstanding
         if self.max_norm is None:
-            self._reduction.settle()
+            self._reduction.apply_outstanding()
         else:
-            self._reduction.settle(torch.clamp(self.max_norm / (norm + _CLIPPING_EPSILON), max=1.0))
+            self._reduction.apply_outstanding(torch.clamp(self.max_norm / (norm + _CLIPPING_EPSILON), max=1.0))
         self.gradients.install()
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        skipped = self.scaler.get_scale() < scale  # it falls when, and only when, the scaler has left the step out
+        skipped = self.scaler.get_scale() < scale  # the scale falls if and only if the scaler has skipped the step
         return replace(report, gradient_norm=_finite(float(norm)), skipped=skipped)
 
 
-def _scalar(loss_sum: Tensor) -> Tensor:
+def _as_scalar(loss_sum: Tensor) -> Tensor:
     return loss_sum.reshape(()) if loss_sum.dim() else loss_sum
 
 
-def _constant(weight: Tensor | float) -> Tensor | float:
+def _without_graph(weight: Tensor | float) -> Tensor | float:
     return weight.detach() if isinstance(weight, Tensor) else weight
 
 

@@ -1,16 +1,16 @@
-"""Sums of the gradients of an accumulation window, in which a failed micro-batch leaves no trace.
+"""Sums of the gradients of an accumulation window, without the gradients of failed micro-batches.
 
-Two ways, which differ in memory and in the cost of a failure:
+There are two ways of summing, which differ in memory and in the cost of a failure:
 
-- ``ScratchSums``: each backward pass fills fresh ``.grad`` tensors, which are added to the sums only when the pass has
-  ended. A failed micro-batch alone is run again. Takes at most one set of gradients more, and none once activations
-  exceed about twice the gradients, since the scratch fills while activations drain.
-- ``SumsInPlace``: backward passes add to the sums themselves. A failure in the middle of a pass leaves some sums
+- ``ScratchSums``: each backward pass fills new ``.grad`` tensors, which are added to the sums only when the pass has
+  ended. Only the failed micro-batch is run again. This takes at most one more set of gradients, and none once
+  activations exceed about twice the gradients, because activations are freed while the gradients are allocated.
+- ``InPlaceSums``: backward passes add to the sums themselves. A failure in the middle of a pass leaves some sums
   written, so the whole window is run again.
 
-Sums are kept in fp32 even where parameters and their gradients are of a lower precision: 256 micro-batches added up in
-bf16 are off by 1.6 %. Parameters that no micro-batch used keep no gradient at all (``None``): a zero would still decay
-them under AdamW.
+Sums are in fp32 even if parameters and their gradients have a lower precision: 256 micro-batches added up in bf16 are
+off by 1.6 %. Parameters that no micro-batch used have no gradient (``None``): with a gradient of zero, AdamW would
+still decay them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tuner.errors import WorkloadError
 from tuner.torch_internals import foreach_add_, foreach_mul_, foreach_norm
 
 Gathering: TypeAlias = Literal["scratch", "in-place"]
-"""Way of summing gradients, which decides the cost of running out of memory: the micro-batch, or the window."""
+"""Way of summing gradients. After an out-of-memory error, the micro-batch or the whole window is run again."""
 
 _DENSE = {torch.strided}
 
 
 def default_gathering(device_type: str) -> Gathering:
-    """In place on the CPU, where fresh memory for every micro-batch takes time; scratch sums elsewhere."""
+    """In-place sums on the CPU, where new memory for every micro-batch takes time; scratch sums elsewhere."""
     return "in-place" if device_type == "cpu" else "scratch"
 
 
@@ -47,13 +47,13 @@ class GradientSums(ABC):
     """The sums of one window at a time, one per parameter; None where a parameter had no gradient yet.
 
     Args:
-        parameters: the parameters that get gradients; their ``.grad`` belongs to this object.
+        parameters: the parameters that get gradients; this object owns their ``.grad``.
     """
 
     in_place: bool
     """True if backward passes add to the sums themselves, so that a failed micro-batch costs the whole window."""
-    gathers: bool
-    """True while a window has begun and not ended."""
+    is_open: bool
+    """True between the start and the end of a window."""
     installed: dict[int, Tensor]
     """By index, the gradients that ``install`` has left in the parameters."""
 
@@ -64,16 +64,16 @@ class GradientSums(ABC):
         self._buffers: dict[int, Tensor] = {}
         self._widened: Tensor | None = None
         self.installed: dict[int, Tensor] = {}
-        self.gathers = False
+        self.is_open = False
 
     def start(self) -> None:
         """Begin a window, without any gradient."""
         self.clear()
-        self.gathers = True
+        self.is_open = True
 
     def end(self) -> None:
-        """End a window: its last backward pass has ended, well or not."""
-        self.gathers = False
+        """End a window, after its last backward pass or an error."""
+        self.is_open = False
 
     def allocate_buffers(self) -> None:
         """Allocate the fp32 sums of narrow parameters, once for all windows, so that adding allocates nothing.
@@ -111,10 +111,10 @@ class GradientSums(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Forget the gradients of a backward pass that failed, or with ``in_place`` those of the window."""
+        """Drop the gradients of a backward pass that failed, or with ``in_place`` those of the window."""
 
     def install(self) -> None:
-        """Make the sums the parameters' gradients, in the parameters' own type."""
+        """Assign the sums to the parameters' ``.grad``, in the parameters' type."""
         self.installed.clear()
         for index, (parameter, total) in enumerate(zip(self.parameters, self.sums, strict=True)):
             if total is None:
@@ -128,10 +128,10 @@ class GradientSums(ABC):
         return [total is not None for total in self.sums]
 
     def complete(self, present: Sequence[bool]) -> list[Tensor]:
-        """The sums to reduce over ranks: zeros where only another rank has one.
+        """The sums to reduce over ranks, with zeros for parameters that only other ranks have a sum of.
 
         Args:
-            present: flags for the parameters, True where some rank has a sum.
+            present: flags for the parameters, True where any rank has a sum.
         """
         for index, wanted in enumerate(present):
             if wanted and self.sums[index] is None:
@@ -156,14 +156,14 @@ class GradientSums(ABC):
             foreach_mul_(tensors, factor)
 
     def clear(self) -> None:
-        """Forget all sums and gradients."""
+        """Drop all sums and gradients."""
         self.installed.clear()
         self.sums = [None] * len(self.parameters)
         for parameter in self.parameters:
             parameter.grad = None
 
     def _add_narrow(self, index: int, gradient: Tensor) -> None:
-        """Add to an fp32 sum. Allocates nothing, so it cannot run out of memory half-way."""
+        """Add to an fp32 sum. Allocates nothing, so that it cannot run out of memory half-way."""
         total = self.sums[index]
         if total is None:
             self.sums[index] = self._buffers[index].copy_(gradient)
@@ -172,15 +172,15 @@ class GradientSums(ABC):
 
 
 class ScratchSums(GradientSums):
-    """Sums of gradients that each backward pass fills anew, added when the pass has ended. See the module."""
+    """Sums of the gradients that each backward pass computes in new tensors, added when the pass has ended."""
 
     in_place = False
 
     def commit(self) -> None:
         """Add the scratch gradients to the sums; the first gradients become the sums. Allocates nothing.
 
-        Nearly always every parameter has a gradient and a sum: one foreach operation adds them, and no Python
-        function is called for each parameter.
+        Nearly always every parameter has a gradient and a sum: one foreach operation adds them, without a Python call
+        for each parameter.
         """
         gradients = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
@@ -219,8 +219,8 @@ class ScratchSums(GradientSums):
             parameter.grad = None
 
 
-class SumsInPlace(GradientSums):
-    """Sums that backward passes add to directly. See the module.
+class InPlaceSums(GradientSums):
+    """Sums that backward passes add to directly.
 
     Wide parameters use autograd's accumulation into ``.grad``; the gradient of a narrow parameter is added to its fp32
     sum by a hook as soon as it is ready.
@@ -234,7 +234,7 @@ class SumsInPlace(GradientSums):
             self.parameters[index].register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
 
     def _hook(self, index: int) -> Callable[[Tensor], None]:
-        owner = weakref.ref(self)  # hooks stay with the parameters, which may be trained by another object later
+        owner = weakref.ref(self)  # hooks stay on the parameters, which another object may train later
 
         def take(parameter: Tensor) -> None:
             sums = owner()
@@ -245,7 +245,7 @@ class SumsInPlace(GradientSums):
 
     def take(self, index: int, gradient: Tensor) -> bool:
         """Add the gradient of parameter ``index`` to its sum. Return False where it is wide, or no window has begun."""
-        takes = self.gathers and index in self._buffers
+        takes = self.is_open and index in self._buffers
         if takes:
             _require_dense([gradient])
             self._add_narrow(index, gradient)
@@ -263,7 +263,7 @@ class SumsInPlace(GradientSums):
                 self.sums[index] = gradient
 
     def discard(self) -> None:
-        """Forget the whole window."""
+        """Drop the gradients of the whole window."""
         self.clear()
 
 
@@ -280,8 +280,8 @@ def _require_dense(gradients: Sequence[Tensor | None]) -> None:
     sparse = (gradient for gradient in gradients if gradient is not None and gradient.layout is not torch.strided)
     shape = tuple(next(sparse).shape)
     raise WorkloadError(
-        f"a parameter of shape {shape} has a sparse gradient, which has no fixed place to be summed in; build its "
-        "embedding with sparse=False"
+        f"a parameter of shape {shape} has a sparse gradient, which cannot be summed in place: build its embedding "
+        "with sparse=False"
     )
 
 

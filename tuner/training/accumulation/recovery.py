@@ -1,22 +1,22 @@
 """Recovery from a micro-batch that ran out of memory.
 
-The decision table, for an error that is a lack of memory (or a size that a kernel refuses). The device matters only
-through the sums of gradients that it has by default (``gathering`` chooses others):
+The decision table, for an out-of-memory error (or a size that a kernel refuses). The device matters only through its
+default way of summing gradients (``gathering`` chooses another):
 
 ======  ============================  =======================  ======================================================
 device  strategy                      error came from          action
 ======  ============================  =======================  ======================================================
-card    one device or data-parallel   a pass (scratch sums)    divide the micro-batch, run its parts
+GPU     one device or data-parallel   a pass (scratch sums)    divide the micro-batch, run its parts
 CPU     one device or data-parallel   a pass (sums in place)   divide the micro-batch, run the whole window again
 any     lock step (FSDP)              a pass                   raise; the run restarts from its checkpoint with half
 any     any                           outside a pass           raise; the last checkpoint stays
 ======  ============================  =======================  ======================================================
 
-A pass is the forward and backward pass of one micro-batch. Outside of passes are building the model, the reduction over
-ranks, the optimizer's step (which may be half made) and checkpoints. In lock step the model's own collectives are
-inside the passes, so a rank that divided alone would leave the others waiting.
+A pass is the forward and backward pass of one micro-batch. Outside of passes are the construction of the model, the
+reduction over ranks, the optimizer's step (which may be incomplete) and checkpoints. In lock step the model's own
+collectives are inside the passes, so a rank that divided a micro-batch alone would leave the other ranks waiting.
 
-A micro-batch of one sample, or one that cannot be divided, raises too. So does every error without ``recovers``.
+The error is also raised for a micro-batch of one sample, for one that cannot be divided, and without ``recovers``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tuner.training.micro_batches.snapshot import Snapshot
 from tuner.training.micro_batches.splitting import MicroBatch
 
 
-class Place(Enum):
+class FailureOrigin(Enum):
     """Origin of an out-of-memory error."""
 
     PASS = "forward or backward pass of a micro-batch"  # noqa: S105 - no password
@@ -50,15 +50,15 @@ class Action(Enum):
     RAISE = "raise"
 
 
-def decide(place: Place, *, lock_step: bool, sums_in_place: bool) -> Action:
+def decide(origin: FailureOrigin, *, lock_step: bool, sums_in_place: bool) -> Action:
     """Look up the decision table of this module.
 
     Args:
-        place: origin of the error.
+        origin: origin of the error.
         lock_step: whether the model's own collectives are inside the passes (FSDP).
         sums_in_place: whether backward passes add to the sums themselves.
     """
-    if place is Place.OUTSIDE:
+    if origin is FailureOrigin.OUTSIDE:
         return Action.RAISE
     if lock_step:
         return Action.RESTART
@@ -66,18 +66,18 @@ def decide(place: Place, *, lock_step: bool, sums_in_place: bool) -> Action:
 
 
 class Recovery:
-    """Division of micro-batches that do not fit, after everything that the failed pass touched is undone.
+    """Division of micro-batches that do not fit, and the rollback of the failed pass.
 
     Args:
         memory: recognises an out-of-memory error.
         gradients: the sums of the window.
         snapshot: the random generators and buffers; None in lock step, where no pass is run again.
-        action: the response to a lack of memory in a pass.
+        action: the response to an out-of-memory error in a pass.
         rank: this process, for the record of a split.
 
     Attributes:
         largest_micro_batch: micro-batches above this size are divided before they run; lowered by every split.
-        failed_micro_batch: the size of the last one that did not fit; None when all did.
+        failed_micro_batch: the size of the last micro-batch that did not fit; None when all did.
         splits: the divisions of this window.
     """
 
@@ -95,13 +95,13 @@ class Recovery:
         self._versions = BatchVersions([])
 
     def start(self, window: Sequence[MicroBatch]) -> None:
-        """Begin a window: forget the splits of the last one, and protect all micro-batches if all would run again."""
+        """Begin a window: clear the recorded splits, and protect all micro-batches if all would run again."""
         self.splits = []
         if self._gradients.in_place:
             self.protect(window if self._divides else [])
 
     def protect(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """Capture what a failed pass over ``micro_batches`` would have to restore."""
+        """Capture the state that a failed pass over ``micro_batches`` would have to restore."""
         if self._snapshot is not None:
             self._snapshot.capture()
         self._versions = BatchVersions(micro_batches)
@@ -111,27 +111,27 @@ class Recovery:
 
         Raises:
             OutOfMemoryError, InvalidSizeError: when there is no smaller micro-batch.
-            Exception: ``failure`` itself, when it is no lack of memory, or the table says to raise.
+            Exception: ``failure`` itself, when it is not an out-of-memory error, or the table says to raise.
         """
-        shortage = self._memory.translate(failure)
-        if not isinstance(shortage, (OutOfMemoryError, InvalidSizeError)):
+        oom_error = self._memory.translate(failure)
+        if not isinstance(oom_error, (OutOfMemoryError, InvalidSizeError)):
             raise failure
         self.failed_micro_batch = micro_batch.size
         if not self._divides:
             raise failure
         if micro_batch.indivisible is not None:
-            raise type(shortage)(f"{shortage}; and {micro_batch.indivisible}")
+            raise type(oom_error)(f"{oom_error}; and {micro_batch.indivisible}")
         if micro_batch.size == 1:
-            raise type(shortage)(f"a micro-batch of one sample does not fit: {shortage}")
+            raise type(oom_error)(f"a micro-batch of one sample does not fit: {oom_error}")
         parts = balanced_split(micro_batch.size, 2)
         self.largest_micro_batch = parts[0]
-        split = MicroBatchSplit(rank=self._rank, size=micro_batch.size, parts=parts, message=str(shortage))
+        split = MicroBatchSplit(rank=self._rank, size=micro_batch.size, parts=parts, message=str(oom_error))
         self.splits.append(split)
 
     def roll_back(self) -> None:
         """Undo the failed pass: free its memory, restore its random numbers and buffers, drop its gradients.
 
-        The error must be gone by now: its traceback keeps the tensors of the failed pass alive.
+        The caller must have dropped the error, whose traceback keeps the tensors of the failed pass alive.
 
         Raises:
             WorkloadError: when the loss has written to a batch that is to run again.
@@ -148,7 +148,7 @@ class Recovery:
         """The micro-batches that are still to run after a split, within the lowered bound.
 
         Raises:
-            OutOfMemoryError: when one of them cannot be divided, with the device's words.
+            OutOfMemoryError: when one of them cannot be divided, with the device's message.
         """
         try:
             return self.within_bound(micro_batches)
@@ -156,7 +156,7 @@ class Recovery:
             raise OutOfMemoryError(f"{self.splits[-1].message}; and {error}") from None
 
     def within_bound(self, micro_batches: Iterable[MicroBatch]) -> list[MicroBatch]:
-        """``micro_batches``, those above the bound divided."""
+        """``micro_batches``, where those above the bound are divided."""
         largest = self.largest_micro_batch
         if largest is None:
             return list(micro_batches)

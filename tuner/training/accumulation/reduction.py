@@ -31,13 +31,13 @@ class Reduction:
     """Sums of one window at a time over the ranks, and the factor by which they must still be multiplied.
 
     Args:
-        model: its buffers become those of rank 0.
+        model: its buffers are overwritten by those of rank 0.
         gradients: the sums of this rank's micro-batches.
         ranks: the ranks that share each window.
         lock_step: whether the model reduces its gradients in its own backward passes (FSDP).
 
     Attributes:
-        outstanding: the factor that ``settle`` multiplies the sums by.
+        outstanding: the factor that ``apply_outstanding`` multiplies the sums by.
     """
 
     def __init__(self, model: nn.Module, gradients: GradientSums, ranks: Ranks, *, lock_step: bool) -> None:
@@ -57,13 +57,13 @@ class Reduction:
             self._ranks.broadcast_([*unique.values(), *self._model.buffers()])
 
     def total_weights(self, window: Sequence[MicroBatch], weigh: Weigh | None) -> dict[str, float] | None:
-        """The window's weight per term over all ranks, or None when only forward passes can tell."""
+        """The window's weight per term over all ranks, or None if it is only known after the forward passes."""
         if weigh is None:
             return None
         return sum_by_name(
             self._ranks.run_collectively(
                 lambda: sum_by_name(
-                    _named(weigh(micro_batch.batch)) for micro_batch in window if not micro_batch.is_padding
+                    _by_term(weigh(micro_batch.batch)) for micro_batch in window if not micro_batch.is_padding
                 )
             )
         )
@@ -91,7 +91,7 @@ class Reduction:
         if losses.totals is None and losses.provisional:
             self.outstanding = losses.provisional / next(iter(weights.values()))
         if self._ranks.reduces:
-            self.settle()  # each rank has a factor of its own
+            self.apply_outstanding()  # each rank has a factor of its own
         if not self._lock_step:
             self._sum_over_ranks(shares)
         return UpdateReport(
@@ -112,13 +112,13 @@ class Reduction:
         with torch.no_grad():
             self._ranks.broadcast_(list(self._model.buffers()))
 
-    def settle(self, more: float | Tensor = 1.0) -> None:
-        """Multiply the sums by the outstanding factor and by ``more``, in one pass."""
-        factor = self.outstanding * more
+    def apply_outstanding(self, extra_factor: float | Tensor = 1.0) -> None:
+        """Multiply the sums by the outstanding factor and by ``extra_factor``, in one pass."""
+        factor = self.outstanding * extra_factor
         self.outstanding = 1.0
         if isinstance(factor, Tensor) or factor != 1.0:
             self._gradients.scale(factor)
 
 
-def _named(weights: Mapping[str, float] | float) -> Mapping[str, float]:
+def _by_term(weights: Mapping[str, float] | float) -> Mapping[str, float]:
     return weights if isinstance(weights, Mapping) else {ONLY_TERM: weights}

@@ -1,4 +1,4 @@
-"""Admission of a loss to accumulation: the check for coupled samples, made where there is memory for it."""
+"""Decide whether a loss may be accumulated, by the check for coupled samples on a device with enough memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tuner.training.coupling.report import CouplingReport
 from tuner.workloads.base import Workload
 
 _ATTEMPTS: tuple[tuple[int, Precision], ...] = ((4, "fp64"), (4, "fp32"), (2, "fp32"))
-"""Samples and arithmetic that are tried: what is too much memory may do with half."""
+"""Samples and arithmetic to try in turn: each attempt needs about half of the memory of the one before."""
 
 
 def measure_coupling(spec: WorkloadSpec, workload: Workload, device: MemoryDevice) -> CouplingCheck:
     """Compare the loss of a batch with that of its parts, on a new model of ``spec``.
 
-    A check that cannot be made (no memory, a batch that cannot be divided) proves nothing, and its verdict is
-    "not-compared". Errors of the workload's own code are raised unchanged.
+    The verdict is "not-compared" if the check cannot be made (not enough memory, or a batch that cannot be divided).
+    Errors of the workload's own code are raised unchanged.
     """
     report = _reported(spec, workload, device)
     device.release()
@@ -42,7 +42,7 @@ def measure_coupling(spec: WorkloadSpec, workload: Workload, device: MemoryDevic
 
 
 def admit(check: CouplingCheck, *, allowed: bool) -> str | None:
-    """Warning about accumulating a loss; None where accumulation changes nothing.
+    """Return a warning about accumulating a loss; None if accumulation changes nothing.
 
     Raises:
         TrainingError: when the loss couples samples, and that is not ``allowed``.
@@ -53,7 +53,7 @@ def admit(check: CouplingCheck, *, allowed: bool) -> str | None:
         return f"whether the loss couples the samples of a batch could not be checked: {check.message}"
     if not allowed:
         raise TrainingError(
-            f"{check.message} To train nevertheless, ask for allow_batch_coupling (--allow-batch-coupling)."
+            f"{check.message} To train nevertheless, set allow_batch_coupling (--allow-batch-coupling)."
         )
     return check.message
 
@@ -63,12 +63,12 @@ def _finite(error: float) -> float | None:
 
 
 def _reported(spec: WorkloadSpec, workload: Workload, device: MemoryDevice) -> CouplingReport | str:
-    """The report, or why there is none. On the CPU, too, when the device has no room for a second model in fp32."""
+    """The report, or the reason why there is none. If the device has no memory for a second model, the CPU is tried."""
     reason = ""
-    places = [device.torch_device] if device.torch_device.type == "cpu" else [device.torch_device, torch.device("cpu")]
-    for place in places:
+    own = device.torch_device
+    for torch_device in [own] if own.type == "cpu" else [own, torch.device("cpu")]:
         for samples, precision in _ATTEMPTS:
-            outcome = _attempt(spec, workload, place, samples, precision)
+            outcome = _attempt(spec, workload, torch_device, samples, precision)
             if isinstance(outcome, CouplingReport):
                 return outcome
             reason = str(outcome)
@@ -79,16 +79,16 @@ def _reported(spec: WorkloadSpec, workload: Workload, device: MemoryDevice) -> C
 
 
 def _attempt(
-    spec: WorkloadSpec, workload: Workload, place: torch.device, samples: int, precision: Precision
+    spec: WorkloadSpec, workload: Workload, torch_device: torch.device, samples: int, precision: Precision
 ) -> CouplingReport | BatchwrightError:
     failure: Exception
     try:
-        return check_spec_coupling(spec, workload, place, samples, precision)
+        return check_spec_coupling(spec, workload, torch_device, samples, precision)
     except BatchwrightError as error:
         return error
-    except Exception as error:  # noqa: BLE001 - judged after the block, when what it held is free
+    except Exception as error:  # noqa: BLE001 - handled after the block, when its memory is free
         failure = error
-    shortage = open_device(str(place)).translate(failure)
-    if shortage is None:
+    oom_error = open_device(str(torch_device)).translate(failure)
+    if oom_error is None:
         raise failure
-    return shortage
+    return oom_error

@@ -1,7 +1,7 @@
-"""Runs of a model over a batch and its parts that can be compared, and that leave the model as it was.
+"""Comparable runs of a model over a batch and its parts, which restore the model afterwards.
 
-A run is a forward and a backward pass over each part, its loss terms divided by their weight over all parts, as an
-accumulated update does it: without reduced precision, under a given seed, from the same state.
+A run is a forward and a backward pass over each part, with loss terms divided by their weight over all parts, as in an
+accumulated update: in full precision, with a given seed, from the same state.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from tuner.workloads.base import Batch, LossTerms, Workload
 _RANDOM_WORDS = ("drop", "jitter")
 """Parts of the names of probabilities: ``attention_dropout``, ``layerdrop``, ``drop_prob``, ``jitter_noise``."""
 _STEP = 0.2
-"""Step of the update before the comparison, as a share of a parameter's root mean square: far enough that state which
+"""Step of the update before the comparison, as a share of a parameter's root mean square, large enough that state that
 follows the weights lags behind them. Measured on layers of eight with spectral norm, whose power iterations had
 converged: the gradient's error is then 0.2 to 1.3 %; with half the step 0.09 to 0.2 %."""
 _SMALLEST_WEIGHT = 0.02
-"""Root mean square that a smaller parameter is taken to have, so that one that starts at zero moves."""
+"""Lower bound on the root mean square of a parameter, so that parameters that start at zero change too."""
 
-# --- leaving no trace ------------------------------------------------------------------------------------------------
+# --- saving and restoring ---------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def own_randomness(device: torch.device) -> Iterator[None]:
     """Restore every random number generator at the end of a block."""
-    state = RandomState.now(device)
+    state = RandomState.capture(device)
     try:
         yield
     finally:
         state.restore(device)
 
 
-def seed_generators(seed: int, device: torch.device, *, torchs: int | None = None) -> None:
-    """Seed the generators that ``own_randomness`` keeps, and no other device's; torch's with ``torchs``, if given."""
+def seed_generators(seed: int, device: torch.device, *, torch_seed: int | None = None) -> None:
+    """Seed the generators that ``own_randomness`` restores; torch's with ``torch_seed``, if given."""
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - user code may use the old interface
-    torchs = seed if torchs is None else torchs
-    torch.default_generator.manual_seed(torchs)
+    torch_seed = seed if torch_seed is None else torch_seed
+    torch.default_generator.manual_seed(torch_seed)
     if device.type == "cuda":
         with torch.cuda.device(device):
-            torch.cuda.manual_seed(torchs)
+            torch.cuda.manual_seed(torch_seed)
 
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
-    """Restore gradients, modes and the state that forward passes move at the end of a block."""
+    """Restore gradients, modes and the state that forward passes change at the end of a block."""
     state = ModelState(model)
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     modes = [(module, module.training) for module in model.modules()]
@@ -78,7 +78,7 @@ def restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Set every dropout to zero: probabilities of dropout modules, and floats that are named for one.
+    """Set every dropout to zero: probabilities of dropout modules, and floats with such a name.
 
     Some transformers models read the probability from their config in the forward pass.
     """
@@ -119,11 +119,11 @@ class Runner:
     """Runs a model over slices of one batch.
 
     Args:
-        model: on ``device``; its gradients are overwritten (``restored`` keeps them), its state restored by each run.
-        workload: makes the loss terms.
+        model: on ``device``; its gradients are overwritten (``restored`` saves them), and each run restores its state.
+        workload: computes the loss terms.
         batch: on the CPU.
-        device: where the model is.
-        precision: of the model, and of the batch's floating-point numbers.
+        device: the device of the model.
+        precision: precision of the model, and of the batch's floating-point numbers.
     """
 
     def __init__(
@@ -134,70 +134,72 @@ class Runner:
         self.limits = LIMITS[precision]
         self.precision: Precision = precision
         self.draws: MatchedDraws | None = None
-        """Gives the samples equal random numbers, where a loss draws some."""
+        """Mode that gives a sample equal random numbers in each run, if the loss draws some."""
         self.state = ModelState(model)
         """State that each run starts from."""
-        self.drew = False
-        """True if the last part took numbers from a generator that everyone shares."""
-        self._seeded = RandomState.now(device)
+        self.drew_random_numbers = False
+        """True if the last part drew numbers from a global generator."""
+        self._seeded = RandomState.capture(device)
         self._weights: dict[str, float] = {}
-        """Weight of each term over the whole batch, which has to be known before the first backward pass of a part."""
+        """Weight of each term over the whole batch, needed before the first backward pass of a part."""
         self._workload = workload
         self._batch = batch
         self._device = device
 
-    def is_slow_in_fp64(self, seconds: float, most: float) -> bool:
-        """Return whether a run of this many ``seconds`` should have been one in fp32, which a card makes far faster."""
-        return self.precision == "fp64" and self._device.type == "cuda" and seconds > most
+    def is_slow_in_fp64(self, seconds: float, limit: float) -> bool:
+        """Return whether a run in fp64 took more than ``limit`` seconds on a GPU, where fp32 is far faster."""
+        return self.precision == "fp64" and self._device.type == "cuda" and seconds > limit
 
     @property
     def whole(self) -> list[int]:
-        """Samples of the one part that is the batch."""
+        """Sizes of the parts of an undivided batch: one part with all samples."""
         return [self.samples]
 
     @property
     def splits(self) -> list[list[int]]:
-        """Samples of the two parts: halves, and last a third and the rest, where that is another split.
+        """Sizes of the two parts: halves, and last a third and the rest, if that is another split.
 
-        Halves may agree by chance: the same number of samples for each expert, say.
+        Halves may agree by chance, for example with the same number of samples for each expert.
         """
         sizes = {(first, self.samples - first): None for first in (self.samples // 2, max(1, self.samples // 3))}
         return [list(pair) for pair in sizes]
 
-    def run(self, sizes: list[int], seed: int, *, held: frozenset[str] = frozenset()) -> Run:
+    def run(self, sizes: list[int], seed: int, *, reset_modules: frozenset[str] = frozenset()) -> Run:
         """Loss terms and gradients over parts of these sizes.
 
-        Every part starts from the same state of the modules ``held``.
+        Every part starts from the same state of the modules ``reset_modules``.
         """
-        run = self._weighted(sizes, seed, held, self._weights)
+        run = self._run_weighted(sizes, seed, reset_modules, self._weights)
         weights = {name: term.weight for name, term in run.terms().items()}
         if len(sizes) > 1 and weights != self._weights:
-            run = self._weighted(sizes, seed, held, weights)
+            run = self._run_weighted(sizes, seed, reset_modules, weights)
         elif len(sizes) == 1:
             self._weights = weights
         return run
 
-    def _weighted(self, sizes: list[int], seed: int, held: frozenset[str], weights: dict[str, float]) -> Run:
-        """A run whose loss terms are divided by ``weights``, which they have over all parts; one part by its own."""
+    def _run_weighted(
+        self, sizes: list[int], seed: int, reset_modules: frozenset[str], weights: dict[str, float]
+    ) -> Run:
+        """A run whose loss terms are divided by ``weights``, those over all parts. A single part has its own."""
         weights = weights if len(sizes) > 1 else {}
         gradients: dict[str, Tensor] = {}
-        extents: dict[str, float] = defaultdict(float)
+        scales: dict[str, float] = defaultdict(float)
         pieces = []
-        for terms, samples in self._forward(sizes, seed, held=held):
+        for terms, samples in self._forward(sizes, seed, reset_modules=reset_modules):
             self.model.zero_grad(set_to_none=True)
-            pieces.append(_measured(terms, samples))
+            pieces.append(_measure(terms, samples))
             shares = {name: weights.get(name, float(weight)) for name, (_, weight) in terms.items()}
             scaled = [loss.sum() / shares[name] for name, (loss, _) in terms.items() if shares[name]]
             if scaled:
                 torch.autograd.backward(torch.stack(scaled).sum())
             del terms, scaled
-            for name, gradient in self._taken_gradients():
+            for name, gradient in self._take_gradients():
                 gradients[name] = gradients[name] + gradient if name in gradients else gradient
-                extents[name] += float(gradient.abs().max()) if gradient.numel() else 0.0
-        return Run(pieces, gradients, dict(extents))
+                scales[name] += float(gradient.abs().max()) if gradient.numel() else 0.0
+        return Run(pieces, gradients, dict(scales))
 
-    def _taken_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """The gradients of the last backward pass, on the CPU, which the model then has no more."""
+    def _take_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the gradients of the last backward pass, on the CPU, and clear those of the model."""
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
                 yield name, parameter.grad.to_dense().to("cpu", copy=True)
@@ -207,15 +209,18 @@ class Runner:
         self,
         sizes: list[int],
         seed: int,
-        starting: Callable[[int], None] = lambda _: None,
+        on_part_start: Callable[[int], None] = lambda _: None,
         *,
-        held: frozenset[str] = frozenset(),
+        reset_modules: frozenset[str] = frozenset(),
     ) -> list[dict[str, Term]]:
-        """Loss terms alone. ``starting`` is called with the index of each part before its forward pass."""
-        return [_measured(terms, samples) for terms, samples in self._forward(sizes, seed, starting, held=held)]
+        """Loss terms alone. ``on_part_start`` is called with the index of each part before its forward pass."""
+        return [
+            _measure(terms, samples)
+            for terms, samples in self._forward(sizes, seed, on_part_start, reset_modules=reset_modules)
+        ]
 
     def noise(self, whole: Run) -> Noise:
-        """Change of a run of the whole batch by rounding every weight to fp32."""
+        """Change of a run of the whole batch when every weight is rounded to fp32."""
         rounded = []
         for index in range(ROUNDED_RUNS):
             with rounded_weights(self.model, mantissa_bits(torch.float32), index):
@@ -223,16 +228,16 @@ class Runner:
         return noise_of(whole, rounded)
 
     def advance(self, whole: Run) -> Run | None:
-        """Make an update on the batch, whose result becomes the state to start from.
+        """Make an update on the batch, after which each run starts from the new state.
 
         Args:
-            whole: a run of the whole batch, from which the update is made.
+            whole: a run of the whole batch, with the gradients of the update.
 
         Returns:
-            A run of the whole batch after the update; None where its numbers are infinite: the update is undone then.
+            A run of the whole batch after the update, or None if its numbers are infinite. Then the update is undone.
         """
         before, steps = self.state, self._update(whole.gradients)
-        self.state = ModelState(self.model, before.moving)
+        self.state = ModelState(self.model, before.changing)
         after = self.run(self.whole, seed=0)
         if after.not_finite() is None:
             return after
@@ -243,7 +248,7 @@ class Runner:
         return None
 
     def _update(self, gradients: dict[str, Tensor]) -> list[tuple[nn.Parameter, Tensor]]:
-        """Move every number against the sign of its gradient, as Adam's first step does, whatever the loss's scale."""
+        """Step against the sign of the gradient, as Adam's first step does, independently of the loss's scale."""
         steps = []
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
@@ -258,35 +263,35 @@ class Runner:
         self,
         sizes: list[int],
         seed: int,
-        starting: Callable[[int], None] = lambda _: None,
+        on_part_start: Callable[[int], None] = lambda _: None,
         *,
-        held: frozenset[str] = frozenset(),
+        reset_modules: frozenset[str] = frozenset(),
     ) -> Iterator[tuple[LossTerms, int]]:
-        """The terms of each part with its number of samples, from the same state and seed at the first."""
+        """Yield the terms and the number of samples of each part. The first part always starts from the same state."""
         first = 0
         for index, part in enumerate(sliced(self._batch, self.samples).divide(sizes)):
-            self._start(index, first, part.size, seed, held)
-            starting(index)
+            self._prepare_part(index, first, part.size, seed, reset_modules)
+            on_part_start(index)
             floating = torch.float64 if self.precision == "fp64" else None
             batch = to_device(copy.deepcopy(part.batch), self._device, floating)  # a model may overwrite its input
             terms = self._workload.loss_terms(self.model, batch)
             check_pairs(terms)
             yield terms, part.size
             first += part.size
-            self.drew = not self._seeded.equals(RandomState.now(self._device))
+            self.drew_random_numbers = not self._seeded.equals(RandomState.capture(self._device))
 
-    def _start(self, index: int, first: int, size: int, seed: int, held: frozenset[str]) -> None:
-        """State and random numbers for a part of ``size`` samples from the one numbered ``first``."""
+    def _prepare_part(self, index: int, first: int, size: int, seed: int, reset_modules: frozenset[str]) -> None:
+        """Set the state and the random numbers for a part of ``size`` samples that begins at sample ``first``."""
         if not index:
             self.state.restore()
-        self.state.restore_modules(held)
+        self.state.restore_modules(reset_modules)
         if self.draws is not None:
             self.draws.start(first, size, self.samples)
-            seed_generators(seed, self._device, torchs=0)
+            seed_generators(seed, self._device, torch_seed=0)
         elif not index:
             seed_generators(seed, self._device)
-        self._seeded = RandomState.now(self._device)
+        self._seeded = RandomState.capture(self._device)
 
 
-def _measured(terms: LossTerms, samples: int) -> dict[str, Term]:
+def _measure(terms: LossTerms, samples: int) -> dict[str, Term]:
     return {name: Term(float(loss.detach()), float(weight), samples) for name, (loss, weight) in terms.items()}

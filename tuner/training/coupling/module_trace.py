@@ -1,8 +1,7 @@
-"""Search for the module that makes a sample depend on the others: its output changes though its input does not.
+"""Search for the module that makes a sample depend on the others: its output changes for the same input.
 
-Every module is compared by itself: in the runs of the batch's two parts a module that got the full batch's input also
-passes on the full batch's output, whatever it computed, so that one culprit hides no other and implicates nothing after
-it.
+Every module is compared by itself. In the runs of the batch's two parts, the output of a module that got the full
+batch's input is replaced by the full batch's output. So a culprit neither hides another nor affects later modules.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Trace:
     whole: Run | None = None
     """Loss terms of the whole batch."""
     split: Run | None = None
-    """Loss terms of the parts, with every module's output as in the full batch; none where a part was refused."""
+    """Loss terms of the parts, with every module's output as in the full batch; None if a part was refused."""
     refused_by: str | None = None
     """Path of the innermost module that raised an error for a part."""
 
@@ -45,7 +44,7 @@ class _Call:
 
 
 class _Hooks:
-    """Forward hooks on every module: they record the whole batch, then compare the parts with it."""
+    """Forward hooks on every module, which record the whole batch and then compare the parts with the record."""
 
     def __init__(self, found: Trace, names: dict[nn.Module, str], rounding: float) -> None:
         self._found = found
@@ -55,7 +54,7 @@ class _Hooks:
         self._part: int | None = None
         self._counts: dict[str, int] = defaultdict(int)
         self.stack: list[tuple[str, _Call | None]] = []
-        """Modules that are running, outermost first, with the whole batch's call where its input was the same."""
+        """Modules that are running, outermost first, with the whole batch's call if its input was the same."""
 
     def start(self, part: int) -> None:
         """Begin the first part (0) or the second (1)."""
@@ -64,7 +63,7 @@ class _Hooks:
         self.stack.clear()
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record the input: the module may overwrite it."""
+        """Record the input before the module may overwrite it."""
         name, inputs = self._names[module], list(tensors_of((args, kwargs)))
         if self._part is None:
             self.stack.append((name, _Call([_copy(tensor) for tensor in inputs])))
@@ -72,10 +71,10 @@ class _Hooks:
         calls, index = self._calls[name], self._counts[name]
         self._counts[name] += 1
         call = calls[index] if index < len(calls) else None
-        self.stack.append((name, call if call is not None and self._agree(inputs, call.inputs) else None))
+        self.stack.append((name, call if call is not None and self._inputs_match(inputs, call.inputs) else None))
 
     def after(self, _module: nn.Module, _args: tuple[Any, ...], output: object) -> None:
-        """Record the output, or compare it and put the whole batch's in its place."""
+        """Record the output, or compare it and replace it by the whole batch's."""
         name, call = self.stack.pop()
         outputs = list(tensors_of(output))
         if call is None:
@@ -84,19 +83,21 @@ class _Hooks:
             call.outputs = [_copy(tensor) for tensor in outputs]
             self._calls[name].append(call)
             return
-        error = max((self._settle(*pair) for pair in zip(outputs, call.outputs, strict=False)), default=0.0)
+        error = max(
+            (self._compare_and_replace(*pair) for pair in zip(outputs, call.outputs, strict=False)), default=0.0
+        )
         if error > self._rounding:
             self._found.modules[name] = max(error, self._found.modules.get(name, 0.0))
 
-    def _agree(self, inputs: list[Tensor], reference: list[Tensor]) -> bool:
+    def _inputs_match(self, inputs: list[Tensor], reference: list[Tensor]) -> bool:
         pairs = zip(inputs, reference, strict=False)
         return len(inputs) == len(reference) and all(
             rows is not None and _error(tensor, rows) <= self._rounding
             for tensor, rows in ((tensor, self._rows(tensor, whole)) for tensor, whole in pairs)
         )
 
-    def _settle(self, output: Tensor, whole: Tensor) -> float:
-        """The error of an output, which is then replaced. A statistic over the batch (no samples in it) is let pass."""
+    def _compare_and_replace(self, output: Tensor, whole: Tensor) -> float:
+        """The error of an output, which is then replaced. A statistic over the batch has no samples and is ignored."""
         rows = self._rows(output, whole)
         if rows is None or rows.shape == whole.shape:
             return 0.0
@@ -106,7 +107,7 @@ class _Hooks:
         return error
 
     def _rows(self, tensor: Tensor, whole: Tensor) -> Tensor | None:
-        """The part of ``whole`` that belongs to this part: head or tail along the one dimension that is shorter."""
+        """The rows of ``whole`` for this part: the head or tail along the one dimension that is shorter."""
         if tensor.dim() != whole.dim():
             return None
         shorter = [axis for axis in range(whole.dim()) if tensor.shape[axis] != whole.shape[axis]]
@@ -124,7 +125,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _error(tensor: Tensor, reference: Tensor) -> float:
-    """Largest difference, relative to the largest value. Equal infinities (a mask) differ by nothing."""
+    """Largest difference, relative to the largest value. Equal infinities (a mask) have no difference."""
     if not reference.numel():
         return 0.0
     here = tensor.detach().to("cpu", torch.float64)
@@ -149,16 +150,18 @@ def _hooked(runner: Runner, found: Trace) -> Iterator[_Hooks]:
             handle.remove()
 
 
-def trace(runner: Runner, sizes: list[int], held: frozenset[str] = frozenset()) -> Trace:
-    """Run the whole batch and its two parts of these sizes, forward only, and compare what every module did.
+def trace(runner: Runner, sizes: list[int], reset_modules: frozenset[str] = frozenset()) -> Trace:
+    """Run the whole batch and its two parts of these sizes, forward only, and compare the outputs of every module.
 
-    The state of the modules ``held`` is the same for both parts.
+    The state of the modules ``reset_modules`` is the same for both parts.
     """
     found = Trace()
     with _hooked(runner, found) as hooks:
         found.whole = Run(runner.losses(runner.whole, seed=0), {}, {})
         try:
-            found.split = Run(runner.losses(sizes, seed=0, starting=hooks.start, held=held), {}, {})
+            found.split = Run(
+                runner.losses(sizes, seed=0, on_part_start=hooks.start, reset_modules=reset_modules), {}, {}
+            )
         except (ValueError, RuntimeError) as error:
             if classify_exception(error) is FailureKind.OUT_OF_MEMORY:
                 raise

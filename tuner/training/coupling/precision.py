@@ -1,7 +1,7 @@
-"""Arithmetic of the coupling check: in fp64 where the workload can, so that rounding decides nothing.
+"""Arithmetic of the coupling check: fp64 if the workload can run in it, so that rounding does not affect the result.
 
-Rounding in fp32 depends on the processor: on the width of its vectors, the order of its sums. In fp64 rounding is nine
-orders of magnitude smaller, and no processor's rounding comes near a limit.
+Rounding in fp32 depends on the processor (the width of its vectors, the order of its sums). In fp64 rounding is nine
+orders of magnitude smaller, far below the limits on any processor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tuner.workloads.casting import uncastable
 Precision = Literal["fp64", "fp32"]
 
 _Value: TypeAlias = Any
-"""An argument or a result of a function of torch's."""
+"""An argument or a result of a torch function."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Limits:
     largest_error: float
     """Largest difference of loss or gradient."""
     rounding: float
-    """Largest difference of two runs, or of two outputs of a module, that are the same."""
+    """Largest difference of two runs, or of two outputs of a module, that count as equal."""
     negligible: float
-    """Share of the largest gradient (or loss term) below which another is compared on that scale, not on its own.
+    """Share of the largest gradient (or loss term). Smaller gradients are compared on this scale, not on their own.
 
     The gradient of a key's bias, or of a bias before a norm, is zero but for rounding.
     """
@@ -49,7 +49,7 @@ gradient, eight roundings of it. Measured with torch 2.13 on the CPU, in fp64: a
 (gradient), BatchNorm 1 % and 51 %, in-batch negatives 70 % and 67 %."""
 
 _EXPERTS, _GROUPED = "_experts_implementation_internal", "grouped_mm"
-"""The attribute of a transformers configuration that every forward pass reads, as of release 5.23, and its default."""
+"""Attribute of a transformers configuration that every forward pass reads, as of release 5.23, and its default."""
 _WIDER = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
@@ -64,7 +64,7 @@ _CASTS: dict[_Value, Callable[..., _Value]] = {
 
 
 class _Widened(TorchFunctionMode):
-    """Give fp64 to code that requests fp32 or less."""
+    """Replace fp32 and lower precisions by fp64 in the arguments of torch functions."""
 
     def __torch_function__(
         self, func: _Value, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -101,9 +101,9 @@ def arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
 
 @contextmanager
 def kernels_for(model: nn.Module, precision: Precision) -> Iterator[None]:
-    """Run experts of transformers models one by one in fp64: the default kernel, a grouped product, is fp32 at most.
+    """Run the experts of transformers models one by one in fp64: the default grouped kernel supports at most fp32.
 
-    In fp32 the rounding of a router's output can send a token to another expert in the batch than in its parts, which
+    In fp32, rounding of a router's output can send a token to different experts in the batch and in its parts, which
     looks like coupling.
     """
     configs = {
@@ -111,8 +111,8 @@ def kernels_for(model: nn.Module, precision: Precision) -> Iterator[None]:
         for module in model.modules()
         if hasattr(config := getattr(module, "config", None), "__dict__")
     }
-    held = [vars(config) for config in configs.values()]
-    grouped = [fields for fields in held if precision == "fp64" and fields.get(_EXPERTS) == _GROUPED]
+    configs_fields = [vars(config) for config in configs.values()]
+    grouped = [fields for fields in configs_fields if precision == "fp64" and fields.get(_EXPERTS) == _GROUPED]
     for fields in grouped:
         fields[_EXPERTS] = "eager"
     try:
@@ -127,31 +127,35 @@ def working_copy(model: nn.Module, precision: Precision, *, disposable: bool) ->
     """Replace the model's parameters and floating-point buffers by copies in ``precision`` for a block.
 
     Args:
-        model: in fp32; what of it is quantised is left as it is.
-        precision: of the copies.
-        disposable: whether the model is thrown away afterwards, so that its own tensors need not be kept.
+        model: in fp32; its quantised parts are not changed.
+        precision: precision of the copies.
+        disposable: whether the model is discarded afterwards, so that its own tensors need not be kept.
     """
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    left = uncastable(model)
+    quantized = uncastable(model)
     parameters = [] if disposable else [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [(own_buffers(module), dict(own_buffers(module))) for module in model.modules()]
     try:
         for parameter in model.parameters():
-            if id(parameter) not in left:
-                parameter.data = _as(parameter.data, dtype, copy=not disposable)
-        for own, _ in buffers:
-            found = {name: buffer for name, buffer in own.items() if buffer is not None and id(buffer) not in left}
-            own.update({name: _as(buffer, dtype, copy=True) for name, buffer in found.items()})
+            if id(parameter) not in quantized:
+                parameter.data = _cast(parameter.data, dtype, copy=not disposable)
+        for buffers_of_module, _ in buffers:
+            castable = {
+                name: buffer
+                for name, buffer in buffers_of_module.items()
+                if buffer is not None and id(buffer) not in quantized
+            }
+            buffers_of_module.update({name: _cast(buffer, dtype, copy=True) for name, buffer in castable.items()})
         yield
     finally:
         for parameter, data in parameters:
             parameter.data = data
-        for own, kept in buffers:
-            own.clear()
-            own.update(kept)
+        for buffers_of_module, kept in buffers:
+            buffers_of_module.clear()
+            buffers_of_module.update(kept)
 
 
-def _as(tensor: Tensor, dtype: torch.dtype, *, copy: bool) -> Tensor:
+def _cast(tensor: Tensor, dtype: torch.dtype, *, copy: bool) -> Tensor:
     if tensor.is_complex():
         return tensor.detach().to(torch.complex128 if dtype == torch.float64 else torch.complex64, copy=copy)
     return tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype, copy=copy)

@@ -1,8 +1,8 @@
 """Equal random numbers for a sample, in the whole batch and in its parts.
 
-A loss that draws noise (diffusion, flow matching, a variational autoencoder) can be compared with its parts only where
-a sample meets the same noise in both. Every draw of torch is replaced: the draw is made for the whole batch, and a part
-gets the rows of its samples. The operations that draw are those that torch itself tags so, whatever calls them.
+A loss that draws noise (diffusion, flow matching, a variational autoencoder) can be compared with its parts only if a
+sample gets the same noise in both. Every random operation of torch is replaced: the draw is made for the whole batch,
+and a part gets the rows of its samples. Random operations are recognised by torch's tag ``nondeterministic_seeded``.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tuner.torch_internals import TorchDispatchMode, schema_of, tree_map
 _SEEDS = 2**62
 
 _Operation: TypeAlias = Any
-"""An overload of torch's: its class is not public."""
+"""An overload of a torch operation, whose class is not public."""
 _Value: TypeAlias = Any
 """An argument or a result of an operation."""
 
 
 class UnmatchedDrawError(Exception):
-    """A draw of a part that is no part of any draw of the whole batch; the message names the draw."""
+    """A draw of a part that matches no draw of the whole batch; the message names the draw."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The samples that go through the model now."""
+    """The samples that run through the model now."""
 
     first: int
     size: int
@@ -41,21 +41,21 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Draw:
-    """One draw of the whole batch: the operation, and its arguments by name, tensors copied."""
+    """One draw of the whole batch: the operation and its arguments by name, with copies of tensors."""
 
     operation: _Operation
     arguments: dict[str, Any]
 
 
 class MatchedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's types
-    """Make each draw for the whole batch, as long as the mode is entered; ``start`` names the part that runs.
+    """Mode that makes each draw for the whole batch; ``start`` sets the part that runs.
 
-    A draw is known by a seed that it takes from its generator: a pass that runs again from a restored state (activation
-    checkpointing) makes the same draws again.
+    A draw is identified by a seed that it takes from its generator: a pass that runs again from a restored state
+    (activation checkpointing) makes the same draws again.
 
     Attributes:
         ambiguous: whether a draw had several rows for each sample, which may be in either order.
-        interleaved: the order of such rows: all samples' first rows first, or all rows of the first sample first.
+        interleaved: whether such rows begin with the first row of all samples, not with all rows of the first sample.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class MatchedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
         self._generators: dict[torch.Generator, Tensor] = {}
 
     def start(self, first: int, size: int, samples: int) -> None:
-        """Take note of the samples that come next. A user's own generators go back to where they were first met."""
+        """Set the samples of the next pass, and restore the user's own generators to their first known state."""
         self._part = _Part(first, size, samples)
         if size == samples:
             self._draws.clear()
@@ -77,17 +77,17 @@ class MatchedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
     def __torch_dispatch__(
         self, func: _Operation, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> _Value:
-        """Run an operation of torch; an operation that draws is run for the whole batch."""
+        """Run a torch operation; a random operation is run for the whole batch."""
         del types
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **(kwargs or {}))
-        arguments = _by_name(func, args, kwargs or {})
+        arguments = _named_arguments(func, args, kwargs or {})
         generator = self._generator(arguments)
         seed = int(torch.randint(_SEEDS, (1,), generator=generator, device=generator.device))
         if self._part.size == self._part.samples:
-            kept = {name: _copied(value) for name, value in arguments.items()}
-            self._draws[seed].append(_Draw(func, kept))
-            return _seeded(generator, seed, lambda: func(**arguments))
+            copies = {name: _copy_of(value) for name, value in arguments.items()}
+            self._draws[seed].append(_Draw(func, copies))
+            return _run_seeded(generator, seed, lambda: func(**arguments))
         return self._rows_of_draw(func, arguments, generator, seed)
 
     def _generator(self, arguments: dict[str, Any]) -> torch.Generator:
@@ -105,22 +105,26 @@ class MatchedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
     def _rows_of_draw(
         self, func: _Operation, arguments: dict[str, Any], generator: torch.Generator, seed: int
     ) -> _Value:
-        """The part's rows of the whole batch's draw, whose other rows have the whole batch's arguments."""
-        completed = self._completed(func, arguments, seed)
-        drawn = _seeded(generator, seed, lambda: func(**completed))
-        own = {name: _copied(value) for name, value in arguments.items()}
-        shaped = _seeded(generator, seed, lambda: func(**own))
-        for name in _written(func):
+        """The part's rows of a draw for the whole batch, whose other rows use the whole batch's arguments."""
+        whole_arguments = self._whole_arguments(func, arguments, seed)
+        drawn = _run_seeded(generator, seed, lambda: func(**whole_arguments))
+        copies = {name: _copy_of(value) for name, value in arguments.items()}
+        shaped = _run_seeded(generator, seed, lambda: func(**copies))
+        for name in _mutated_arguments(func):
             if isinstance(arguments.get(name), Tensor):
-                arguments[name].copy_(self._rows(completed[name], arguments[name].shape))
-        given = {id(completed[name]): arguments[name] for name in completed if isinstance(completed[name], Tensor)}
+                arguments[name].copy_(self._rows(whole_arguments[name], arguments[name].shape))
+        arguments_by_id = {
+            id(whole_arguments[name]): arguments[name]
+            for name in whole_arguments
+            if isinstance(whole_arguments[name], Tensor)
+        }
         return tree_map(
-            lambda pair: pair if not isinstance(pair, _Pair) else pair.settled(given, self._rows),
-            _paired(drawn, shaped),
+            lambda pair: pair if not isinstance(pair, _Pair) else pair.select(arguments_by_id, self._rows),
+            _pair_results(drawn, shaped),
         )
 
-    def _completed(self, func: _Operation, arguments: dict[str, Any], seed: int) -> dict[str, Any]:
-        """The arguments of the whole batch's draw, with the part's rows in their place.
+    def _whole_arguments(self, func: _Operation, arguments: dict[str, Any], seed: int) -> dict[str, Any]:
+        """The arguments of the whole batch's draw, with the part's rows replaced by the part's arguments.
 
         Raises:
             UnmatchedDrawError: when the whole batch made no such draw.
@@ -142,9 +146,9 @@ class MatchedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
         if isinstance(value, Tensor) and isinstance(reference, Tensor):
             if "multinomial" in _name(func) and reference.shape[-1] != value.shape[-1]:
                 raise UnmatchedDrawError("it chooses among the samples of the batch")
-            completed = reference.clone()
+            filled = reference.clone()
             index = self._index(reference.shape, value.shape, value.device)
-            return value.clone() if index is None else completed.index_copy_(index[0], index[1], value)
+            return value.clone() if index is None else filled.index_copy_(index[0], index[1], value)
         if not isinstance(value, (list, tuple)) and reference != value:
             raise UnmatchedDrawError(f"its `{name}` depends on the number of samples ({reference}, of a part {value})")
         return reference
@@ -155,10 +159,10 @@ class MatchedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
         return tensor if index is None else tensor.index_select(*index)
 
     def _index(self, whole: torch.Size, part: torch.Size, device: torch.device) -> tuple[int, Tensor] | None:
-        """The axis along which a part's tensor is shorter, and where its rows are; none where the shapes are equal.
+        """The axis along which a part's tensor is shorter and the indices of its rows; None if the shapes are equal.
 
         Raises:
-            UnmatchedDrawError: when no axis is shorter as the part is shorter than the batch.
+            UnmatchedDrawError: when no axis is shorter by the ratio of the part to the batch.
         """
         shorter = [axis for axis, (full, own) in enumerate(zip(whole, part, strict=False)) if full != own]
         if len(whole) == len(part) and not shorter:
@@ -179,32 +183,32 @@ class MatchedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
 
 @dataclass(frozen=True)
 class _Pair:
-    """A result for the whole batch, and one that has the shape of the part's."""
+    """A result for the whole batch, and one with the shape of the part."""
 
     whole: Tensor
     part: Tensor
 
-    def settled(self, given: dict[int, Tensor], rows: Callable[[Tensor, torch.Size], Tensor]) -> Tensor:
-        """The part's rows, or the part's argument where the operation returns one."""
-        argument = given.get(id(self.whole))
+    def select(self, arguments_by_id: dict[int, Tensor], rows: Callable[[Tensor, torch.Size], Tensor]) -> Tensor:
+        """The part's rows, or the part's argument if the operation returns an argument."""
+        argument = arguments_by_id.get(id(self.whole))
         return rows(self.whole, self.part.shape).clone() if argument is None else argument
 
 
-def _paired(drawn: _Value, shaped: _Value) -> _Value:
+def _pair_results(drawn: _Value, shaped: _Value) -> _Value:
     if isinstance(drawn, Tensor):
         return _Pair(drawn, shaped)
     if isinstance(drawn, (list, tuple)):
-        return tuple(_paired(*pair) for pair in zip(drawn, shaped, strict=True))
+        return tuple(_pair_results(*pair) for pair in zip(drawn, shaped, strict=True))
     return drawn
 
 
-def _by_name(func: _Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of an operation by their names, so that they can be compared one by one."""
+def _named_arguments(func: _Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of an operation by name, so that they can be compared one by one."""
     names = [argument.name for argument in schema_of(func).arguments]
     return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
-def _written(func: _Operation) -> Iterator[str]:
+def _mutated_arguments(func: _Operation) -> Iterator[str]:
     """Names of the arguments that an operation writes to."""
     for argument in schema_of(func).arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -215,12 +219,12 @@ def _name(func: _Operation) -> str:
     return f"torch.{schema_of(func).name.removeprefix('aten::')}"
 
 
-def _copied(value: _Value) -> _Value:
+def _copy_of(value: _Value) -> _Value:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def _seeded(generator: torch.Generator, seed: int, work: Callable[[], Any]) -> _Value:
-    """Do ``work`` with the generator at ``seed``, and leave the generator as it was."""
+def _run_seeded(generator: torch.Generator, seed: int, work: Callable[[], Any]) -> _Value:
+    """Do ``work`` with the generator seeded with ``seed``, then restore the generator."""
     state = generator.get_state()
     generator.manual_seed(seed)
     try:

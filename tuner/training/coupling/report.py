@@ -18,14 +18,14 @@ class Culprit:
     """A cause of a difference between a batch and its parts."""
 
     kind: Literal["module", "state", "term", "gradient"]
-    """A module of the model, a module whose state every forward pass moves, a loss term, or, when losses agree, the
+    """A module of the model, a module whose state every forward pass changes, a loss term, or, when losses agree, the
     parameter whose gradient differs most."""
     name: str
     """Path of the module (empty for the model itself), name of the term, or path of the parameter."""
     type_name: str | None
     """Class of the module."""
     error: float | None
-    """Relative error it shows by itself; infinite where a part was refused, none where only its type was looked at."""
+    """Relative error of the cause alone; infinite if a part was refused, None if the cause was found by its type."""
     remedy: str
     """Advice to the user."""
 
@@ -36,24 +36,24 @@ Verdict = Literal["separate", "coupled", "not-compared"]
 
 @dataclass(frozen=True)
 class CouplingReport:
-    """A batch at once against its two parts."""
+    """Comparison of a batch with its two parts."""
 
     loss_error: float
-    """Largest relative error over the loss terms' sums and weights; not a number where nothing could be compared."""
+    """Largest relative error over the loss terms' sums and weights; NaN if nothing could be compared."""
     gradient_error: float
     """Largest relative error over the parameters, each on its own scale (see ``check_coupling``)."""
     culprits: tuple[Culprit, ...]
     """Causes, in the order of execution."""
     train_mode: bool
-    """True if the model was compared as it trains, but for dropout; in eval mode otherwise."""
+    """True if the model was compared in training mode, but for dropout; false if in eval mode."""
     samples: int
     """Samples of the batch that was compared."""
     problem: str | None = None
-    """Why the two could not be compared, where they could not."""
+    """Reason why the two could not be compared; None if they were."""
     precision: Precision = "fp64"
     """Arithmetic of the comparison."""
     updates: int = 0
-    """Updates before the comparison: a difference may show only in a model that has moved."""
+    """Updates before the comparison: some differences appear only after an update."""
 
     @property
     def limits(self) -> Limits:
@@ -62,7 +62,7 @@ class CouplingReport:
 
     @property
     def verdict(self) -> Verdict:
-        """Meaning of the figures. Not a number says nothing, unless something is at fault."""
+        """Meaning of the errors. NaN without a problem counts as coupled."""
         errors = (self.loss_error, self.gradient_error)
         if self.culprits or any(error > self.limits.largest_error for error in errors):
             return "coupled"
@@ -77,7 +77,7 @@ class CouplingReport:
 
     @property
     def message(self) -> str:
-        """One paragraph: the figures, what is at fault, and what to do."""
+        """One paragraph with the errors, their causes and the remedies."""
         return " ".join([self._verdict(), *_described(self.culprits), *self._conditions()])
 
     def _verdict(self) -> str:
@@ -100,11 +100,11 @@ class CouplingReport:
     def _conditions(self) -> list[str]:
         if self.train_mode or self.problem is not None:
             return []
-        return ["Compared in eval mode, where BatchNorm couples nothing: the model's randomness could not be silenced."]
+        return ["Compared in eval mode, where BatchNorm couples nothing: the model's randomness could not be disabled."]
 
 
 def _described(culprits: tuple[Culprit, ...]) -> list[str]:
-    """A sentence for each kind of culprit: the first by name, those that are like it by number."""
+    """A sentence for each kind of culprit, with the name of the first and the number of the others."""
     groups: dict[tuple[str, str | None, str], list[Culprit]] = {}
     for culprit in culprits:
         groups.setdefault((culprit.kind, culprit.type_name, culprit.remedy), []).append(culprit)
@@ -120,14 +120,13 @@ _KINDS = {
 
 
 def _sentence(group: list[Culprit]) -> str:
-    first, more = group[0], len(group) - 1
-    name = f"`{first.name}`" if first.name else "(the model's own forward)"
-    notes = [] if first.type_name is None else [first.type_name]
-    notes += [f"{first.error:.1e}"] if first.error is not None and math.isfinite(first.error) else []
+    example, more = group[0], len(group) - 1
+    name = f"`{example.name}`" if example.name else "(the model's own forward)"
+    notes = [] if example.type_name is None else [example.type_name]
+    notes += [f"{example.error:.1e}"] if example.error is not None and math.isfinite(example.error) else []
     figures = f" ({', '.join(notes)})" if notes else ""
-    return (
-        f"At fault: {_KINDS[first.kind]} {name}{figures}{f' and {more} more like it' if more else ''}: {first.remedy}."
-    )
+    others = f" and {more} more like it" if more else ""
+    return f"At fault: {_KINDS[example.kind]} {name}{figures}{others}: {example.remedy}."
 
 
 # --- remedies --------------------------------------------------------------------------------------------------------
@@ -165,59 +164,64 @@ _BALANCE_WORDS = ("aux", "router", "balanc", "load", "moe", "expert", "z_loss")
 
 
 _STATE = (
-    "every forward pass in training moves {names}, and the loss depends on it, so that an update of several "
-    "micro-batches differs from one of the full batch: keep this state fixed, move it once per update outside of the "
+    "every forward pass in training changes {names}, and the loss depends on it, so that an update of several "
+    "micro-batches differs from one of the full batch: keep this state fixed, change it once per update outside of the "
     f"forward pass, {_ALLOW}"
 )
 
 
-def _names(words: tuple[str, ...], name: str) -> bool:
-    return any(word in name.lower() for word in words)
+def _contains_any(fragments: tuple[str, ...], name: str) -> bool:
+    return any(word in name.lower() for word in fragments)
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Return whether a module is a BatchNorm, by its class or its class's name: libraries write their own."""
+    """Return whether a module is a BatchNorm, by its class or, for the classes of other libraries, the class name."""
     name = type(module).__name__.lower()
     return isinstance(module, BatchNorm) or ("batchnorm" in name and "frozen" not in name)
 
 
 def module_culprit(name: str, module: nn.Module, error: float | None) -> Culprit:
-    """A module whose output for a sample depends on the others."""
+    """The culprit for a module whose output for a sample depends on the others."""
     type_name = type(module).__name__
     if is_batch_norm(module):
         return Culprit("module", name, type_name, error, _BATCH_NORM)
-    return Culprit("module", name, type_name, error, _ROUTED if _names(_ROUTING_WORDS, type_name) else _MODULE)
+    return Culprit("module", name, type_name, error, _ROUTED if _contains_any(_ROUTING_WORDS, type_name) else _MODULE)
 
 
 def state_culprit(name: str, module: nn.Module, state: tuple[str, ...], error: float) -> Culprit:
-    """A module whose own state, by these names, each forward pass moves."""
+    """The culprit for a module whose own state, by these names, each forward pass changes."""
     return Culprit("state", name, type(module).__name__, error, _STATE.format(names=", ".join(state)))
 
 
 def gradient_culprit(errors: dict[str, float]) -> Culprit:
-    """The parameter whose gradient differs most."""
+    """The culprit for the parameter whose gradient differs most."""
     name = max(errors, key=lambda name: errors[name])
     return Culprit("gradient", name, None, errors[name], _GRADIENT)
 
 
 def term_culprit(name: str, whole: Run, split: Run, error: float, limits: Limits) -> Culprit:
-    """The remedy follows the evidence: the name, what the parts add up to, or nothing."""
-    if _names(_BALANCE_WORDS, name):
+    """The culprit for a loss term, with a remedy chosen by its name or by the sum of its parts."""
+    if _contains_any(_BALANCE_WORDS, name):
         return Culprit("term", name, None, error, _BALANCE)
-    term, pieces = whole.terms().get(name), split.pieces(name)
+    term, part_terms = whole.terms().get(name), split.part_terms(name)
     if term is None:
         return Culprit("term", name, None, error, _TERM)
-    if _is_mean(term, pieces, limits):
+    if _is_mean(term, part_terms, limits):
         return Culprit("term", name, None, error, _MEAN)
-    sums_agree = relative(sum(piece.total for piece in pieces) - term.total, term.total) <= limits.largest_error
+    sums_agree = (
+        relative(sum(part_term.total for part_term in part_terms) - term.total, term.total) <= limits.largest_error
+    )
     return Culprit("term", name, None, error, _WEIGHT if sums_agree else _TERM)
 
 
-def _is_mean(whole: Term, pieces: list[Term], limits: Limits) -> bool:
-    """Return whether the whole's sum is the parts' mean, weighted by samples or by what they say they weigh."""
+def _is_mean(whole: Term, part_terms: list[Term], limits: Limits) -> bool:
+    """Return whether the whole's sum is the mean of the parts, weighted by samples or by their own weights."""
     means = [
-        sum(piece.total * share for piece, share in zip(pieces, shares, strict=True)) / sum(shares)
-        for shares in ([float(piece.samples) for piece in pieces], [piece.weight for piece in pieces])
+        sum(part_term.total * share for part_term, share in zip(part_terms, shares, strict=True)) / sum(shares)
+        for shares in (
+            [float(part_term.samples) for part_term in part_terms],
+            [part_term.weight for part_term in part_terms],
+        )
         if sum(shares)
     ]
     return any(relative(mean - whole.total, whole.total) <= limits.largest_error for mean in means)

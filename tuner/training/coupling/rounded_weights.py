@@ -1,4 +1,4 @@
-"""A model with every weight off by a rounding: a change that this makes of a loss is no evidence of anything."""
+"""Change the weights of a model by rounding errors, to measure the change of a loss that rounding alone causes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 ROUNDED_RUNS = 3
-"""Each moves other weights: all, every second and every third."""
+"""Number of runs. Each changes other weights: all, every second and every third."""
 ROUNDING_SAFETY = 8
-"""A difference of up to this many times the largest that rounded weights made may be rounding. Of three such runs one
-reaches half a standard deviation in 94 of 100 cases, and no difference is four of them."""
+"""A difference of up to this many times the largest that rounded weights caused may be rounding. One of three such runs
+reaches half a standard deviation in 94 of 100 cases, and no difference reaches four."""
 _LAST_BITS = 3
 """The two last bits of a number, which differ by one to three roundings when flipped, up or down."""
-_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGER_TYPES = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers as wide as floating-point numbers of so many bytes."""
 
 
@@ -32,15 +32,15 @@ def rounded_weights(model: nn.Module, bits: int, run: int) -> Iterator[None]:
     Takes no memory, and no random numbers.
 
     Args:
-        model: whose plain floating-point parameters are changed in place.
-        bits: of the precision that is computed in.
-        run: below ``ROUNDED_RUNS``.
+        model: the model whose plain floating-point parameters are changed in place.
+        bits: binary digits of the precision that is computed in.
+        run: number of the run, below ``ROUNDED_RUNS``.
     """
     flipped = []
     try:
         for parameter in model.parameters():
             plain = parameter.is_floating_point() and type(parameter.data) is Tensor
-            if plain and parameter.element_size() in _WORDS:
+            if plain and parameter.element_size() in _INTEGER_TYPES:
                 flipped.append(_flip(parameter.data, bits, run + 1))
         yield
     finally:
@@ -49,8 +49,8 @@ def rounded_weights(model: nn.Module, bits: int, run: int) -> Iterator[None]:
 
 
 def _flip(weights: Tensor, bits: int, stride: int) -> tuple[Tensor, int]:
-    """Flip bits in every ``stride``-th column; returns the words that were flipped, and the bits."""
-    words = weights.view(_WORDS[weights.element_size()])
+    """Flip bits in every ``stride``-th column. Return the changed words and the mask of the flipped bits."""
+    words = weights.view(_INTEGER_TYPES[weights.element_size()])
     if words.dim():
         words = words[..., ::stride]
     mask = _LAST_BITS << max(0, mantissa_bits(weights.dtype) - bits)

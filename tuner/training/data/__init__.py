@@ -1,7 +1,7 @@
 """Read the samples of a run, in a fixed order, and make batches of them.
 
-``build`` turns the data part of a spec into a data set of ``sources``; ``files`` finds its files below the folders that
-may be read; ``order`` shuffles an epoch as a function of (seed, epoch); ``loading`` loads windows ahead in workers;
+``build`` turns the data part of a spec into a data set of ``sources``; ``files`` finds its files in the folders that
+may be read; ``order`` shuffles an epoch as a function of (seed, epoch); ``loading`` prefetches windows in workers;
 ``seeding`` makes random choices a function of (seed, epoch, sample); ``base`` collates samples into a batch.
 
 A new kind of data is a document in ``tuner.schemas.dataset``, a module in ``sources``, and a case in ``build``.
@@ -14,7 +14,7 @@ from tuner.training.data.build import build_data
 from tuner.training.data.files import DataFolders, matching_files
 from tuner.training.data.loading import WORKER_BYTES, AccumulationWindow, SampleRange, WindowLoader
 from tuner.training.data.order import epoch_order
-from tuner.training.data.sources.own import SyntheticSamples, join_batches
+from tuner.training.data.sources.workload_samples import SyntheticSamples, join_batches
 
 __all__ = [
     "WORKER_BYTES",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.training.data.seeding import random_state_kept, seed_by
+from tuner.training.data.seeding import preserved_random_state, seed_from_key
 from tuner.workloads.base import Batch, Sample, Samples
 
 
@@ -18,7 +18,7 @@ class TrainingData:
     """Samples, equal on every host."""
     collate: Callable[[list[Sample]], Batch]
     """Makes a batch of samples, on the CPU."""
-    chooses_randomly: bool = False
+    may_be_random: bool = False
     """True if samples or ``collate`` are user code, which may draw random numbers (augmentation)."""
 
     def __len__(self) -> int:
@@ -29,25 +29,25 @@ class TrainingData:
         """Collate the samples at ``indices``, on the CPU."""
         return self.collate([self.samples[index] for index in indices])
 
-    def loaded(self, epoch: int, indices: Sequence[int], seed: int) -> Batch:
+    def load(self, epoch: int, indices: Sequence[int], seed: int) -> Batch:
         """Load and collate the samples at ``indices`` in an epoch, on the CPU.
 
-        Random choices of user code depend on (seed, epoch, index) alone for a sample, and on the indices as well for a
-        collation. They depend neither on how an update is divided, nor on the process that loads, nor on a resume. No
-        random number of this process is used up.
+        Random choices of user code depend only on (seed, epoch, index) for a sample, and on all indices for a
+        collation. They depend neither on the division of an update, nor on the process that loads, nor on a resume. The
+        random generators of this process are restored.
         """
-        if not self.chooses_randomly:
+        if not self.may_be_random:
             return self.batch(indices)
-        with random_state_kept():
+        with preserved_random_state():
             samples = [self._sample(seed, epoch, index) for index in indices]
-            seed_by("collate", seed, epoch, *indices)
+            seed_from_key("collate", seed, epoch, *indices)
             return self.collate(samples)
 
     def _sample(self, seed: int, epoch: int, index: int) -> Sample:
-        seed_by("sample", seed, epoch, index)
+        seed_from_key("sample", seed, epoch, index)
         return self.samples[index]
 
 
 def data_problem(field: str, message: str, value: object = "") -> SpecError:
-    """The error about a field of the spec, by its dotted path."""
+    """Make the error about a field of the spec, named by its dotted path."""
     return SpecError([FieldProblem(field, message, str(value) if value != "" else "")])

@@ -10,23 +10,23 @@ from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.sources.arrays import arrays_data
 from tuner.training.data.sources.images import images_data
-from tuner.training.data.sources.own import SyntheticSamples, join_batches, workload_data
 from tuner.training.data.sources.records import records_data
 from tuner.training.data.sources.text import text_data
+from tuner.training.data.sources.workload_samples import SyntheticSamples, join_batches, workload_data
 from tuner.workloads.base import Workload
 
 
 def build_data(spec: WorkloadSpec, workload: Workload, folders: DataFolders | None = None) -> TrainingData:
-    """Build the data of a spec, from any file when ``folders`` is None.
+    """Build the data of a spec. Without ``folders`` any file may be read.
 
-    Unless the data is the user's own, the first sample is read once, so that all that reading needs is in memory.
+    The first sample is read once, so that all modules that reading needs are in memory, unless the data is user code.
 
     Raises:
-        SpecError: when there is none, when a path matches no file or one outside the folders, or when the data do not
-            go with the model.
+        SpecError: when the spec has no data, when a path matches no file or one outside the folders, or when the data
+            does not fit the model.
     """
     data = _built(spec, workload, folders or DataFolders())
-    if not data.chooses_randomly:
+    if not data.may_be_random:
         data.batch([0])
     return data
 

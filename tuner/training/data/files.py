@@ -1,4 +1,4 @@
-"""The files that a spec names, found and opened below the folders that a run may read."""
+"""Find and open the files that a spec names, in the folders that a run may read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DataFolders:
     roots: DataRoots = ANYWHERE
     """Folders that must hold every file that is read."""
     cache: Path | None = None
-    """Folder for the copies that `datasets` maps into memory; its own default when None."""
+    """Folder for the copies that `datasets` maps into memory; the default of `datasets` when None."""
 
     @classmethod
     def of_run(cls, cache: Path) -> DataFolders:
@@ -36,21 +36,21 @@ class DataFolders:
         Raises:
             SpecError: when a pattern matches no file, or one outside the folders.
         """
-        found: set[Path] = set()
+        paths: set[Path] = set()
         for pattern in patterns:
-            files = _refusal_reported("data.paths", pattern, partial(self._files, pattern))
+            files = _as_field_problem("data.paths", pattern, partial(self._files, pattern))
             if not files:
                 raise data_problem("data.paths", f"no file matches (from {Path.cwd()})", pattern)
-            found |= files
-        return sorted(found)
+            paths |= files
+        return sorted(paths)
 
     def listed(self, field: str, folder: str, suffixes: Collection[str]) -> list[Path]:
-        """The files with these suffixes in a folder's folders, sorted, hidden ones included.
+        """The files with these suffixes in a folder's subfolders, sorted, hidden files included.
 
         Raises:
             SpecError: about ``field``, when a folder or a file lies outside the folders that may be read.
         """
-        return _refusal_reported(field, folder, lambda: sorted(self._entries(Path(folder), suffixes)))
+        return _as_field_problem(field, folder, lambda: sorted(self._entries(Path(folder), suffixes)))
 
     def open(self, field: str, path: str | Path) -> BinaryIO:
         """Open a file that a spec names.
@@ -59,7 +59,7 @@ class DataFolders:
             SpecError: about ``field``, when the file lies outside the folders.
             OSError: when it cannot be opened.
         """
-        return _refusal_reported(field, path, lambda: self.roots.open(path))
+        return _as_field_problem(field, path, lambda: self.roots.open(path))
 
     def _entries(self, folder: Path, suffixes: Collection[str]) -> Iterator[Path]:
         for below in self._children(folder):
@@ -78,8 +78,8 @@ class DataFolders:
         return {self.roots.resolve(path) for path in expand(pattern, self.roots) if path.is_file()}
 
 
-def _refusal_reported(field: str, value: object, read: Callable[[], _T]) -> _T:
-    """The result of ``read``, a refused path reported as a problem of a field."""
+def _as_field_problem(field: str, value: object, read: Callable[[], _T]) -> _T:
+    """Return the result of ``read``, and report a path outside the folders as a problem of a field."""
     try:
         return read()
     except DataOutsideRootsError as error:
@@ -87,7 +87,7 @@ def _refusal_reported(field: str, value: object, read: Callable[[], _T]) -> _T:
 
 
 def matching_files(patterns: Sequence[str]) -> list[Path]:
-    """The files that the patterns name, sorted, wherever they are.
+    """The files that the patterns name, sorted, in any folder.
 
     Raises:
         SpecError: when a pattern matches no file.

@@ -23,7 +23,7 @@ _FOLDER = re.compile(r"update-(\d{8,})")
 
 
 class FileDigest(Document):
-    """Size and digest of one file of a checkpoint, as it was written."""
+    """Size and digest of one file of a checkpoint, recorded when the file was written."""
 
     size_bytes: NonNegativeInt
     """Size of the file."""
@@ -32,14 +32,14 @@ class FileDigest(Document):
 
 
 class Manifest(Document):
-    """A checkpoint, described by the process that wrote it."""
+    """Description of a checkpoint by the process that wrote it."""
 
     run: str
-    """The checkpoint's run: everything that the weights depend on."""
+    """Identity of the checkpoint's run: everything that the weights depend on."""
     update: NonNegativeInt
     """Optimizer updates that were made."""
     files: dict[str, FileDigest]
-    """The files by name, but for the manifest."""
+    """Every file but the manifest, by name."""
 
 
 def checkpoint_folder(directory: Path, update: int) -> Path:
@@ -69,8 +69,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-        DamagedCheckpointError: when the manifest is missing, or not the one that was written.
-        CheckpointError: when it has another layout than this version reads.
+        DamagedCheckpointError: when the manifest is missing, or its checksum is wrong.
+        CheckpointError: when the manifest has another layout than this version reads.
     """
     try:
         document = json.loads((folder / _MANIFEST).read_bytes())
@@ -80,31 +80,31 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError:
         raise DamagedCheckpointError(f"{_MANIFEST} is missing") from None
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
-        raise DamagedCheckpointError(f"{_MANIFEST} cannot be read: {_line(error)}") from None
+        raise DamagedCheckpointError(f"{_MANIFEST} cannot be read: {_single_line(error)}") from None
     if not intact:
-        raise DamagedCheckpointError(f"{_MANIFEST} is not the one that was written (its SHA-256 differs)")
+        raise DamagedCheckpointError(f"{_MANIFEST} was changed after it was written (its SHA-256 differs)")
     if manifest is None:
         raise CheckpointError(f"checkpoint {folder} has layout {layout}, this version reads {_LAYOUT}")
     return manifest
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Compare the files of a checkpoint with its manifest, a block at a time.
+    """Compare the files of a checkpoint with its manifest, reading one block at a time.
 
     Raises:
         DamagedCheckpointError: naming the first file that is missing, cannot be read, or differs.
     """
-    for name, written in manifest.files.items():
+    for name, expected in manifest.files.items():
         path = folder / name
         try:
             size = path.stat().st_size
-            if size != written.size_bytes:
-                raise DamagedCheckpointError(f"{name} has {size} bytes instead of {written.size_bytes}")
+            if size != expected.size_bytes:
+                raise DamagedCheckpointError(f"{name} has {size} bytes instead of {expected.size_bytes}")
             found = _digest(path)
         except OSError as error:
-            raise DamagedCheckpointError(f"{name} cannot be read: {_line(error)}") from None
-        if found != written:
-            raise DamagedCheckpointError(f"{name} is not what was written (its SHA-256 differs)")
+            raise DamagedCheckpointError(f"{name} cannot be read: {_single_line(error)}") from None
+        if found != expected:
+            raise DamagedCheckpointError(f"{name} was changed after it was written (its SHA-256 differs)")
 
 
 def _digest(path: Path) -> FileDigest:
@@ -117,7 +117,7 @@ def _sha256_of(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _line(error: Exception) -> str:
+def _single_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
@@ -129,11 +129,11 @@ def write_pointer(pointer: Path, update: int) -> None:
     write_atomically(pointer, json.dumps({"update": update, "folder": checkpoint_folder(pointer.parent, update).name}))
 
 
-def committed(pointer: Path) -> dict[int, Path | None]:
-    """The folders that a run may go on from, by update, the newest first; no folder is opened.
+def committed_folders(pointer: Path) -> dict[int, Path | None]:
+    """The folders of checkpoints that a run may resume from, by update, the newest first. No folder is opened.
 
-    The folder that the pointer names is the first, and None where it is missing. Newer folders were never committed.
-    A pointer that cannot be read hides nothing: then all folders are returned.
+    The first is the folder that the pointer names, or None where that folder is missing. Newer folders were never
+    committed. If the pointer cannot be read, all folders are returned.
     """
     if not pointer.exists():
         return {}
@@ -156,9 +156,9 @@ def pointed_update(pointer: Path) -> int | None:
 def newest_update(pointer: Path) -> int | None:
     """The update of the newest checkpoint that has a manifest; None when there is none yet.
 
-    The files are not compared with the manifest, which takes a while: a run may have to go on from an older checkpoint.
+    The files are not compared with the manifest, which takes long: a run may have to resume from an older checkpoint.
     """
-    for update, folder in committed(pointer).items():
+    for update, folder in committed_folders(pointer).items():
         try:
             if folder is not None and read_manifest(folder).update == update:
                 return update

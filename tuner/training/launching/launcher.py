@@ -1,4 +1,4 @@
-"""Start, watch and stop the processes of a training run, without importing torch."""
+"""Start, monitor and stop the processes of a training run, without importing torch."""
 
 from __future__ import annotations
 
@@ -21,32 +21,30 @@ from tuner.system.host_failures import Cause
 from tuner.system.process_exit import ExitKind, ProcessExit, classify_exit
 from tuner.system.processes import handed_on, kernel_oom_kills
 from tuner.training.launching.rank_processes import RankProcesses
-from tuner.training.launching.run_directory import ProgressLog, RunPaths, decisive
+from tuner.training.launching.run_directory import ProgressLog, RunPaths, run_identity
 from tuner.units import format_bytes
 
 _LOG_TAIL_BYTES = 4000
-_ROOM_FOR_A_RESULT = 64 * 1024
-"""Bytes that a process needs to write its result, generously."""
-_HELD_SECONDS = 10.0
-"""Longest wait for a process of this run that is being killed to be gone."""
+_RESULT_BYTES = 64 * 1024
+"""Upper bound on the bytes that a process needs to write its result."""
+_LOCK_WAIT_SECONDS = 10.0
+"""Longest wait for the lock of the folder, which a process that is being killed may still hold."""
 _LINGER_SECONDS = 20.0
 """Longest time for processes to end after the run's result is written: freeing memory takes a second or two."""
 PEER_ERROR = f"{PeerError.__module__}.{PeerError.__qualname__}"
-
-
-_UNWRITTEN = SystemTrouble(cause=Cause.INPUT_OUTPUT, message="a training process could not write its result")
+_RESULT_NOT_WRITTEN = SystemTrouble(cause=Cause.INPUT_OUTPUT, message="a training process could not write its result")
 
 
 class TrainingProcess:
-    """The operating-system processes, one per rank, that start, or go on with, the run in ``directory``.
+    """The operating-system processes, one per rank, that start or resume the run in ``directory``.
 
-    The processes run with the recommendation's environment, each in a process group of its own, and die with the
-    *thread* that started them (the kernel ties the two): start them from a thread that lives as long as the run.
+    The processes run with the recommendation's environment, each in a process group of its own. The kernel kills them
+    when the *thread* that started them ends: start them from a thread that lives as long as the run.
 
     Args:
         directory: the run's folder.
-        restarts: number of restarts in a row, without a new checkpoint in between, after a process was killed from
-            outside, other than for memory.
+        restarts: largest number of restarts in a row, without a new checkpoint in between, after a process was killed
+            from outside for another reason than memory.
         data_roots: the folders that the run may read its data from.
     """
 
@@ -54,10 +52,10 @@ class TrainingProcess:
         self.paths = RunPaths(directory)
         self._restarts = restarts
         self._data_roots = data_roots
-        self._losses = 0
-        self._lost_after = 0
+        self._kills_in_a_row = 0
+        self._update_at_last_kill = 0
         self._ranks: RankProcesses | None = None
-        self._starts: Callable[[], RankProcesses] | None = None
+        self._start_ranks: Callable[[], RankProcesses] | None = None
         self._result: TrainingResult | None = None
         self._stopping = False
         self._log = ProgressLog(self.paths.progress)
@@ -66,38 +64,38 @@ class TrainingProcess:
         """Time at which the result of the running processes was first seen."""
 
     def start(self, recommendation: Recommendation, request: TrainingRequest, reported: int | None = None) -> None:
-        """Write the run's files and start; it resumes from the newest checkpoint, if there is one.
+        """Write the run's files and start the processes, which resume from the newest checkpoint, if there is one.
 
         Args:
-            recommendation: what to train, and how.
-            request: for how long.
-            reported: the newest update that the caller knows. ``new_progress`` then begins after it, with updates that
-                an earlier process has made and nobody has read; without it, with the updates from now on.
+            recommendation: the workload and its plan.
+            request: the number of updates, the seed and the checkpoints.
+            reported: the newest update that the caller knows. ``new_progress`` then begins with the update after it,
+                which an earlier process may have made. Without this argument, it begins with the updates from now on.
 
         Raises:
-            TrainingError: when it was started before, or another process trains in the folder.
-            CheckpointError: when the folder holds checkpoints of another run. Its files stay as they are.
+            TrainingError: when this object was started before, or another process trains in the folder.
+            CheckpointError: when the folder holds checkpoints of another run. Its files are not changed.
         """
         if self._ranks is not None:
             raise TrainingError(f"the run in {self.paths.directory} was already started by this object")
-        with holding(self.paths.directory, _HELD_SECONDS) as alone:
-            if not alone:
+        with holding(self.paths.directory, _LOCK_WAIT_SECONDS) as locked:
+            if not locked:
                 raise TrainingError(
-                    f"another process trains in {self.paths.directory}: stop it, or name another folder"
+                    f"another process trains in {self.paths.directory}: stop that process, or choose another folder"
                 )
             self._refuse_another_run(recommendation, request)
             for path, document in ((self.paths.recommendation, recommendation), (self.paths.request, request)):
                 write_atomically(path, document.model_dump_json(indent=2))
-            self.paths.lowered.unlink(missing_ok=True)
+            self.paths.micro_batch_bound_file.unlink(missing_ok=True)
         self._oom_kills = kernel_oom_kills()
         environment = job_environment(recommendation.environment, os.environ) | handed_on()
         environment |= self._data_roots.variables()
         count = request.processes_per_node or recommendation.request.spec.parallelism.world_size
-        self._starts = lambda: RankProcesses(self.paths, count, environment)
+        self._start_ranks = lambda: RankProcesses(self.paths, count, environment)
         self._log.skip_to_end()
         self._begin()
         if reported is not None:
-            self._log.skip_past(reported)
+            self._log.skip_to_update(reported)
 
     @property
     def pids(self) -> list[int]:
@@ -110,18 +108,18 @@ class TrainingProcess:
         self._result_since = None
         for path in [*self.paths.failures, *self.paths.directory.glob(".rendezvous-*")]:
             path.unlink(missing_ok=True)
-        self._log.forget_after(self.paths.checkpointed_update() or 0)
-        self._ranks = self._starts() if self._starts else None
+        self._log.truncate_after(self.paths.checkpointed_update() or 0)
+        self._ranks = self._start_ranks() if self._start_ranks else None
 
     def _refuse_another_run(self, recommendation: Recommendation, request: TrainingRequest) -> None:
         if self.paths.checkpointed_update() is None:
             return
         try:
-            there = Recommendation.model_validate_json(self.paths.recommendation.read_bytes())
-            requested = TrainingRequest.model_validate_json(self.paths.request.read_bytes())
+            stored = Recommendation.model_validate_json(self.paths.recommendation.read_bytes())
+            stored_request = TrainingRequest.model_validate_json(self.paths.request.read_bytes())
         except (OSError, ValidationError):
-            return  # the process compares the checkpoint itself
-        before, now = decisive(there, requested), decisive(recommendation, request)
+            return  # the training process compares the checkpoint
+        before, now = run_identity(stored, stored_request), run_identity(recommendation, request)
         differing = [name for name in before if before[name] != now[name]]
         if differing:
             raise CheckpointError(
@@ -130,27 +128,28 @@ class TrainingProcess:
             )
 
     def new_progress(self) -> list[TrainingProgress]:
-        """Updates that the processes have made since the last call. Updates that are repeated are reported again."""
+        """Updates that the processes have made since the last call. A repeated update is reported again."""
         return self._log.new_lines()
 
     def poll(self) -> TrainingResult | None:
-        """The result once all processes have ended (FAILED with the log's tail after a crash without one), else None.
+        """Return the result once all processes have ended, else None.
 
-        Ranks that share one model cannot divide a micro-batch on the spot: their processes are restarted here, from the
-        newest checkpoint, with the smaller micro-batch that the failed rank has written down.
+        After a crash without a result, the result is FAILED with the tail of the log. Ranks that share one model cannot
+        divide a micro-batch on the spot: their processes are restarted here, from the newest checkpoint, with the
+        smaller micro-batch that the failed rank has recorded.
         """
         if self._result is None and self._ranks is not None:
-            self._end_what_lingers(self._ranks)
+            self._kill_lingering(self._ranks)
         if self._result is None and self._ranks is not None and self._ranks.ended():
             result = self._read_result(self._ranks)
-            if not self._stopping and (result.smaller_micro_batch is not None or self._was_lost(result, self._ranks)):
+            if not self._stopping and self._should_restart(result, self._ranks):
                 self._begin()
             else:
                 self._result = result
         return self._result
 
-    def _end_what_lingers(self, ranks: RankProcesses) -> None:
-        """Kill processes that remain long after the run's result: something at their end waits forever."""
+    def _kill_lingering(self, ranks: RankProcesses) -> None:
+        """Kill processes that remain long after the run's result was written: their shutdown hangs."""
         if not self.paths.result.exists():
             self._result_since = None
         elif self._result_since is None:
@@ -158,7 +157,7 @@ class TrainingProcess:
         elif time.monotonic() - self._result_since > _LINGER_SECONDS:
             ranks.kill()
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Send SIGTERM, so that the run writes a checkpoint and ends. Does not wait: ``poll`` returns the result."""
         self._stopping = True
         if self._ranks is not None:
@@ -168,7 +167,7 @@ class TrainingProcess:
         """Send SIGTERM, so that the run writes a checkpoint, and SIGKILL after ``grace_seconds``. Idempotent.
 
         Raises:
-            TrainingError: when it was never started.
+            TrainingError: when the run was never started by this object.
         """
         if self._ranks is None:
             raise TrainingError(f"the run in {self.paths.directory} was not started by this object")
@@ -180,7 +179,7 @@ class TrainingProcess:
         return result
 
     def _read_result(self, ranks: RankProcesses) -> TrainingResult:
-        """The run's result; or a crash, or the failure of a single rank, where that explains the end better."""
+        """The run's result, unless a crash or the failure of a single rank explains the end better."""
         result = _read(self.paths.result)
         if result is not None and result.outcome is not RunOutcome.FAILED:
             return result
@@ -190,58 +189,62 @@ class TrainingProcess:
             return resumable[0]
         crashed = ranks.crashed()
         if crashed is not None:
-            return self._crashed(*crashed)
+            return self._crash_result(*crashed)
         own = [failure for failure in failures if failure.error_type != PEER_ERROR]
         if failures:
             return (own or failures)[0]
-        return self._stopped_early() if ranks.terminated() else self._crashed(*ranks.first_failed())
+        return self._stopped_while_starting() if ranks.terminated() else self._crash_result(*ranks.first_failed())
 
-    def _was_lost(self, result: TrainingResult, ranks: RankProcesses) -> bool:
-        """Return whether a process was killed from outside, and the run may be restarted."""
+    def _should_restart(self, result: TrainingResult, ranks: RankProcesses) -> bool:
+        """Return whether to restart with smaller micro-batches, or after a process was killed from outside."""
+        if result.smaller_micro_batch is not None:
+            return True
         crashed = ranks.crashed() if result.outcome is RunOutcome.FAILED else None
         if crashed is None or self._exit_of(crashed[1]).kind is not ExitKind.KILLED:
             return False
         update = self.paths.checkpointed_update() or 0
-        self._losses = 1 if update > self._lost_after else self._losses + 1
-        self._lost_after = update
-        return self._losses <= self._restarts
+        self._kills_in_a_row = 1 if update > self._update_at_last_kill else self._kills_in_a_row + 1
+        self._update_at_last_kill = update
+        return self._kills_in_a_row <= self._restarts
 
     def _exit_of(self, return_code: int) -> ProcessExit:
         return classify_exit(return_code, kernel_oom_kills() - self._oom_kills)
 
-    def _stopped_early(self) -> TrainingResult:
-        """The result of a run that SIGTERM ended while it started: later it writes a checkpoint and a result itself."""
+    def _stopped_while_starting(self) -> TrainingResult:
+        """The result of a run that SIGTERM ended while it started, before it could write a result of its own."""
         update = self.paths.checkpointed_update() or 0
         message = f"stopped while starting, {update} updates made"
         return TrainingResult(outcome=RunOutcome.STOPPED, message=message, updates=update)
 
-    def _full_disk(self) -> str:
-        """Name a full disk, on which the process could write neither result nor log."""
+    def _full_disk_hint(self) -> str:
+        """A hint for the message if the disk is full, so that the process could write neither result nor log."""
         free = free_bytes(self.paths.directory)
-        if free is None or free >= _ROOM_FOR_A_RESULT:
+        if free is None or free >= _RESULT_BYTES:
             return ""
-        return f"; the disk of {self.paths.directory} is full ({format_bytes(free)} free): make room, and go on"
+        return (
+            f"; the disk of {self.paths.directory} is full ({format_bytes(free)} free): free space, then resume the run"
+        )
 
-    def _crashed(self, rank: int, return_code: int) -> TrainingResult:
+    def _crash_result(self, rank: int, return_code: int) -> TrainingResult:
         ended = self._exit_of(return_code)
         progress = self._log.last_update()
         name = f"process of rank {rank}" if len(self.pids) > 1 else "process"
         message = f"the training {name} was {ended.kind.value} ({ended.cause}) after update {progress}"
         return TrainingResult(
             outcome=RunOutcome.FAILED,
-            message=message + self._full_disk(),
+            message=message + self._full_disk_hint(),
             error_type=ended.cause,
-            trouble=_UNWRITTEN if return_code == os.EX_IOERR else None,
+            trouble=_RESULT_NOT_WRITTEN if return_code == os.EX_IOERR else None,
             traceback=tail(self.paths.log, _LOG_TAIL_BYTES) or None,
             updates=progress,
         )
 
 
 def _read(path: Path) -> TrainingResult | None:
-    """Read a result; None where no process has written one.
+    """Read a result; None if no process has written a valid one.
 
     Raises:
-        OSError: when the file exists and cannot be read now.
+        OSError: when the file exists and cannot be read.
     """
     try:
         return TrainingResult.model_validate_json(path.read_bytes())

@@ -1,4 +1,4 @@
-"""The processes of a run on one host, one per rank: started, watched and ended together. Never imports torch."""
+"""The processes of a run on one host, one per rank, started and ended together. Never imports torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from tuner.training.launching.run_directory import RunPaths
 
 _PEERS_GRACE_SECONDS = 10.0
 """Time for the other ranks to notice that one has failed, and to write their results, before they are killed."""
-
-
 _WORKER = "tuner.training.worker"
 
 
 def training_command(directory: Path, processes: int = 1, python: str = sys.executable) -> list[str]:
-    """Command that starts, or goes on with, the run in ``directory``; with several ranks by ``torchrun``."""
+    """Command that starts or resumes the run in ``directory``, with ``torchrun`` for several ranks."""
     if processes == 1:
         return [python, "-P", "-m", _WORKER, str(directory)]
     ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
@@ -32,13 +30,13 @@ def training_command(directory: Path, processes: int = 1, python: str = sys.exec
 class RankProcesses:
     """One process per rank, started by construction.
 
-    ``torchrun`` would add three seconds to every start, leave its workers alive when it is killed, and report no rank's
-    own exit status. It can start the processes too (see ``tuner.training.worker``).
+    ``torchrun`` would add three seconds to every start, leave its workers alive when it is killed, and report no exit
+    status of a single rank. ``torchrun`` can start the processes too (see ``tuner.training.worker``).
 
     Args:
-        paths: the run's files; all ranks print into the one log.
-        count: how many ranks.
-        environment: of every process.
+        paths: the run's files; all ranks write to the same log.
+        count: number of ranks.
+        environment: environment of every process.
     """
 
     def __init__(self, paths: RunPaths, count: int, environment: Mapping[str, str]) -> None:
@@ -77,7 +75,7 @@ class RankProcesses:
         return [int(process.wait()) for process in self._processes]
 
     def ended(self) -> bool:
-        """Return whether all processes have ended. After one has failed, kill the others when their time is over."""
+        """Return whether all processes have ended. After one has failed, kill the others at the end of their grace."""
         statuses = [process.poll() for process in self._processes]
         if any(status not in (None, 0) for status in statuses) and None in statuses:
             self._failed_at = self._failed_at or time.monotonic()
@@ -85,17 +83,17 @@ class RankProcesses:
                 self.kill()
         if None in statuses:
             return False
-        self._clean_up()
+        self._remove_leftovers()
         return True
 
     def crashed(self) -> tuple[int, int] | None:
-        """The first rank that a signal from elsewhere has ended, and its status; None without one."""
+        """The first rank that an external signal has ended, and its status; None without one."""
         signalled = [(rank, code) for rank, code in enumerate(self.return_codes) if code < 0]
-        foreign = ((rank, code) for rank, code in signalled if code != -signal.SIGTERM and rank not in self._killed)
-        return next(foreign, None)
+        external = ((rank, code) for rank, code in signalled if code != -signal.SIGTERM and rank not in self._killed)
+        return next(external, None)
 
     def terminated(self) -> bool:
-        """Return whether SIGTERM ended a process, which had not installed its handler yet."""
+        """Return whether SIGTERM ended a process that had not installed its handler yet."""
         return -signal.SIGTERM in self.return_codes
 
     def first_failed(self) -> tuple[int, int]:
@@ -127,7 +125,7 @@ class RankProcesses:
                 kill_group(process.pid)
                 process.wait()
 
-    def _clean_up(self) -> None:
+    def _remove_leftovers(self) -> None:
         """End descendants that the processes have left, and remove their rendezvous file."""
         for process in self._processes:
             kill_group(process.pid)
@@ -135,14 +133,14 @@ class RankProcesses:
             self._rendezvous.unlink(missing_ok=True)
 
 
-_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "BATCHWRIGHT_RENDEZVOUS")
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "BATCHWRIGHT_RENDEZVOUS")
 
 
 def _environment(base: Mapping[str, str], rank: int, count: int, rendezvous: Path) -> dict[str, str]:
-    """``base`` with the rank in ``torchrun``'s variables; a process alone has none of them, whatever ``base`` holds."""
-    environment = {name: value for name, value in base.items() if name not in _PLACE}
+    """``base`` with the rank in ``torchrun``'s variables, which a single process has none of."""
+    environment = {name: value for name, value in base.items() if name not in _RANK_VARIABLES}
     if count == 1:
         return environment
     values = (str(rank), str(rank), str(count), str(rendezvous.resolve()))
-    threads = max(1, (os.cpu_count() or 1) // count)  # a fair share of the processor
-    return {"OMP_NUM_THREADS": str(threads), **environment, **dict(zip(_PLACE, values, strict=True))}
+    threads = max(1, (os.cpu_count() or 1) // count)  # an equal share of the processor
+    return {"OMP_NUM_THREADS": str(threads), **environment, **dict(zip(_RANK_VARIABLES, values, strict=True))}

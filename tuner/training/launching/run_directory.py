@@ -1,7 +1,7 @@
-"""A training run on disk: its paths, its progress and its result. Pure data, no torch.
+"""A training run on disk: its paths, its progress and its result. No torch.
 
-One directory holds one run. Everything in it is written whole (beside, fsync, replace) or appended a line at a time, so
-that a reader at any moment, after any kill, sees a consistent run.
+One directory holds one run. Every file is replaced atomically or appended a line at a time, so that a reader sees a
+consistent run at any moment, also after a kill.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tuner.system.files import write_atomically
 from tuner.training.launching.checkpoint_files import newest_update
 
 
-def decisive(recommendation: Recommendation, request: TrainingRequest) -> dict[str, object]:
-    """Facts that must stay equal for a run to go on, as far as they are known before the data is read.
+def run_identity(recommendation: Recommendation, request: TrainingRequest) -> dict[str, object]:
+    """The values that must stay equal for a run to resume, as far as they are known before the data is read.
 
-    The number of ranks, how they share the model and how gradients are gathered may change.
+    The number of ranks, the way they share the model and the way gradients are summed may change.
     """
     spec = recommendation.request.spec
     return {
@@ -44,7 +44,7 @@ class RunPaths:
 
     @property
     def recommendation(self) -> Path:
-        """The recommendation the run is made from (JSON)."""
+        """The recommendation that the run was started from (JSON)."""
         return self.directory / "recommendation.json"
 
     @property
@@ -54,12 +54,12 @@ class RunPaths:
 
     @property
     def progress(self) -> Path:
-        """The log of progress: one ``TrainingProgress`` a line."""
+        """The log of progress: one ``TrainingProgress`` per line."""
         return self.directory / "progress.jsonl"
 
     @property
     def result(self) -> Path:
-        """The ``TrainingResult``; absent while the run goes on and after a kill."""
+        """The ``TrainingResult``; absent during the run and after a kill."""
         return self.directory / "result.json"
 
     @property
@@ -74,7 +74,7 @@ class RunPaths:
 
     @property
     def newest_checkpoint(self) -> Path:
-        """Pointer to the newest checkpoint: its file and its update (JSON)."""
+        """Pointer to the newest checkpoint: its folder and its update (JSON)."""
         return self.checkpoints / "newest.json"
 
     @property
@@ -98,7 +98,7 @@ class RunPaths:
         return self.directory / "cache"
 
     def cache_variables(self) -> dict[str, str]:
-        """The environment that has libraries keep copies of data and compiled code in the run's folder."""
+        """Environment variables that make libraries cache data and compiled code in the run's folder."""
         cache = self.cache.absolute()
         return {
             "HF_DATASETS_CACHE": str(cache / "datasets"),
@@ -109,26 +109,26 @@ class RunPaths:
         }
 
     @property
-    def lowered(self) -> Path:
-        """The bound on micro-batches after one did not fit that could not be divided on the spot (JSON)."""
+    def micro_batch_bound_file(self) -> Path:
+        """The bound on micro-batches (JSON), written when one did not fit and could not be divided on the spot."""
         return self.directory / "largest-micro-batch.json"
 
-    def bound(self) -> int | None:
+    def micro_batch_bound(self) -> int | None:
         """Samples in the largest micro-batch that may still be tried; None when none has failed, or it is not known.
 
-        A file that cannot be read costs time, not the run: a micro-batch that does not fit lowers the bound again.
+        If the file cannot be read, only time is lost: a micro-batch that does not fit lowers the bound again.
         """
         try:
-            return max(1, int(json.loads(self.lowered.read_bytes())["samples"]))
+            return max(1, int(json.loads(self.micro_batch_bound_file.read_bytes())["samples"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def lower_bound(self, samples: int) -> None:
-        """Write the bound: go on with micro-batches of at most ``samples``."""
-        write_atomically(self.lowered, json.dumps({"samples": samples}))
+    def write_micro_batch_bound(self, samples: int) -> None:
+        """Write the bound: the run resumes with micro-batches of at most ``samples``."""
+        write_atomically(self.micro_batch_bound_file, json.dumps({"samples": samples}))
 
     def failure(self, rank: int) -> Path:
-        """The ``TrainingResult`` of a rank that failed, where there are several."""
+        """The ``TrainingResult`` of a rank that failed, if there are several ranks."""
         return self.directory / f"failure-{rank}.json"
 
     @property
@@ -137,40 +137,40 @@ class RunPaths:
         return sorted(self.directory.glob("failure-*.json"), key=lambda path: path.stat().st_mtime_ns)
 
     def checkpointed_update(self) -> int | None:
-        """The update of the newest checkpoint, from which a process will go on; None when there is none yet.
+        """The update of the newest checkpoint, from which a process will resume; None when there is none yet.
 
-        Its files are not read: where they turn out to be damaged, the process goes on from an older checkpoint.
+        Its files are not read. If they are damaged, the process resumes from an older checkpoint.
         """
         return newest_update(self.newest_checkpoint)
 
 
 class ProgressLog:
-    """The updates of a run in a file: appended by the training process, followed by the process that started it.
+    """A file with the updates of a run, appended by the training process and read by the process that started it.
 
-    Lines are dropped by replacing the file. A follower notices, and goes on where the new file parts from the old one.
+    Lines are dropped by replacing the file. A reader notices, and continues at the first line that differs.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._passed: list[int] = []
-        """Hash of every line that was passed."""
-        self._read = 0
-        """Bytes of these lines."""
-        self._file: int | None = None
-        """Inode of the file that they were read from."""
+        self._consumed_hashes: list[int] = []
+        """Hash of every line that was read."""
+        self._consumed_bytes = 0
+        """Bytes of the lines that were read."""
+        self._inode: int | None = None
+        """Inode of the file that the lines were read from."""
 
     def append(self, progress: TrainingProgress) -> None:
         """Append a line.
 
         Raises:
-            StorageError: when the disk has no room for it.
+            StorageError: when the disk is full.
         """
         line = progress.model_dump_json() + "\n"
         with naming_full_disk(self.path, len(line)), self.path.open("a") as stream:
             stream.write(line)
 
-    def forget_after(self, update: int) -> None:
-        """Drop the lines of updates after ``update``, which will be repeated, and a line that a kill cut short."""
+    def truncate_after(self, update: int) -> None:
+        """Drop the lines of updates after ``update``, which will be repeated, and a line truncated by a kill."""
         if not self.path.exists():
             return
         lines = self.path.read_text().splitlines()
@@ -179,53 +179,53 @@ class ProgressLog:
             write_atomically(self.path, "".join(line + "\n" for line in kept))
 
     def skip_to_end(self) -> None:
-        """Let ``new_lines`` begin with what is appended from now on."""
-        self._new()
+        """Let ``new_lines`` begin with the lines appended from now on."""
+        self._consume_new()
 
-    def skip_past(self, update: int) -> None:
-        """Let ``new_lines`` begin with the first one after ``update``."""
-        self._passed, self._read = [], 0
-        for line in self._lines():
+    def skip_to_update(self, update: int) -> None:
+        """Let ``new_lines`` begin with the first update after ``update``."""
+        self._consumed_hashes, self._consumed_bytes = [], 0
+        for line in self._unread_lines():
             if _update_of(line) > update:
                 return
-            self._pass(line)
+            self._consume(line)
 
     def new_lines(self) -> list[TrainingProgress]:
-        """Updates appended since the last call; a line that is still being written waits for the next call.
+        """Updates appended since the last call. An incomplete line is returned by a later call.
 
-        Where lines were dropped, the updates that are repeated are reported again.
+        After lines were dropped, the repeated updates are reported again.
         """
-        return [TrainingProgress.model_validate_json(line) for line in self._new()]
+        return [TrainingProgress.model_validate_json(line) for line in self._consume_new()]
 
-    def _new(self) -> list[bytes]:
-        lines = self._lines()
+    def _consume_new(self) -> list[bytes]:
+        lines = self._unread_lines()
         for line in lines:
-            self._pass(line)
+            self._consume(line)
         return lines
 
-    def _pass(self, line: bytes) -> None:
-        self._passed.append(hash(line))
-        self._read += len(line)
+    def _consume(self, line: bytes) -> None:
+        self._consumed_hashes.append(hash(line))
+        self._consumed_bytes += len(line)
 
-    def _lines(self) -> list[bytes]:
-        """The complete lines that were not passed yet."""
+    def _unread_lines(self) -> list[bytes]:
+        """The complete lines that were not read yet."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as stream:
             status = os.fstat(stream.fileno())
-            if status.st_ino != self._file or status.st_size < self._read:
-                self._file = status.st_ino
-                self._go_back_to_common_lines(stream)
-            stream.seek(self._read)
+            if status.st_ino != self._inode or status.st_size < self._consumed_bytes:
+                self._inode = status.st_ino
+                self._rewind_to_common_lines(stream)
+            stream.seek(self._consumed_bytes)
             return [line for line in stream if line.endswith(b"\n")]
 
-    def _go_back_to_common_lines(self, stream: BinaryIO) -> None:
-        """Pass only the lines that a replaced file has in common with the one before."""
-        passed, self._passed, self._read = self._passed, [], 0
-        for line, known in zip(stream, passed, strict=False):
+    def _rewind_to_common_lines(self, stream: BinaryIO) -> None:
+        """Continue after the lines that a replaced file has in common with the one before."""
+        consumed, self._consumed_hashes, self._consumed_bytes = self._consumed_hashes, [], 0
+        for line, known in zip(stream, consumed, strict=False):
             if hash(line) != known:
                 return
-            self._pass(line)
+            self._consume(line)
 
     def last_update(self) -> int:
         """The newest update logged; 0 when there is none."""
@@ -234,7 +234,7 @@ class ProgressLog:
 
 
 def _update_of(line: str | bytes) -> int:
-    """The update of a line; 0 for a line that a kill cut short."""
+    """The update of a line; 0 for a line truncated by a kill."""
     try:
         return TrainingProgress.model_validate_json(line).update
     except ValidationError:

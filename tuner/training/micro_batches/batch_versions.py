@@ -1,4 +1,4 @@
-"""Detection of a loss that writes to a batch which is to run again."""
+"""Detection of a loss that writes to a batch that will run again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tuner.training.micro_batches.nested_batches import named_tensors
 from tuner.training.micro_batches.splitting import MicroBatch
 from tuner.workloads.base import Batch
 
-_UNCOUNTED = -1
-"""Version of an inference tensor, which has no counter and cannot be written to in training."""
+_NO_VERSION = -1
+"""Version of an inference tensor, which has no version counter and cannot be written to in training."""
 
 
 class BatchVersions:
-    """Number of writes to each tensor of some micro-batches, by autograd's own counters.
+    """Number of writes to each tensor of some micro-batches, by autograd's version counters.
 
     Args:
         micro_batches: the micro-batches that would run again after a failure.
@@ -33,19 +33,19 @@ class BatchVersions:
         """Check that no tensor has been written to since construction.
 
         Raises:
-            WorkloadError: naming the first tensor that was.
+            WorkloadError: naming the first tensor that was written to.
         """
         for number, (micro_batch, before) in enumerate(zip(self._micro_batches, self._versions, strict=True), start=1):
             if _versions(micro_batch.batch) != before:
                 of_many = f" of micro-batch {number} of {len(self._versions)}" if len(self._versions) > 1 else ""
                 raise WorkloadError(
                     f"the loss writes to `{_first_written(micro_batch.batch, before)}`{of_many}, so a window that ran "
-                    "out of memory cannot be run again: let it write to a copy"
+                    "out of memory cannot be run again: make the loss write to a copy"
                 )
 
 
 def _versions(batch: Batch) -> list[int]:
-    if type(batch) is dict:  # most batches: without names, which cost more than the versions
+    if type(batch) is dict:  # most batches: skip the names, which take longer than the versions
         values = batch.values()
         if all(isinstance(value, Tensor) for value in values):
             return [_version(value) for value in values]
@@ -53,7 +53,7 @@ def _versions(batch: Batch) -> list[int]:
 
 
 def _version(tensor: Tensor) -> int:
-    return _UNCOUNTED if tensor.is_inference() else version_of(tensor)
+    return _NO_VERSION if tensor.is_inference() else version_of(tensor)
 
 
 def _first_written(batch: Batch, before: list[int]) -> str:

@@ -33,13 +33,13 @@ class UpdateReport:
     skipped: bool
     """True if no step was made: the scaler saw a gradient that is not finite, or the window weighed nothing."""
     micro_batch_sizes: tuple[int, ...]
-    """Sizes of this rank's micro-batches, in the order in which they ran."""
+    """Sizes of this rank's micro-batches, in the order that they ran in."""
     splits: tuple[MicroBatchSplit, ...] = ()
     """Micro-batches of any rank that did not fit and ran in smaller parts."""
 
     @property
     def loss(self) -> float:
-        """The sum of the terms' means: the loss that the update descended."""
+        """The sum of the terms' means: the loss that the update minimizes."""
         return sum(self.terms.values())
 
 
@@ -48,13 +48,13 @@ class LossWindow:
     """Losses and weights that one rank has summed in an accumulation window so far."""
 
     totals: Mapping[str, float] | None
-    """Weight per term of the whole window over all ranks; None while only forward passes can tell."""
+    """Weight per term of the whole window over all ranks; None if it is only known after the forward passes."""
     sums: dict[str, Tensor] = field(default_factory=dict)
     """Summed loss per term, kept on the device."""
     weights: dict[str, Tensor | float] = field(default_factory=dict)
-    """Weight per term that forward passes have reported; tensors stay on the device, so that nothing waits for it."""
+    """Weight per term that forward passes have reported. Tensors stay on the device, to avoid a synchronization."""
     provisional: float = 0.0
-    """The divisor in use while the true one is not known: the first weight that is not zero."""
+    """The divisor used until the true one is known: the first weight that is not zero."""
     sizes: list[int] = field(default_factory=list)
     """Sizes of the micro-batches that have run."""
 
@@ -72,8 +72,8 @@ class LossWindow:
         self.provisional = self.provisional or float(weight)
         return self.provisional
 
-    def forget(self) -> None:
-        """Begin again, with the divisor kept."""
+    def reset(self) -> None:
+        """Reset all but the divisor."""
         self.sums, self.weights, self.sizes = {}, {}, []
 
 
@@ -115,7 +115,7 @@ def agreed_weights(beforehand: Mapping[str, float] | None, reported: Mapping[str
         if not math.isclose(weight, beforehand[name], rel_tol=_WEIGHT_TOLERANCE):
             raise WorkloadError(
                 f"loss_weights() gives `{name}` a weight of {beforehand[name]:g} over the window, loss_terms() one of "
-                f"{weight:g}: they must be the same"
+                f"{weight:g}: the two must be equal"
             )
     return beforehand
 

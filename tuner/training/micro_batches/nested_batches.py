@@ -1,7 +1,7 @@
-"""Batches of any structure: their tensors, moved to a device or cut into samples, in containers of the same type.
+"""Nested batches: find their tensors, move them to a device and slice them, in containers of the same type.
 
-Mappings, lists, tuples and dataclasses are walked. Other objects are leaves: they are kept unchanged, or moved by their
-own ``to`` to a device that is not the CPU.
+Mappings, lists, tuples and dataclasses are containers. Other objects are leaves: they are kept unchanged, or moved by
+their own ``to`` to a device other than the CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tuner.workloads.base import Batch
 
 _CPU = torch.device("cpu")
 Change: TypeAlias = Callable[[Any], Any]
-"""Makes a new value of each value in a container."""
+"""Maps each value in a container to a new one."""
 
 
 def tensors_of(batch: Batch) -> Iterator[Tensor]:
@@ -50,32 +50,30 @@ def _named(batch: Batch, name: str, seen: set[int]) -> Iterator[tuple[str, Tenso
 
 
 def to_device(batch: Batch, device: torch.device, floating: torch.dtype | None = None) -> Batch:
-    """Move every tensor of ``batch`` to ``device``, in new containers: a loss may change them.
+    """Move every tensor of ``batch`` to ``device``, in new containers, which a loss may change.
 
-    Floating-point tensors are cast to ``floating``, where a type is given.
+    Floating-point tensors are cast to ``floating``, if a type is given.
     """
     if isinstance(batch, Tensor):
-        wanted = floating if floating is not None and batch.is_floating_point() else batch.dtype
-        return (
-            batch if batch.device == device and batch.dtype == wanted else batch.to(device, wanted, non_blocking=True)
-        )
+        dtype = floating if floating is not None and batch.is_floating_point() else batch.dtype
+        return batch if batch.device == device and batch.dtype == dtype else batch.to(device, dtype, non_blocking=True)
     if type(batch) is dict:
         return {name: to_device(value, device, floating) for name, value in batch.items()}
     if _is_container(batch):
-        return _rebuilt(batch, lambda value: to_device(value, device, floating))
-    return batch if device == _CPU else _moved(batch, device)
+        return _rebuild(batch, lambda value: to_device(value, device, floating))
+    return batch if device == _CPU else _move_leaf(batch, device)
 
 
-def _moved(leaf: Any, device: torch.device) -> Any:  # noqa: ANN401 - of unknown type
+def _move_leaf(leaf: Any, device: torch.device) -> Any:  # noqa: ANN401 - of unknown type
     move = getattr(leaf, "to", None)
     return move(device) if callable(move) and not isinstance(leaf, type) else leaf
 
 
 def sliced_samples(batch: Batch, start: int, stop: int, size: int) -> Batch:
-    """Cut the samples ``start`` to ``stop`` out of a batch of ``size``.
+    """Slice the samples ``start`` to ``stop`` out of a batch of ``size``.
 
-    Tensors are cut along their first dimension, as are lists of ``size`` other values (names, ids). Other values belong
-    to all samples.
+    Tensors are sliced along their first dimension, as are lists of ``size`` other values (names, ids). Other values are
+    shared by all samples.
     """
     if isinstance(batch, Tensor):
         return batch[start:stop] if batch.dim() else batch
@@ -83,14 +81,14 @@ def sliced_samples(batch: Batch, start: int, stop: int, size: int) -> Batch:
         return batch[start:stop]
     if not _is_container(batch):
         return batch
-    part = _rebuilt(batch, lambda value: sliced_samples(value, start, stop, size))
+    part = _rebuild(batch, lambda value: sliced_samples(value, start, stop, size))
     if isinstance(batch, Mapping):
-        _cut_attributes(part, start, stop, size)
+        _slice_attributes(part, start, stop, size)
     return part
 
 
-def _cut_attributes(mapping: Any, start: int, stop: int, size: int) -> None:  # noqa: ANN401 - of unknown type
-    """Cut the lists that a mapping has as attributes, one value per sample, such as a ``BatchEncoding``'s encodings."""
+def _slice_attributes(mapping: Any, start: int, stop: int, size: int) -> None:  # noqa: ANN401 - of unknown type
+    """Slice the lists in a mapping's attributes with a value per sample, such as a ``BatchEncoding``'s encodings."""
     attributes = getattr(mapping, "__dict__", {})
     for name, value in attributes.items():
         if _is_list_of(size, value):
@@ -114,14 +112,14 @@ def _is_dataclass(value: object) -> bool:
 
 
 def _is_container(value: object) -> bool:
-    if isinstance(value, PackedSequence):  # a tuple, but one whose parts belong on two devices
+    if isinstance(value, PackedSequence):  # a tuple, but one whose parts are on two devices
         return False
     return isinstance(value, (Mapping, list, tuple)) or _is_dataclass(value)
 
 
 def _values(batch: Any) -> Iterable[Any]:  # noqa: ANN401 - of any type
     """The values in a container; a leaf has none."""
-    if type(batch) is dict:  # nearly always: without the slower checks below
+    if type(batch) is dict:  # nearly always: skip the slower checks below
         return batch.values()
     if not _is_container(batch):
         return ()
@@ -152,11 +150,11 @@ def _attributes(leaf: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 - of any ty
     return [(f".{name}", value) for name, value in getattr(leaf, "__dict__", {}).items()]
 
 
-def _rebuilt(batch: Any, change: Change) -> Any:  # noqa: ANN401 - of any type
+def _rebuild(batch: Any, change: Change) -> Any:  # noqa: ANN401 - of any type
     """A container of the same type with changed values; a dict where a mapping cannot be copied and filled."""
     if isinstance(batch, Mapping):
         changed = {name: change(value) for name, value in batch.items()}
-        return changed if type(batch) is dict else _refilled(batch, changed)
+        return changed if type(batch) is dict else _refill(batch, changed)
     if isinstance(batch, (list, tuple)):
         make = getattr(batch, "_make", type(batch))
         return make([change(value) for value in batch])
@@ -167,13 +165,13 @@ def _rebuilt(batch: Any, change: Change) -> Any:  # noqa: ANN401 - of any type
     return part
 
 
-def _refilled(batch: Mapping[Any, Any], changed: dict[Any, Any]) -> Mapping[Any, Any]:
+def _refill(batch: Mapping[Any, Any], changed: dict[Any, Any]) -> Mapping[Any, Any]:
     if not isinstance(batch, MutableMapping):
         return changed
     try:
         part = copy.copy(batch)
         for name, value in changed.items():
             part[name] = value
-    except Exception:  # noqa: BLE001 - a type of one's own may refuse in any way
+    except Exception:  # noqa: BLE001 - a user's type may raise any error
         return changed
     return part

@@ -28,8 +28,8 @@ class RandomState:
     cuda: Tensor | None
 
     @classmethod
-    def now(cls, device: torch.device) -> RandomState:
-        """Read the state now; ``cuda`` is the state of ``device``, where that is a card."""
+    def capture(cls, device: torch.device) -> RandomState:
+        """Read the current state; ``cuda`` is the state of ``device``, if that is a GPU."""
         return cls(
             random.getstate(),
             _numpy_state(),
@@ -49,93 +49,93 @@ class RandomState:
         """Return whether every generator has the state that it has in ``other``."""
         return (
             self.python == other.python
-            and _alike(self.numpy, other.numpy)
+            and _equal(self.numpy, other.numpy)
             and torch.equal(self.cpu, other.cpu)
             and (self.cuda is None or other.cuda is None or torch.equal(self.cuda, other.cuda))
         )
 
-    def plain(self) -> dict[str, Any]:
-        """Convert to plain values and tensors, which a checkpoint may hold."""
+    def state_dict(self) -> dict[str, Any]:
+        """Convert to plain values and tensors, which a checkpoint may contain."""
         kind, keys, *rest = self.numpy
         numpy = (kind, torch.from_numpy(np.array(keys, dtype=np.int64)), *rest)
         return {"python": self.python, "numpy": numpy, "cpu": self.cpu, "cuda": self.cuda}
 
     @classmethod
-    def of_plain(cls, plain: dict[str, Any]) -> RandomState:
-        """Convert from the values that ``plain`` returned."""
-        kind, keys, *rest = plain["numpy"]
+    def from_state_dict(cls, state_dict: dict[str, Any]) -> RandomState:
+        """Convert from the values that ``state_dict`` returned."""
+        kind, keys, *rest = state_dict["numpy"]
         numpy = (kind, keys.numpy().astype(np.uint32), *rest)
-        return cls(plain["python"], numpy, plain["cpu"], plain["cuda"])
+        return cls(state_dict["python"], numpy, state_dict["cpu"], state_dict["cuda"])
 
 
 class RandomReader:
-    """Read the state of every generator again and again, in ten microseconds while numpy's is unchanged.
+    """Read the state of every generator repeatedly, in ten microseconds if numpy's state has not changed.
 
-    Python's state is read in full by its public function, which takes 5 to 8 microseconds. Numpy's function takes 26
-    and few losses use numpy, so the bytes of its state are compared first, and an equal state is not read again.
+    Python's state is read by its public function, which takes 5 to 8 microseconds. Numpy's function takes 26, and few
+    losses use numpy, so the bytes of numpy's state are compared first, and an equal state is not read again.
 
     Args:
-        device: its generator is read besides the generators of the host.
+        device: a GPU's generator is read too.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._numpy = _ReadOnChange(_numpy_state, _numpy_mark, _keeps_no_normal_number)
+        self._numpy = _ReadOnChange(_numpy_state, _numpy_fingerprint, _has_no_cached_normal)
 
-    def now(self) -> RandomState:
-        """Read the state now."""
+    def capture(self) -> RandomState:
+        """Read the current state."""
         cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        return RandomState(random.getstate(), self._numpy.now(), torch.get_rng_state(), cuda)
+        return RandomState(random.getstate(), self._numpy.current(), torch.get_rng_state(), cuda)
 
 
 class _ReadOnChange(Generic[T]):
-    """A value that is read again only when its mark has changed.
+    """A value that is read again only when its fingerprint has changed.
 
     Args:
         read: returns the value.
-        mark: returns an object that differs whenever the value does; None where it cannot tell.
-        is_covered_by_mark: returns whether the mark changes with every change of a value that was just read.
+        fingerprint: returns an object that differs whenever the value does, or None if that is not known.
+        is_covered: returns whether the fingerprint changes with every change of the given value.
     """
 
     def __init__(
-        self, read: Callable[[], T], mark: Callable[[], object | None], is_covered_by_mark: Callable[[T], bool]
+        self, read: Callable[[], T], fingerprint: Callable[[], object | None], is_covered: Callable[[T], bool]
     ) -> None:
         self._read = read
-        self._mark = mark
-        self._is_covered_by_mark = is_covered_by_mark
-        self._last_mark: object | None = None
+        self._fingerprint = fingerprint
+        self._is_covered = is_covered
+        self._last_fingerprint: object | None = None
         self._value = read()
 
-    def now(self) -> T:
-        """Return the value now."""
-        mark = self._mark()
-        if mark is None or mark != self._last_mark:
+    def current(self) -> T:
+        """Return the current value."""
+        fingerprint = self._fingerprint()
+        if fingerprint is None or fingerprint != self._last_fingerprint:
             self._value = self._read()
-            self._last_mark = mark if mark is not None and self._is_covered_by_mark(self._value) else None
+            self._last_fingerprint = fingerprint if fingerprint is not None and self._is_covered(self._value) else None
         return self._value
 
 
 def _numpy_state() -> Any:  # noqa: ANN401 - as numpy types it
-    """The state behind ``numpy.random``: a tuple of a Mersenne twister, a mapping of another generator."""
-    twister = type(np.random.get_bit_generator()) is np.random.MT19937  # type: ignore[attr-defined] # see _numpy_mark
+    """The state behind ``numpy.random``: a tuple for a Mersenne twister, a mapping for another generator."""
+    twister = type(np.random.get_bit_generator()) is np.random.MT19937  # type: ignore[attr-defined] # see _numpy_fingerprint
     return np.random.get_state(legacy=twister)  # type: ignore[call-overload] # noqa: NPY002 - user code may use the old interface
 
 
-def _alike(one: Any, other: Any) -> bool:  # noqa: ANN401 - a state of numpy's or a part of one
+def _equal(one: Any, other: Any) -> bool:  # noqa: ANN401 - a state of numpy's or a part of one
     if isinstance(one, dict):
         return (
-            isinstance(other, dict) and one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+            isinstance(other, dict) and one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
         )
     if isinstance(one, tuple):
-        return isinstance(other, tuple) and len(one) == len(other) and all(map(_alike, one, other))
+        return isinstance(other, tuple) and len(one) == len(other) and all(map(_equal, one, other))
     return bool(np.array_equal(one, other))
 
 
-def _numpy_mark() -> object | None:
-    """The identity and the bytes of the generator behind ``numpy.random``; None where its layout is not known.
+def _numpy_fingerprint() -> object | None:
+    """The identity and the bytes of the generator behind ``numpy.random``; None if its layout is not known.
 
-    The bytes do not show a normal number that waits for the next call: ``numpy.random.set_state`` with another such
-    number and the same key and position goes unseen.
+    The bytes do not contain a cached normal number: ``numpy.random.set_state`` with another cached number and the same
+    key and position is not detected.
     """
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # documented, but not in numpy's stubs
     if not _KNOWN_LAYOUT or type(generator) is not np.random.MT19937:
@@ -144,27 +144,27 @@ def _numpy_mark() -> object | None:
 
 
 def _numpy_bytes(generator: np.random.MT19937) -> bytes:
-    """The key and the position, read while no other thread draws, at the address that numpy documents."""
+    """The key and the position, read at the address that numpy documents, under the generator's lock."""
     with generator.lock:
         return ctypes.string_at(generator.ctypes.state_address, _MERSENNE_TWISTER_BYTES)
 
 
-def _keeps_no_normal_number(state: Any) -> bool:  # noqa: ANN401 - as numpy types it
-    """Check that no second normal number waits for the next call, which would take it without a change of the bytes."""
+def _has_no_cached_normal(state: Any) -> bool:  # noqa: ANN401 - as numpy types it
+    """Return whether no second normal number is cached: the next call would return it without changing the bytes."""
     return bool(state[3] == 0)
 
 
 def _has_known_layout(bytes_of: Callable[[np.random.MT19937], bytes] = _numpy_bytes) -> bool:
     """Return whether the bytes of a numpy generator are the key and the position of its public state.
 
-    Numpy documents the address of the state, not its layout. Compared before the first draw, after one, and under a new
-    key.
+    Numpy documents the address of the state, not its layout. The two are compared before the first draw, after one
+    draw, and with a new key.
     """
     generator = np.random.MT19937(0)
-    return all(bytes_of(generator) == _public_bytes(generator) for _ in _drawn(generator))
+    return all(bytes_of(generator) == _public_bytes(generator) for _ in _after_draws(generator))
 
 
-def _drawn(generator: np.random.MT19937) -> Iterator[None]:
+def _after_draws(generator: np.random.MT19937) -> Iterator[None]:
     yield
     for words in (1, _WORDS_OF_KEY):
         generator.random_raw(words)
@@ -183,5 +183,5 @@ _KNOWN_LAYOUT = _has_known_layout()
 def seed_everything(seed: int) -> None:
     """Seed every generator."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - see RandomState.now
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - see RandomState.capture
     torch.manual_seed(seed)

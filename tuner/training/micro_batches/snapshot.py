@@ -1,4 +1,4 @@
-"""Snapshot of what a forward pass changes besides gradients, so that a failed micro-batch leaves no trace."""
+"""Snapshot of the state other than gradients that a forward pass changes, to undo a failed micro-batch."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ class Snapshot:
     """The random generators and the model's buffers (running statistics) at the last ``capture``.
 
     Args:
-        model: its buffers are copied into memory that is allocated once, here.
-        device: where the model is.
+        model: its buffers are copied into memory that is allocated once, at construction.
+        device: the device of the model.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._device = device
         holders = map(own_buffers, model.modules())
-        self._places = [(holder, name) for holder in holders for name in holder]
-        """By module and name, as a forward pass may replace a buffer by another."""
-        self._buffers = self._now()
+        self._slots = [(holder, name) for holder in holders for name in holder]
+        """The buffers by module and name, because a forward pass may replace a buffer by another."""
+        self._buffers = self._current_buffers()
         self._copies = [buffer.detach().clone() for buffer in self._buffers if buffer is not None]
         self._reader = RandomReader(device)
-        self._random = self._reader.now()
+        self._random = self._reader.capture()
 
-    def _now(self) -> list[Tensor | None]:
-        return [holder.get(name) for holder, name in self._places]
+    def _current_buffers(self) -> list[Tensor | None]:
+        return [holder.get(name) for holder, name in self._slots]
 
     def capture(self) -> None:
-        """Copy the state as it is now."""
-        self._random = self._reader.now()
-        if not self._places:
+        """Copy the current state."""
+        self._random = self._reader.capture()
+        if not self._slots:
             return
-        self._buffers = self._now()
+        self._buffers = self._current_buffers()
         buffers = [buffer.detach() for buffer in self._buffers if buffer is not None]
         kinds = [(buffer.shape, buffer.dtype) for buffer in buffers]
         if kinds == [(copy.shape, copy.dtype) for copy in self._copies]:
@@ -48,7 +48,7 @@ class Snapshot:
         self._random.restore(self._device)
         copies = iter(self._copies)
         with torch.no_grad():
-            for (holder, name), buffer in zip(self._places, self._buffers, strict=True):
+            for (holder, name), buffer in zip(self._slots, self._buffers, strict=True):
                 if buffer is not None:
                     buffer.copy_(next(copies))
                 holder[name] = buffer

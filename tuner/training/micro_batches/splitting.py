@@ -1,4 +1,4 @@
-"""Micro-batches that can be divided, so that samples that do not fit together run in smaller parts."""
+"""Micro-batches that can be divided into smaller parts when their samples do not fit together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from tuner.planning.accumulation import balanced_split
 from tuner.training.micro_batches.nested_batches import named_tensors, sliced_samples, tensors_of, to_device
 from tuner.workloads.base import Batch
 
-__all__ = ["MicroBatch", "sample_count", "sliced", "split_batch", "taken", "tensors_of", "to_device", "windows"]
+__all__ = [
+    "MicroBatch",
+    "as_micro_batch",
+    "sample_count",
+    "sliced",
+    "split_batch",
+    "tensors_of",
+    "to_device",
+    "windows",
+]
 
 ItemT = TypeVar("ItemT")
 
@@ -27,9 +36,9 @@ class MicroBatch:
         batch: input of the loss, on the CPU or already on the device.
         size: number of samples.
         divide: returns the samples in parts of the given sizes, which sum to ``size``.
-        is_padding: true for a padding micro-batch, whose loss counts for nothing: it runs only because the model's
-            collectives need every rank.
-        indivisible: reason why the samples cannot be divided; None where they can.
+        is_padding: true for a padding micro-batch, whose loss is ignored: it runs only because the model's collectives
+            need every rank.
+        indivisible: reason why the samples cannot be divided; None if they can.
     """
 
     batch: Batch
@@ -46,16 +55,16 @@ class MicroBatch:
 
 
 def sliced(batch: Batch, size: int | None = None) -> MicroBatch:
-    """A micro-batch that is divided by slicing every tensor along its first dimension.
+    """Make a micro-batch that is divided by slicing every tensor along its first dimension.
 
     Args:
         batch: tensors, or mappings, lists, tuples and dataclasses of tensors, whose types the parts keep. Arrays and
             lists of ``size`` other values (names, ids) are sliced too; tensors without dimensions are kept.
-        size: number of samples; the first dimension of the first tensor when left out.
+        size: number of samples; by default the first dimension of the first tensor.
 
     Raises:
-        WorkloadError: when no tensor gives the size; on division, when a tensor does not have ``size`` as
-            its first dimension (packed sequences, say).
+        WorkloadError: when no tensor has the size; on division, when a tensor does not have ``size`` as its first
+            dimension (packed sequences, for example).
     """
     count = sample_count(batch) if size is None else size
 
@@ -70,14 +79,14 @@ def sliced(batch: Batch, size: int | None = None) -> MicroBatch:
     return MicroBatch(batch, count, divide)
 
 
-def taken(batch: Batch) -> MicroBatch:
-    """A micro-batch of ``batch``. A batch of an unknown type is taken too, and cannot be divided."""
+def as_micro_batch(batch: Batch) -> MicroBatch:
+    """Make a micro-batch of ``batch``. A batch of an unknown type is accepted, but cannot be divided."""
     count = _samples(batch)
     if count is not None:
         return sliced(batch, count)
     reason = (
         f"a batch of type {type(batch).__name__} cannot be divided, as its samples are not known: pass a "
-        "`MicroBatch` with a `divide` of its own"
+        "`MicroBatch` with its own `divide`"
     )
 
     def refuse(_: Sequence[int]) -> list[MicroBatch]:
@@ -102,9 +111,9 @@ def split_batch(batch: Batch, micro_batch_size: int) -> list[MicroBatch]:
 
 
 def windows(micro_batches: Iterable[ItemT], steps: int) -> Iterator[list[ItemT]]:
-    """Group ``micro_batches`` into accumulation windows of ``steps``, one per update; the last keeps the remainder.
+    """Group ``micro_batches`` into accumulation windows of ``steps``, one per update; the last has the remainder.
 
-    Takes any iterable, one without a length too: no micro-batch of an epoch leaks into the next.
+    The iterable may be a generator, without a length.
     """
     iterator = iter(micro_batches)
     while window := list(islice(iterator, steps)):
@@ -136,7 +145,7 @@ def _require_samples_first(batch: Batch, size: int) -> None:
     if hidden:
         raise WorkloadError(
             f"a micro-batch of {size} samples cannot be divided: {hidden[0]} is inside an object whose samples are not "
-            "known; pass a `MicroBatch` with a `divide` of its own"
+            "known; pass a `MicroBatch` with its own `divide`"
         )
     shapes = [tuple(tensor.shape) for tensor in tensors_of(batch) if tensor.dim()]
     if any(shape[0] != size for shape in shapes):

@@ -17,7 +17,7 @@ from tuner.schemas.dataset import ArraysData
 from tuner.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
-from tuner.training.data.seeding import random_state_kept
+from tuner.training.data.seeding import preserved_random_state
 from tuner.workloads.base import IGNORED_LABEL, Workload
 from tuner.workloads.reference import NextTokenWorkload
 
@@ -30,7 +30,7 @@ class ArraySamples:
     """The slices of arrays along their first dimension."""
 
     arrays: Mapping[str, Tensor]
-    """Arrays by the batch's keys, as they are in the file."""
+    """Arrays of the file by the batch's keys."""
     types: Mapping[str, torch.dtype]
     """Type of each array in a sample."""
 
@@ -44,10 +44,10 @@ class ArraySamples:
 
 
 def arrays_data(data: ArraysData, spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
-    """Use the arrays of a file as samples of any model that has such batches.
+    """Use the arrays of a file as samples of any model with such batches.
 
     Raises:
-        SpecError: when the file cannot be read, or an array is missing, or does not go with the model's batch.
+        SpecError: when the file cannot be read, or an array is missing or does not fit the model's batch.
     """
     example = _example(data, workload)
     arrays = _chosen(data, _read(data, folders), example, causal=isinstance(workload, NextTokenWorkload))
@@ -62,7 +62,7 @@ def arrays_data(data: ArraysData, spec: WorkloadSpec, workload: Workload, folder
 
 
 def _example(data: ArraysData, workload: Workload) -> dict[str, Tensor]:
-    with random_state_kept():
+    with preserved_random_state():
         example = workload.make_batch(1)
     if not isinstance(example, dict) or not all(isinstance(value, Tensor) for value in example.values()):
         message = "needs a model whose batch is a dict of tensors; use `workload`"
@@ -73,7 +73,7 @@ def _example(data: ArraysData, workload: Workload) -> dict[str, Tensor]:
 def _read(data: ArraysData, folders: DataFolders) -> dict[str, Tensor]:
     try:
         with folders.open("data.path", data.path) as stream:
-            if data.path.endswith(".safetensors"):  # mapped into memory, by the opened file's own name
+            if data.path.endswith(".safetensors"):  # memory-mapped through the open descriptor
                 return safetensors.torch.load_file(f"/proc/self/fd/{stream.fileno()}")
             with np.load(stream, allow_pickle=False) as archive:
                 return {name: torch.from_numpy(_native(archive[name])) for name in archive.files}
@@ -84,14 +84,14 @@ def _read(data: ArraysData, folders: DataFolders) -> dict[str, Tensor]:
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """Convert to this machine's byte order, and from unsigned types wider than a byte: torch supports few of either."""
+    """Convert to the native byte order, and unsigned types wider than a byte to int64, as torch supports few others."""
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         return array.astype(np.int64)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _chosen(data: ArraysData, found: dict[str, Tensor], example: dict[str, Tensor], *, causal: bool) -> _Arrays:
-    """Select the arrays by the batch's keys, and make the ones that follow from the token ids."""
+    """Select the arrays by the batch's keys. A missing mask and missing labels are derived from the token ids."""
     unknown = sorted(set(data.names) - set(example))
     if unknown:
         raise data_problem("data.names", f"must name keys of the model's batch: {', '.join(example)}", unknown[0])
@@ -114,7 +114,7 @@ def _check_array(name: str, array: Tensor, example: Tensor) -> None:
         raise _array_problem(name, f"must hold {wanted}", str(array.dtype).removeprefix("torch."))
     shape = tuple(example.shape[1:])
     if not array.dim() or tuple(array.shape[1:]) != shape:
-        message = f"must be shaped (samples, {', '.join(map(str, shape))}), as `batch` and the model say"
+        message = f"must be shaped (samples, {', '.join(map(str, shape))}), as `batch` and the model require"
         raise _array_problem(name, message.replace(", )", ")"), tuple(array.shape))
 
 
@@ -126,7 +126,7 @@ def _check_lengths(arrays: Mapping[str, Tensor]) -> None:
 
 
 def _check_range(name: str, array: Tensor, least: int, count: int) -> None:
-    """Check that every value is in 0 to ``count`` - 1, or is ``least`` where that is lower."""
+    """Check that every value is in 0 to ``count`` - 1, or equals ``least`` if that is negative."""
     smallest, largest = (int(value) for value in torch.aminmax(array))
     if largest < count and smallest >= least and (smallest >= 0 or not ((array < 0) & (array != least)).any()):
         return

@@ -17,25 +17,25 @@ from tuner.schemas.dataset import ImagesData
 from tuner.schemas.workload import ReferenceModel, ResNet, TransformersModel, WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
-from tuner.training.data.seeding import random_state_kept
-from tuner.training.data.sources.packages import needed
+from tuner.training.data.seeding import preserved_random_state
+from tuner.training.data.sources.packages import import_optional
 from tuner.workloads.base import Workload
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's name for images by number of channels."""
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Pillow's names of the formats that are read, whatever a file's suffix: others start programs or name files."""
+"""Pillow's names of the formats that are read, for any suffix: some other formats start programs or refer to files."""
 _HALF_RANGE = 127.5
 """Bytes divided by this, less one: scaled to 0 to 1, then normalised with mean 0.5 and standard deviation 0.5."""
 
 
 @dataclass(frozen=True)
 class ImageSamples:
-    """Images that are decoded on access."""
+    """Images, decoded on access."""
 
     files: np.ndarray
-    """Paths as bytes of one length: a list of as many objects would be copied into each process that loads."""
+    """Paths as bytes of one length: a list of as many objects would be copied into each worker."""
     labels: Tensor
     """Classes of the images, as numbers."""
     key: str
@@ -54,7 +54,7 @@ class ImageSamples:
         return {self.key: self._decoded(os.fsdecode(self.files[index])), "labels": self.labels[index].clone()}
 
     def _decoded(self, path: str) -> Tensor:
-        image = needed("PIL.Image", "data.kind", "images")
+        image = import_optional("PIL.Image", "data.kind", "images")
         channels, height, width = self.shape
         try:
             with self.folders.open("data.path", path) as file, image.open(file, formats=_FORMATS) as opened:
@@ -69,14 +69,14 @@ def images_data(data: ImagesData, spec: WorkloadSpec, workload: Workload, folder
     """Use the images of a folder as samples of an image classifier.
 
     Raises:
-        SpecError: when there are none, when they have more classes than the model, or when the model takes no images.
+        SpecError: when there are no images, when they have more classes than the model, or when the model takes none.
     """
     key, classes = _images_of(data, spec, workload)
-    with random_state_kept():
+    with preserved_random_state():
         _, channels, height, width = workload.make_batch(1)[key].shape
     if channels not in _MODES:
         raise data_problem("data.kind", f"an image has {', '.join(map(str, _MODES))} channels, the model {channels}")
-    needed("PIL.Image", "data.kind", data.kind)
+    import_optional("PIL.Image", "data.kind", data.kind)
     files = _files_below(data.path, folders)
     names = {name: number for number, name in enumerate(sorted({file.parent.name for file in files}))}
     if len(names) > classes:
@@ -98,7 +98,7 @@ def _images_of(data: ImagesData, spec: WorkloadSpec, workload: Any) -> tuple[str
 
 
 def _files_below(folder: str, folders: DataFolders) -> list[Path]:
-    """List the images in the classes' folders; a link belongs to the class whose folder lists it."""
+    """List the images in the classes' folders. A link belongs to the class of its own folder."""
     files = folders.listed("data.path", folder, _SUFFIXES)
     if not files:
         message = f"holds no folders with images ({', '.join(sorted(_SUFFIXES))}), one folder per class"

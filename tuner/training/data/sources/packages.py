@@ -1,4 +1,4 @@
-"""Packages that only some kinds of data need."""
+"""Import packages that only some kinds of data need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tuner.training.data.base import data_problem
 
 
-def needed(module: str, field: str, value: str) -> Any:  # noqa: ANN401 - a module, whose names only it knows
+def import_optional(module: str, field: str, value: str) -> Any:  # noqa: ANN401 - a module, whose names only it knows
     """Import a module.
 
     Raises:
@@ -19,7 +19,7 @@ def needed(module: str, field: str, value: str) -> Any:  # noqa: ANN401 - a modu
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package:
-            raise  # the package is installed, and one that it needs is not
+            raise  # the package is installed, but one of its dependencies is not
         package = {"PIL": "pillow"}.get(package, package)
         message = f"needs the package `{package}`, which is not installed: pip install 'batchwright[data]'"
         raise data_problem(field, message, value) from None

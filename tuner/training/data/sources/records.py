@@ -1,4 +1,4 @@
-"""Rows of local files as the samples of a text model: one row, one sample."""
+"""Rows of local files as the samples of a text model, one sample per row."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tuner.schemas.dataset import RecordsData
 from tuner.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
-from tuner.training.data.seeding import generator_of
-from tuner.training.data.sources.packages import needed
+from tuner.training.data.seeding import generator_from_key
+from tuner.training.data.sources.packages import import_optional
 from tuner.training.data.sources.rows import Rows, read_rows
 from tuner.training.data.sources.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
 from tuner.workloads.base import IGNORED_LABEL, Sample, Workload
@@ -26,14 +26,14 @@ _MASKED_SHARE, _MASK_SHARE, _RANDOM_SHARE = 0.15, 0.8, 0.1
 """Shares of tokens: 15 % are predicted, of which 80 % are masked, 10 % random, 10 % kept (Devlin et al., 2018)."""
 
 Encoder = Callable[[int, dict[str, Any]], Sample]
-"""Makes a sample of a row's index and its fields."""
+"""Makes a sample from a row's index and fields."""
 Read = Callable[[], Rows]
 """Reads the rows of the files."""
 
 
 @dataclass(frozen=True)
 class RecordSamples:
-    """Rows that are encoded as token samples on access."""
+    """Rows, encoded as token samples on access."""
 
     rows: Rows
     """The rows that have text."""
@@ -50,10 +50,10 @@ class RecordSamples:
 
 
 def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
-    """The rows of files as samples for the spec's task.
+    """Use the rows of files as samples for the spec's task.
 
     Raises:
-        SpecError: when a file, a field, the tokenizer or the labels do not go with the model.
+        SpecError: when a file, a field, the tokenizer or the labels do not fit the model.
     """
     task = _task_of(data, spec)
     length = spec.batch.sequence_length or 0
@@ -61,7 +61,7 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
     tokenizer = open_tokenizer(data.tokenizer, length, _vocabulary_size(workload), folders)
     padding = padding_id(tokenizer, config)
     rows, encode = _PREPARATIONS[task](lambda: read_rows(data, folders), data, tokenizer, config)
-    samples = RecordSamples(rows, _never_empty(encode, padding))
+    samples = RecordSamples(rows, _pad_empty(encode, padding))
     masked = isinstance(workload, (CausalWorkload, LabelledWorkload)) and workload.takes_mask
     return TrainingData(samples, PaddedCollation(padding, length if spec.compile else None, masked=masked))
 
@@ -72,10 +72,10 @@ def _task_of(data: RecordsData, spec: WorkloadSpec) -> str:
         return "causal-lm"
     if isinstance(model, TransformersModel) and model.task in _PREPARATIONS:
         return model.task
-    what = model.task if isinstance(model, TransformersModel) else f"this {model.kind} model"
+    described = model.task if isinstance(model, TransformersModel) else f"this {model.kind} model"
     message = (
-        f"`records` trains {', '.join(_PREPARATIONS)} and the reference `gpt`, not {what}: use a `python` model with "
-        "`workload` data, whose dataset() and collate() are yours"
+        f"`records` trains {', '.join(_PREPARATIONS)} and the reference `gpt`, not {described}: use a `python` model "
+        "with `workload` data and your own dataset() and collate()"
     )
     raise data_problem("data.kind", message, data.kind)
 
@@ -86,23 +86,23 @@ def _vocabulary_size(workload: Workload) -> int:
     return int(workload.config.vocab_size)  # type: ignore[attr-defined] # _task_of leaves only ours
 
 
-def _never_empty(encode: Encoder, padding: int) -> Encoder:
-    """A text whose tokens come to nothing is one token of padding that no label counts."""
+def _pad_empty(encode: Encoder, padding: int) -> Encoder:
+    """Replace a sample without tokens by one padding token with an ignored label."""
 
     def encoded(index: int, row: dict[str, Any]) -> Sample:
         sample = encode(index, row)
         if isinstance(sample, Tensor):
             sample = {"input_ids": sample, "labels": sample}
-        return {name: _filled(name, value, padding) for name, value in sample.items()}
+        return {name: _fill_empty(name, value, padding) for name, value in sample.items()}
 
     return encoded
 
 
-def _filled(name: str, value: Tensor, padding: int) -> Tensor:
+def _fill_empty(name: str, value: Tensor, padding: int) -> Tensor:
     return value if value.numel() else torch.tensor([IGNORED_LABEL if name == "labels" else padding])
 
 
-# --- what each task reads, and what a row becomes ---
+# --- rows and encoders of each task ---
 
 
 def _causal(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - a transformers configuration, or none
@@ -140,7 +140,7 @@ def _sequence_to_sequence(read: Read, data: RecordsData, tokenizer: TextTokenize
 
 
 def _start_token(config: Any) -> int:  # noqa: ANN401 - likewise
-    """The first token of a decoder; the padding for configs without such a field, as T5 does."""
+    """The first token of a decoder; the padding token for configs without such a field, as in T5."""
     start = getattr(config, "decoder_start_token_id", getattr(config, "pad_token_id", None))
     if not isinstance(start, int):
         message = "is not stated in this config: set it to the token that a target starts with"
@@ -158,11 +158,11 @@ def _masked(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: An
     def encode(index: int, row: dict[str, Any]) -> dict[str, Tensor]:
         encoded = tokenizer.encode(row[data.text_field])
         ids = torch.tensor(encoded.ids, dtype=torch.int64)
-        chances = torch.rand(2, len(ids), generator=(generator := generator_of("mask", index)))
+        chances = torch.rand(2, len(ids), generator=(generator := generator_from_key("mask", index)))
         chances[0, torch.tensor(encoded.added, dtype=torch.bool)] = torch.inf
         chosen = chances[0] < _MASKED_SHARE
         if not chosen.any() and len(ids):
-            chosen = chances[0] == chances[0].min().clamp(max=1.0)  # at least one, where there is one to choose
+            chosen = chances[0] == chances[0].min().clamp(max=1.0)  # at least one, if the text has a token
         others = torch.randint(tokenizer.vocabulary_size, ids.shape, generator=generator)
         shown = torch.where(chances[1] < _MASK_SHARE, mask_id, others)
         shown = torch.where(chances[1] < _MASK_SHARE + _RANDOM_SHARE, shown, ids)
@@ -183,13 +183,13 @@ _PREPARATIONS: dict[str, Callable[[Read, RecordsData, TextTokenizer, Any], tuple
 
 
 def _rows_with_text(read: Read, data: RecordsData, texts: list[str], label: str | None = None) -> Rows:
-    """The rows whose ``texts`` are all there, with these fields alone."""
+    """The rows that have all ``texts``, with only these fields."""
     fields = {"data.text_field": texts[0]}
     fields |= {"data.target_field": texts[1]} if texts[1:] else {}
     rows = read()
     for field, name in (fields | ({"data.label_field": label} if label else {})).items():
         if name not in rows.column_names:
-            raise data_problem(field, f"is no field of these rows, which have {', '.join(rows.column_names)}", name)
+            raise data_problem(field, f"is not a field of these rows, which have {', '.join(rows.column_names)}", name)
     for field, name in fields.items():
         if (kind := getattr(rows.features[name], "dtype", "nested")) not in {"string", "large_string"}:
             raise data_problem(field, f"holds {kind}, not text", name)
@@ -201,16 +201,16 @@ def _rows_with_text(read: Read, data: RecordsData, texts: list[str], label: str 
 
 
 def _has_text(rows: Rows, name: str) -> Any:  # noqa: ANN401 - a numpy array of booleans
-    """Per row whether its text is there and not empty."""
-    compute = needed("pyarrow.compute", "data.kind", "records")
+    """Flags for the rows: True where the text is present and not empty."""
+    compute = import_optional("pyarrow.compute", "data.kind", "records")
     return compute.fill_null(compute.greater(compute.binary_length(rows.data.column(name)), 0), False).to_numpy()
 
 
 def _classes(rows: Rows, field: str, classes: int) -> dict[Any, int]:
-    """From a row's label to its class: numbers are classes, names are numbered in sorted order.
+    """Map labels to classes: numbers are classes, names are numbered in sorted order.
 
     Raises:
-        SpecError: when labels are missing, are neither, or are more than the model's classes.
+        SpecError: when labels are missing, are neither numbers nor names, or exceed the model's classes.
     """
     found = rows.select_columns([field]).with_format("arrow")[:].column(field).unique().to_pylist()
     kind = getattr(rows.features[field], "dtype", "nested")
@@ -222,7 +222,9 @@ def _classes(rows: Rows, field: str, classes: int) -> dict[Any, int]:
     numbers = names if "string" in kind else {number: number for number in found}
     wrong = [number for number in numbers.values() if not 0 <= number < classes]
     if wrong:
-        what = f"{len(numbers)} names" if "string" in kind else f"the label {wrong[0]}"
-        message = f"holds {what}, and the model has {classes} classes (0 to {classes - 1}): set model.config.num_labels"
+        described = f"{len(numbers)} names" if "string" in kind else f"the label {wrong[0]}"
+        message = (
+            f"holds {described}, and the model has {classes} classes (0 to {classes - 1}): set model.config.num_labels"
+        )
         raise data_problem("data.label_field", message, field)
     return numbers

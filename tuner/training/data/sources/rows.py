@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 from tuner.schemas.dataset import RecordsData
 from tuner.training.data.base import data_problem
 from tuner.training.data.files import DataFolders
-from tuner.training.data.sources.packages import needed
+from tuner.training.data.sources.packages import import_optional
 
 Rows: TypeAlias = Any
 """A `datasets.Dataset`, memory-mapped from the cache of `datasets`."""
 
 _PATHS = "data.paths"
 _ARCHIVES = ((b"PK\x03\x04", 0), (b"PK\x05\x06", 0), (b"PK\x07\x08", 0), (b"Rar!", 0), (b"ustar", 257))
-"""Signatures of archives, and the byte at which they begin: zip, rar and tar."""
+"""Signatures of archives, each with its offset in bytes: zip, rar and tar."""
 _ARCHIVE_START = 262
 _FORMATS = {
     ".jsonl": "json",
@@ -29,7 +29,7 @@ _FORMATS = {
     ".txt": "text",
 }
 _OPTIONS: dict[str, dict[str, object]] = {"csv": {"keep_default_na": False, "na_values": [""]}}
-"""In a CSV file an empty cell alone is missing: `null` and `NA` are words."""
+"""In a CSV file only an empty cell is missing: `null` and `NA` are words."""
 
 
 def read_rows(data: RecordsData, folders: DataFolders) -> Rows:
@@ -44,22 +44,22 @@ def read_rows(data: RecordsData, folders: DataFolders) -> Rows:
     rows = _load(builder, files, folders.cache)
     for path, identity in zip(files, opened, strict=True):
         if _identity(path.lstat()) != identity:
-            raise data_problem(_PATHS, "was replaced while it was read: start again", path)
+            raise data_problem(_PATHS, "was replaced while it was read: try again", path)
     return rows
 
 
 def _opened(path: Path, folders: DataFolders) -> tuple[int, int]:
-    """Identity of a file that may be read; `datasets` opens the file once more, by its path.
+    """Identity of a file that may be read. `datasets` opens the file once more, by its path.
 
     Raises:
-        SpecError: when it may not be read, or would be read as more than one file.
+        SpecError: when the file may not be read, or would be read as more than one file.
     """
     if "::" in str(path):
         raise data_problem(_PATHS, "has `::` in its path, which chains several files: name it otherwise", path)
     with folders.open(_PATHS, path) as stream:
         start = stream.read(_ARCHIVE_START)
         if any(start[offset:].startswith(magic) for magic, offset in _ARCHIVES):
-            raise data_problem(_PATHS, "is an archive of files: unpack it and name the files", path)
+            raise data_problem(_PATHS, "is an archive: extract it and name the files", path)
         return _identity(os.fstat(stream.fileno()))
 
 
@@ -81,9 +81,9 @@ def _load(builder: str, files: list[Path], cache: Path | None) -> Rows:
     """Load the rows of local files with one of the readers of `datasets`.
 
     Raises:
-        SpecError: when they cannot be read, or `datasets` is not installed.
+        SpecError: when the files cannot be read, or `datasets` is not installed.
     """
-    datasets = needed("datasets", "data.kind", "records")
+    datasets = import_optional("datasets", "data.kind", "records")
     names = {"train": [_escaped(path) for path in files]}
     options = _OPTIONS.get(builder, {}) | ({"cache_dir": str(cache)} if cache else {})
     try:
@@ -101,8 +101,8 @@ def _escaped(path: Path) -> str:
 
 @contextmanager
 def _offline_and_quiet(datasets: Any) -> Iterator[None]:  # noqa: ANN401 - the module
-    """Set both libraries offline by attribute: they read their environment variables once, when they are imported."""
-    settings = [datasets.config, needed("huggingface_hub.constants", "data.kind", "records")]
+    """Set both libraries offline by attribute, because they read their environment variables only on import."""
+    settings = [datasets.config, import_optional("huggingface_hub.constants", "data.kind", "records")]
     offline = [module.HF_HUB_OFFLINE for module in settings]
     level, silent = datasets.logging.get_verbosity(), datasets.are_progress_bars_disabled()
     datasets.logging.set_verbosity_error()

@@ -26,7 +26,7 @@ _PIECES_AT_A_TIME = 64
 
 
 class StreamSamples:
-    """A stream of tokens cut into samples of ``length`` tokens; the last sample keeps the remainder."""
+    """A stream of tokens cut into samples of ``length`` tokens; the last sample has the remainder."""
 
     def __init__(self, stream: Tensor, length: int) -> None:
         self._stream = stream
@@ -47,7 +47,7 @@ def text_data(data: TextData, spec: WorkloadSpec, workload: Workload, folders: D
     """Use the text of files as samples of the worst-case length.
 
     Raises:
-        SpecError: when a path matches no file, there is no text in them, or the model is no causal language model.
+        SpecError: when a path matches no file, the files hold no text, or the model is not a causal language model.
     """
     if not isinstance(workload, NextTokenWorkload):
         message = "`text` trains a causal language model; use `records`, `arrays`, `workload` or `synthetic`"
@@ -64,7 +64,7 @@ def text_data(data: TextData, spec: WorkloadSpec, workload: Workload, folders: D
 
 
 def _bytes(files: list[Path], folders: DataFolders) -> Tensor:
-    """Read the files' bytes as tokens, with a line end between two files."""
+    """Read the files' bytes as tokens, with a newline between two files."""
     content = b"\n".join(_content(path, folders) for path in files)
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
 
@@ -78,19 +78,19 @@ def _tokens(files: list[Path], tokenizer: TextTokenizer, folders: DataFolders) -
     """Tokenise the files in pieces of whole lines."""
     pieces, parts = _pieces(files, folders), [torch.empty(0, dtype=torch.int32)]
     while some := list(islice(pieces, _PIECES_AT_A_TIME)):
-        parts += [torch.tensor(ids, dtype=torch.int32) for ids in tokenizer.plain(some)]
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or it warns of every fork
+        parts += [torch.tensor(ids, dtype=torch.int32) for ids in tokenizer.encode_all(some)]
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or `tokenizers` warns at every fork
     return torch.cat(parts)
 
 
 def _pieces(files: list[Path], folders: DataFolders) -> Iterator[str]:
-    """Yield the files' text in pieces, with a line end between two files."""
+    """Yield the files' text in pieces, with a newline between two files."""
     for number, path in enumerate(files, start=1):
         try:
             with TextIOWrapper(folders.open("data.paths", path), encoding="utf-8", newline="") as stream:
                 while lines := stream.readlines(_PIECE_CHARACTERS):
                     yield "".join(lines)
         except UnicodeDecodeError as error:
-            raise data_problem("data.paths", f"is no UTF-8 text: {error}", path) from None
+            raise data_problem("data.paths", f"is not UTF-8 text: {error}", path) from None
         if number < len(files):
             yield "\n"

@@ -12,13 +12,13 @@ from torch import Tensor
 from tuner.errors import SpecError
 from tuner.training.data.base import data_problem
 from tuner.training.data.files import DataFolders
-from tuner.training.data.sources.packages import needed
+from tuner.training.data.sources.packages import import_optional
 from tuner.workloads.base import IGNORED_LABEL
 
 _BYTE_VALUES = 256
 _PADDING_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
 _MASK_TOKENS = ("[MASK]", "<mask>", "<|mask|>")
-"""Names in use for these tokens: a `tokenizer.json` does not state the purpose of a token."""
+"""Common names of these tokens: a `tokenizer.json` does not state the purpose of a token."""
 _FIELD = "data.tokenizer"
 
 
@@ -36,16 +36,16 @@ class TextTokenizer(Protocol):
     """Converts text to token ids."""
 
     vocabulary_size: int
-    """Number of token ids: one above the largest."""
+    """One more than the largest token id."""
     padding_id: int | None
-    """Token for padding; None without one."""
+    """Padding token; None without one."""
     mask_id: int | None
-    """Token for masked positions; None without one."""
+    """Mask token; None without one."""
 
     def encode(self, text: str) -> Encoded:
-        """Convert a text to tokens, cut at the length the tokenizer was made for."""
+        """Convert a text to tokens, truncated to the tokenizer's longest length."""
 
-    def plain(self, texts: list[str]) -> list[list[int]]:
+    def encode_all(self, texts: list[str]) -> list[list[int]]:
         """Convert each text to all of its tokens, without added ones."""
 
 
@@ -64,16 +64,16 @@ class ByteTokenizer:
         ids = list(text.encode(errors="replace")[: self._longest])
         return Encoded(ids, [0] * len(ids))
 
-    def plain(self, texts: list[str]) -> list[list[int]]:
+    def encode_all(self, texts: list[str]) -> list[list[int]]:
         """Return all bytes of each text."""
         return [list(text.encode(errors="replace")) for text in texts]
 
 
 class FileTokenizer:
-    """A Hugging Face `tokenizer.json`. Its own settings for padding and cutting are not used."""
+    """A Hugging Face `tokenizer.json`. Its settings for padding and truncation are not used."""
 
     def __init__(self, path: Path, longest: int, folders: DataFolders) -> None:
-        tokenizers = needed("tokenizers", _FIELD, str(path))
+        tokenizers = import_optional("tokenizers", _FIELD, str(path))
         try:
             with folders.open(_FIELD, path) as stream:
                 self._tokenizer = tokenizers.Tokenizer.from_buffer(stream.read())
@@ -101,12 +101,12 @@ class FileTokenizer:
         return next((found for found in ids if found is not None), None)
 
     def encode(self, text: str) -> Encoded:
-        """Convert a text to tokens, with the ones that the tokenizer's template adds, cut at the longest length."""
+        """Convert a text to tokens, with those that the tokenizer's template adds, truncated to the longest length."""
         encoding = self._cutting.encode(text)
         return Encoded(encoding.ids, encoding.special_tokens_mask)
 
-    def plain(self, texts: list[str]) -> list[list[int]]:
-        """Convert each text to all of its tokens, several texts at a time on as many cores."""
+    def encode_all(self, texts: list[str]) -> list[list[int]]:
+        """Convert each text to all of its tokens, several texts in parallel."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
@@ -114,7 +114,7 @@ def open_tokenizer(name: str, longest: int, vocabulary_size: int, folders: DataF
     """Open the tokenizer that a spec names, for texts of at most ``longest`` tokens.
 
     Raises:
-        SpecError: when it cannot be read, lies outside the folders, or has more token ids than the model.
+        SpecError: when the file cannot be read or lies outside the folders, or has more token ids than the model.
     """
     tokenizer: TextTokenizer = ByteTokenizer(longest)
     if name != "bytes":
@@ -126,10 +126,10 @@ def open_tokenizer(name: str, longest: int, vocabulary_size: int, folders: DataF
 
 
 def padding_id(tokenizer: TextTokenizer, config: Any) -> int:  # noqa: ANN401 - a transformers configuration, or none
-    """The padding token of samples: the one that the model's config states, else the tokenizer's, else 0.
+    """The padding token of samples: the token of the model's config, else the tokenizer's, else 0.
 
     Raises:
-        SpecError: when the two differ: some models find the end of a sample by their padding token.
+        SpecError: when the two differ, because some models find the end of a sample by their padding token.
     """
     stated = getattr(config, "pad_token_id", None)
     if not isinstance(stated, int) or stated < 0:
@@ -151,7 +151,7 @@ class PaddedCollation:
     padding_id: int
     """Id that token tensors are padded with; labels are padded with ``IGNORED_LABEL``, a mask with 0."""
     length: int | None
-    """Tokens of every sample, so that all batches have one shape; None pads to the longest sample of the batch."""
+    """Length that samples are padded to, so that all batches have one shape; None for the longest of the batch."""
     masked: bool
     """True if a batch has an ``attention_mask``, 1 for tokens of a sample and 0 for padding."""
 

@@ -1,4 +1,4 @@
-"""Samples from the workload: synthetic ones, or its own data set."""
+"""Samples from the workload: synthetic samples, or its own data set."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from tuner.training.data.base import TrainingData, data_problem
-from tuner.training.data.seeding import random_state_kept, seed_by
+from tuner.training.data.seeding import preserved_random_state, seed_from_key
 from tuner.workloads.base import Batch, Collates, HasDataset, Workload
 
 
 class SyntheticSamples:
-    """Random worst-case samples, each a batch of one, a function of the index."""
+    """Random worst-case samples. Each is a batch of one sample, and a function of its index."""
 
     def __init__(self, workload: Workload, count: int) -> None:
         self._workload = workload
@@ -24,8 +24,8 @@ class SyntheticSamples:
     def __getitem__(self, index: int) -> Batch:
         if not 0 <= index < self._count:
             raise IndexError(index)
-        with random_state_kept():
-            seed_by("synthetic", index)
+        with preserved_random_state():
+            seed_from_key("synthetic", index)
             return self._workload.make_batch(1)
 
 
@@ -45,7 +45,7 @@ def workload_data(workload: Workload) -> TrainingData:
     """Use the workload's ``dataset()``.
 
     Raises:
-        SpecError: when the workload has none, or an empty one.
+        SpecError: when the workload has no data set, or an empty one.
     """
     if not isinstance(workload, HasDataset):
         raise data_problem("data.kind", f"{type(workload).__name__} has no dataset()", "workload")
@@ -53,4 +53,4 @@ def workload_data(workload: Workload) -> TrainingData:
     if not len(samples):
         raise data_problem("data.kind", "dataset() is empty", "workload")
     collate = workload.collate if isinstance(workload, Collates) else default_collate
-    return TrainingData(samples, collate, chooses_randomly=True)
+    return TrainingData(samples, collate, may_be_random=True)

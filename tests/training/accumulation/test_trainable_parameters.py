@@ -1,4 +1,4 @@
-"""Gradients that nobody would sum or clear are refused before the window, with the parameter's name."""
+"""Gradients that would not be summed or cleared are refused before the window, with the parameter's name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tuner.errors import WorkloadError
-from tuner.training.accumulation.collectives import group_of_one
+from tuner.training.accumulation.collectives import single_rank_group
 from tuner.training.accumulation.engine import Gathering, GradientAccumulation
 from tuner.training.fsdp import shard
 
@@ -62,7 +62,7 @@ def _backward(model: nn.Sequential, _: torch.optim.Optimizer) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_unfreeze, r"`0\.weight` is trainable, and was not.*new GradientAccumulation"),
+        (_unfreeze, r"`0\.weight` is trainable, but was frozen.*new GradientAccumulation"),
         (_add_layer, r"`2\.weight` is trainable"),
         (_add_group, r"parameter 0 of the optimizer's group 1, of shape \(5,\), is trainable"),
         (_replace, r"`1\.weight` is trainable"),
@@ -71,7 +71,7 @@ def _backward(model: nn.Sequential, _: torch.optim.Optimizer) -> None:
         (_backward, r"`1\.weight` has a gradient from before the window.*zero_grad"),
     ],
 )
-def test_a_gradient_that_is_nobodys_is_refused(
+def test_a_gradient_from_outside_the_window_is_refused(
     change: Callable[[nn.Sequential, torch.optim.Optimizer], None], words: str, gathering: Gathering
 ) -> None:
     """Between two windows: no step is made, so no parameter moves."""
@@ -80,13 +80,13 @@ def test_a_gradient_that_is_nobodys_is_refused(
     accumulation = GradientAccumulation(model, optimizer, gathering=gathering)
     accumulation.update(WINDOW, _loss)
     change(model, optimizer)
-    before = [it.detach().clone() for it in model.parameters()]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     with pytest.raises(WorkloadError, match=words):
         accumulation.update([torch.ones(2, 2).to(next(model[1].parameters()).dtype)], _loss)
     assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
 
 
-def test_what_is_frozen_later_is_left_alone() -> None:
+def test_a_parameter_frozen_later_is_not_changed() -> None:
     """A parameter that no longer needs a gradient gets none, and no weight decay."""
     model = _model()
     accumulation = GradientAccumulation(model, torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5))
@@ -109,10 +109,10 @@ def test_gradients_that_a_window_left_for_a_step_are_known(
     accumulation = GradientAccumulation(model, optimizer, gathering=gathering)
     found = []
     for _ in range(2):
-        accumulation.accumulate([it.to(dtype) for it in WINDOW], _loss)
+        accumulation.accumulate([batch.to(dtype) for batch in WINDOW], _loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1e9)
         optimizer.step()
-        found.append([it.grad.clone() for it in model.parameters() if it.grad is not None])
+        found.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
         if clear != "nothing":
             optimizer.zero_grad(set_to_none=clear == "none")
     assert len(found[0]) == 2
@@ -132,7 +132,7 @@ def test_a_failed_window_leaves_no_gradient(gathering: Gathering) -> None:
 
     with pytest.raises(ValueError, match="a bad sample"):
         accumulation.update([torch.ones(2, 2), torch.ones(1, 2)], failing)
-    assert all(it.grad is None for it in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
     accumulation.update(WINDOW, _loss)
 
 
@@ -149,7 +149,7 @@ def test_fsdp1_is_refused() -> None:
 
 def test_a_model_in_shards_on_one_rank_may_be_left_as_torch_makes_it() -> None:
     """Over one rank a mean is a sum; another divisor is refused, and named."""
-    ranks = group_of_one(torch.device("cpu"))
+    ranks = single_rank_group(torch.device("cpu"))
     try:
         model = nn.Sequential(nn.ModuleList([nn.Linear(2, 2)]), nn.Linear(2, 1))[1]
         shard(model, torch.device("cpu"), 1)
