@@ -26,16 +26,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before the server starts,
 from tests.support.forked import forked_starts
 from tests.support.soak import (
     UPDATES,
-    Course,
-    Final,
+    KilledRun,
     Killer,
     Planned,
-    kill_and_go_on,
+    RunOutput,
+    kill_and_resume,
     planned,
     references,
+    reported_updates,
     run_recommendation,
     run_request,
-    told_of,
     undisturbed,
 )
 from tuner.hardware.inventory import cpu
@@ -44,27 +44,27 @@ from tuner.planning.fingerprint import installed_versions
 _ATTEMPTS = 5
 
 
-def row_of(plan: Planned, course: Course, reference: Final) -> dict[str, Any]:
+def row_of(plan: Planned, killed_run: KilledRun, reference: RunOutput) -> dict[str, Any]:
     """A kill, as it is written."""
     return {
         "moment": str(plan.moment),
         "workers": plan.workers,
-        "met": course.hit,
-        "update_at_kill": course.left.update,
-        "folder_half_written": course.left.half_written,
-        "folder_not_yet_named": course.left.unnamed,
-        "newest_checkpoint": course.left.checkpoint,
-        "resumed_from": course.resumed_from,
-        "all_processes_gone_seconds": round(course.gone_seconds, 3),
-        "seconds": round(course.seconds, 2),
-        "hash_equal": course.final.weights_sha256 == course.final.stated_sha256 == reference.weights_sha256,
-        "averages_equal": course.final.averages_sha256 == reference.averages_sha256,
-        "updates_told_once": told_of(course.final) == list(range(1, UPDATES + 1)),
-        "losses_equal": course.final == reference,
+        "met": killed_run.hit,
+        "update_at_kill": killed_run.disk_state.update,
+        "folder_half_written": killed_run.disk_state.half_written,
+        "folder_not_yet_named": killed_run.disk_state.unnamed,
+        "newest_checkpoint": killed_run.disk_state.checkpoint,
+        "resumed_from": killed_run.resumed_from,
+        "all_processes_gone_seconds": round(killed_run.exit_seconds, 3),
+        "seconds": round(killed_run.seconds, 2),
+        "hash_equal": killed_run.final.weights_sha256 == killed_run.final.stated_sha256 == reference.weights_sha256,
+        "averages_equal": killed_run.final.averages_sha256 == reference.averages_sha256,
+        "updates_told_once": reported_updates(killed_run.final) == list(range(1, UPDATES + 1)),
+        "losses_equal": killed_run.final == reference,
     }
 
 
-def soak(directory: Path, rounds: int, reference: Final) -> Iterator[dict[str, Any]]:
+def soak(directory: Path, rounds: int, reference: RunOutput) -> Iterator[dict[str, Any]]:
     """A row for every kill."""
     with forked_starts(fsync_seconds=0.01):
         seconds = references(directory / "references")[0][1]
@@ -72,9 +72,9 @@ def soak(directory: Path, rounds: int, reference: Final) -> Iterator[dict[str, A
             for place, plan in enumerate(planned()):
                 for attempt in range(_ATTEMPTS):
                     killer = Killer(plan, attempt, seconds, seed=number)
-                    course = kill_and_go_on(directory / f"{number}-{place}-{attempt}", killer)
-                    yield row_of(plan, course, reference)
-                    if course.hit:
+                    killed_run = kill_and_resume(directory / f"{number}-{place}-{attempt}", killer)
+                    yield row_of(plan, killed_run, reference)
+                    if killed_run.hit:
                         break
 
 

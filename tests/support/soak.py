@@ -1,6 +1,6 @@
-"""Training runs that are killed at chosen moments, and what is left of them: for the soak test and its benchmark.
+"""Training runs that are killed at chosen moments, and the files they leave, for the soak test and its benchmark.
 
-Their processes are started as in ``forked``.
+Processes are started as in ``forked``.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ CHECKPOINT_EVERY = 3
 SAVED = (3, 6, 9, 12, UPDATES)
 """The updates of which checkpoints are written."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-_PATIENCE_SECONDS = 120.0
+_TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.005
 _SHORT_POLL_SECONDS = 0.0005
 _LONGEST_DELAY_SECONDS = 0.02
-"""After what a kill waits for; about the time of an update, or of the longer of a save's two moments."""
+"""Longest delay of a kill after its moment, about the time of an update or of the longer of a save's two moments."""
 
-# --- what is trained --------------------------------------------------------------------------------------------------
+# --- the run ----------------------------------------------------------------------------------------------------------
 
 
 def run_recommendation(world_size: int = 1) -> Recommendation:
@@ -69,12 +69,12 @@ def run_request(workers: int = 0, processes_per_node: int | None = None) -> Trai
 
 
 def session_of(leader: int) -> list[int]:
-    """The processes of a session that still run."""
+    """The running processes of a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, session = path.read_text().rpartition(")")[2].split()[:4]
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         if int(session) == leader and state not in "ZX":
             found.append(int(path.parent.name))
@@ -82,23 +82,23 @@ def session_of(leader: int) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], what: str, poll_seconds: float = _POLL_SECONDS) -> float:
-    """Wait; returns the seconds it took."""
+    """Wait for a condition. Return the seconds of the wait."""
     began = time.monotonic()
     while not condition():
-        if time.monotonic() - began > _PATIENCE_SECONDS:
-            raise AssertionError(f"{what}: not within {_PATIENCE_SECONDS} s")
+        if time.monotonic() - began > _TIMEOUT_SECONDS:
+            raise AssertionError(f"{what}: not within {_TIMEOUT_SECONDS} s")
         time.sleep(poll_seconds)
     return time.monotonic() - began
 
 
 def result_of(process: TrainingProcess) -> TrainingResult:
-    """Its result, waited for."""
+    """Wait for the result of a run."""
     wait_until(lambda: process.poll() is not None, "a result")
     return process.stop()
 
 
 def has_made(process: TrainingProcess, update: int) -> bool:
-    """Whether a run has told of ``update``, or has ended before."""
+    """Return whether a run has reported ``update``, or has ended before."""
     return _lines(process.paths.progress) >= update or process.poll() is not None
 
 
@@ -108,7 +108,7 @@ def _lines(path: Path) -> int:
 
 @contextmanager
 def started(directory: Path, found: Recommendation, request: TrainingRequest) -> Iterator[TrainingProcess]:
-    """A run's processes, which the block's end ends."""
+    """Start a run's processes, and stop them at the end of the block."""
     process = TrainingProcess(directory)
     process.start(found, request)
     try:
@@ -117,32 +117,32 @@ def started(directory: Path, found: Recommendation, request: TrainingRequest) ->
         process.stop(grace_seconds=0.0)
 
 
-# --- what a run leaves ------------------------------------------------------------------------------------------------
+# --- the output of a run ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Final:
-    """All that an undisturbed run and one that was killed must agree in."""
+class RunOutput:
+    """Output that must be equal for an undisturbed run and a killed one."""
 
     outcome: RunOutcome
     stated_sha256: str | None
-    """What the result says of the weights."""
+    """Hash of the weights in the result."""
     weights_sha256: str
-    """What their file has."""
+    """Hash of the file of the weights."""
     averages_sha256: str
     updates: tuple[dict[str, Any], ...]
-    """What was told of each update, without times and memory."""
+    """Progress of each update, without times and memory."""
 
 
-def final_of(paths: RunPaths, result: TrainingResult) -> Final:
-    """What a run has left."""
-    told = ProgressLog(paths.progress).new_lines()
-    return Final(
+def output_of(paths: RunPaths, result: TrainingResult) -> RunOutput:
+    """The output of a run."""
+    reported = ProgressLog(paths.progress).new_lines()
+    return RunOutput(
         outcome=result.outcome,
         stated_sha256=result.weights_sha256,
         weights_sha256=_sha256(paths.weights),
         averages_sha256=_sha256(paths.average_weights),
-        updates=tuple(it.model_dump(exclude={"seconds", "peak_bytes"}) for it in told),
+        updates=tuple(progress.model_dump(exclude={"seconds", "peak_bytes"}) for progress in reported),
     )
 
 
@@ -150,37 +150,37 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-Reference = tuple[Final, float]
-"""What an undisturbed run has left, and the seconds it took."""
+Reference = tuple[RunOutput, float]
+"""Output of an undisturbed run, and its seconds."""
 
 
 def undisturbed(directory: Path, found: Recommendation, request: TrainingRequest) -> Reference:
-    """A run from beginning to end, and its seconds."""
+    """Make a run from beginning to end. Return its output and its seconds."""
     began = time.monotonic()
     with started(directory, found, request) as process:
         result = result_of(process)
     assert result.outcome is RunOutcome.SUCCEEDED, result.message
-    return final_of(RunPaths(directory), result), time.monotonic() - began
+    return output_of(RunPaths(directory), result), time.monotonic() - began
 
 
 @dataclass(frozen=True)
-class Left:
-    """What a kill leaves on the disk."""
+class DiskState:
+    """Files of a run after a kill."""
 
     update: int
-    """The last update told."""
+    """The last reported update."""
     checkpoint: int | None
-    """That of the newest checkpoint."""
+    """The update of the newest checkpoint."""
     half_written: bool
-    """There is a part of a checkpoint's folder."""
+    """True if there is an incomplete folder of a checkpoint."""
     unnamed: bool
-    """There is a whole checkpoint which the pointer does not name yet."""
+    """True if there is a complete checkpoint that the pointer does not name yet."""
 
     @classmethod
-    def of(cls, paths: RunPaths) -> Left:
-        """What is there now."""
+    def of(cls, paths: RunPaths) -> DiskState:
+        """Read the current files of a run."""
         checkpoint = paths.checkpointed_update()
-        newest = max((int(it.name[-8:]) for it in paths.checkpoints.glob("update-*")), default=0)
+        newest = max((int(path.name[-8:]) for path in paths.checkpoints.glob("update-*")), default=0)
         return cls(
             update=ProgressLog(paths.progress).last_update(),
             checkpoint=checkpoint,
@@ -190,13 +190,13 @@ class Left:
 
     @property
     def checkpoints_owed(self) -> set[int | None]:
-        """Which checkpoint may be the newest: the last that was due, or the one before if it was just being written."""
-        *before, last = [None, *(it for it in SAVED if it <= self.update)]
+        """Updates whose checkpoint may be the newest: the last that was due, or the one before during its save."""
+        *before, last = [None, *(update for update in SAVED if update <= self.update)]
         return {last, *before[-1:]} if last == self.update else {last}
 
     @property
-    def saving(self) -> bool:
-        """Whether it was in a save."""
+    def was_saving(self) -> bool:
+        """Return whether the run was killed in a save."""
         return self.half_written or self.unnamed
 
 
@@ -204,7 +204,7 @@ class Left:
 
 
 class Moment(StrEnum):
-    """When a run is killed."""
+    """Moment at which a run is killed."""
 
     WINDOW = "in a window"
     SAVE = "in a save"
@@ -214,7 +214,7 @@ class Moment(StrEnum):
 
 
 COUNTS = {Moment.WINDOW: 5, Moment.SAVE: 3, Moment.POINTER: 2, Moment.EDGE: 5, Moment.ANY: 5}
-"""How often in a soak of twenty kills."""
+"""Number of kills at each moment, in a soak of twenty."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Planned:
 
     moment: Moment
     number: int
-    """Among those at the same moment, from 0."""
+    """Number among the kills at the same moment, from 0."""
     workers: int
     """Processes that load data."""
 
@@ -232,7 +232,7 @@ class Planned:
 
 
 def references(directory: Path) -> dict[int, Reference]:
-    """Undisturbed runs by their number of processes that load data."""
+    """Undisturbed runs by their number of data-loading workers."""
     undisturbed(directory / "first", run_recommendation(), run_request())  # starts the server, which takes a while
     return {
         workers: undisturbed(directory / str(workers), run_recommendation(), run_request(workers)) for workers in (0, 2)
@@ -240,41 +240,41 @@ def references(directory: Path) -> dict[int, Reference]:
 
 
 def planned() -> list[Planned]:
-    """Twenty kills, half of them with processes that load data."""
+    """Twenty kills, half of them with data-loading workers."""
     kills = [(moment, number) for moment, count in COUNTS.items() for number in range(count)]
     return [Planned(moment, number, 2 * (place % 2)) for place, (moment, number) in enumerate(kills)]
 
 
 @dataclass(frozen=True)
-class Course:
+class KilledRun:
     """A run that was killed once, and started again."""
 
     hit: bool
-    """Whether it was killed, and at its moment."""
-    left: Left
+    """True if the run was killed, and at the planned moment."""
+    disk_state: DiskState
     loaders: int | None
-    """Processes that loaded data after the first update; none when they were not counted."""
-    gone_seconds: float
-    """From the kill until no process of the run was there."""
+    """Data-loading workers after the first update; None if they were not counted."""
+    exit_seconds: float
+    """Seconds from the kill until all processes of the run had ended."""
     message: str
-    """What the killed run's result says."""
-    hold_seconds: float
-    """What the second start waited for the folder, and took to write the run's files."""
+    """Message of the killed run's result."""
+    lock_seconds: float
+    """Seconds that the second start waited for the folder's lock and wrote the run's files."""
     resumed_from: int | None
     seconds: float
-    """From the first start to the result of the second."""
-    final: Final
+    """Seconds from the first start to the result of the second."""
+    final: RunOutput
 
 
 class Killer:
-    """Chooses, waits for, and judges the moment of a kill.
+    """Choice of the moment of a kill, and the check that the kill hit the moment.
 
     Args:
-        plan: when to kill.
-        attempt: how many kills have missed the moment.
-        whole_seconds: how long an undisturbed run takes. Kills at any time are spread over it, its start included; over
-            the less of it, the more often the run had ended before.
-        seed: with the plan and the attempt, all that the random choices depend on.
+        plan: the moment of the kill.
+        attempt: number of kills that have missed the moment.
+        whole_seconds: seconds of an undisturbed run. Kills at any time are spread over them, including the start, and
+            over a smaller part after each attempt for which the run had ended before.
+        seed: seeds the random choices, together with the plan and the attempt.
     """
 
     def __init__(self, plan: Planned, attempt: int, whole_seconds: float, seed: int = 0) -> None:
@@ -282,13 +282,13 @@ class Killer:
         self.moment = plan.moment
         self.workers = plan.workers
         self._delay = choices.uniform(0.0, _LONGEST_DELAY_SECONDS)
-        self._update = choices.choice([it for it in range(1, UPDATES) if it not in SAVED])
+        self._update = choices.choice([update for update in range(1, UPDATES) if update not in SAVED])
         self._saved = choices.choice(SAVED)
         self._edge = UPDATES_PER_EPOCH * choices.randint(1, UPDATES // UPDATES_PER_EPOCH)
         self._at = whole_seconds * (plan.number + choices.random()) / COUNTS[self.moment] / (attempt + 1)
 
-    def come(self, paths: RunPaths, began: float) -> bool:
-        """Whether it is time, but for the delay."""
+    def is_due(self, paths: RunPaths, began: float) -> bool:
+        """Return whether the moment has come, except for the delay."""
         if self.moment is Moment.ANY:
             return time.monotonic() - began >= self._at
         if self.moment is Moment.SAVE:
@@ -300,55 +300,55 @@ class Killer:
 
     @property
     def delay(self) -> float:
-        """Seconds to wait then."""
+        """Seconds between the moment and the kill."""
         if self.moment is Moment.POINTER:
             return self._delay / 2
         return self._delay if self.moment in {Moment.WINDOW, Moment.SAVE} else 0.0
 
-    def hit(self, left: Left) -> bool:
-        """Whether the run that left this was killed at the moment."""
+    def hit(self, disk_state: DiskState) -> bool:
+        """Return whether the run that left these files was killed at the moment."""
         return {
-            Moment.WINDOW: left.update >= self._update and not left.saving,
-            Moment.SAVE: left.half_written,
-            Moment.POINTER: left.unnamed and not left.half_written,
-            Moment.EDGE: left.update == self._edge,
+            Moment.WINDOW: disk_state.update >= self._update and not disk_state.was_saving,
+            Moment.SAVE: disk_state.half_written,
+            Moment.POINTER: disk_state.unnamed and not disk_state.half_written,
+            Moment.EDGE: disk_state.update == self._edge,
             Moment.ANY: True,
         }[self.moment]
 
 
-def kill_and_go_on(directory: Path, killer: Killer) -> Course:
-    """Start, kill the main process, wait until all is gone by itself, and start again."""
+def kill_and_resume(directory: Path, killer: Killer) -> KilledRun:
+    """Start, kill the main process, wait until the other processes have ended, and start again."""
     paths, found, request = RunPaths(directory), run_recommendation(), run_request(killer.workers)
     began = time.monotonic()
     with started(directory, found, request) as process:
-        loaders, gone, killed = _kill(process, killer, began)
-        left = Left.of(paths)
+        loaders, exit_seconds, killed = _kill(process, killer, began)
+        disk_state = DiskState.of(paths)
         ended = result_of(process)
     again = time.monotonic()
     with started(directory, found, request) as process:
-        hold = time.monotonic() - again
+        lock_seconds = time.monotonic() - again
         result = result_of(process)
-    return Course(
-        hit=killed and ended.outcome is RunOutcome.FAILED and killer.hit(left),
-        left=left,
+    return KilledRun(
+        hit=killed and ended.outcome is RunOutcome.FAILED and killer.hit(disk_state),
+        disk_state=disk_state,
         loaders=loaders,
-        gone_seconds=gone,
+        exit_seconds=exit_seconds,
         message=ended.message,
-        hold_seconds=hold,
+        lock_seconds=lock_seconds,
         resumed_from=result.resumed_from,
         seconds=time.monotonic() - began,
-        final=final_of(paths, result),
+        final=output_of(paths, result),
     )
 
 
 def _kill(process: TrainingProcess, killer: Killer, began: float) -> tuple[int | None, float, bool]:
-    """How many processes loaded data, how long all took to be gone, and whether the run was still there to kill."""
+    """Kill a run. Return its number of workers, the seconds until all processes had ended, and whether it was alive."""
     paths, leader = process.paths, process.pids[0]
     loaders = None
     if killer.moment in {Moment.WINDOW, Moment.EDGE}:
         wait_until(lambda: has_made(process, 1), "the first update")
         loaders = len(session_of(leader)) - 1
-    wait_until(lambda: killer.come(paths, began) or process.poll() is not None, killer.moment, _SHORT_POLL_SECONDS)
+    wait_until(lambda: killer.is_due(paths, began) or process.poll() is not None, killer.moment, _SHORT_POLL_SECONDS)
     time.sleep(killer.delay)
     if process.poll() is not None:
         return loaders, 0.0, False
@@ -356,6 +356,6 @@ def _kill(process: TrainingProcess, killer: Killer, began: float) -> tuple[int |
     return loaders, wait_until(lambda: not session_of(leader), "the end of all processes"), True
 
 
-def told_of(final: Final) -> list[int]:
-    """The updates that a run told of, in the order of their lines."""
-    return [it["update"] for it in final.updates]
+def reported_updates(final: RunOutput) -> list[int]:
+    """The updates that a run reported, in the order of their lines."""
+    return [update["update"] for update in final.updates]

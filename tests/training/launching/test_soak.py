@@ -1,4 +1,4 @@
-"""SIGKILL at any moment of a run: it goes on from its newest checkpoint to the very same weights."""
+"""SIGKILL at any moment of a run: the run resumes from its newest checkpoint and ends with bit-equal weights."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import pytest
 from tests.support.forked import forked_starts
 from tests.support.soak import (
     UPDATES,
-    Course,
-    Final,
+    KilledRun,
     Killer,
     Planned,
     Reference,
-    final_of,
+    RunOutput,
     has_made,
-    kill_and_go_on,
+    kill_and_resume,
+    output_of,
     planned,
     references,
+    reported_updates,
     result_of,
     run_recommendation,
     run_request,
     started,
-    told_of,
     undisturbed,
     wait_until,
 )
@@ -34,52 +34,52 @@ from tuner.schemas.training import RunOutcome
 from tuner.training.launching.run_directory import RunPaths
 
 _ATTEMPTS = 5
-"""How many runs a kill may take to come at its moment; all of them must end alike."""
+"""Most runs until a kill hits its moment; all of them must end alike."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _forked_starts() -> Iterator[None]:
-    """No run of this module starts an interpreter; saves last long enough to be met by a kill."""
+    """Start runs without an interpreter, and make saves last long enough for a kill to hit them."""
     with forked_starts(fsync_seconds=0.01):
         yield
 
 
 @pytest.fixture(scope="module")
 def undisturbed_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Reference]:
-    """By their number of processes that load data."""
+    """Undisturbed runs by their number of data-loading workers."""
     return references(tmp_path_factory.mktemp("undisturbed"))
 
 
 def test_processes_that_load_data_change_nothing(undisturbed_runs: dict[int, Reference]) -> None:
-    """Weights, averages and what is told of the updates are the same with two as with none."""
+    """Weights, averages and reported updates are equal with two workers and with none."""
     assert undisturbed_runs[0][0] == undisturbed_runs[2][0]
-    assert told_of(undisturbed_runs[0][0]) == list(range(1, UPDATES + 1))
+    assert reported_updates(undisturbed_runs[0][0]) == list(range(1, UPDATES + 1))
 
 
 @pytest.mark.parametrize("plan", planned(), ids=str)
 def test_a_killed_run_ends_as_if_nothing_had_happened(
     plan: Planned, undisturbed_runs: dict[int, Reference], tmp_path: Path
 ) -> None:
-    """In a window, in a save, at an epoch's edge, at any time: the same hash, each update told once, nothing lost."""
+    """In a window, in a save, at an epoch's edge, at any time: the hash is equal, and each update is reported once."""
     reference, seconds = undisturbed_runs[plan.workers]
     for attempt in range(_ATTEMPTS):
-        course = kill_and_go_on(tmp_path / str(attempt), Killer(plan, attempt, seconds))
-        _is_as_undisturbed(course, reference, plan.workers)
-        if course.hit:
+        killed_run = kill_and_resume(tmp_path / str(attempt), Killer(plan, attempt, seconds))
+        _is_as_undisturbed(killed_run, reference, plan.workers)
+        if killed_run.hit:
             return
     pytest.fail(f"no kill {plan.moment} in {_ATTEMPTS} runs")
 
 
-def _is_as_undisturbed(course: Course, reference: Final, workers: int) -> None:
-    assert course.final == reference, course
-    assert course.final.weights_sha256 == course.final.stated_sha256
-    assert course.left.checkpoint in course.left.checkpoints_owed, course
-    assert course.resumed_from == course.left.checkpoint, course
-    assert course.loaders in {None, workers}, course
+def _is_as_undisturbed(killed_run: KilledRun, reference: RunOutput, workers: int) -> None:
+    assert killed_run.final == reference, killed_run
+    assert killed_run.final.weights_sha256 == killed_run.final.stated_sha256
+    assert killed_run.disk_state.checkpoint in killed_run.disk_state.checkpoints_owed, killed_run
+    assert killed_run.resumed_from == killed_run.disk_state.checkpoint, killed_run
+    assert killed_run.loaders in {None, workers}, killed_run
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_ends_the_run_which_goes_on(victim: int, tmp_path: Path) -> None:
+def test_a_run_resumes_after_a_rank_was_killed(victim: int, tmp_path: Path) -> None:
     """Of two ranks one is killed: the other ends by itself, the result says who, and the run ends bit-equal."""
     found, request = run_recommendation(world_size=2), run_request(processes_per_node=2)
     reference, _ = undisturbed(tmp_path / "whole", found, request)
@@ -96,4 +96,4 @@ def test_a_killed_rank_ends_the_run_which_goes_on(victim: int, tmp_path: Path) -
     checkpoint = paths.checkpointed_update()
     with started(paths.directory, found, request) as process:
         result = result_of(process)
-    assert (result.resumed_from, final_of(paths, result)) == (checkpoint, reference)
+    assert (result.resumed_from, output_of(paths, result)) == (checkpoint, reference)
