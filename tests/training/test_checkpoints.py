@@ -31,10 +31,10 @@ OLDER = "update-00000002"
 def loop_for(directory: Path, updates: int = 6) -> Trainer:
     """A loop of the same run in this process."""
     request = TrainingRequest(updates=updates, checkpoint_every=2)
-    return Trainer(build_run(found(), request, RunPaths(directory), open_device("cpu")))
+    return Trainer(build_run(small_recommendation(), request, RunPaths(directory), open_device("cpu")))
 
 
-def found() -> Recommendation:
+def small_recommendation() -> Recommendation:
     """A small model with an optimizer that has a state."""
     return recommendation(gpt_spec(), 16, 8)
 
@@ -174,7 +174,7 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
 def test_a_process_reports_the_checkpoint_that_it_resumes_from(run: Path) -> None:
     """The note is in the result, and in the log at once; the progress has every update once."""
     flip_a_bit(run / "checkpoints" / NEWEST / "state.pt")
-    result = run_to_end(run, found(), TrainingRequest(updates=6, checkpoint_every=2))
+    result = run_to_end(run, small_recommendation(), TrainingRequest(updates=6, checkpoint_every=2))
     assert result.outcome is RunOutcome.SUCCEEDED, result.message
     assert result.resumed_from == 2
     assert any(NEWEST in note and "state.pt" in note for note in result.notes)

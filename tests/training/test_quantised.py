@@ -53,7 +53,7 @@ def test_only_what_may_be_cast_is_cast(precision: str, dtype: torch.dtype) -> No
 
 
 def test_its_loss_is_checked_for_coupled_samples() -> None:
-    """In fp32, as any other's; whatever type it is trained in."""
+    """The loss is checked in fp32, independently of the type that the model is trained in."""
     for precision in ("fp32", "bf16"):
         spec = quantised_spec(precision=precision)
         report = check_spec_coupling(spec, build_workload(spec), CPU)
@@ -63,7 +63,7 @@ def test_its_loss_is_checked_for_coupled_samples() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
 def test_a_run_trains_its_adapters_and_resumes(tmp_path: Path, precision: str) -> None:
-    """Accumulated, stopped and resumed: as a run that was not stopped, with the packed weights as they were."""
+    """A run that was stopped and resumed ends like one that was not, with unchanged packed weights."""
     spec = quantised_spec(precision=precision, optimizer={"learning_rate": 0.01})
     found, request = recommendation(spec, 8, 4), TrainingRequest(updates=4, checkpoint_every=2)
 
@@ -92,7 +92,7 @@ class Packed(Tensor):
 
 
 def test_tensors_of_special_classes_are_not_cast() -> None:
-    """As torchao and bitsandbytes have them: their types are no types to cast."""
+    """The tensors of torchao and bitsandbytes have special classes and are not cast."""
     layer, plain = nn.Linear(2, 2), nn.Linear(2, 2)
     layer.weight = nn.Parameter(torch.ones(2, 2).as_subclass(Packed), requires_grad=False)
     narrow = nn.Linear(2, 2, bias=False)
@@ -105,7 +105,7 @@ def test_tensors_of_special_classes_are_not_cast() -> None:
 
 
 def test_a_packed_weight_is_enough() -> None:
-    """A model that does not say that it is quantised may be."""
+    """A model without the attribute may be quantised."""
     packed = nn.Linear(2, 2, bias=False)
     packed.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.uint8), requires_grad=False)
     model = nn.Sequential(packed, nn.Linear(2, 2))

@@ -29,7 +29,7 @@ TEXT = {"batch": {"sequence_length": 12}}
 
 
 def problem_of(config: dict[str, Any], task: str = "causal-lm") -> tuple[str, str]:
-    """The field at fault, and what is said of it."""
+    """The invalid field, and the message about it."""
     with pytest.raises(SpecError) as caught:
         check_workload(transformers_spec(task, config, **TEXT))
     problem = caught.value.problems[0]
@@ -78,7 +78,7 @@ ROUTES: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("config", "field"), [route[1:] for route in ROUTES], ids=[route[0] for route in ROUTES])
 def test_no_field_leads_out_of_the_spec(config: dict[str, Any], field: str) -> None:
-    """Each is refused by its name before transformers sees it."""
+    """Each field is refused by name before transformers reads it."""
     named, message = problem_of({**GPT2, **config})
     assert f"config.{field}" in named or f".{field}" in named
     assert any(words in message for words in ("leave it out", "must be one of", "backbone_config", "python"))
@@ -207,7 +207,7 @@ def test_a_model_that_fetches_its_kernels_does_not(tmp_path: Path) -> None:
     ],
 )
 def test_a_name_that_is_not_there_has_near_ones(config: dict[str, Any], field: str, near: str) -> None:
-    """At every depth: transformers itself takes any name and ignores it."""
+    """Unknown fields are refused at every depth, though transformers ignores them."""
     named, message = problem_of(config)
     assert named == f"model.config.{field}"
     assert near in message
@@ -224,7 +224,7 @@ def test_a_name_that_is_not_there_has_near_ones(config: dict[str, Any], field: s
     ],
 )
 def test_a_configuration_as_transformers_writes_it_is_taken(config: dict[str, Any]) -> None:
-    """Other names of a field, empty private ones, and fields that say nothing are no reason to refuse it."""
+    """Aliases of a field, empty private fields, and fields without effect are accepted."""
     check_workload(transformers_spec("causal-lm", config, **TEXT))
 
 
@@ -236,7 +236,7 @@ NEOX |= {"num_hidden_layers": 1, "intermediate_size": 16}
 
 @pytest.mark.parametrize("name", ["position_buckets", "norm_rel_ebd", "share_att_key", "max_relative_positions"])
 def test_a_field_that_only_the_models_code_reads_is_taken(name: str) -> None:
-    """DeBERTa-v3 is published with these, and no configuration of transformers declares them."""
+    """DeBERTa-v3 is published with these fields, which no configuration of transformers declares."""
     published = {"position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True}
     published |= {"max_relative_positions": -1}
     assert problem_of({**DEBERTA, f"{name}s": published[name]}, "masked-lm")[0] == f"model.config.{name}s"
@@ -247,7 +247,7 @@ def test_a_field_that_only_the_models_code_reads_is_taken(name: str) -> None:
 
 
 def test_a_field_that_only_the_configurations_code_reads_is_taken() -> None:
-    """Pythia is published with a share of each head that is rotated, by a name that GPT-NeoX's class converts."""
+    """Pythia is published with `rotary_pct`, which GPT-NeoX's class converts."""
     workload: Any = build_workload(transformers_spec("causal-lm", {**NEOX, "rotary_pct": 0.5}, **TEXT))
     assert workload.config.rope_parameters["partial_rotary_factor"] == 0.5
 
@@ -270,7 +270,7 @@ def test_an_undeclared_field_is_no_way_in(value: object) -> None:
 
 
 def test_recomputation_is_decided_by_the_spec() -> None:
-    """Published configurations say no to it, which changes nothing; a yes would be past the spec's own field."""
+    """A false value of published configurations is accepted; true is refused in favour of the spec's own field."""
     off = transformers_spec("causal-lm", {**GPT2, "gradient_checkpointing": False}, **TEXT)
     check_workload(off)
     named, message = problem_of({**GPT2, "gradient_checkpointing": True})
@@ -300,7 +300,7 @@ def test_recomputation_is_decided_by_the_spec() -> None:
     ],
 )
 def test_a_size_without_sense_is_refused_by_name(config: dict[str, Any], task: str, field: str, value: int) -> None:
-    """Layers by the minus-first are no layers: transformers builds a model without any, which always fits."""
+    """Of -1 layers transformers would build a model without layers, which always fits."""
     *parents, name = field.split(".")
     asked: dict[str, Any] = {**config, **{parent: {**config[parent], name: value} for parent in parents}}
     named, message = problem_of(asked if parents else {**config, name: value}, task)
@@ -313,7 +313,7 @@ def test_a_size_without_sense_is_refused_by_name(config: dict[str, Any], task: s
     [("n_layer", 10_001), ("num_labels", 1_000_001), ("n_positions", -1), ("n_ctx", -5)],
 )
 def test_a_number_beyond_its_bounds_is_refused_by_name(field: str, value: int) -> None:
-    """A configuration keeps a name for every label: a billion of them is all of the host's memory."""
+    """A configuration stores a name for every label: a billion names would use up the host's memory."""
     if field == "n_ctx":
         field, config = "attention_window", {"model_type": "longformer", "attention_window": [-4]}
         assert problem_of(config, "masked-lm")[0] == "model.config.attention_window"
@@ -322,7 +322,7 @@ def test_a_number_beyond_its_bounds_is_refused_by_name(field: str, value: int) -
 
 
 def test_a_model_that_cannot_be_built_is_no_traceback() -> None:
-    """Each size alone makes sense, and their product is more than any tensor has."""
+    """Each size alone is valid, but their product exceeds any tensor."""
     named, message = problem_of({**GPT2, "n_embd": 2**31 - 1, "n_head": 1})
     assert named == "model.config"
     assert "cannot be built" in message
@@ -339,7 +339,7 @@ def test_a_model_with_an_empty_parameter_is_refused() -> None:
 @pytest.mark.parametrize("value", [0, -1, 10**12])
 @pytest.mark.parametrize("field", ["layers", "heads", "width", "vocabulary_size"])
 def test_a_reference_model_has_bounds_too(field: str, value: int) -> None:
-    """By the field's name, before anything is built."""
+    """The field is named before a model is built."""
     architecture = {"name": "gpt", "layers": 1, "heads": 1, "width": 8, "vocabulary_size": 16, field: value}
     with pytest.raises(SpecError) as caught:
         parse_spec({"model": {"kind": "reference", "architecture": architecture}, "batch": {"sequence_length": 8}})
@@ -347,7 +347,7 @@ def test_a_reference_model_has_bounds_too(field: str, value: int) -> None:
 
 
 def test_a_reference_model_that_cannot_be_built_is_no_traceback() -> None:
-    """As for transformers."""
+    """The error is a SpecError, as for transformers."""
     architecture = {"name": "gpt", "layers": 1, "heads": 1, "width": 2**31 - 1, "vocabulary_size": 16}
     with pytest.raises(SpecError, match="cannot be built"):
         check_workload(gpt_spec(model={"kind": "reference", "architecture": architecture}))

@@ -70,7 +70,7 @@ def mixture(kind: str = "mixtral", **config: Any) -> WorkloadSpec:
 
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_the_loss_of_one_micro_batch_is_that_of_transformers(kind: str) -> None:
-    """Cross-entropy and the routers' loss with its factor, padding apart, to the last digits of fp32."""
+    """Cross-entropy and the routers' loss with its coefficient, without padding, are equal in fp32."""
     torch.manual_seed(0)
     spec = mixture(kind, **ROUTED)
     workload = build_workload(spec)
@@ -88,7 +88,7 @@ def test_the_loss_of_one_micro_batch_is_that_of_transformers(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["mixtral", "dbrx"])
 def test_the_factor_is_the_one_of_the_config(kind: str) -> None:
-    """Ten times the factor is ten times the term, and the routers' gradient is what they learn from."""
+    """Ten times the coefficient is ten times the term, and the routers get a gradient."""
     torch.manual_seed(0)
     factors = (
         [{"router_aux_loss_coef": 0.1}, {"router_aux_loss_coef": 1.0}]
@@ -112,14 +112,14 @@ def test_the_factor_is_the_one_of_the_config(kind: str) -> None:
 
 
 def test_without_the_switch_there_is_no_term() -> None:
-    """As in transformers, whose factor says nothing until the logits are asked for."""
+    """The coefficient has no effect until the logits are requested, as in transformers."""
     spec = mixture(output_router_logits=False, router_aux_loss_coef=0.02)
     workload = build_workload(spec)
     assert set(workload.loss_terms(build_model(spec, workload), workload.make_batch(2))) == {"next_token"}
 
 
 def test_a_factor_without_the_switch_is_refused() -> None:
-    """A factor without the switch would have no effect, so that it is refused by name."""
+    """A coefficient without the switch would have no effect, and is refused by name."""
     with pytest.raises(SpecError, match=r"router_aux_loss_coef: has no effect unless `output_router_logits` is true"):
         check_workload(mixture(router_aux_loss_coef=0.02))
 
@@ -134,7 +134,7 @@ def test_a_factor_without_the_switch_is_refused() -> None:
     ],
 )
 def test_a_router_loss_that_would_not_be_trained_is_refused(task: str, config: dict[str, Any], field: str) -> None:
-    """It is never dropped in silence."""
+    """The router loss is never dropped silently."""
     if config["model_type"] == "gpt2":
         config = {**config, **ROUTED}
     with pytest.raises(SpecError) as caught:
@@ -153,7 +153,7 @@ def test_a_forward_pass_without_the_router_loss_raises() -> None:
 
 
 def test_the_check_for_coupled_samples_sees_it() -> None:
-    """Balancing is a statistic of the batch: the term is at fault, and nothing else is."""
+    """Balancing is a statistic of the batch: only this term is at fault."""
     spec = mixture(**ROUTED, router_aux_loss_coef=1.0)
     report = check_spec_coupling(spec, build_workload(spec), CPU)
     assert report.coupled
@@ -164,7 +164,7 @@ def test_the_check_for_coupled_samples_sees_it() -> None:
 
 
 def test_a_run_trains_it_where_that_is_allowed(tmp_path: Path) -> None:
-    """Refused by itself; with `allow_batch_coupling` each update reports both terms."""
+    """The run is refused by default; with `allow_batch_coupling` each update reports both terms."""
     spec = mixture(**ROUTED, router_aux_loss_coef=1.0)
     found = recommendation(spec, 8, 4)
     with pytest.raises(TrainingError, match="router_aux_loss"):

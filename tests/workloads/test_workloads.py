@@ -73,7 +73,7 @@ def test_loss_terms_are_sums_with_their_weight(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["masked-lm", "seq2seq-lm", "sequence-classification", "token-classification"])
 def test_a_probe_of_an_encoder_has_a_mask_that_masks(name: str) -> None:
-    """One position at least, of one sample too: implementations of attention drop a mask of ones, and its memory."""
+    """At least one position is masked, also for one sample: some attention implementations drop a mask of ones."""
     for size in (1, 3):
         batch = build_workload(SPECS[name]).make_batch(size)
         padded = batch["attention_mask"] == 0
@@ -85,12 +85,12 @@ def test_a_probe_of_an_encoder_has_a_mask_that_masks(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt", "causal-lm"])
 def test_a_probe_of_a_causal_model_has_no_mask(name: str) -> None:
-    """Padding on the right is never looked at."""
+    """A causal model does not attend to padding on the right."""
     assert set(build_workload(SPECS[name]).make_batch(2)) == {"input_ids", "labels"}
 
 
 def test_a_padded_sample_has_the_loss_of_the_sample_alone() -> None:
-    """The mask reaches the model, and what is under it changes nothing."""
+    """The mask reaches the model, and masked positions do not change the loss."""
     spec = SPECS["masked-lm"]
     workload = build_workload(spec)
     model = build_model(spec, workload).eval()
@@ -111,7 +111,7 @@ def test_a_model_that_takes_no_mask_gets_none() -> None:
 
 
 def test_a_text_of_one_token_is_not_all_padding() -> None:
-    """A sample without a position to look at has no loss that is a number."""
+    """A sample with only masked positions would have a loss of NaN."""
     spec = transformers_spec("masked-lm", SMALL_BERT, batch={"sequence_length": 1})
     assert build_workload(spec).make_batch(2)["attention_mask"].tolist() == [[1], [1]]
 
@@ -194,7 +194,7 @@ def test_a_config_that_transformers_refuses_names_the_field(
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_the_requested_attention_is_used(attention: str) -> None:
-    """It decides how much memory long sequences take."""
+    """The implementation of attention determines the memory of long sequences."""
     spec = transformers_spec("masked-lm", {**SMALL_BERT, "attn_implementation": attention}, **TEXT)
     model: Any = build_model(spec, build_workload(spec))
     assert model.config._attn_implementation == attention
@@ -252,14 +252,14 @@ def test_a_wrong_target_is_a_spec_error(user_module: str, name: str, arguments: 
 
 
 def test_a_fault_inside_a_factory_is_its_own(user_module: str) -> None:
-    """A TypeError of the user's code is no matter of the arguments, and keeps its traceback."""
+    """A TypeError inside the user's code is raised with its traceback, not as an error about the arguments."""
     with pytest.raises(TypeError, match="has no len") as caught:
         build_workload(python_spec(f"{user_module}:faulty"))
     assert caught.traceback[-1].path.name == "user_workloads.py"  # type: ignore[union-attr]
 
 
 def test_a_missing_module_is_a_spec_error() -> None:
-    """The message says where it was looked for."""
+    """The message names the folder that was searched."""
     with pytest.raises(SpecError, match="no module `nowhere`"):
         build_workload(python_spec("nowhere.at_all:build"))
 

@@ -110,13 +110,13 @@ class Trainer:
         if self._device.torch_device.type != "cpu" or headroom is None or not requested:
             return requested
         free = headroom.limit_bytes - headroom.peak_bytes
-        most = max(1, free // 2 // WORKER_BYTES)
-        if requested > most:
+        maximum = max(1, free // 2 // WORKER_BYTES)
+        if requested > maximum:
             self.notes.append(
-                f"{most} of the {requested} requested workers load data: each takes {format_bytes(WORKER_BYTES)} of "
+                f"{maximum} of the {requested} requested workers load data: each takes {format_bytes(WORKER_BYTES)} of "
                 f"the memory limit, of which the plan leaves {format_bytes(free)} free; the weights do not change"
             )
-        return min(requested, most)
+        return min(requested, maximum)
 
     def largest_micro_batch(self) -> int:
         """Samples in the largest micro-batch that may still be tried on this rank."""
@@ -134,7 +134,7 @@ class Trainer:
             batches: list[Batch] = []
             if any(self.ranks.run_collectively(lambda: _load(loaded_batches, batches, should_stop))):  # noqa: B023 - called at once
                 return
-            micro_batches = _micro_batches(self._parts.data, windows.next(), batches, self.request.seed)
+            micro_batches = _micro_batches(self._parts.data, windows.pop(), batches, self.request.seed)
             progress = self._update(micro_batches, began)
             if not self.ranks.rank:
                 report(progress)
@@ -259,8 +259,8 @@ class _WindowQueue(Iterator[AccumulationWindow]):
         self._pending.append(window)
         return window
 
-    def next(self) -> AccumulationWindow:
-        """The window whose batches the loader has just yielded."""
+    def pop(self) -> AccumulationWindow:
+        """Remove and return the window whose batches the loader has just yielded."""
         return self._pending.popleft()
 
 

@@ -240,11 +240,9 @@ def _train_as_other_rank(paths: RunPaths, stop: StopRequest) -> int:
     result = train(paths, stop)
     if result.smaller_micro_batch is not None:
         paths.write_micro_batch_bound(result.smaller_micro_batch)
-    return (
-        _write_result(result, paths.failure(own_rank()))
-        if result.outcome is RunOutcome.FAILED
-        else _exit_status(result)
-    )
+    if result.outcome is not RunOutcome.FAILED:
+        return _exit_status(result)
+    return _write_result(result, paths.failure(own_rank()))
 
 
 def _write_result(result: TrainingResult, path: Path) -> int:

@@ -85,7 +85,7 @@ def test_the_published_result_over_two_ranks(both: Outcomes) -> None:
     ],
 )
 def test_the_gradient_is_the_full_batchs(both: Outcomes, scenario: str) -> None:
-    """Within 1e-5 of one process in fp64, and the same to the last bit on both ranks."""
+    """The gradient is within 1e-5 of one process in fp64, and equal to the last bit on both ranks."""
     assert [error(outcome[scenario]) < 1e-5 for outcome in both] == [True, True]
     assert same(both[0][scenario]["gradient"], both[1][scenario]["gradient"])
 
@@ -97,7 +97,7 @@ def test_mutants_are_caught(both: Outcomes, mutant: str) -> None:
 
 
 def test_a_rank_without_samples_needs_no_weights_beforehand(both: Outcomes) -> None:
-    """It does not even know the terms' names."""
+    """The rank does not know the names of the terms."""
     assert error(both[1]["rank_without_samples"], "again") < 1e-5
 
 
@@ -108,12 +108,12 @@ def test_reports_are_those_of_all_ranks(both: Outcomes) -> None:
 
 
 def test_a_window_that_weighs_nothing_anywhere_is_skipped(both: Outcomes) -> None:
-    """By both ranks alike."""
+    """Both ranks skip the window."""
     assert [outcome["no_rank_has_tokens"]["skipped"] for outcome in both] == [True, True]
 
 
 def test_one_rank_splits_alone(both: Outcomes) -> None:
-    """Rank 1 goes on in single samples while rank 0 keeps its micro-batches; both report the splits."""
+    """Rank 1 continues in single samples while rank 0 keeps its micro-batches; both report the splits."""
     first, second = (outcome["one_rank_runs_out"] for outcome in both)
     assert (first["sizes"], second["sizes"]) == ((4, 1), (1, 1, 1))
     assert first["splits"] == second["splits"] == [(1, 3, (2, 1)), (1, 2, (1, 1))]
@@ -130,7 +130,7 @@ def test_a_parameter_that_no_rank_used_keeps_no_gradient(both: Outcomes) -> None
 
 
 def test_the_failure_of_a_rank_reaches_the_other(both: Outcomes) -> None:
-    """With its own words there, and in the other's error here."""
+    """The failed rank raises its own error, and the other an error with its message."""
     assert both[1]["rank_fails"]["error"] == "ValueError: no such label"
     assert both[0]["rank_fails"]["error"] == "PeerError: rank 1 failed: ValueError: no such label"
 

@@ -80,7 +80,7 @@ SEPARATE: dict[str, WorkloadSpec] = {
 
 @pytest.mark.parametrize("name", SEPARATE)
 def test_sums_over_samples_pass_in_train_mode(name: str) -> None:
-    """LayerNorm, RMSNorm and routed experts do not couple samples; dropout and jitter are silenced, not compared."""
+    """LayerNorm, RMSNorm and routed experts do not couple samples; dropout and jitter are disabled, not compared."""
     report = _check_spec(SEPARATE[name])
     assert not report.coupled, report.message
     assert report.culprits == ()
@@ -96,7 +96,7 @@ def test_sums_over_samples_pass_in_train_mode(name: str) -> None:
     ],
 )
 def test_dropout_inside_torchs_own_modules_is_disabled(silent: Callable[[], nn.Module]) -> None:
-    """LSTM and attention keep their probability in an attribute of their own, which is put back."""
+    """LSTM and attention have their probability in an attribute, which is restored."""
 
     def terms(model: nn.Module, batch: Tensor) -> LossTerms:
         outputs = model(batch)
@@ -118,7 +118,7 @@ def test_dropout_inside_torchs_own_modules_is_disabled(silent: Callable[[], nn.M
 
 
 def test_the_first_batch_norm_is_named() -> None:
-    """A ResNet is refused; its BatchNorms are listed in their order, and nothing that comes after them is blamed."""
+    """A ResNet is refused; its BatchNorms are listed in order, and later modules are not."""
     report = _check_spec(resnet_spec())
     assert report.coupled
     assert report.loss_error > 1e-3
@@ -131,14 +131,14 @@ def test_the_first_batch_norm_is_named() -> None:
 
 @pytest.mark.parametrize("norm", [nn.GroupNorm(2, WIDTH), nn.LayerNorm(WIDTH), nn.BatchNorm1d(WIDTH).eval()])
 def test_the_remedies_for_batch_norm_pass(norm: nn.Module) -> None:
-    """GroupNorm, LayerNorm and frozen statistics keep samples apart."""
+    """GroupNorm, LayerNorm and frozen statistics do not couple samples."""
     report = _check(_network(norm))
     assert not report.coupled, report.message
     assert report.train_mode
 
 
 def test_a_module_that_refuses_one_sample_is_named() -> None:
-    """BatchNorm cannot normalize a half of one sample; that is an answer, not a crash."""
+    """BatchNorm cannot normalize a half of one sample, which is reported and not raised."""
     report = _check(_network(nn.BatchNorm1d(WIDTH)), samples=2)
     assert report.coupled
     assert [(culprit.name, culprit.type_name) for culprit in report.culprits] == [("1", "BatchNorm1d")]
@@ -147,13 +147,13 @@ def test_a_module_that_refuses_one_sample_is_named() -> None:
 
 
 def test_arithmetic_between_modules_is_blamed_on_the_module_that_does_it() -> None:
-    """Neither of the layers is at fault, nor what comes after."""
+    """Neither the layers nor later modules are at fault."""
     report = _check(_network(Centred()))
     assert [(culprit.name, culprit.type_name) for culprit in report.culprits] == [("1", "Centred")]
 
 
 def test_a_module_and_a_term_are_distinguished() -> None:
-    """With the module's output put right, the term that is at fault by itself is still found, and only that one."""
+    """When the module's output is corrected, only the term that is at fault by itself is found."""
 
     def terms(model: nn.Module, batch: Tensor) -> LossTerms:
         outputs = model(batch)
@@ -194,7 +194,7 @@ def test_halves_that_agree_by_chance_are_not_the_last_word() -> None:
 
 
 def test_the_auxiliary_loss_of_transformers_is_a_terms_fault() -> None:
-    """Mixtral computes it when its router's logits are asked for."""
+    """Mixtral computes the loss when the router's logits are requested."""
 
     class Workload:
         def __init__(self) -> None:
@@ -272,7 +272,7 @@ def test_coupling_of_the_loss_alone_is_found() -> None:
 
 
 def test_a_gradient_that_is_zero_but_for_rounding_is_not_flagged() -> None:
-    """Its noise is compared on the scale of the other gradients."""
+    """The rounding of a zero gradient is compared on the scale of the other gradients."""
 
     def terms(model: nn.Module, batch: Tensor) -> LossTerms:
         labels = torch.zeros(len(batch), dtype=torch.long)
@@ -290,8 +290,8 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_not_flagged() -> None:
     assert not report.coupled, report.message
 
 
-def test_randomness_that_cannot_be_silenced_is_compared_in_eval_mode() -> None:
-    """The report says so, and what couples samples in training only is then found by its type."""
+def test_randomness_that_cannot_be_disabled_is_compared_in_eval_mode() -> None:
+    """The report says so, and modules that couple samples only in training are found by type."""
     model = _network(Unseeded(), nn.BatchNorm1d(WIDTH), nn.LayerNorm(WIDTH))
     report = _check(model)
     assert not report.train_mode
@@ -305,7 +305,7 @@ def test_randomness_that_cannot_be_silenced_is_compared_in_eval_mode() -> None:
 
 
 def test_a_loss_with_its_own_randomness_is_not_refused() -> None:
-    """Numbers from a new generator in each pass cannot be made the same: that is said, and nothing is concluded."""
+    """Numbers from a new generator in each pass cannot be matched: the report says so, without a verdict."""
 
     def terms(model: nn.Module, batch: Tensor) -> LossTerms:
         return squares(model, batch + torch.from_numpy(np.random.default_rng().random(batch.shape)))
@@ -331,7 +331,7 @@ def test_numbers_that_are_not_finite_cannot_be_compared(terms: Terms, words: str
 
 
 def test_a_loss_that_is_finite_only_for_the_whole_batch_is_coupled() -> None:
-    """The parts are other losses then, whatever they would say."""
+    """A loss that is infinite for a part is coupled."""
 
     def terms(model: nn.Module, batch: Tensor) -> LossTerms:
         return {"half": (model(batch).sum() / (len(batch) - 1), float(len(batch)))}
@@ -369,7 +369,7 @@ def test_nothing_is_left_behind(spec: WorkloadSpec) -> None:
 
 
 def test_a_model_that_overwrites_its_input_gets_a_fresh_one() -> None:
-    """Each run sees the batch as it was given."""
+    """Each run gets the batch unchanged."""
     batch = torch.randn(4, WIDTH)
     kept = batch.clone()
     report = _check(nn.Sequential(Overwriting(), _network()), batch=batch)
@@ -378,7 +378,7 @@ def test_a_model_that_overwrites_its_input_gets_a_fresh_one() -> None:
 
 
 def test_a_spec_is_checked_without_touching_the_generators() -> None:
-    """Building and making the batch draw numbers of their own, always the same ones."""
+    """Building the model and the batch draws numbers from a fixed seed."""
     before = torch.get_rng_state()
     first = _check_spec(resnet_spec())
     assert torch.equal(torch.get_rng_state(), before)
@@ -387,7 +387,7 @@ def test_a_spec_is_checked_without_touching_the_generators() -> None:
 
 
 def test_everything_is_restored_after_an_error() -> None:
-    """Dropout silenced or not."""
+    """The model is restored, with dropout disabled or not."""
 
     def terms(model: nn.Module, batch: Tensor) -> LossTerms:
         if not model[1].p:  # type: ignore[index]
@@ -405,7 +405,7 @@ def test_everything_is_restored_after_an_error() -> None:
 
 
 def test_nothing_is_kept_alive() -> None:
-    """Activations and gradients go without the garbage collector."""
+    """Activations and gradients are freed without the garbage collector."""
     seen: list[weakref.ref[Tensor]] = []
 
     def terms(model: nn.Module, batch: Tensor) -> LossTerms:
@@ -438,14 +438,14 @@ def test_a_batch_that_cannot_be_halved_is_the_workloads_error(batch: object, wor
 
 
 def test_a_term_that_is_no_pair_is_the_workloads_error() -> None:
-    """As the engine says it."""
+    """The message is that of the engine."""
     with pytest.raises(WorkloadError, match="`squares` must be"):
         _check(_network(), lambda model, batch: {"squares": model(batch).sum()})
 
 
 @pytest.mark.parametrize("config", [torch.ones(3), {}, {"a": 1}, "name", None])
 def test_any_object_may_be_named_config(config: object) -> None:
-    """Only those of transformers say which kernel their experts use."""
+    """Only the configurations of transformers state the kernel of the experts."""
     model: Any = _network(nn.LayerNorm(WIDTH))
     model.config = config
     report = _check(model)

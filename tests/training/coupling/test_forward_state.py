@@ -41,8 +41,8 @@ def converged(layer: nn.Module) -> nn.Module:
         (spectral_norm, "1", "weight_u, weight_v"),
     ],
 )
-def test_power_iterations_show_once_the_weights_have_moved(norm: object, path: str, state: str) -> None:
-    """A new model shows nothing: its iterations have converged. They lag behind weights that move."""
+def test_power_iterations_show_once_the_weights_have_changed(norm: object, path: str, state: str) -> None:
+    """A new model's iterations have converged, and lag behind the weights only after an update."""
     torch.manual_seed(1)
     report = report_on(between(converged(norm(nn.Linear(WIDTH, WIDTH)))))  # type: ignore[operator]
     assert report.verdict == "coupled"
@@ -54,12 +54,12 @@ def test_power_iterations_show_once_the_weights_have_moved(norm: object, path: s
 
 
 def test_power_iterations_in_eval_mode_pass() -> None:
-    """They stand still there, as the message advises."""
+    """In eval mode the state is fixed, as the message recommends."""
     assert report_on(between(parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)).eval())).verdict == "separate"
 
 
 class Streaming(nn.Module):
-    """Normalizes by a running mean, under a name of its own, that each pass moves."""
+    """Normalization by a running mean, with a custom name, that each pass changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Streaming(nn.Module):
 
 
 class Codebook(nn.Module):
-    """A parameter without a gradient that each pass moves, in place and past torch's own counters."""
+    """A parameter without a gradient that each pass changes, in place and without torch's version counters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Remembering(nn.Module):
     ids=lambda value: type(value).__name__,
 )
 def test_state_of_any_kind_is_found(module: nn.Module, state: str) -> None:
-    """A buffer, a parameter, a number, a tensor: by what a pass changes, not by a class."""
+    """A buffer, a parameter, a number or a tensor is found by its change, not by a class."""
     report = report_on(between(module))
     assert report.verdict == "coupled"
     assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("state", "1")]
@@ -125,7 +125,7 @@ def test_state_of_any_kind_is_found(module: nn.Module, state: str) -> None:
 
 
 class Counting(nn.Module):
-    """Statistics that nothing in training reads."""
+    """Statistics that training does not read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,13 +141,13 @@ class Counting(nn.Module):
 
 
 def test_state_that_no_loss_depends_on_passes() -> None:
-    """Counters and statistics for evaluation may move as they like."""
+    """Counters and statistics for evaluation may change."""
     report = report_on(between(Counting()))
     assert report.verdict == "separate", report.message
 
 
 def test_a_state_and_a_coupled_module_are_distinguished() -> None:
-    """Each is named with a remedy of its own."""
+    """Each is named with its own remedy."""
     report = report_on(between(nn.Sequential(Annealed(), nn.BatchNorm1d(WIDTH))))
     assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("state", "1.0"), ("module", "1.1")]
 
@@ -176,7 +176,7 @@ def test_coupling_that_a_new_model_hides_is_found() -> None:
 
 @pytest.mark.parametrize("module", [Streaming(), Codebook(), Annealed(), Remembering(), Counting()])
 def test_the_model_is_as_it_was(module: nn.Module) -> None:
-    """Updates and passes of the check leave no trace in weights, state or attributes."""
+    """The check restores weights, state and attributes."""
     model = between(module)
     kept, fields = copy.deepcopy(model.state_dict()), dict(vars(module))
     report_on(model)

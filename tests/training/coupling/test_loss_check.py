@@ -94,7 +94,7 @@ def _update(model: nn.Module, loss: Any, window: Any = None, **options: Any) -> 
     ],
 )
 def test_a_loss_that_is_no_sum_is_refused(loss: Any, words: str) -> None:
-    """Before any step, and only as long as the check is not switched off."""
+    """The loss is refused before any step, unless the check is switched off."""
     model = _model()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with pytest.raises(WorkloadError, match=words):
@@ -105,7 +105,7 @@ def test_a_loss_that_is_no_sum_is_refused(loss: Any, words: str) -> None:
 
 
 def test_batch_norm_is_refused_only_where_it_matters() -> None:
-    """A window of one micro-batch has the full batch's statistics; the first that accumulates does not."""
+    """A window of one micro-batch has the full batch's statistics; the first that accumulates is refused."""
     model = _model(nn.BatchNorm1d(8))
     accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.1))
     accumulation.update(_window(1), _sum)
@@ -114,7 +114,7 @@ def test_batch_norm_is_refused_only_where_it_matters() -> None:
 
 
 def test_a_mean_is_refused_in_a_window_of_one_micro_batch() -> None:
-    """Its gradient would be divided by the number of samples twice."""
+    """The gradient of such a loss would be divided by the number of samples twice."""
     with pytest.raises(WorkloadError, match="is a mean"):
         _update(_model(), _mean, _window(1))
 
@@ -122,7 +122,7 @@ def test_a_mean_is_refused_in_a_window_of_one_micro_batch() -> None:
 @pytest.mark.parametrize("loss", [_sum, _penalty, _noisy, _in_bf16, _mean_times_size])
 @pytest.mark.parametrize("middle", [nn.ReLU, lambda: nn.Dropout(0.5), lambda: nn.LayerNorm(8)])
 def test_there_is_no_false_alarm(loss: Any, middle: Callable[[], nn.Module]) -> None:
-    """Sums, penalties of weight one, noise, dropout and low precision, with several seeds' worth of samples."""
+    """Sums, penalties of weight one, noise, dropout and low precision pass, with samples of several seeds."""
     for size in (2, 3, 7, 32):
         assert not _update(_model(middle()), loss, _window(2, size)).skipped
 
@@ -152,7 +152,7 @@ def _policy_terms_in_bf16(model: nn.Module, batch: dict[str, Tensor]) -> dict[st
 @pytest.mark.parametrize("terms", [_policy_terms, _policy_terms_in_bf16])
 @pytest.mark.parametrize("seed", range(10))
 def test_the_first_update_of_a_policy_is_no_false_alarm(terms: Any, seed: int) -> None:
-    """Its loss is zero but for rounding, in the batch and in parts of whole groups: nothing of it can be compared."""
+    """The loss is zero but for rounding, in the batch and in parts of whole groups, and cannot be compared."""
     model = _model()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     window = [_group_relative(size=24, group=8, seed=2 * seed + half) for half in range(2)]
@@ -169,7 +169,7 @@ def test_the_first_update_of_a_policy_is_no_false_alarm(terms: Any, seed: int) -
 
 
 def test_several_terms_without_weights_name_the_argument() -> None:
-    """A loop of one's own has no workload whose method could be asked."""
+    """The message names `weigh`, as a user's own loop has no workload with a method."""
     terms = {name: (torch.ones(()), 1.0) for name in ("policy", "divergence")}
     with pytest.raises(WorkloadError, match=r"\(policy, divergence\).*from `weigh`"):
         _update(
@@ -186,7 +186,7 @@ def test_dropout_does_not_hide_a_mean() -> None:
 
 
 def test_a_mean_among_random_numbers_is_warned_of() -> None:
-    """Noise of the loss's own leaves a doubt, so the update is made."""
+    """Noise in the loss leaves a doubt, so the update is made."""
 
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
         total, _ = _noisy(model, batch)
@@ -198,7 +198,7 @@ def test_a_mean_among_random_numbers_is_warned_of() -> None:
 
 @pytest.mark.parametrize("gathering", ["scratch", "in-place"])
 def test_a_checked_update_is_that_of_an_unchecked_one(gathering: Gathering) -> None:
-    """Weights, buffers and every generator to the last bit, though dropout and statistics are at work."""
+    """Weights, buffers and every generator are equal to the last bit, with dropout and statistics in the model."""
 
     def world(*, checks: bool) -> list[Tensor]:
         model = _model(nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.5)))
@@ -213,7 +213,7 @@ def test_a_checked_update_is_that_of_an_unchecked_one(gathering: Gathering) -> N
 
 
 def test_the_check_costs_nothing_after_the_first_window() -> None:
-    """Two forward passes more, of five micro-batches in three windows: parts of four and two samples."""
+    """The check runs six samples and their parts of four and two, once, before the first window."""
     sizes: list[int] = []
 
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
@@ -228,7 +228,7 @@ def test_the_check_costs_nothing_after_the_first_window() -> None:
 
 
 def test_a_loss_that_writes_to_its_batch_is_checked_on_a_copy() -> None:
-    """The window's own passes see what the caller gave."""
+    """The window's own passes get the caller's batches unchanged."""
 
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
         seen.append(float(batch["x"].sum()))

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def network(*middle: nn.Module) -> nn.Sequential:
-    """Two layers, and what is between them."""
+    """Two layers with a module between them."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), *middle, nn.Linear(WIDTH, WIDTH))
 
@@ -36,7 +36,7 @@ def diffusion(model: nn.Module, batch: Tensor) -> LossTerms:
 
 
 def discrete_diffusion(model: nn.Module, batch: Tensor) -> LossTerms:
-    """Whole steps instead of levels, and a mask."""
+    """Diffusion with integer steps instead of levels, and a mask."""
     steps, hidden = torch.randint(0, 1000, (len(batch),)), torch.bernoulli(torch.full_like(batch, 0.3))
     outputs = model(batch * (1 - hidden)) * (steps[:, None] / 1000)
     return {"hidden": (((outputs - batch) * hidden).square().sum(), float(len(batch)))}
@@ -73,7 +73,7 @@ def draws_by_turns(model: nn.Module, batch: Tensor) -> LossTerms:
 
 
 def samples_in_the_second_dimension(model: nn.Module, batch: Tensor) -> LossTerms:
-    """Noise of shape (steps, samples, features)."""
+    """A loss with noise of shape (steps, samples, features)."""
     steps = batch.expand(5, *batch.shape)
     return {"noise": (model(steps + torch.randn_like(steps)).square().sum(), float(len(batch)))}
 
@@ -84,7 +84,7 @@ def one_draw_for_all(model: nn.Module, batch: Tensor) -> LossTerms:
 
 
 def gumbel(model: nn.Module, batch: Tensor) -> LossTerms:
-    """Sampled classes, and dropout that no module has."""
+    """A loss with sampled classes, and dropout outside of modules."""
     chosen = F.gumbel_softmax(model(F.dropout(batch, 0.2)), hard=True)
     return {"chosen": ((chosen * batch).sum(), float(len(batch)))}
 
@@ -104,7 +104,7 @@ SEPARATE = (
 
 @pytest.mark.parametrize("terms", SEPARATE)
 def test_a_loss_that_draws_noise_is_a_sum_over_samples(terms: Terms) -> None:
-    """It is compared as it trains, and passes."""
+    """Each of these losses is compared in training mode, and passes."""
     report = report_on(terms, nn.Sequential(network(nn.ReLU(), nn.Dropout(0.1))))
     assert report.verdict == "separate", report.message
     assert report.train_mode

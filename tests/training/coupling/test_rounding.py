@@ -24,7 +24,7 @@ LLAMA |= {"intermediate_size": 32, "vocab_size": 256}
 
 
 class Single(nn.Module):
-    """The identity, for fp32 alone, as a kernel of one's own may be."""
+    """The identity for fp32 only, like some custom kernels."""
 
     def forward(self, features: Tensor) -> Tensor:
         """Keep the values."""
@@ -34,7 +34,7 @@ class Single(nn.Module):
 
 
 class Rounding(nn.Module):
-    """A cast that no type can be asked to widen: to fp32 and back, bit by bit."""
+    """A cast to fp32 and back, by bit operations that cannot be widened."""
 
     def forward(self, features: Tensor) -> Tensor:
         """Nearly the same values."""
@@ -55,14 +55,14 @@ def cancelling_terms(model: nn.Module, batch: Tensor) -> LossTerms:
 
 
 def report_on(model: nn.Module, terms: Terms, batch: Tensor) -> CouplingReport:
-    """The check of a model of one's own."""
+    """The check of a custom model."""
     return check_coupling(model, Case(model, terms), batch, CPU)
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kernel", [nn.Identity, Single, Rounding])
 def test_a_gradient_that_is_rounding_alone_is_not_flagged(kernel: type[nn.Module], seed: int) -> None:
-    """In fp64, in fp32 where a kernel has no fp64, and with a kernel that rounds to fp32 within fp64."""
+    """The loss passes in fp64, in fp32 if a kernel has no fp64, and with a kernel that rounds to fp32."""
     torch.manual_seed(seed)
     report = report_on(nn.Sequential(kernel(), Shifted()), softmax_terms, torch.randn(64, WIDTH))
     assert report.verdict == "separate", report.message
@@ -72,7 +72,7 @@ def test_a_gradient_that_is_rounding_alone_is_not_flagged(kernel: type[nn.Module
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kernel", [nn.Identity, Single, Rounding])
 def test_a_loss_whose_terms_cancel_is_not_flagged(kernel: type[nn.Module], seed: int) -> None:
-    """Pairs of equal samples with opposite signs: what is left of their sum is rounding, and no scale for it."""
+    """Pairs of equal samples with opposite signs: their sum is rounding, and its size is no scale."""
     torch.manual_seed(seed)
     signs = torch.tensor([1.0, -1.0]).repeat(32)[:, None]
     batch = torch.cat((torch.randn(32, WIDTH).repeat_interleave(2, 0), signs), dim=1)
@@ -83,7 +83,7 @@ def test_a_loss_whose_terms_cancel_is_not_flagged(kernel: type[nn.Module], seed:
 @pytest.mark.parametrize("kernel", [Single, Rounding])
 @pytest.mark.parametrize("coupled", [(nn.BatchNorm1d(WIDTH), squares), (nn.ReLU(), in_batch_negatives)])
 def test_coupling_is_found_in_fp32_too(kernel: type[nn.Module], coupled: tuple[nn.Module, Terms]) -> None:
-    """The allowance for rounding hides nothing that is larger."""
+    """The allowance for rounding hides no larger difference."""
     torch.manual_seed(0)
     norm, terms = coupled
     model = nn.Sequential(kernel(), nn.Linear(WIDTH, WIDTH), norm, nn.Linear(WIDTH, WIDTH))
@@ -93,7 +93,7 @@ def test_coupling_is_found_in_fp32_too(kernel: type[nn.Module], coupled: tuple[n
 
 
 def test_code_that_requests_fp32_gets_fp64() -> None:
-    """Norms and softmaxes of transformers do: no rounding of fp32 is left in loss and gradient."""
+    """Norms and softmaxes of transformers request fp32: no fp32 rounding remains in loss and gradient."""
     spec = transformers_spec("causal-lm", LLAMA, batch={"sequence_length": 12}, precision="bf16")
     report = check_spec_coupling(spec, build_workload(spec), CPU)
     assert report.precision == "fp64"

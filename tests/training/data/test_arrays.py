@@ -63,7 +63,7 @@ def test_images_are_resized_and_normalised(folder: Path, key: str) -> None:
 
 
 def test_images_keep_their_channels_and_rows(tmp_path: Path) -> None:
-    """Red above blue stays where it is: channels first, then height, then width."""
+    """Red above blue keeps its position: channels first, then height, then width."""
     pixels = np.zeros((32, 32, 3), dtype=np.uint8)
     pixels[:16, :, 0], pixels[16:, :, 2] = 255, 255
     (tmp_path / "only").mkdir()
@@ -74,7 +74,7 @@ def test_images_keep_their_channels_and_rows(tmp_path: Path) -> None:
 
 
 def test_images_that_do_not_fit_the_model_are_refused(folder: Path, tmp_path: Path) -> None:
-    """Another model, an empty folder, or more classes than the model has."""
+    """A model that takes no images, an empty folder, and more classes than the model has are refused."""
     data = {"kind": "images", "path": str(folder)}
     assert problem(mlp_spec(data=data))[0] == "data.kind"
     assert problem(resnet_spec(data=data | {"path": str(tmp_path / "nowhere")}))[0] == "data.path"
@@ -83,7 +83,7 @@ def test_images_that_do_not_fit_the_model_are_refused(folder: Path, tmp_path: Pa
 
 
 def test_a_broken_image_is_named(folder: Path) -> None:
-    """By its path, wherever it is read."""
+    """The error names the path of the image."""
     (folder / "dog" / "1.png").write_bytes(b"no image")
     data = built(resnet_spec(data={"kind": "images", "path": str(folder)}))
     with pytest.raises(TrainingError, match=r"dog/1\.png cannot be read as an image"):
@@ -91,7 +91,7 @@ def test_a_broken_image_is_named(folder: Path) -> None:
 
 
 def test_workers_read_images_as_this_process_does(folder: Path) -> None:
-    """Decoded images are the same to the last bit."""
+    """Decoded images are equal to the last bit."""
     data = built(resnet_spec(data={"kind": "images", "path": str(folder)}))
     windows = [(SampleRange(0, (0, 3)), SampleRange(0, (1,))), (SampleRange(1, (2,)),)]
     here, there = (list(WindowLoader(data, windows, workers=workers, seed=0)) for workers in (0, 2))
@@ -116,7 +116,7 @@ NUMBERS = np.arange(5 * 32).reshape(5, 32)
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 def test_arrays_are_the_samples_of_any_model(tmp_path: Path, suffix: str) -> None:
-    """Along the first dimension, as fp32 and int64, by names of the user's choice."""
+    """Samples are slices along the first dimension, as fp32 and int64, with names of the user's choice."""
     labels = np.array([0, 1, 2, 3, 0], dtype=np.uint8)
     data = write_arrays(tmp_path / f"a{suffix}", x_train=NUMBERS.astype(np.float16), labels=labels, other=NUMBERS)
     read = built(mlp_spec(data=data | {"names": {"inputs": "x_train"}}))
@@ -128,7 +128,7 @@ def test_arrays_are_the_samples_of_any_model(tmp_path: Path, suffix: str) -> Non
 
 @pytest.mark.parametrize("kind", [">i4", "uint16", "int64"])
 def test_token_ids_alone_train_a_causal_model(tmp_path: Path, kind: str) -> None:
-    """They are their own labels, whatever integers they are kept as."""
+    """Token ids are their own labels, for any integer type."""
     ids = (np.arange(3 * 16).reshape(3, 16) % 256).astype(kind)
     batch = built(gpt_spec(data=write_arrays(tmp_path / "a.npz", input_ids=ids))).batch([2, 0])
     assert torch.equal(batch["input_ids"], torch.tensor(ids[[2, 0]].astype(np.int64)))
@@ -136,7 +136,7 @@ def test_token_ids_alone_train_a_causal_model(tmp_path: Path, kind: str) -> None
 
 
 def test_a_mask_that_is_missing_masks_nothing(tmp_path: Path) -> None:
-    """Arrays of texts that are all of full length need none."""
+    """Arrays of texts of full length need no mask."""
     ids = np.ones((2, 12), dtype=np.int64)
     data = write_arrays(tmp_path / "a.npz", input_ids=ids, labels=np.array([0, 2]))
     assert (
@@ -178,7 +178,7 @@ def test_arrays_that_do_not_fit_the_model_are_refused(
 
 @pytest.mark.parametrize(("labels", "accepted"), [([5, -100, 255], True), ([5, -1, 255], False), ([5, 0, 256], False)])
 def test_token_labels_are_ids_or_ignored(tmp_path: Path, labels: list[int], *, accepted: bool) -> None:
-    """-100 counts in no loss; any other number below zero would be read out of bounds."""
+    """A label of -100 is ignored; any other negative number would be read out of bounds."""
     ids = np.zeros((1, 16), dtype=np.int64)
     given = np.array([labels + [0] * 13])
     spec = gpt_spec(data=write_arrays(tmp_path / "a.npz", input_ids=ids, labels=given))
@@ -189,7 +189,7 @@ def test_token_labels_are_ids_or_ignored(tmp_path: Path, labels: list[int], *, a
 
 
 def test_a_file_without_arrays_is_named(tmp_path: Path) -> None:
-    """Missing, or something else."""
+    """A missing file, and a file without arrays, are refused by name."""
     assert "cannot be read" in problem(mlp_spec(data={"kind": "arrays", "path": "/nowhere/a.npz"}))[1]
     (tmp_path / "a.safetensors").write_bytes(b"{}")
     assert "cannot be read" in problem(mlp_spec(data={"kind": "arrays", "path": f"{tmp_path}/a.safetensors"}))[1]
@@ -199,7 +199,7 @@ def test_a_file_without_arrays_is_named(tmp_path: Path) -> None:
 
 
 def test_synthetic_samples_join_into_batches() -> None:
-    """Along the first dimension, whatever the structure."""
+    """Batches of any structure are joined along the first dimension."""
     one = {"x": torch.ones(1, 2), "pair": (torch.zeros(1), [torch.zeros(1, 3)])}
     joined = join_batches([one, one])
     assert joined["x"].shape == (2, 2)

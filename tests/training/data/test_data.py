@@ -128,7 +128,7 @@ def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch_alone() -> Non
 
 
 def test_text_is_cut_into_samples_without_losing_a_byte(tmp_path: Path) -> None:
-    """The last sample keeps what is left."""
+    """The last sample has the remainder."""
     text = bytes(range(256)) * 2 + b"tail!"
     spec = text_spec(tmp_path, text)
     data = build_data(spec, build_workload(spec))
@@ -138,7 +138,7 @@ def test_text_is_cut_into_samples_without_losing_a_byte(tmp_path: Path) -> None:
 
 
 def test_ragged_samples_are_padded_with_ignored_labels(tmp_path: Path) -> None:
-    """Padding counts neither in the loss nor in its weight."""
+    """Padding is excluded from the loss and its weight."""
     spec = text_spec(tmp_path, b"x" * 20)
     workload = build_workload(spec)
     batch = build_data(spec, workload).batch([0, 1])
@@ -156,7 +156,7 @@ def test_ragged_samples_are_padded_with_ignored_labels(tmp_path: Path) -> None:
     ],
 )
 def test_missing_data_names_the_field(changes: dict[str, object], field: str) -> None:
-    """Before anything is trained."""
+    """The field is named before the run trains."""
     spec = gpt_spec(**changes)
     with pytest.raises(SpecError) as caught:
         build_data(spec, build_workload(spec))
@@ -223,7 +223,7 @@ def test_rows_are_read_offline_and_in_silence(
 
 
 def test_changed_rows_are_read_again(tmp_path: Path) -> None:
-    """The cache of `datasets` never stands for a file that is another now."""
+    """The cache of `datasets` is not used for a changed file."""
     for count in (3, 5):
         assert len(built(gpt_spec(data=records(tmp_path, "bytes", ROWS[:count])))) == count
 
@@ -240,7 +240,7 @@ def test_classes_come_with_a_mask(tmp_path: Path, tokenizer: str) -> None:
 
 @pytest.mark.parametrize(("config", "start"), [({}, 0), ({"decoder_start_token_id": 7}, 7)])
 def test_a_decoder_sees_its_targets_shifted(tmp_path: Path, tokenizer: str, config: dict[str, Any], start: int) -> None:
-    """It starts with the config's start token (T5's is its padding) and predicts the target's tokens."""
+    """The decoder starts with the config's start token (T5's is its padding) and predicts the target's tokens."""
     rows = [{"text": "def", "out": "import textwrap"}, {"text": "class", "out": "a"}]
     data = built(text_model("seq2seq-lm", records(tmp_path, tokenizer, rows, target_field="out"), **config))
     batch = data.batch([0, 1])
@@ -267,7 +267,7 @@ def test_masking_depends_on_the_sample_alone(tmp_path: Path, tokenizer: str) -> 
 
 @pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "seq2seq-lm", "sequence-classification"])
 def test_a_batch_of_records_is_one_that_the_model_takes(tmp_path: Path, tokenizer: str, task: str) -> None:
-    """The keys of the probes' batches, the same types, and a loss that is a number."""
+    """Batches have the keys and types of the probes' batches, and a finite loss."""
     spec = text_model(task, records(tmp_path, tokenizer, target_field="text"))
     workload = build_workload(spec)
     batch, probed = build_data(spec, workload).batch(range(8)), workload.make_batch(8)
@@ -280,7 +280,7 @@ def test_a_batch_of_records_is_one_that_the_model_takes(tmp_path: Path, tokenize
 
 
 def test_a_compiled_model_sees_one_shape(tmp_path: Path, tokenizer: str) -> None:
-    """Batches are padded to the full sequence length, whatever their samples."""
+    """Batches are padded to the full sequence length, for any samples."""
     data = records(tmp_path, tokenizer, [{"text": "a", "label": 0}])
     spec = text_model("sequence-classification", data).model_copy(update={"compile": True})
     assert built(spec).batch([0])["input_ids"].shape == (1, LENGTH)
@@ -315,7 +315,7 @@ def test_records_that_do_not_fit_the_model_are_refused(
     ("label", "words"), [(3, "the label 3"), (-1, "the label -1"), (None, "have no label"), (0.5, "holds double")]
 )
 def test_labels_are_classes_of_the_model(tmp_path: Path, label: object, words: str) -> None:
-    """All labels are looked at before anything is trained."""
+    """All labels are checked before the run trains."""
     rows = [{"text": "a", "label": 0}, {"text": "b", "label": label}]
     found, message = problem(text_model("sequence-classification", records(tmp_path, "bytes", rows)))
     assert found == "data.label_field"
@@ -363,7 +363,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
 
 
 def test_workers_read_rows_as_this_process_does(tmp_path: Path, tokenizer: str) -> None:
-    """Tokenised and masked rows are the same to the last bit."""
+    """Tokenised and masked rows are equal to the last bit."""
     data = built(text_model("masked-lm", records(tmp_path, tokenizer)))
     here, there = (list(WindowLoader(data, WINDOWS, workers=workers, seed=0)) for workers in (0, 2))
     assert [len(window) for window in there] == [2, 0, 1]

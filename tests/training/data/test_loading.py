@@ -80,7 +80,7 @@ def equal(ours: Any, theirs: Any) -> bool:
 
 @pytest.mark.parametrize("kind", ["own", "synthetic", "text"])
 def test_workers_change_no_bit(kind: str, tmp_path: Path) -> None:
-    """Two processes load what this one loads: parts in order, empty windows empty, a user's random choices included."""
+    """Two workers load bit-equal batches: parts in order, empty windows, and a user's random choices."""
     (tmp_path / "corpus.txt").write_bytes(b"some text to learn, " * 40)
     text = {"kind": "text", "paths": [f"{tmp_path}/*.txt"]}
     specs = {"text": gpt_spec(data=text), "synthetic": mlp_spec()}
@@ -93,7 +93,7 @@ def test_workers_change_no_bit(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loading_uses_up_no_random_number(workers: int) -> None:
-    """Dropout goes on as if nothing had been loaded."""
+    """Loading does not change the random numbers of dropout."""
     results = []
     for load in (False, True):
         random.seed(1)
@@ -106,7 +106,7 @@ def test_loading_uses_up_no_random_number(workers: int) -> None:
 
 
 def test_random_choices_depend_on_seed_epoch_and_sample_alone() -> None:
-    """Not on the split; another epoch and another seed choose anew."""
+    """Random choices do not depend on the split; another epoch or seed makes other choices."""
     data = augmented()
     whole = data.load(3, (4, 7), 5)["x"]
     halves = torch.cat([data.load(3, (index,), 5)["x"] for index in (4, 7)])
@@ -206,7 +206,7 @@ def test_a_worker_that_is_killed_is_an_error_with_a_remedy() -> None:
 
 
 def test_a_batch_that_cannot_be_sent_is_an_error() -> None:
-    """A worker that cannot hand a batch over ends, and the run with it: waiting for that batch would never end."""
+    """A worker that cannot send a batch ends, and so does the run, which would otherwise wait forever."""
     data = TrainingData(range(10), lambda samples: {"x": samples, "unsendable": lambda: None})
     with pytest.raises(TrainingError, match="a data-loading worker ended"):
         list(loader(data, 1))
@@ -222,7 +222,7 @@ print(list(WindowLoader(data, [(SampleRange(0, (1, 2)),)], workers=1, seed=0)))
 
 
 def test_a_long_name_of_the_temporary_folder_leaves_room_for_sockets(tmp_path: Path) -> None:
-    """Addresses of sockets have at most 107 bytes; batches come from the workers all the same."""
+    """Addresses of sockets have at most 107 bytes; the workers use another folder and send their batches."""
     folder = tmp_path / ("long-" * 20) / ("name-" * 20)
     folder.mkdir(parents=True)
     environment = {**os.environ, "TMPDIR": str(folder)}
@@ -248,7 +248,7 @@ class Surroundings:
 
 
 def test_a_worker_is_free_of_the_limit_and_leaves_signals_to_its_parent() -> None:
-    """The budget is this process's, and so is the decision what SIGTERM to the group means."""
+    """Only this process has the memory limit, and only this process reacts to SIGTERM to the group."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     used = 16 * 1024**3
     resource.setrlimit(resource.RLIMIT_DATA, (used, before[1]))
@@ -273,7 +273,7 @@ time.sleep(600)
 
 
 def test_workers_end_with_a_killed_parent() -> None:
-    """SIGKILL of the process that trains leaves nothing behind."""
+    """SIGKILL of the training process leaves no worker."""
     with subprocess.Popen([sys.executable, "-c", _LOADS_FOR_EVER], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         workers = [int(word) for word in process.stdout.readline().split()]
@@ -305,7 +305,7 @@ def test_a_window_may_have_more_parts_than_a_process_may_open_files() -> None:
 
 
 def test_workers_that_cannot_be_shut_down_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's shutdown starts threads, which may find no room: no worker outlives the loader, nor does it wait."""
+    """Torch's shutdown starts threads, for which memory may not suffice: workers are killed without a wait."""
 
     def fail(_self: object) -> None:
         raise RuntimeError("can't start new thread")

@@ -1,4 +1,4 @@
-"""Batches of any type go to the device and into parts as what they are."""
+"""Batches of any type keep their type on the device and in parts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """Neither its fields nor its attributes can be set from outside."""
+    """A batch whose fields and attributes cannot be set."""
 
     x: Tensor
     task: str = "translate"
@@ -79,7 +79,7 @@ def _x(batch: Any) -> Tensor:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_batch_goes_to_the_device_as_what_it_is(kind: str) -> None:
-    """Its tensors are moved in a new object of the same type, and the batch itself stays."""
+    """The tensors are moved in a new object of the same type, and the batch is not changed."""
     batch = MAKERS[kind]()
     moved = to_device(batch, META)
     assert type(moved) is type(batch)
@@ -89,7 +89,7 @@ def test_a_batch_goes_to_the_device_as_what_it_is(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_batch_is_divided_into_what_it_is(kind: str) -> None:
-    """The parts have its type and their samples."""
+    """The parts have the batch's type and their own samples."""
     batch = MAKERS[kind]()
     first, second = sliced(batch).divide((2, 1))
     assert type(first.batch) is type(second.batch) is type(batch)
@@ -98,7 +98,7 @@ def test_a_batch_is_divided_into_what_it_is(kind: str) -> None:
 
 
 def test_an_encoding_keeps_its_attribute_access_and_its_samples_encodings() -> None:
-    """A tokenizer's ``BatchEncoding`` has encodings beside its entries, one for each sample."""
+    """A tokenizer's ``BatchEncoding`` has an attribute with an encoding for each sample."""
     batch = _encoding()
     batch._encodings = ["first", "second", "third"]
     (_, last) = sliced(batch).divide((2, 1))
@@ -122,14 +122,14 @@ def test_a_mapping_that_cannot_be_filled_becomes_a_dict() -> None:
 
 
 def test_arrays_are_divided_with_the_tensors() -> None:
-    """A numpy array of a value for each sample would otherwise go whole to every part."""
+    """A numpy array with a value for each sample is sliced, or every part would get the whole array."""
     batch = {"x": _rows(), "y": np.array([1, 2, 3]), "classes": np.array([0.5, 0.5])}
     (_, last) = sliced(batch).divide((2, 1))
     assert (last.batch["y"].tolist(), last.batch["classes"].tolist()) == ([3], [0.5, 0.5])
 
 
 def test_tensors_are_named_by_how_they_are_reached() -> None:
-    """Keys, indices, fields, and the attributes of an object of unknown type."""
+    """Names contain keys, indices, fields, and the attributes of an object of unknown type."""
     batch = {"ids": _rows(), "parts": [Frozen(_rows()), Graph(_rows())]}
     assert [name for name, _ in named_tensors(batch)] == [
         "batch['ids']",
@@ -160,7 +160,7 @@ def _update(batches: list[Any], loss: Any, gathering: Gathering = "scratch") -> 
 
 
 def test_an_object_of_unknown_type_reaches_the_loss_unchanged() -> None:
-    """The very object on the CPU, by its own ``to`` elsewhere; and the update is exact."""
+    """The loss gets the object itself on the CPU, or its own ``to`` on another device; the update is exact."""
     seen: list[Any] = []
 
     def loss(model: nn.Module, graph: Graph) -> tuple[Tensor, float]:
@@ -176,7 +176,7 @@ def test_an_object_of_unknown_type_reaches_the_loss_unchanged() -> None:
 
 
 def test_packed_sequences_reach_the_loss_whole() -> None:
-    """Their sizes stay on the CPU, as torch wants them, and they are counted as sequences."""
+    """Batch sizes stay on the CPU, as torch requires, and samples are sequences."""
     packed = pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
 
     def loss(model: nn.Module, batch: PackedSequence) -> tuple[Tensor, float]:
@@ -190,14 +190,14 @@ def test_packed_sequences_reach_the_loss_whole() -> None:
 
 
 def test_texts_are_a_batch() -> None:
-    """A loss may make tensors of its own."""
+    """A loss may create tensors."""
     model, _ = _update([["ab", "c"]], lambda m, texts: (m(torch.ones(len(texts), 2)).sum(), len(texts)))
     assert model.get_parameter("weight").tolist() == [[0.5, 0.5]]
 
 
 @pytest.mark.parametrize("batch", [Graph(torch.ones(4, 2)), ["a", "b"]], ids=["object", "texts"])
 def test_only_dividing_an_unknown_batch_is_refused(batch: Any) -> None:
-    """The error has the shortage, the type and the remedy."""
+    """The error names the device's message, the type and the remedy."""
 
     def loss(*_: Any) -> Any:
         raise out_of_memory()

@@ -1,4 +1,4 @@
-"""States of random generators that are read cheaply are those that are read in full."""
+"""States of random generators read by the fast reader are equal to those read in full."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _permuted_congruential() -> Iterator[None]:
 @pytest.mark.parametrize("layout", [True, False], ids=["known", "unknown"])
 @pytest.mark.parametrize("use", USES)
 def test_a_state_read_again_is_the_whole_state(use: str, layout: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 - a parameter of the test
-    """After each of several uses, a normal number that waits for the next call included."""
+    """States are equal after each of several uses, also with a cached normal number."""
     monkeypatch.setattr(rng_state, "_KNOWN_LAYOUT", layout)
     seed_everything(1)
     reader = RandomReader(CPU)
@@ -68,7 +68,7 @@ def test_a_state_read_again_is_the_whole_state(use: str, layout: bool, monkeypat
 
 
 def test_a_state_is_what_it_was_and_can_be_restored() -> None:
-    """A state that was read earlier is not touched by later draws."""
+    """Later draws do not change a state that was read before."""
     seed_everything(1)
     reader = RandomReader(CPU)
     np.random.normal()  # noqa: NPY002 - the old interface is what is read
@@ -81,7 +81,7 @@ def test_a_state_is_what_it_was_and_can_be_restored() -> None:
 
 
 def test_the_state_of_a_resting_numpy_generator_is_not_read_again() -> None:
-    """Its state is the very object of before, while torch's and Python's are read each time."""
+    """Numpy's state is the same object as before, while torch's and Python's are read each time."""
     seed_everything(1)
     reader = RandomReader(CPU)
     first, _ = reader.capture(), (torch.rand(1), random.random())
@@ -119,13 +119,13 @@ def test_no_memory_of_python_objects_is_read(monkeypatch: pytest.MonkeyPatch) ->
     ids=["no position", "position first", "zeros"],
 )
 def test_another_layout_of_numpy_generators_is_found_out(bytes_of: Callable[[np.random.MT19937], bytes]) -> None:
-    """Bytes that are not the key and then the position would miss draws, or tell some where there are none."""
+    """With another layout of the bytes, draws would be missed or reported wrongly."""
     assert not rng_state._has_known_layout(bytes_of)
 
 
 @pytest.mark.usefixtures("_permuted_congruential")
 def test_another_generator_behind_numpy_is_read_in_full_and_restored() -> None:
-    """Its layout is not known, and its state is a mapping."""
+    """The layout of another generator is not known, and its state is a mapping."""
     reader = RandomReader(CPU)
     states = [reader.capture()]
     drawn = np.random.normal()  # noqa: NPY002 - the old interface is what is read

@@ -44,7 +44,7 @@ class DataFolders:
             paths |= files
         return sorted(paths)
 
-    def listed(self, field: str, folder: str, suffixes: Collection[str]) -> list[Path]:
+    def files_in_subfolders(self, field: str, folder: str, suffixes: Collection[str]) -> list[Path]:
         """The files with these suffixes in a folder's subfolders, sorted, hidden files included.
 
         Raises:

@@ -99,7 +99,7 @@ def _images_of(data: ImagesData, spec: WorkloadSpec, workload: Any) -> tuple[str
 
 def _files_below(folder: str, folders: DataFolders) -> list[Path]:
     """List the images in the classes' folders. A link belongs to the class of its own folder."""
-    files = folders.listed("data.path", folder, _SUFFIXES)
+    files = folders.files_in_subfolders("data.path", folder, _SUFFIXES)
     if not files:
         message = f"holds no folders with images ({', '.join(sorted(_SUFFIXES))}), one folder per class"
         raise data_problem("data.path", message, folder)
