@@ -230,4 +230,4 @@ def test_workers_are_bound_by_the_memory_limit(tmp_path: Path) -> None:
     request = TrainingRequest(updates=2, workers=64)
     result = run_to_end(tmp_path, recommendation(limit_bytes=48 * MIB), request)
     assert result.outcome is RunOutcome.SUCCEEDED, result.message
-    assert any(note.startswith("21 of the 64 workers") for note in result.notes), result.notes
+    assert any(note.startswith("21 of the 64 requested workers") for note in result.notes), result.notes
