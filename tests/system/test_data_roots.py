@@ -27,7 +27,7 @@ from tuner.errors import DataOutsideRootsError, SpecError
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
 from tuner.schemas.workload import WorkloadSpec
-from tuner.system.data_roots import ROOTS_VARIABLE, DataRoots, expand
+from tuner.system.data_roots import ROOTS_VARIABLE, DataRoots, expand_glob
 from tuner.training.data import DataFolders, TrainingData, build_data
 from tuner.training.launching.launcher import TrainingProcess
 from tuner.workloads.build import build_workload
@@ -169,7 +169,7 @@ def test_the_opened_file_is_judged(root: Path, outside: Path) -> None:
     with pytest.raises(DataOutsideRootsError, match=r"s\.txt"):
         roots.open(outside / "s.txt")
     os.mkfifo(root / "pipe")
-    with pytest.raises(OSError, match="is no regular file"):
+    with pytest.raises(OSError, match="is not a regular file"):
         roots.open(root / "pipe")
 
 
@@ -244,14 +244,14 @@ def test_patterns_match_as_those_of_glob(tmp_path: Path, files: list[list[str]],
     tree.mkdir()
     for names in files:
         path = tree.joinpath(*names)
-        if not any(it.is_file() for it in [path, *path.parents]) and not path.exists():
+        if not any(parent.is_file() for parent in [path, *path.parents]) and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("")
     pattern = str(tree.joinpath(*parts))
-    found = {str(path) for path in expand(pattern) if path.is_file()}
+    found = {str(path) for path in expand_glob(pattern) if path.is_file()}
     assert found == {name for name in glob.glob(pattern, recursive=True) if Path(name).is_file()}  # noqa: PTH207 - what it is compared with
     (tree / "self").symlink_to(tree)
-    assert {str(path) for path in expand(pattern) if path.is_file()} >= found
+    assert {str(path) for path in expand_glob(pattern) if path.is_file()} >= found
 
 
 def test_a_search_ends_after_so_many_entries(tmp_path: Path) -> None:
@@ -259,8 +259,8 @@ def test_a_search_ends_after_so_many_entries(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "x").write_text("")
-    assert len(list(expand(f"{tmp_path}/**/x"))) == 20
-    assert len(list(expand(f"{tmp_path}/**/x", most_entries=15))) == 15
+    assert len(list(expand_glob(f"{tmp_path}/**/x"))) == 20
+    assert len(list(expand_glob(f"{tmp_path}/**/x", max_entries=15))) == 15
 
 
 # --- whole runs ---
@@ -300,7 +300,7 @@ def test_the_folders_travel_in_the_environment(root: Path) -> None:
     """As real paths: a link that the operator named still counts after it was changed."""
     link = root.parent / "link"
     link.symlink_to(root)
-    variables = DataRoots([str(link)]).variables()
+    variables = DataRoots([str(link)]).to_environment()
     assert json.loads(variables[ROOTS_VARIABLE]) == [str(root)]
-    assert DataRoots.of_environment(variables).folders == (root,)
-    assert DataRoots.of_environment({}).folders is None
+    assert DataRoots.from_environment(variables).folders == (root,)
+    assert DataRoots.from_environment({}).folders is None

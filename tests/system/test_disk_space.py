@@ -19,8 +19,8 @@ from tests.support.whole_runs import run_to_end
 from tuner.errors import StorageError
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
-from tuner.system.disk_space import naming_full_disk, require_space
-from tuner.system.files import appearing_whole, write_atomically
+from tuner.system.disk_space import require_space, translate_full_disk
+from tuner.system.files import atomic_writer, write_atomically
 from tuner.training.checkpoints import Checkpoints, save_weights
 from tuner.training.launching.run_directory import RunPaths
 
@@ -92,7 +92,7 @@ def test_a_file_that_may_not_grow_is_named(tmp_path: Path, what: str) -> None:
     assert f"{name} cannot be written: the file would be larger" in message
     assert "1.00 MiB needed" in message
     assert " free)" in message
-    assert [it.name for it in tmp_path.rglob("*") if it.name != "checkpoints"] == []
+    assert [path.name for path in tmp_path.rglob("*") if path.name != "checkpoints"] == []
 
 
 @pytest.mark.parametrize("what", WRITERS)
@@ -104,12 +104,12 @@ def test_a_full_disk_is_named_before_anything_is_written(small_disk: Path, what:
         write(small_disk)
     assert caught.value.errno == errno.ENOSPC
     assert f"{name} cannot be written: the disk is full (1.00 MiB needed, 512.00 KiB free)" in str(caught.value)
-    assert {it.name for it in small_disk.iterdir()} <= {"others", "checkpoints"}
+    assert {path.name for path in small_disk.iterdir()} <= {"others", "checkpoints"}
 
 
 def write_in_blocks(path: Path) -> None:
     """Write 4 MiB whose size nobody knows beforehand."""
-    with appearing_whole(path) as stream:
+    with atomic_writer(path) as stream:
         for _ in range(1024):
             stream.write(b"x" * 4096)
 
@@ -120,7 +120,7 @@ def test_a_disk_that_fills_up_meanwhile_is_named(small_disk: Path) -> None:
     with pytest.raises(StorageError, match=r"trace\.json cannot be written: the disk is full") as caught:
         write_in_blocks(small_disk / "trace.json")
     assert isinstance(caught.value.__cause__, OSError)
-    assert [it.name for it in small_disk.iterdir()] == ["others"]
+    assert [path.name for path in small_disk.iterdir()] == ["others"]
 
 
 @pytest.mark.usefixtures("forked")
@@ -167,10 +167,10 @@ def test_a_path_that_is_not_there_yet_is_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error",
     [PermissionError(errno.EACCES, "no"), ValueError("errors of (os error 2)"), KeyError("disk")],
-    ids=lambda it: type(it).__name__,
+    ids=lambda error: type(error).__name__,
 )
 def test_other_errors_come_out_as_they_are(tmp_path: Path, error: Exception) -> None:
     """Only a lack of room is translated."""
-    with pytest.raises(type(error)) as caught, naming_full_disk(tmp_path):
+    with pytest.raises(type(error)) as caught, translate_full_disk(tmp_path):
         raise error
     assert caught.value is error

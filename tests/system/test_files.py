@@ -14,16 +14,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from tuner.system.files import appearing_whole, holding, tail, write_atomically
+from tuner.system.files import atomic_writer, lock_directory, tail, write_atomically
 
 NOBODY = 2**22 + 1
 """Above the largest process id of Linux (PID_MAX_LIMIT)."""
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from tuner.system.files import holding
+from tuner.system.files import lock_directory
 
-with holding(Path(sys.argv[1]), 0.0) as alone:
+with lock_directory(Path(sys.argv[1]), 0.0) as alone:
     if alone and os.fork() == 0:
         print(os.getpid(), flush=True)
     time.sleep(600)
@@ -34,10 +34,10 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path) -> None:
     """The old content, and nothing beside it."""
     path = tmp_path / "file"
     write_atomically(path, "old")
-    with suppress(KeyError), appearing_whole(path) as stream:
+    with suppress(KeyError), atomic_writer(path) as stream:
         stream.write(b"half")
         raise KeyError
-    assert [(it.name, it.read_text()) for it in tmp_path.iterdir()] == [("file", "old")]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     for name in [f".file[1].{NOBODY}.part", *stays]:
         (tmp_path / name).touch()
     write_atomically(tmp_path / "file[1]", "new")
-    assert sorted(it.name for it in tmp_path.iterdir()) == sorted(["file[1]", *stays])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["file[1]", *stays])
 
 
 def test_a_forked_child_does_not_hold_its_parents_folder(tmp_path: Path) -> None:
@@ -56,11 +56,11 @@ def test_a_forked_child_does_not_hold_its_parents_folder(tmp_path: Path) -> None
         assert holder.stdout is not None
         child = int(holder.stdout.readline())
         try:
-            with holding(tmp_path, 0.0) as alone:
+            with lock_directory(tmp_path, 0.0) as alone:
                 assert not alone
             holder.kill()
             holder.wait()
-            with holding(tmp_path, 0.0) as alone:
+            with lock_directory(tmp_path, 0.0) as alone:
                 assert alone
         finally:
             os.kill(child, signal.SIGKILL)
@@ -72,9 +72,9 @@ def test_a_folder_is_held_where_the_file_system_has_no_locks(
 ) -> None:
     """Nothing that would outlive a killed process stands in for a lock: the file stays and is empty."""
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
-    with holding(tmp_path, 0.0) as alone:
+    with lock_directory(tmp_path, 0.0) as alone:
         assert alone
-    assert [it.stat().st_size for it in tmp_path.iterdir()] == [0]
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [0]
 
 
 def test_the_tail_of_a_file_is_read_alone(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def _traced(
     """
     deadline = time.monotonic() + timeout_seconds
     try:
-        with EstimatePaths.holding(request) as paths:
+        with EstimatePaths.temporary(request) as paths:
             command = RunTask(
                 task="estimate" if isinstance(request, EstimateRequest) else "expect",
                 directory=paths.directory,

@@ -26,7 +26,7 @@ from filelock import FileLock
 from tuner.errors import EstimateError
 from tuner.estimation.attention_kernels import FIGURES, Attention, choose
 from tuner.schemas.gpus import KernelProfile
-from tuner.system.files import replacing
+from tuner.system.files import atomic_path
 
 _SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 _COMPILERS = ("c++", "g++", "clang++")
@@ -141,8 +141,8 @@ def compiled(cache: Path, *, again: bool = False) -> Path:
     compiler = _compiler()
     with _alone(cache):
         if again or not path.is_file():
-            with replacing(path) as beside:
-                _compile(compiler, torch_folder, beside)
+            with atomic_path(path) as temporary:
+                _compile(compiler, torch_folder, temporary)
     return path
 
 

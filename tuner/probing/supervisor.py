@@ -30,7 +30,7 @@ from tuner.system.fork_server.client import (
 from tuner.system.fork_server.messages import RunTask
 from tuner.system.fork_server.spawn import ChildProcess, StartChild
 from tuner.system.process_exit import ExitKind, classify_exit
-from tuner.system.processes import handed_on
+from tuner.system.processes import propagated_environment
 from tuner.units import format_bytes
 from tuner.workloads.preload import late_imports
 
@@ -187,12 +187,12 @@ class ProbeSupervisor:
 
     def _run_task(self, task: Task, request: TaskRequest, timeout: float, should_stop: Callable[[], bool]) -> Ended:
         """Run a task in a process of its own, and read what it left."""
-        with ProbePaths.holding(request) as paths:
+        with ProbePaths.temporary(request) as paths:
             command = RunTask(
                 task=task,
                 directory=paths.directory,
                 modules=self._late_imports(request if isinstance(request, WorkloadSpec) else request.spec),
-                environment=handed_on(),
+                environment=propagated_environment(),
                 data_bytes=MEMORY_BYTES if task == "expect" else None,
             )
             exit_, timed_out, lost, requested = None, False, None, time.monotonic()

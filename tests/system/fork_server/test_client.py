@@ -36,7 +36,7 @@ def server() -> Iterator[ForkServer]:
 @pytest.fixture
 def paths() -> Iterator[TaskPaths]:
     """The files of a task."""
-    with TaskPaths.holding(Nothing()) as found:
+    with TaskPaths.temporary(Nothing()) as found:
         yield found
 
 

@@ -79,8 +79,8 @@ def test_a_prestarted_process_is_taken_once(made: list[ChildProcess], prestarted
     prestarted.prestart(_start())
     third = prestarted.take(_start())
     assert made == [first, second, third]
-    assert [_reported(it)["asked"] for it in made] == ["once"] * 3
-    assert [_left(it) for it in made] == [0] * 3
+    assert [_reported(child)["asked"] for child in made] == ["once"] * 3
+    assert [_left(child) for child in made] == [0] * 3
 
 
 def test_what_has_ended_meanwhile_is_not_taken(made: list[ChildProcess], prestarted: Prestarted) -> None:
@@ -122,7 +122,7 @@ def test_what_was_started_in_another_way_is_ended(made: list[ChildProcess], pres
     prestarted.prestart(_start("otherwise"))
     child = prestarted.take(_start())
     assert _reported(child)["asked"] == "once"
-    assert [it.process.returncode for it in made] == [-signal.SIGKILL, None]
+    assert [child.process.returncode for child in made] == [-signal.SIGKILL, None]
     prestarted.prestart(_start("unasked"))
     prestarted.close()
     assert made[-1].process.returncode == -signal.SIGKILL
@@ -174,7 +174,7 @@ def test_the_command_starts_what_it_will_need(  # noqa: PLR0913, PLR0917 - fixtu
     entry.begin(arguments.split(), prestarted)
     (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
     entry.begin(arguments.split(), prestarted)
-    assert begun == [it for it in (without_cards, with_cards) if it is not None]
+    assert begun == [module for module in (without_cards, with_cards) if module is not None]
 
 
 def test_what_starts_ahead_imports_next_to_nothing() -> None:

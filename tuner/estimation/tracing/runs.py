@@ -15,7 +15,7 @@ from tuner.estimation.tracing.session import TracedRun, begun
 from tuner.estimation.tracing.shape_cache import Shapes
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import WorkloadSpec
-from tuner.system.fork_map import side_by_side
+from tuner.system.fork_map import run_in_forks
 
 Wanted: TypeAlias = "tuple[KernelProfile | None, int, bool]"
 """The kind of card (none for the CPU's own run), the micro-batch size, and whether updates accumulate."""
@@ -63,7 +63,7 @@ class TracedRuns:
         alone = len(profiles) == 1
         of_a_profile = partial(self._several, threads=_threads(), at_once=alone)
         each = [partial(of_a_profile, [it for it in missing if it[0] == profile]) for profile in profiles]
-        for runs in [_nothing_if_it_fails(each[0])] if alone else side_by_side(each, self._processes):
+        for runs in [_nothing_if_it_fails(each[0])] if alone else run_in_forks(each, self._processes):
             self._made.update(runs or {})
 
     def _several(self, wanted: Sequence[Wanted], *, threads: int, at_once: bool) -> dict[Wanted, TracedRun]:
@@ -78,7 +78,7 @@ class TracedRuns:
             if _threads() > threads:  # the workload's own
                 return {}
             tasks = [partial(common.updated, size, accumulates=accumulates) for _, size, accumulates in wanted]
-            found = side_by_side(tasks, len(tasks)) if at_once else [side_by_side([it], 1)[0] for it in tasks]
+            found = run_in_forks(tasks, len(tasks)) if at_once else [run_in_forks([it], 1)[0] for it in tasks]
         return {it: run for it, run in zip(wanted, found, strict=True) if run is not None}
 
     def get(self, profile: KernelProfile | None, size: int, *, accumulates: bool) -> TracedRun:

@@ -25,7 +25,7 @@ from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.requests import ExpectationRequest
 from tuner.schemas.results import ExpectedPeaks
 from tuner.system.files import write_atomically
-from tuner.system.fork_map import worthwhile_processes
+from tuner.system.fork_map import default_process_count
 from tuner.system.fork_server.server import Application, serve
 from tuner.workloads.preload import import_early
 
@@ -70,7 +70,7 @@ class _Tracer:
 
         self._make_ready()
         request = ExpectationRequest.model_validate_json(document)
-        return expected_peaks(request, self._shim, processes=worthwhile_processes())
+        return expected_peaks(request, self._shim, processes=default_process_count())
 
     def _estimate(self, document: bytes) -> Estimate:
         request = EstimateRequest.model_validate_json(document)
@@ -103,7 +103,7 @@ def _traced(
     from tuner.estimation.tracing.runs import TracedRuns  # noqa: PLC0415 - likewise
     from tuner.estimation.tracing.sized_workload import SizedWorkload, first_wanted  # noqa: PLC0415 - likewise
 
-    runs = TracedRuns(request.spec, shim=shim, processes=worthwhile_processes())
+    runs = TracedRuns(request.spec, shim=shim, processes=default_process_count())
     distinct = tuple(dict.fromkeys(map(representative, wanted)))
     runs.prepare(it for profile in distinct for it in first_wanted(profile))
     known: dict[KernelProfile, TracedWorkload | Exception] = {}

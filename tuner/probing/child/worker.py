@@ -26,7 +26,7 @@ from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeReq
 from tuner.schemas.results import ModelSummary, Outcome, Phase, ProbeResult, UpdateTiming
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.files import write_atomically
-from tuner.system.fork_map import worthwhile_processes
+from tuner.system.fork_map import default_process_count
 from tuner.training.accumulation.collectives import Ranks, group_of_one
 from tuner.training.coupling.admission import measure_coupling
 from tuner.training.micro_batches.splitting import MicroBatch, sliced
@@ -265,7 +265,7 @@ def _coupling(request: CouplingRequest) -> CouplingCheck:
 def run_expect(paths: ProbePaths) -> None:
     """Estimate the memory curve that the request in ``paths`` asks for, and leave it there."""
     request = ExpectationRequest.model_validate_json(paths.request.read_bytes())
-    write_atomically(paths.result, expected_peaks(request, processes=worthwhile_processes()).model_dump_json())
+    write_atomically(paths.result, expected_peaks(request, processes=default_process_count()).model_dump_json())
 
 
 TASKS = {"probe": run_probe, "check": run_check, "couple": run_couple, "expect": run_expect}
