@@ -17,7 +17,7 @@ GIB = 1024**3
 BY_NAME = {gpu.name: gpu for gpu in GPUS}
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda it: it.name)
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 def test_every_card_is_found_by_each_of_its_names(gpu: Gpu) -> None:
     """The name, every alias, and either in NVML's spelling leads to the card and to no other."""
     for name in (gpu.name, *gpu.aliases):
@@ -25,7 +25,7 @@ def test_every_card_is_found_by_each_of_its_names(gpu: Gpu) -> None:
             assert find_gpu(spelling) is gpu, spelling
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda it: it.name)
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 def test_every_figure_has_its_source(gpu: Gpu) -> None:
     """Each of the four figures says where it comes from, and a total names an address, a public log or the rule."""
     assert set(gpu.sources) == {"total", "compute_capability", "context", "workspace"}
@@ -33,7 +33,7 @@ def test_every_figure_has_its_source(gpu: Gpu) -> None:
     assert (gpu.evidence == "derived") is (gpu.sources["total"].startswith("derived") or gpu.name == "MI325X")
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda it: it.name)
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 def test_a_card_has_no_more_memory_than_it_is_sold_with(gpu: Gpu) -> None:
     """Torch's total is within the last tenth below what the card is sold as, and the least is below the total."""
     sold = int(gpu.marketed_memory.rsplit("x ", maxsplit=1)[-1].removesuffix(" GB"))
@@ -41,7 +41,7 @@ def test_a_card_has_no_more_memory_than_it_is_sold_with(gpu: Gpu) -> None:
     assert gpu.total_bytes * 0.9 < gpu.least_total_bytes < gpu.total_bytes
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda it: it.name)
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 def test_the_interval_of_the_context_is_in_order(gpu: Gpu) -> None:
     """Low, expected and high rise."""
     assert 0 < gpu.context_bytes.low < gpu.context_bytes.expected < gpu.context_bytes.high
@@ -133,7 +133,7 @@ def test_an_unknown_name_is_refused_and_a_memory_size_proposed(name: str) -> Non
 
 def test_an_unknown_name_comes_with_near_ones() -> None:
     """A slip of the finger is answered with what was probably meant."""
-    with pytest.raises(EstimateError, match="near it are H100-80GB"):
+    with pytest.raises(EstimateError, match="similar names are H100-80GB"):
         find_gpu("H10-80GB")
 
 

@@ -40,7 +40,7 @@ class LocalExecutor(Executor):
 
     @override
     def lost_device(self) -> str | None:
-        return inventory.lost(self.device)
+        return inventory.device_failure(self.device)
 
     @override
     def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:

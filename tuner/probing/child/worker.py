@@ -16,7 +16,7 @@ from pathlib import Path
 from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
 from tuner.estimation.tracing.peak_curve import expected_peaks
 from tuner.hardware.failures import shortage_in_words
-from tuner.hardware.memory_devices.base import MemoryDevice, translate_certain
+from tuner.hardware.memory_devices.base import MemoryDevice, translate_by_message
 from tuner.hardware.memory_devices.factory import open_device
 from tuner.planning.accumulation import balanced_split
 from tuner.probing.child.timing import TimedEngine, TimedUpdate, enough, timing
@@ -167,7 +167,7 @@ def _result(
     request: ProbeRequest, device: MemoryDevice | None, seen: Seen, failure: BaseException | None
 ) -> ProbeResult:
     """The result of a probe that ended by itself; called outside ``except``, so that failed frames can be freed."""
-    translate = device.translate if device is not None else translate_certain
+    translate = device.translate if device is not None else translate_by_message
     translated = translate(failure) if isinstance(failure, Exception) else None
     outcome, message, details = _judge(seen, failure, translated)
     error_type = None if failure is None else _qualified_name(failure)
