@@ -18,7 +18,7 @@ from tuner.units import format_bytes, parse_bytes
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str]:
-    """How each check of the contract ended on a device."""
+    """Outcomes of the checks of the contract on a device."""
     command = [sys.executable, str(SUPPORT / "device_contract.py"), request.param]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -33,7 +33,7 @@ def test_the_contract_of_a_memory_device(outcomes: dict[str, str], name: str) ->
 
 
 def test_the_inventory_ends_with_the_cpu() -> None:
-    """It never fails for want of a GPU, and the CPU has memory."""
+    """The inventory works without a GPU, and the CPU has memory."""
     found = inventory.devices()
     assert found[-1].id == "cpu"
     assert found[-1].total_bytes > 2**28

@@ -1,4 +1,4 @@
-"""Tasks in forked processes: what they tell, what becomes of those that end early, and of all when this one ends."""
+"""Tasks in forked processes: their results, processes that end early, and the end of the parent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _return_what_cannot_be_pickled() -> str:
 
 @pytest.mark.parametrize("processes", [2, 3, 8])
 def test_results_come_in_order(processes: int) -> None:
-    """Whoever runs a task, its result is at its place; and none was run here."""
+    """Results are in the order of the tasks, and no task ran in this process."""
     tasks: list[Callable[[], tuple[int, int]]] = [
         partial(lambda number: (number, os.getpid()), number) for number in range(5)
     ]
@@ -57,18 +57,18 @@ def test_results_come_in_order(processes: int) -> None:
 
 
 @pytest.mark.parametrize("failing", [_fail, _die, _leave, _return_what_cannot_be_pickled])
-def test_a_task_that_fails_leaves_the_others_theirs(failing: Callable[[], str]) -> None:
-    """An exception, a killed process, an early exit, a result that cannot be reported: none of them is raised here."""
+def test_a_failed_task_does_not_affect_the_others(failing: Callable[[], str]) -> None:
+    """An exception, a kill, an early exit and a result that cannot be pickled are not raised here."""
     assert run_in_forks([failing, lambda: "reported"], 2) == [None, "reported"]
 
 
 def test_results_larger_than_a_pipe_arrive() -> None:
-    """Megabytes from several processes: none waits for another to be read."""
+    """Several processes return megabytes without a deadlock."""
     assert run_in_forks([lambda: "a" * 2**22, lambda: "b" * 2**22], 2) == ["a" * 2**22, "b" * 2**22]
 
 
-def test_without_processes_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no process can be started, tasks are left to whoever asked, and no descriptor stays open."""
+def test_without_processes_there_are_no_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no process can be started, no task is run, and no descriptor stays open."""
 
     def refuse() -> int:
         raise BlockingIOError("Resource temporarily unavailable")
@@ -80,7 +80,7 @@ def test_without_processes_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_forked_processes_end_with_the_one_that_forked_them() -> None:
-    """Killed by -9, it leaves none of them behind."""
+    """A parent that is killed by SIGKILL leaves no process behind."""
     parent = subprocess.Popen([sys.executable, "-c", _ORPHANS], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     forked = [int(parent.stdout.readline()) for _ in range(2)]

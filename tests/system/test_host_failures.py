@@ -1,4 +1,4 @@
-"""Distinguish trouble of a host from failures of the work, and find it by looking."""
+"""Classification of host failures as opposed to failures of the work, and the check of a host."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MIB = 1024**2
     ],
 )
 def test_system_errors_of_a_host_are_recognised(number: int, cause: Cause) -> None:
-    """By their number; the words name the file."""
+    """The errno decides, and the message names the file."""
     found = host_failure_of(OSError(number, os.strerror(number), "/runs/job"))
     assert found is not None
     assert found.cause is cause
@@ -49,14 +49,14 @@ def test_system_errors_of_a_host_are_recognised(number: int, cause: Cause) -> No
     ],
 )
 def test_errors_without_a_number_are_recognised(error: Exception, cause: Cause) -> None:
-    """By their words or their class."""
+    """The message or the class decides."""
     found = host_failure_of(error)
     assert found is not None
     assert found.cause is cause
 
 
-def test_a_fault_of_nvml_is_trouble_of_the_device() -> None:
-    """Whatever NVML says."""
+def test_an_nvml_error_is_a_device_failure() -> None:
+    """Any error of NVML counts as a failure of the device."""
     pynvml = pytest.importorskip("pynvml")
     found = host_failure_of(pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
     assert found is not None
@@ -73,13 +73,13 @@ def test_a_fault_of_nvml_is_trouble_of_the_device() -> None:
         RuntimeError("shape mismatch"),
     ],
 )
-def test_failures_of_the_work_are_not_trouble(error: Exception) -> None:
-    """Faults of the work itself would fail on any host."""
+def test_failures_of_the_work_are_not_host_failures(error: Exception) -> None:
+    """Errors that would occur on any host are not classified."""
     assert host_failure_of(error) is None
 
 
-def test_the_cause_of_an_error_counts_and_what_was_handled_before_does_not() -> None:
-    """``raise ... from`` names a reason; an error that an ``except`` block was at is only what went before."""
+def test_the_cause_of_an_error_counts_and_its_context_does_not() -> None:
+    """The error of ``raise ... from`` is the cause; the context is only an earlier error."""
     lack = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     caused, after = ProbeError("the fork server did not start"), ProbeError("something else")
     caused.__cause__ = after.__context__ = lack
@@ -90,14 +90,14 @@ def test_the_cause_of_an_error_counts_and_what_was_handled_before_does_not() -> 
 # --- looking at the host ---
 
 
-def test_a_host_that_lacks_nothing_is_well(tmp_path: Path) -> None:
-    """And nothing is left of the check, in folders that it makes."""
+def test_a_healthy_host_passes_the_check(tmp_path: Path) -> None:
+    """The check creates missing folders, and leaves no file in them."""
     assert check_host([tmp_path / "runs", tmp_path]) is None
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_a_full_disk_is_found_and_its_end_too(tmp_path: Path) -> None:
-    """With the folder named."""
+def test_a_full_disk_and_its_recovery_are_detected(tmp_path: Path) -> None:
+    """The message names the folder."""
     with small_disk(tmp_path / "runs", MIB) as runs:
         filler = fill(runs)
         found = check_host([runs])
@@ -108,8 +108,8 @@ def test_a_full_disk_is_found_and_its_end_too(tmp_path: Path) -> None:
         assert check_host([runs]) is None
 
 
-def test_used_up_descriptors_are_found(tmp_path: Path) -> None:
-    """And their return."""
+def test_a_lack_of_descriptors_is_detected(tmp_path: Path) -> None:
+    """The check passes once there are descriptors again."""
     with descriptors_used_up(spare=3):
         found = check_host([tmp_path])
     assert found is not None
@@ -117,8 +117,8 @@ def test_used_up_descriptors_are_found(tmp_path: Path) -> None:
     assert check_host([tmp_path]) is None
 
 
-def test_a_folder_that_cannot_be_made_is_found(tmp_path: Path) -> None:
-    """A file is in its place."""
+def test_a_folder_that_cannot_be_created_is_detected(tmp_path: Path) -> None:
+    """A file has the folder's name."""
     (tmp_path / "data").touch()
     found = check_host([tmp_path / "data" / "runs"])
     assert found is not None
@@ -126,8 +126,8 @@ def test_a_folder_that_cannot_be_made_is_found(tmp_path: Path) -> None:
     assert str(tmp_path / "data" / "runs") in found.message
 
 
-def test_room_that_work_needs_is_looked_for(tmp_path: Path) -> None:
-    """A disk that has some room, and not enough, is full for it."""
+def test_the_space_that_work_needs_is_checked(tmp_path: Path) -> None:
+    """A disk with too little free space counts as full."""
     found = check_host([tmp_path], needed_bytes=2**60)
     assert found is not None
     assert (found.cause, found.needed_bytes) == (Cause.DISK_FULL, 2**60)
@@ -136,8 +136,8 @@ def test_room_that_work_needs_is_looked_for(tmp_path: Path) -> None:
 # --- who filled the disk ---
 
 
-def test_the_room_of_a_folder_is_measured(tmp_path: Path) -> None:
-    """Its own files, also in folders below."""
+def test_the_disk_usage_of_a_folder_is_measured(tmp_path: Path) -> None:
+    """The folder's own files count, also those in subfolders."""
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "file").write_bytes(bytes(MIB))
     room = disk_usage_of(tmp_path)
@@ -145,13 +145,13 @@ def test_the_room_of_a_folder_is_measured(tmp_path: Path) -> None:
     assert room.total >= room.free > 0
 
 
-def test_a_run_whose_checkpoints_take_the_room_is_at_fault() -> None:
-    """It had enough, and nobody else took any."""
+def test_a_run_whose_checkpoints_fill_the_disk_is_at_fault() -> None:
+    """The run had enough space, and no other files grew."""
     assert is_filled_by_run(DiskUsage(100, 60, 0), DiskUsage(100, 10, 50), needed_bytes=25)
 
 
-def test_a_run_that_goes_on_with_most_of_a_full_disk_is_at_fault() -> None:
-    """It failed for its own files before, and nobody has made room."""
+def test_a_resumed_run_that_uses_most_of_a_full_disk_is_at_fault() -> None:
+    """The run has failed for its own files before, and no space was freed."""
     assert is_filled_by_run(DiskUsage(100, 10, 50), DiskUsage(100, 10, 50), needed_bytes=25)
 
 

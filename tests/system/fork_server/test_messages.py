@@ -1,4 +1,4 @@
-"""Messages between a fork server and its client: what arrives, and what is refused."""
+"""Messages between a fork server and its client: accepted and refused ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuner.system.fork_server.messages import COMMANDS, EVENTS, Ended, KillTask,
 
 
 def test_a_connection_works_on_any_descriptor() -> None:
-    """A service with thousands of connections open still hears its probes."""
+    """Messages arrive on descriptors above 1024, as in a service with thousands of connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     ours, child_end = Pipe()
@@ -38,7 +38,7 @@ def test_a_message_of_the_other_direction_is_refused() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"\0\0\0\x20half a message"])
 def test_a_closed_connection_ends_in_one_way(sent: bytes) -> None:
-    """The other side may be killed at any moment, in the middle of a message too."""
+    """A kill of the other side at any moment, also in the middle of a message, raises EOFError."""
     ours, child_end = Pipe()
     with ours:
         os.write(child_end.fileno(), sent)
