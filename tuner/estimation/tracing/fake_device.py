@@ -140,7 +140,7 @@ def without_dropout_in_attention() -> Iterator[None]:
     """
     attention: Callable[..., Tensor] = nn.functional.scaled_dot_product_attention
 
-    def attend(*args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401 - whatever it takes
+    def attend(*args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401 - the signature of the original
         positional = args[:_DROPOUT_INDEX] + (0.0,) * (len(args) > _DROPOUT_INDEX) + args[_DROPOUT_INDEX + 1 :]
         return attention(*positional, **{name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()})
 
@@ -149,7 +149,7 @@ def without_dropout_in_attention() -> Iterator[None]:
 
 
 def _without_cudnn(forward: Callable[..., Any], on_layer: Callable[[], None]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the layer takes
+    def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the signature of the layer
         on_layer()
         with torch.backends.cudnn.flags(enabled=False):
             return forward(*args, **kwargs)
