@@ -117,12 +117,12 @@ def test_an_idle_process_ends() -> None:
 
 def test_no_process_outlives_its_parent() -> None:
     """A parent that is killed by SIGKILL leaves no process behind."""
-    asking = subprocess.Popen([sys.executable, "-c", _STARTED], stdout=subprocess.PIPE, text=True)
-    assert asking.stdout is not None
-    with asking.stdout as told:
-        started = Path(f"/proc/{int(told.readline())}")
-    asking.kill()
-    asking.wait()
+    parent = subprocess.Popen([sys.executable, "-c", _STARTED], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout as output:
+        started = Path(f"/proc/{int(output.readline())}")
+    parent.kill()
+    parent.wait()
     deadline = time.monotonic() + 60
     while _runs(started) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -57,9 +57,9 @@ def test_rounded_bytes_stay_near_at_every_size(rows: int, width: int) -> None:
 def test_bounded_bytes_never_shrink(stops: int) -> None:
     """The interpolation does not decrease, although a parabola through the points would."""
     found = through(lambda size: 3072 * min(size, stops))
-    told = [found.at(size) for size in SIZES]
+    interpolated = [found.at(size) for size in SIZES]
     assert isinstance(found, PiecewiseLinear)
-    assert told == sorted(told)
+    assert interpolated == sorted(interpolated)
     assert found.at(1) > 0
     assert found.deviation > 0
 

@@ -46,7 +46,7 @@ def test_a_rank_holds_its_shard_of_everything_that_lasts(ranks: int) -> None:
     for category in (Category.PARAMETERS, Category.OPTIMIZER_STATE):
         assert held(shard, category) == held(whole, category) // ranks
     assert held(shard, Category.GRADIENTS) == 0
-    assert held(shard, Category.TEMPORARIES) < 64  # scalars that tell a rank its place
+    assert held(shard, Category.TEMPORARIES) < 64  # scalars with the rank's index
 
 
 def test_layers_are_gathered_one_after_the_other() -> None:

@@ -175,9 +175,11 @@ def test_attention_with_dropout_takes_no_matrix_of_all_tokens(on_cuda: dict[str,
 
     What differs are the other dropouts: a card keeps a byte for each element, the CPU a number.
     """
-    told = trace(DROPPING_OUT, 4, accumulates=True, profile=KernelProfile(compute_capability=(8, 6), kind="cuda"))
-    assert told.decisions == "cpu"
-    assert most_bytes(told) == pytest.approx(most_bytes(on_cuda["gpt2, dropout"][0]), rel=0.15)
+    without_shim = trace(
+        DROPPING_OUT, 4, accumulates=True, profile=KernelProfile(compute_capability=(8, 6), kind="cuda")
+    )
+    assert without_shim.decisions == "cpu"
+    assert most_bytes(without_shim) == pytest.approx(most_bytes(on_cuda["gpt2, dropout"][0]), rel=0.15)
 
 
 def test_embeddings_are_summed_by_segment(on_cuda: dict[str, list[Trace]]) -> None:
@@ -326,9 +328,9 @@ def test_without_a_cache_folder_the_library_is_compiled_for_one_process(tmp_path
     (tmp_path / "tmp").mkdir()
     nobody = tmp_path / "sitecustomize.py"
     nobody.write_text("import pathlib\ndef home(): raise RuntimeError('nobody')\npathlib.Path.home = home\n")
-    said = _loading(tmp_path, XDG_CACHE_HOME=home, TMPDIR=str(tmp_path / "tmp"), PYTHONPATH=str(tmp_path))
-    assert said.startswith("False")
-    assert "set XDG_CACHE_HOME" in said
+    output = _loading(tmp_path, XDG_CACHE_HOME=home, TMPDIR=str(tmp_path / "tmp"), PYTHONPATH=str(tmp_path))
+    assert output.startswith("False")
+    assert "set XDG_CACHE_HOME" in output
     assert not list((tmp_path / "tmp").iterdir())
 
 
@@ -355,9 +357,9 @@ def test_estimates_work_without_a_compiler(tmp_path: Path, monkeypatch: pytest.M
     """The CPU's decisions are traced instead, and a note says so."""
     monkeypatch.setenv("CXX", str(_compiler(tmp_path, "exit 1")))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    answered = estimate(_request(mlp_spec()))
-    assert answered.decisions == "cpu"
-    assert any("CUDA's decisions cannot be traced" in note for note in answered.notes)
+    estimated = estimate(_request(mlp_spec()))
+    assert estimated.decisions == "cpu"
+    assert any("CUDA's decisions cannot be traced" in note for note in estimated.notes)
 
 
 def _request(spec: WorkloadSpec, **changes: Any) -> EstimateRequest:

@@ -50,7 +50,7 @@ def sized(events: list[int], blocks: list[Block], *, accumulates: bool, measured
 
 @dataclass
 class Traced:
-    """A traced workload from two hand-made traces; ``asked`` are the sizes that were requested."""
+    """A traced workload from two hand-made traces; ``requested_sizes`` are the sizes that were requested."""
 
     several: SizedTrace
     single: SizedTrace
@@ -58,11 +58,11 @@ class Traced:
     exact_sizes: bool = True
     notes: tuple[str, ...] = ()
     change: Callable[[Trace], Trace] = lambda trace: trace
-    asked: list[int] = field(default_factory=list)
+    requested_sizes: list[int] = field(default_factory=list)
 
     def trace_at(self, micro_batch_size: int, *, accumulates: bool) -> Trace:
         """Return the trace at a size, and record the size."""
-        self.asked.append(micro_batch_size)
+        self.requested_sizes.append(micro_batch_size)
         return self.change((self.several if accumulates else self.single).at(micro_batch_size))
 
 
@@ -86,7 +86,7 @@ def workload(decisions: Literal["cuda", "cpu"] = "cuda", **fields: Any) -> Trace
     )
 
 
-def asking(*gpus: str, **fields: Any) -> EstimateRequest:
+def request_for(*gpus: str, **fields: Any) -> EstimateRequest:
     """A request without a margin."""
     return EstimateRequest(**{"spec": mlp_spec(), "gpus": gpus, "memory_margin": 0.0, **fields})
 
@@ -110,7 +110,7 @@ def peak_of(found: GpuEstimate) -> PeakEstimate:
 
 def test_the_sizes_are_those_of_a_calculation_by_hand() -> None:
     """2 GiB less a context of 500 MiB leave 1,548 MiB: 57 samples; worst and best case leave 768.8 and 2,140.7."""
-    found = first(asking("2GiB"))
+    found = first(request_for("2GiB"))
     assert found.usable_bytes == 2 * GIB
     assert found.largest_micro_batch_size == (1548 - 400) // 20 == 57
     # the card may lack a twelfth, the context be 1,024 MiB, the estimate 7 % and (an unknown card) 4 % too low
@@ -122,7 +122,7 @@ def test_the_sizes_are_those_of_a_calculation_by_hand() -> None:
 
 def test_the_peak_is_that_of_the_largest_size() -> None:
     """The peak with 57 samples is 400 + 57 x 20 MiB."""
-    peak = peak_of(first(asking("2GiB")))
+    peak = peak_of(first(request_for("2GiB")))
     assert (peak.micro_batch_size, peak.accumulates, peak.verdict) == (57, True, Verdict.UNCERTAIN)
     assert peak.allocated_bytes == peak.reserved_bytes == peak.capacity_bytes == 1540 * MIB
     assert peak.device_bytes.expected == (1540 + 500) * MIB
@@ -132,7 +132,7 @@ def test_the_peak_is_that_of_the_largest_size() -> None:
 
 def test_the_breakdown_sums_to_the_memory() -> None:
     """The categories of the trace sum to the allocated memory and the memory outside the allocator."""
-    peak = peak_of(first(asking("2GiB")))
+    peak = peak_of(first(request_for("2GiB")))
     parts = peak.breakdown
     assert parts.parameters_bytes == 100 * MIB
     assert parts.gradients_bytes == 100 * MIB
@@ -148,7 +148,7 @@ def test_the_breakdown_sums_to_the_memory() -> None:
 )
 def test_a_requested_size_has_a_verdict(size: int, verdict: str) -> None:
     """The verdict turns where the interval meets the limit, and the interval agrees with it."""
-    found = first(asking("2GiB", micro_batch_size=size))
+    found = first(request_for("2GiB", micro_batch_size=size))
     peak = peak_of(found)
     assert (peak.micro_batch_size, peak.verdict) == (size, verdict)
     assert (peak.device_bytes.high <= found.usable_bytes) is (verdict == "fits")
@@ -158,7 +158,7 @@ def test_a_requested_size_has_a_verdict(size: int, verdict: str) -> None:
 
 def test_the_plan_gives_the_effective_batch_around_the_largest_size() -> None:
     """A batch of 100 with at most 57 samples at a time is twice 50."""
-    found = first(asking("2GiB", effective_batch_size=100))
+    found = first(request_for("2GiB", effective_batch_size=100))
     assert found.plan is not None
     assert found.plan.micro_batch_sizes == ((50, 50),)
     assert (found.plan.micro_batch_size, found.largest_micro_batch_size) == (50, 57)
@@ -166,7 +166,7 @@ def test_the_plan_gives_the_effective_batch_around_the_largest_size() -> None:
 
 def test_the_whole_share_may_fit_where_parts_of_it_do_not() -> None:
     """60 samples in one micro-batch need 300 + 1,200 MiB, 58 of them beside gradients 1,560: more than 1,548."""
-    found = first(asking("2GiB", effective_batch_size=60))
+    found = first(request_for("2GiB", effective_batch_size=60))
     assert found.largest_micro_batch_size == 60
     assert found.plan is not None
     assert found.plan.gradient_accumulation_steps == 1
@@ -187,20 +187,20 @@ def test_updates_of_one_micro_batch_are_traced_where_the_share_may_fit(
         kinds.add(trace.accumulates)
         return trace
 
-    found = first(asking(*gpus, effective_batch_size=share), workload(change=note))
+    found = first(request_for(*gpus, effective_batch_size=share), workload(change=note))
     assert found.largest_micro_batch_size == 57
     assert kinds == ({True, False} if traced else {True})
 
 
 def test_the_whole_share_is_traced_if_it_is_requested() -> None:
     """The whole share is traced even if it far exceeds the GPU."""
-    peak = peak_of(first(asking("2GiB", effective_batch_size=9000, micro_batch_size=9000)))
+    peak = peak_of(first(request_for("2GiB", effective_batch_size=9000, micro_batch_size=9000)))
     assert (peak.accumulates, peak.verdict) == (False, Verdict.DOES_NOT_FIT)
 
 
 def test_a_part_of_the_share_counts_the_gradients() -> None:
     """A micro-batch of 58 of 60 samples does not fit although all 60 would."""
-    whole, part = (first(asking("2GiB", effective_batch_size=60, micro_batch_size=size)) for size in (60, 58))
+    whole, part = (first(request_for("2GiB", effective_batch_size=60, micro_batch_size=size)) for size in (60, 58))
     assert not peak_of(whole).accumulates
     assert peak_of(part).accumulates
     assert peak_of(part).capacity_bytes == 1560 * MIB > peak_of(whole).capacity_bytes
@@ -209,15 +209,15 @@ def test_a_part_of_the_share_counts_the_gradients() -> None:
 def test_a_plan_of_thousands_of_micro_batches_is_summarised_in_a_note() -> None:
     """Plans of up to 4,096 micro-batches are listed; longer ones are a note, so that the estimate stays small."""
     spec = mlp_spec(parallelism={"world_size": 2})
-    listed, told = (
-        first(asking("3GiB", spec=spec, effective_batch_size=samples), one_at_a_time()) for samples in (4096, 4097)
+    listed, summarised = (
+        first(request_for("3GiB", spec=spec, effective_batch_size=samples), one_at_a_time()) for samples in (4096, 4097)
     )
-    assert (listed.largest_micro_batch_size, told.largest_micro_batch_size) == (1, 1)
+    assert (listed.largest_micro_batch_size, summarised.largest_micro_batch_size) == (1, 1)
     assert listed.plan is not None
     assert sum(map(len, listed.plan.micro_batch_sizes)) == 4096
-    assert told.plan is None
-    assert any("2,049 accumulation steps" in note and "4,097 micro-batches" in note for note in told.notes)
-    assert len(told.model_dump_json()) < 4000
+    assert summarised.plan is None
+    assert any("2,049 accumulation steps" in note and "4,097 micro-batches" in note for note in summarised.notes)
+    assert len(summarised.model_dump_json()) < 4000
 
 
 def one_at_a_time() -> Traced:
@@ -229,26 +229,26 @@ def one_at_a_time() -> Traced:
 def test_a_gpu_is_named_once() -> None:
     """Duplicate GPUs are refused."""
     with pytest.raises(ValidationError, match="'L4' named more than once"):
-        asking("L4", "A10", "L4")
+        request_for("L4", "A10", "L4")
 
 
 def test_no_size_above_the_share_is_returned_or_traced() -> None:
     """With four ranks of 25 samples each, all 25 fit on a large GPU, and no larger size is traced."""
     traced = workload()
     spec = mlp_spec(parallelism={"world_size": 4})
-    found = first(asking("40GiB", spec=spec, effective_batch_size=97), traced)
-    assert found.largest_micro_batch_size == found.surely_fits == found.may_fit == max(traced.asked) == 25
+    found = first(request_for("40GiB", spec=spec, effective_batch_size=97), traced)
+    assert found.largest_micro_batch_size == found.surely_fits == found.may_fit == max(traced.requested_sizes) == 25
 
 
 def test_a_share_of_one_sample_keeps_no_gradients() -> None:
     """An effective batch of one sample is one micro-batch."""
-    found = first(asking("2GiB", effective_batch_size=1))
+    found = first(request_for("2GiB", effective_batch_size=1))
     assert (found.largest_micro_batch_size, peak_of(found).accumulates) == (1, False)
 
 
 def test_if_no_size_fits_the_peak_of_one_sample_is_returned() -> None:
     """Without memory for 420 MiB there is no plan, but the peak of one sample."""
-    found = first(asking("256MiB", effective_batch_size=100))
+    found = first(request_for("256MiB", effective_batch_size=100))
     assert (found.feasible, found.largest_micro_batch_size, found.may_fit, found.plan) == ("does-not-fit", 0, 0, None)
     peak = peak_of(found)
     assert (peak.micro_batch_size, peak.capacity_bytes, peak.verdict) == (1, 420 * MIB, Verdict.DOES_NOT_FIT)
@@ -256,19 +256,19 @@ def test_if_no_size_fits_the_peak_of_one_sample_is_returned() -> None:
 
 def test_if_one_sample_may_fit_feasibility_is_uncertain() -> None:
     """With 500 MiB one sample fits in the best case only."""
-    found = first(asking("500MiB"))
+    found = first(request_for("500MiB"))
     assert (found.feasible, found.largest_micro_batch_size, found.may_fit) == ("uncertain", 0, 1)
 
 
 def test_sizes_are_rounded_down_to_seven_bits() -> None:
     """Of the 774 samples that fit in 16 GiB, the multiple of eight below is returned."""
-    assert first(asking("16GiB")).largest_micro_batch_size == 774 // 8 * 8
+    assert first(request_for("16GiB")).largest_micro_batch_size == 774 // 8 * 8
 
 
 def test_memory_that_does_not_grow_ends_at_a_bound() -> None:
     """A workload without activations has no largest size; a note has the largest size that was examined."""
     fixed = sized([0], [(Category.PARAMETERS, 20 * MIB, 0)], accumulates=True)
-    found = first(asking("16GiB"), Traced(several=fixed, single=fixed))
+    found = first(request_for("16GiB"), Traced(several=fixed, single=fixed))
     assert found.largest_micro_batch_size == found.surely_fits == found.may_fit == LARGEST_SIZE
     assert any(str(LARGEST_SIZE) in note for note in found.notes)
 
@@ -280,17 +280,17 @@ def test_a_size_with_bad_fragmentation_is_not_returned() -> None:
         extra = 100 * MIB * (trace.micro_batch_size % 2)
         return trace.model_copy(update={"sizes": (trace.sizes[0] + extra, *trace.sizes[1:])})
 
-    assert first(asking("2GiB"), workload(change=worse_if_odd)).largest_micro_batch_size == 56
+    assert first(request_for("2GiB"), workload(change=worse_if_odd)).largest_micro_batch_size == 56
 
 
 def test_cards_with_the_same_kernels_share_their_replays() -> None:
     """A second GPU of equal memory needs no further traces, nor does another profile with equal traces."""
     one, two, three = workload(), workload(), workload()
-    estimate(asking("48GiB"), one)
-    estimate(asking("48GiB", "48 GiB"), two)
-    estimate(asking("48GiB", "RTX A6000"), three)
-    assert len(one.asked) == len(two.asked)
-    assert three.asked.count(1) == one.asked.count(1)
+    estimate(request_for("48GiB"), one)
+    estimate(request_for("48GiB", "48 GiB"), two)
+    estimate(request_for("48GiB", "RTX A6000"), three)
+    assert len(one.requested_sizes) == len(two.requested_sizes)
+    assert three.requested_sizes.count(1) == one.requested_sizes.count(1)
 
 
 def fragmenting(measured: int) -> Traced:
@@ -302,7 +302,7 @@ def fragmenting(measured: int) -> Traced:
 
 def test_a_fit_that_frees_the_cache_in_every_update_thrashes() -> None:
     """With 36 MiB, 30 fit only after the cached 12 are freed; with 44 MiB both stay."""
-    small, large = (first(asking(f"{size}MiB", micro_batch_size=1), fragmenting(0)) for size in (536, 544))
+    small, large = (first(request_for(f"{size}MiB", micro_batch_size=1), fragmenting(0)) for size in (536, 544))
     assert peak_of(small).capacity_bytes == peak_of(large).capacity_bytes == 30 * MIB
     assert (peak_of(small).thrashes, peak_of(large).thrashes) == (True, False)
     assert [any("frees its cache" in note for note in found.notes) for found in (small, large)] == [True, False]
@@ -310,7 +310,7 @@ def test_a_fit_that_frees_the_cache_in_every_update_thrashes() -> None:
 
 def test_a_cache_that_only_the_first_update_frees_does_not_thrash() -> None:
     """After the 12 MiB are freed once, all requests fit in the 30 that stay cached."""
-    assert not peak_of(first(asking("536MiB", micro_batch_size=1), fragmenting(4))).thrashes
+    assert not peak_of(first(request_for("536MiB", micro_batch_size=1), fragmenting(4))).thrashes
 
 
 def failing(_: Trace) -> Trace:
@@ -320,14 +320,14 @@ def failing(_: Trace) -> Trace:
 
 def test_a_card_without_a_trace_does_not_affect_the_others() -> None:
     """The estimate of a GPU that cannot be traced, at once or at a later size, is uncertain, with the reason."""
-    request = asking("L4", "A10", "H100-80GB")
+    request = request_for("L4", "A10", "H100-80GB")
     traced: dict[KernelProfile, Traced | Exception] = {
         find_gpu("L4").profile: workload(),
         find_gpu("A10").profile: workload(change=failing),
         find_gpu("H100-80GB").profile: RuntimeError("no\nkernel"),
     }
     good, late, early = make_estimate(request, traced, versions={}, seconds=0.0).gpus
-    assert good == first(asking("L4"))
+    assert good == first(request_for("L4"))
     assert [(gpu.feasible, gpu.peak, gpu.plan, gpu.largest_micro_batch_size) for gpu in (late, early)] == [
         (Verdict.UNCERTAIN, None, None, 0)
     ] * 2
@@ -337,7 +337,7 @@ def test_a_card_without_a_trace_does_not_affect_the_others() -> None:
 
 def test_no_trace_at_all_is_an_error() -> None:
     """The error of the first GPU is raised unchanged."""
-    request = asking("L4", "H100-80GB")
+    request = request_for("L4", "H100-80GB")
     traced: dict[KernelProfile, Traced | Exception] = {
         find_gpu("L4").profile: workload(change=failing),
         find_gpu("H100-80GB").profile: RuntimeError("late"),
@@ -352,7 +352,7 @@ def test_cards_are_in_order_each_with_its_kernels() -> None:
         workload(),
         workload(change=lambda trace: trace.model_copy(update={"sizes": (GIB, *trace.sizes[1:])})),
     )
-    request = asking("L4", "A10", "RTX 4090")
+    request = request_for("L4", "A10", "RTX 4090")
     traced = {find_gpu("A10").profile: small, find_gpu("L4").profile: large}
     found = make_estimate(request, traced, versions={}, seconds=0.0)
     assert [gpu.gpu for gpu in found.gpus] == ["L4", "A10", "RTX 4090"]
@@ -365,8 +365,8 @@ def test_expandable_segments_reserve_other_memory() -> None:
     blocks = [(Category.TEMPORARIES, 12 * MIB, 0), (Category.TEMPORARIES, 13 * MIB, 0)]
     trace = sized([0, ~0, 1], blocks, accumulates=True)
     traced = Traced(several=trace, single=trace)
-    default = peak_of(first(asking("2GiB", micro_batch_size=1), traced))
-    expandable = peak_of(first(asking("2GiB", micro_batch_size=1, allocator="expandable-segments"), traced))
+    default = peak_of(first(request_for("2GiB", micro_batch_size=1), traced))
+    expandable = peak_of(first(request_for("2GiB", micro_batch_size=1, allocator="expandable-segments"), traced))
     assert (default.reserved_bytes, default.capacity_bytes) == (26 * MIB, 14 * MIB)
     assert expandable.reserved_bytes == expandable.capacity_bytes == 20 * MIB
 
@@ -393,7 +393,7 @@ def test_the_interval_grows_with_what_is_not_known(
     traced: Traced, precision: str, expected: tuple[float, float]
 ) -> None:
     """The interval is 5 % below and 7 % above, and wider for the CPU's kernels, notes, and inexact sizes."""
-    request = asking("H100-80GB", spec=mlp_spec(precision=precision), micro_batch_size=1)
+    request = request_for("H100-80GB", spec=mlp_spec(precision=precision), micro_batch_size=1)
     assert width(estimate(request, traced)) == expected
 
 
@@ -407,37 +407,37 @@ def test_all_traces_are_taken_before_any_verdict() -> None:
         return trace
 
     traced.change = found_out
-    found = estimate(asking("H100-80GB", effective_batch_size=60, micro_batch_size=1), traced)
+    found = estimate(request_for("H100-80GB", effective_batch_size=60, micro_batch_size=1), traced)
     assert found.gpus[0].notes[0] == "sizes differ"
     assert width(found) == (0.29, 0.31)
 
 
 def test_the_traced_kernels_are_reported() -> None:
     """The CPU's kernels are reported with a note if CUDA's could not be traced."""
-    found = estimate(asking("L4"), workload("cpu"))
+    found = estimate(request_for("L4"), workload("cpu"))
     assert found.decisions == "cpu"
     assert any("CPU's kernels" in note for note in found.gpus[0].notes)
-    assert estimate(asking("L4")).decisions == "cuda"
+    assert estimate(request_for("L4")).decisions == "cuda"
 
 
 def test_several_ranks_need_room_for_nccl() -> None:
     """With several ranks, a GB more is outside of the allocator."""
-    alone = peak_of(first(asking("L4", micro_batch_size=1)))
-    among = peak_of(first(asking("L4", micro_batch_size=1, spec=mlp_spec(parallelism={"world_size": 2}))))
+    alone = peak_of(first(request_for("L4", micro_batch_size=1)))
+    among = peak_of(first(request_for("L4", micro_batch_size=1, spec=mlp_spec(parallelism={"world_size": 2}))))
     assert among.breakdown.outside_allocator_bytes - alone.breakdown.outside_allocator_bytes == 10**9
     assert among.device_bytes.high - alone.device_bytes.high == 1_600_000_000
 
 
 def test_notes_of_cards_and_traces_are_returned() -> None:
     """Assumptions about a GPU and operations that could not be traced are in the notes."""
-    notes = first(asking("2GiB"), workload(notes=("a custom kernel was not followed",))).notes
+    notes = first(request_for("2GiB"), workload(notes=("a custom kernel was not followed",))).notes
     assert "a custom kernel was not followed" in notes
     assert any("only the memory is known" in note for note in notes)
 
 
 def test_parameters_versions_and_seconds_are_returned() -> None:
     """Parameters, versions and seconds come from tracing; an estimate never claims to be measured."""
-    found = estimate(asking("L4"))
+    found = estimate(request_for("L4"))
     assert (found.parameters, found.versions, found.seconds) == (26_214_400, {"torch": "2.13"}, 1.5)
     assert found.measured is False
 
@@ -445,22 +445,22 @@ def test_parameters_versions_and_seconds_are_returned() -> None:
 def test_an_unknown_gpu_is_refused_before_anything_is_traced() -> None:
     """``profiles`` refuses the name before any trace."""
     with pytest.raises(EstimateError, match="no GPU is called 'H999'"):
-        profiles(asking("L4", "H999"))
+        profiles(request_for("L4", "H999"))
 
 
 def test_a_micro_batch_above_the_share_is_refused() -> None:
     """No update of 64 samples over two ranks has a micro-batch of 33."""
     spec = mlp_spec(parallelism={"world_size": 2})
     with pytest.raises(ValidationError, match="a rank has only 32 of the 64 samples"):
-        asking("L4", spec=spec, effective_batch_size=64, micro_batch_size=33)
-    assert asking("L4", spec=spec, effective_batch_size=63, micro_batch_size=32).micro_batch_size == 32
+        request_for("L4", spec=spec, effective_batch_size=64, micro_batch_size=33)
+    assert request_for("L4", spec=spec, effective_batch_size=63, micro_batch_size=32).micro_batch_size == 32
 
 
 def test_an_absurd_micro_batch_is_refused() -> None:
     """A micro-batch above the largest effective batch is refused."""
-    assert asking("L4", micro_batch_size=LARGEST_SIZE).micro_batch_size == LARGEST_SIZE
+    assert request_for("L4", micro_batch_size=LARGEST_SIZE).micro_batch_size == LARGEST_SIZE
     with pytest.raises(ValidationError, match="less than or equal to 4194304"):
-        asking("L4", micro_batch_size=LARGEST_SIZE + 1)
+        request_for("L4", micro_batch_size=LARGEST_SIZE + 1)
 
 
 @pytest.mark.parametrize("allocator", ["default", "expandable-segments"])
@@ -468,13 +468,13 @@ def test_a_size_that_cannot_be_addressed_does_not_fit(allocator: str) -> None:
     """The low peaks of a replay that failed early do not count as a fit."""
     endless = sized([0], [(Category.ACTIVATIONS, 0, 2**101)], accumulates=True)
     with pytest.raises(EstimateError, match="more memory than can be addressed"):
-        estimate(asking("L4", micro_batch_size=1, allocator=allocator), Traced(several=endless, single=endless))
+        estimate(request_for("L4", micro_batch_size=1, allocator=allocator), Traced(several=endless, single=endless))
 
 
 def test_an_effective_batch_with_too_few_samples_is_refused() -> None:
     """Every rank needs one."""
     with pytest.raises(ValidationError, match="4 ranks need a sample each"):
-        asking("L4", spec=mlp_spec(parallelism={"world_size": 4}), effective_batch_size=3)
+        request_for("L4", spec=mlp_spec(parallelism={"world_size": 4}), effective_batch_size=3)
 
 
 def random_trace(seed: int, *, accumulates: bool) -> SizedTrace:
@@ -516,7 +516,7 @@ def test_results_are_monotone_in_memory(seed: int, batch: int | None, memory: in
     """Each of the three sizes is at least as large on a larger GPU."""
     traced = random_workload(seed)
     small, large = (
-        counts(first(asking(f"{size}MiB", effective_batch_size=batch), traced)) for size in (memory, memory + more)
+        counts(first(request_for(f"{size}MiB", effective_batch_size=batch), traced)) for size in (memory, memory + more)
     )
     assert all(less <= more for less, more in zip(small, large, strict=True))
 
@@ -529,7 +529,7 @@ def test_results_are_monotone_in_the_margin(
     """Each of the three sizes is at most as large with a larger margin."""
     traced = random_workload(seed)
     wide, narrow = (
-        counts(first(asking(f"{memory}MiB", effective_batch_size=batch, memory_margin=margin), traced))
+        counts(first(request_for(f"{memory}MiB", effective_batch_size=batch, memory_margin=margin), traced))
         for margin in sorted(margins, reverse=True)
     )
     assert all(less <= more for less, more in zip(wide, narrow, strict=True))
@@ -541,7 +541,7 @@ def test_what_surely_fits_may_fit_and_plans_are_exact(seed: int, batch: int | No
     """Sizes are ordered and within the share, plan and breakdown sum up, and verdicts agree with them."""
     batch = None if batch is None else max(batch, ranks)
     spec = mlp_spec(parallelism={"world_size": ranks})
-    found = first(asking(f"{memory}MiB", spec=spec, effective_batch_size=batch), random_workload(seed))
+    found = first(request_for(f"{memory}MiB", spec=spec, effective_batch_size=batch), random_workload(seed))
     surely, largest, perhaps = counts(found)
     assert 0 <= surely <= largest <= perhaps <= (LARGEST_SIZE if batch is None else -(-batch // ranks))
     assert (found.plan is None) is (batch is None or largest == 0)

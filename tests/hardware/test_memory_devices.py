@@ -67,7 +67,7 @@ def test_sizes_are_read(text: str, number: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "lots", "-1GiB", "1 XiB", "GiB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    """With an example of what is."""
+    """The error has an example of a valid value."""
     with pytest.raises(ValueError, match="8GiB"):
         parse_bytes(text)
 

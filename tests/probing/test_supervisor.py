@@ -337,9 +337,11 @@ def test_a_check_and_an_estimate_survive_a_killed_server() -> None:
     request = tuning_request(mlp_spec())
     with ProbeSupervisor(cpu(), KilledStarts(1)) as running:
         running.check(request)
-    asked = ExpectationRequest(spec=request.spec, samples_per_window=64, largest_micro_batch=64, limit_bytes=300 * MIB)
+    expectation = ExpectationRequest(
+        spec=request.spec, samples_per_window=64, largest_micro_batch=64, limit_bytes=300 * MIB
+    )
     with ProbeSupervisor(cpu(), KilledStarts(1)) as running:
-        assert running.expect(asked) is not None
+        assert running.expect(expectation) is not None
     with ProbeSupervisor(cpu(), KilledStarts(2)) as running, pytest.raises(CheckLostError, match="lost 2 times"):
         running.check(request)
 

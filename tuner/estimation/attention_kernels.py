@@ -61,12 +61,12 @@ class Attention:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a gradient is required."""
+        """True if a gradient is required."""
         return bool(self.state & 1)
 
     @property
     def dense(self) -> bool:
-        """Whether the last dimensions of the inputs are contiguous."""
+        """True if the last dimensions of the inputs are contiguous."""
         return bool(self.state & 2)
 
     @property
@@ -76,7 +76,7 @@ class Attention:
 
     @property
     def same_heads(self) -> bool:
-        """Whether every query head has its own key and value head."""
+        """True if every query head has its own key and value head."""
         return self.query_heads == self.key_heads == self.value_heads
 
 

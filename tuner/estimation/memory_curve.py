@@ -34,7 +34,7 @@ class TracedWorkload(Protocol):
 
     @property
     def exact_sizes(self) -> bool:
-        """Whether the trace at each size equals a trace taken at that size, as far as was checked."""
+        """True if the trace at each size equals a trace taken at that size, as far as was checked."""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ class Trace(Document):
     micro_batch_size: PositiveInt
     """Samples per forward and backward pass."""
     accumulates: bool
-    """Whether an update has two micro-batches of this size, or one."""
+    """True if an update has two micro-batches of this size, False if it has one."""
     sizes: tuple[NonNegativeInt, ...]
     """Bytes requested, by block; blocks are numbered in the order of their allocation."""
     categories: tuple[Category, ...]

@@ -109,7 +109,7 @@ def test_descendants_end_with_the_process(made: list[ChildProcess], prestarted: 
 def test_an_estimate_takes_the_process_that_the_command_started(
     made: list[ChildProcess], prestarted: Prestarted
 ) -> None:
-    """And a probe's supervisor its own: what ``begin`` starts is what they ask for."""
+    """The processes that the command prestarts are those that the estimate and the supervisor take."""
     entry.begin(["estimate", "spec.yaml"], prestarted)
     entry.begin(["tune", "spec.yaml", "--device", "cpu"], prestarted)
     with closing(tracing_server(prestarted.take)) as tracer, ProbeSupervisor(cpu(), prestarted.take) as supervisor:

@@ -48,7 +48,7 @@ class KillTask(Message):
 
     kind: Literal["kill-task"] = "kill-task"
     dumps_stacks: bool = False
-    """Whether the task first writes the stack of each of its threads to its output."""
+    """True if the task first writes the stack of each of its threads to its output."""
 
 
 class Ready(Message):
