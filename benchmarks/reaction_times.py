@@ -34,7 +34,7 @@ from tests.support.service.browser import chromium, watched
 from tests.support.service.processes import LISTENS, WORKS, Api, Spoken, spoken, wait_until
 from tests.support.service.running import running
 from tests.support.service.scripted import ScriptedRunner, Trainer
-from tuner.estimation.pool import WarmEstimates
+from tuner.estimation.pool import EstimatePool
 from tuner.hardware.inventory import cpu
 from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.estimates import EstimateRequest
@@ -151,7 +151,7 @@ def estimates(rounds: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"first estimate": [], "second estimate": []}
     request = EstimateRequest(spec=mlp_spec(), gpus=("A10G",))
     for _ in range(rounds):
-        warm = WarmEstimates()
+        warm = EstimatePool()
         for times in found.values():
             times.append(seconds_of(partial(warm.estimate, request)))
         warm.close()

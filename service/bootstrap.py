@@ -42,7 +42,7 @@ from service.worker.executors.local import LocalExecutor
 from service.worker.hosting.child_process import WorkerProcess
 from service.worker.hosting.interface import Workers
 from service.worker.settings import WorkerSettings
-from tuner.estimation.pool import WarmEstimates
+from tuner.estimation.pool import EstimatePool
 from tuner.hardware import inventory
 from tuner.planning.fingerprint import installed_versions
 from tuner.probing.supervisor import ProbeSupervisor
@@ -87,7 +87,7 @@ class System(WorkerSystem):
     """A whole service: built, not started."""
 
     context: ApiContext
-    estimator: WarmEstimates
+    estimator: EstimatePool
     hit_counter: HitCounter
 
     def begin(self) -> None:
@@ -146,7 +146,7 @@ def build(
     watch.metrics.watch_queue(store.queue.depths)
     policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
     shared = ApplicationContext(store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify)
-    estimator = WarmEstimates()
+    estimator = EstimatePool()
     limits = EstimateLimits(slots=settings.estimate_slots)
     estimates = Estimates(estimator.estimate, policy, here, limits, watch.metrics)
     return System(

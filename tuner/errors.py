@@ -9,7 +9,7 @@
     |- SearchError          an outcome was reported that the search did not ask for
     |- DeviceError          the device is not there, or its limit cannot be applied
     |- WorkloadError        the user's model, batch or loss breaks the workload contract
-    |- HostTroubleError     the host lacks what any work needs: room on a disk, descriptors, processes
+    |- HostFailureError     the host lacks what any work needs: room on a disk, descriptors, processes
     |- ProbeError           the probing machinery itself failed (not the probed workload)
        |- CheckLostError    the process that checks a spec was killed, or found no memory, again and again
     |- ProbeCancelledError  a probe was ended on request
@@ -89,7 +89,7 @@ class CheckLostError(ProbeError):
     """The process that checks a spec was killed or found no memory, again and again: the spec may well be right."""
 
 
-class HostTroubleError(BatchwrightError):
+class HostFailureError(BatchwrightError):
     """The host lacks what any work needs.
 
     Args:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
 
-from tuner.system.processes import handing_on
+from tuner.system.processes import propagate_environment
 
 ENVIRONMENT_VARIABLE = "TRACEPARENT"
 """Where processes look for the trace they belong to, as OpenTelemetry's environment carrier names it."""
@@ -48,7 +48,7 @@ def within_trace(parent: str | None) -> Iterator[None]:
     """Have the block, and the processes it starts, belong to a trace."""
     token = _current.set(parent)
     try:
-        with handing_on({} if parent is None else {ENVIRONMENT_VARIABLE: parent}):
+        with propagate_environment({} if parent is None else {ENVIRONMENT_VARIABLE: parent}):
             yield
     finally:
         _current.reset(token)

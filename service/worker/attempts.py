@@ -15,8 +15,8 @@ from service.store.interface import LeaseStore, WorkStore
 from service.store.models import Claim, Ending, Lease
 from service.worker.lease import LeaseHolder, Stop
 from service.worker.runner import Driver, Site, StoppedError
-from tuner.errors import HostTroubleError
-from tuner.system.host_failures import Trouble, trouble_of
+from tuner.errors import HostFailureError
+from tuner.system.host_failures import HostFailure, host_failure_of
 
 _log = logging.getLogger(__name__)
 
@@ -104,20 +104,20 @@ class Attempts:
             except StaleLeaseError:
                 raise
             except Exception as error:  # noqa: BLE001 - the work ends as FAILED, the worker goes on
-                if (trouble := trouble_of(error) or self._health.examine()) is not None:
+                if (trouble := host_failure_of(error) or self._health.examine()) is not None:
                     return self._end_troubled(claim, holder, trouble)
                 _log.exception("%s: %s failed for a reason we did not foresee", self._slot, holder.lease.work_id)
                 ending = Ending(State.FAILED, problem=stored_problem(error))
         self._health.succeeded()
         return self._finish(claim, holder, ending)
 
-    def _end_troubled(self, claim: Claim, holder: LeaseHolder, trouble: Trouble) -> str:
+    def _end_troubled(self, claim: Claim, holder: LeaseHolder, trouble: HostFailure) -> str:
         """Hand back work that trouble of the host has ended, and take no more before that is over.
 
         Work that meets trouble again and again, on a host that is found well each time, is the trouble's cause.
         """
         work_id = holder.lease.work_id
-        error = HostTroubleError(trouble.cause, f"{self._slot}: {trouble.message}", trouble.needed_bytes)
+        error = HostFailureError(trouble.cause, f"{self._slot}: {trouble.message}", trouble.needed_bytes)
         before, count = self._troubled
         well = self._health.examine() is None
         self._troubled = (work_id, (count if before == work_id else 0) + int(well))

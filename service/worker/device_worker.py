@@ -17,7 +17,7 @@ from service.worker.runner import Driver, Site
 from service.worker.settings import WorkerSettings
 from service.worker.slot import Slot
 from service.worker.work_loop import WorkLoop
-from tuner.system.host_failures import Cause, Trouble, check_host
+from tuner.system.host_failures import Cause, HostFailure, check_host
 
 
 class DeviceWorker:
@@ -90,13 +90,13 @@ class DeviceWorker:
     def _with_health(self) -> ServedDevice:
         return self.served.model_copy(update={"unready": self._health.unready})
 
-    def _check(self, needed_bytes: int) -> Trouble | None:
+    def _check(self, needed_bytes: int) -> HostFailure | None:
         """Look at the host, and for the device."""
         folders = [self._settings.runs_dir, Path(tempfile.gettempdir())]
         if (trouble := check_host(folders, needed_bytes)) is not None:
             return trouble
         lost = self._executor.lost_device()
-        return None if lost is None else Trouble(Cause.DEVICE, lost)
+        return None if lost is None else HostFailure(Cause.DEVICE, lost)
 
     def _report_health(self, cause: str | None) -> None:
         self._settings.instruments.metrics.device_troubled(self.served.device.id, cause)

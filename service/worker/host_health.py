@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from service.observability.logging import sparse_logger
-from tuner.system.host_failures import Trouble
+from tuner.system.host_failures import HostFailure
 
 _log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ _EVERY_SECONDS = 15.0
 _FIRST_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 15.0
 """Bounds of the time between a trouble and the next check, doubled each time: soon over, soon at work again."""
-Check = Callable[[int], Trouble | None]
+Check = Callable[[int], HostFailure | None]
 """Looks at the host, given the bytes that must be free on its disk."""
 
 
@@ -53,7 +53,7 @@ class Health:
         self._watcher = watcher
         self._clock = clock
         self._lock = threading.Lock()
-        self._trouble: Trouble | None = None
+        self._trouble: HostFailure | None = None
         self._needed_by: Callable[[], bool] = lambda: False
         self._row = 0
         """Troubles since work last went well."""
@@ -72,11 +72,11 @@ class Health:
             self._judge(self.examine())
         return self._trouble is None
 
-    def examine(self) -> Trouble | None:
+    def examine(self) -> HostFailure | None:
         """Look at the host now, and change nothing."""
         return self._check(self._needed())
 
-    def suspect(self, trouble: Trouble, waits: Callable[[], bool] = lambda: False) -> None:
+    def suspect(self, trouble: HostFailure, waits: Callable[[], bool] = lambda: False) -> None:
         """Take no work before the host was found well.
 
         Args:
@@ -94,7 +94,7 @@ class Health:
         needed = self._trouble.needed_bytes if self._trouble is not None else 0
         return needed if needed and self._needed_by() else 0
 
-    def _judge(self, trouble: Trouble | None) -> None:
+    def _judge(self, trouble: HostFailure | None) -> None:
         with self._lock:
             before, self._trouble = self._trouble, self._kept(trouble)
             if trouble is None:
@@ -104,14 +104,14 @@ class Health:
                 self._row += 1
         self._report(before, trouble)
 
-    def _kept(self, trouble: Trouble | None) -> Trouble | None:
+    def _kept(self, trouble: HostFailure | None) -> HostFailure | None:
         """The new trouble, with the room that is still needed of the one before."""
         before = self._trouble
         if trouble is None or before is None or trouble.needed_bytes or trouble.cause is not before.cause:
             return trouble
-        return Trouble(trouble.cause, trouble.message, before.needed_bytes)
+        return HostFailure(trouble.cause, trouble.message, before.needed_bytes)
 
-    def _report(self, before: Trouble | None, now: Trouble | None) -> None:
+    def _report(self, before: HostFailure | None, now: HostFailure | None) -> None:
         if now is not None:
             self._warnings.warning("%s takes no work: %s: %s", self._name, now.cause, now.message)
         elif before is not None:

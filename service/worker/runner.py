@@ -22,13 +22,13 @@ from service.store.models import Claim, Ending, WorkItem
 from service.worker.executors.base import Executor, TrainingRun
 from service.worker.host_health import Health
 from service.worker.lease import LeaseHolder
-from tuner.errors import BatchwrightError, HostTroubleError, ProbeCancelledError
+from tuner.errors import BatchwrightError, HostFailureError, ProbeCancelledError
 from tuner.planning.session import Tuning, ask_what_ifs, judge_coupling, look_ahead
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import Outcome, ProbeResult
 from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
-from tuner.system.host_failures import Cause, Room, Trouble, filled_by_itself, room_of, trouble_of
+from tuner.system.host_failures import Cause, DiskUsage, HostFailure, disk_usage_of, host_failure_of, is_filled_by_run
 from tuner.units import format_bytes
 
 _log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Driver:
         Raises:
             StoppedError: when the holder was asked to stop.
             StaleLeaseError: when a report came too late.
-            HostTroubleError: when the host could not run it, which is no failure of the work.
+            HostFailureError: when the host could not run it, which is no failure of the work.
             OSError: likewise.
         """
         try:
@@ -110,17 +110,17 @@ class Driver:
         except ProbeCancelledError as error:
             raise StoppedError from error
         except (BatchwrightError, WorkerLostError, EnvironmentChangedError) as error:
-            self._excuse(trouble_of(error))
+            self._excuse(host_failure_of(error))
             return Ending(State.FAILED, problem=stored_problem(error))
 
-    def _excuse(self, trouble: Trouble | None = None) -> None:
+    def _excuse(self, trouble: HostFailure | None = None) -> None:
         """Go on only where the host is well: elsewhere a failure does not show that the work is at fault.
 
         Raises:
-            HostTroubleError: naming what the host lacks.
+            HostFailureError: naming what the host lacks.
         """
         if (found := trouble or self._health.examine()) is not None:
-            raise HostTroubleError(found.cause, found.message, found.needed_bytes)
+            raise HostFailureError(found.cause, found.message, found.needed_bytes)
 
     # --- tunings ---
 
@@ -196,7 +196,7 @@ class Driver:
                 newest = fresh[-1].update
 
         mark_slot(run.directory, self._served.slot)
-        before = room_of(run.directory)
+        before = disk_usage_of(run.directory)
         result = self._executor.train(run, on_progress, holder.grace_seconds)
         if holder.reason() is not None and result.outcome is not RunOutcome.SUCCEEDED:
             raise StoppedError(result.message)  # also when it had to be killed, which looks like a failure
@@ -204,20 +204,22 @@ class Driver:
             result = self._excused(run.directory, before, result)
         return _job_ending(result)
 
-    def _excused(self, directory: Path, before: Room, result: TrainingResult) -> TrainingResult:
+    def _excused(self, directory: Path, before: DiskUsage, result: TrainingResult) -> TrainingResult:
         """The result of a run whose failure is its own, which it also is where its files have filled the disk.
 
         Raises:
-            HostTroubleError: naming what the host lacks.
+            HostFailureError: naming what the host lacks.
         """
         reported = result.trouble
-        found = None if reported is None else Trouble(Cause(reported.cause), reported.message, reported.needed_bytes)
+        found = (
+            None if reported is None else HostFailure(Cause(reported.cause), reported.message, reported.needed_bytes)
+        )
         if found is None or found.cause is not Cause.DISK_FULL:
             found = self._health.examine() or found
         if found is None:
             return result
-        now = room_of(directory)
-        if found.cause is not Cause.DISK_FULL or not filled_by_itself(before, now, found.needed_bytes):
+        now = disk_usage_of(directory)
+        if found.cause is not Cause.DISK_FULL or not is_filled_by_run(before, now, found.needed_bytes):
             self._excuse(found)
         message = (
             f"{result.message}. Of {format_bytes(now.total)} on the disk of {directory} the run's own files take "

@@ -12,7 +12,7 @@ from service.worker.attempts import Attempts
 from service.worker.claiming import Claims
 from service.worker.device_thread import DeviceThread
 from service.worker.host_health import Health
-from tuner.system.host_failures import trouble_of
+from tuner.system.host_failures import host_failure_of
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class WorkLoop(DeviceThread):
         except StoreUnavailableError as error:
             self._warnings.warning("%s: %s", self._slot, error)
         except Exception as error:  # noqa: BLE001 - a worker outlives whatever one piece of work does
-            if (trouble := trouble_of(error)) is not None:
+            if (trouble := host_failure_of(error)) is not None:
                 self._health.suspect(trouble)
             else:
                 _log.exception("%s: the worker goes on after an error of its own", self._slot)

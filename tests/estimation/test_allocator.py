@@ -1,4 +1,4 @@
-"""The simulated caching allocator: every rule by an example, and all of them together against a slow model."""
+"""The simulated caching allocator: an example of every rule, and a comparison with a slow model."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ many = settings(
 
 
 def taken(allocator: CachingAllocator, requested: int) -> int:
-    """The address of a block that has to be there."""
+    """Allocate a block that must fit, and return its address."""
     address = allocator.malloc(requested)
     assert address is not None
     return address
 
 
 def test_a_request_is_rounded_up_to_512_bytes() -> None:
-    """1 byte takes 512, 513 take 1024; nothing takes nothing."""
+    """A request of 1 byte takes 512, one of 513 takes 1024, and one of 0 takes 0."""
     allocator = CachingAllocator()
     taken(allocator, 1)
     assert allocator.allocated_bytes == 512
@@ -38,7 +38,7 @@ def test_a_request_is_rounded_up_to_512_bytes() -> None:
 
 
 def test_small_requests_share_a_segment_of_2_mib() -> None:
-    """Two requests of 1 MiB are small and fill one segment; the next one begins another."""
+    """Two requests of 1 MiB are small and fill one segment; the next request starts another."""
     allocator = CachingAllocator()
     first, second = taken(allocator, MIB), taken(allocator, MIB)
     assert (second - first, allocator.reserved_bytes) == (MIB, 2 * MIB)
@@ -58,14 +58,14 @@ def test_small_requests_share_a_segment_of_2_mib() -> None:
     ],
 )
 def test_the_segment_depends_on_the_rounded_size(requested: int, reserved: int) -> None:
-    """2 MiB up to 1 MiB, 20 MiB below 10 MiB, then the size in steps of 2 MiB."""
+    """Segments have 2 MiB up to 1 MiB, 20 MiB below 10 MiB, and then the size in steps of 2 MiB."""
     allocator = CachingAllocator()
     taken(allocator, requested)
     assert allocator.reserved_bytes == reserved
 
 
 def test_medium_requests_share_a_segment_of_20_mib() -> None:
-    """Of 20 MiB the first 6 are taken, then the next 6; the third finds 8 MiB and leaves 2."""
+    """Three requests of 6 MiB share a segment of 20 MiB and leave 2."""
     allocator = CachingAllocator()
     places = [taken(allocator, 6 * MIB) for _ in range(3)]
     assert [place - places[0] for place in places] == [0, 6 * MIB, 12 * MIB]
@@ -75,7 +75,7 @@ def test_medium_requests_share_a_segment_of_20_mib() -> None:
 
 @pytest.mark.parametrize(("rest", "kept"), [(MIB, 0), (MIB + 512, MIB + 512)])
 def test_a_large_block_is_split_when_more_than_1_mib_remains(rest: int, kept: int) -> None:
-    """A rest of 1 MiB stays with the block, which then counts as allocated; 512 bytes more are split off."""
+    """A remainder of 1 MiB stays in the block and counts as allocated; 512 bytes more are split off."""
     allocator = CachingAllocator()
     allocator.free(taken(allocator, 12 * MIB))
     taken(allocator, 12 * MIB - rest)
@@ -84,7 +84,7 @@ def test_a_large_block_is_split_when_more_than_1_mib_remains(rest: int, kept: in
 
 
 def test_a_small_block_is_split_when_512_bytes_remain() -> None:
-    """The rest of 512 bytes serves the next request."""
+    """The remainder of 512 bytes serves the next request."""
     allocator = CachingAllocator()
     address = taken(allocator, MIB - 512)
     taken(allocator, MIB)
@@ -93,8 +93,8 @@ def test_a_small_block_is_split_when_512_bytes_remain() -> None:
 
 
 @pytest.mark.parametrize("kind", [DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS])
-def test_the_smallest_block_that_suffices_is_taken_and_of_equals_the_lowest(kind: AllocatorSettings) -> None:
-    """Of free blocks of 4, 3, 3 and 2 MiB a request of 3 gets the lower one of 3."""
+def test_the_smallest_sufficient_block_is_used_and_of_equals_the_lowest(kind: AllocatorSettings) -> None:
+    """Of free blocks of 4, 3, 3 and 2 MiB, a request of 3 gets the lower block of 3."""
     allocator = CachingAllocator(None, kind)
     blocks = {}
     for name, size in (("4", 4), ("low", 3), ("2", 2), ("high", 3)):
@@ -105,8 +105,8 @@ def test_the_smallest_block_that_suffices_is_taken_and_of_equals_the_lowest(kind
     assert taken(allocator, 3 * MIB) == blocks["low"]
 
 
-def test_a_freed_block_joins_both_neighbours() -> None:
-    """Three blocks that were freed one by one, the middle one last, serve a request of their sum."""
+def test_a_freed_block_merges_with_both_neighbours() -> None:
+    """Three blocks that are freed one by one, the middle one last, serve a request of their sum."""
     allocator = CachingAllocator()
     first, middle, last = (taken(allocator, 5 * MIB) for _ in range(3))
     for address in (first, last, middle):
@@ -115,7 +115,7 @@ def test_a_freed_block_joins_both_neighbours() -> None:
     assert allocator.reserved_bytes == 20 * MIB
 
 
-def test_blocks_of_different_segments_never_join() -> None:
+def test_blocks_of_different_segments_never_merge() -> None:
     """Two free segments of 12 MiB do not serve 24 MiB."""
     allocator = CachingAllocator()
     for address in [taken(allocator, 12 * MIB) for _ in range(2)]:
@@ -124,8 +124,8 @@ def test_blocks_of_different_segments_never_join() -> None:
     assert allocator.reserved_bytes == 48 * MIB
 
 
-def test_before_memory_runs_out_unsplit_cached_segments_are_given_back() -> None:
-    """12 MiB cached, of 20 MiB: a request of 14 gives them back, and the retry is counted."""
+def test_before_memory_runs_out_unsplit_cached_segments_are_freed() -> None:
+    """With 12 of 20 MiB cached, a request of 14 frees them, and the retry is counted."""
     allocator = CachingAllocator(20 * MIB)
     allocator.free(taken(allocator, 12 * MIB))
     taken(allocator, 14 * MIB)
@@ -134,7 +134,7 @@ def test_before_memory_runs_out_unsplit_cached_segments_are_given_back() -> None
 
 
 def test_fragmentation_runs_out_of_memory_although_enough_is_free() -> None:
-    """Of 40 MiB, 9 are taken in each of two segments: 22 are free, but no 18 in a row, and both segments are in use."""
+    """With 9 MiB used in each of two segments of 40 MiB, 22 are free, but no contiguous 18, and no unused segment."""
     allocator = CachingAllocator(40 * MIB)
     blocks = [taken(allocator, 9 * MIB) for _ in range(4)]
     keepers = [blocks[0], blocks[2]]
@@ -146,7 +146,7 @@ def test_fragmentation_runs_out_of_memory_although_enough_is_free() -> None:
 
 
 def test_expandable_segments_fit_where_fixed_ones_are_fragmented() -> None:
-    """The same sizes lie in a row of 40 MiB, so that the two blocks in its middle, once freed, serve 18."""
+    """The same sizes are contiguous in 40 MiB, so that the two blocks in the middle, once freed, serve 18."""
     allocator = CachingAllocator(40 * MIB, EXPANDABLE_SEGMENTS)
     blocks = [taken(allocator, 9 * MIB) for _ in range(4)]
     assert [block - blocks[0] for block in blocks] == [0, 9 * MIB, 18 * MIB, 27 * MIB]
@@ -157,7 +157,7 @@ def test_expandable_segments_fit_where_fixed_ones_are_fragmented() -> None:
 
 
 def test_an_expandable_segment_grows_by_pages_at_its_end() -> None:
-    """15 MiB map one page of 20; 15 more begin in it and map one further page."""
+    """A request of 15 MiB maps one page of 20; 15 more start in it and map one further page."""
     allocator = CachingAllocator(None, EXPANDABLE_SEGMENTS)
     first = taken(allocator, 15 * MIB)
     assert allocator.reserved_bytes == 20 * MIB
@@ -167,15 +167,15 @@ def test_an_expandable_segment_grows_by_pages_at_its_end() -> None:
     assert allocator.reserved_bytes == 42 * MIB, "the small pool has pages of 2 MiB"
 
 
-def test_expandable_segments_keep_no_rest_of_a_block() -> None:
-    """Of 1 MiB too much the block gets nothing: it is split whatever its pool."""
+def test_expandable_segments_split_every_remainder() -> None:
+    """A remainder of 1 MiB is split off, in either pool."""
     allocator = CachingAllocator(None, EXPANDABLE_SEGMENTS)
     taken(allocator, 19 * MIB)
     assert allocator.allocated_bytes == 19 * MIB
 
 
-def test_pressed_expandable_segments_give_back_the_pages_that_are_free_as_a_whole() -> None:
-    """Free are 5 to 50 MiB of 60: the page from 20 to 40 goes, and 10 MiB of the small pool's find room."""
+def test_expandable_segments_without_memory_unmap_entirely_free_pages() -> None:
+    """With 5 to 50 MiB of 60 free, the page from 20 to 40 is unmapped, and 10 MiB of the small pool fit."""
     allocator = CachingAllocator(62 * MIB, EXPANDABLE_SEGMENTS)
     taken(allocator, 5 * MIB)
     middle = taken(allocator, 45 * MIB)
@@ -187,7 +187,7 @@ def test_pressed_expandable_segments_give_back_the_pages_that_are_free_as_a_whol
 
 
 def test_a_hole_is_filled_before_the_end_is_extended() -> None:
-    """After the middle page was given back, a request of 40 MiB maps it again: 15 free before it, 20, 10 behind."""
+    """After the middle page was unmapped, a request of 40 MiB maps it again: 15 free before it, 20, and 10 after it."""
     allocator = CachingAllocator(62 * MIB, EXPANDABLE_SEGMENTS)
     first = taken(allocator, 5 * MIB)
     middle = taken(allocator, 45 * MIB)
@@ -200,8 +200,8 @@ def test_a_hole_is_filled_before_the_end_is_extended() -> None:
     assert (allocator.reserved_bytes, allocator.retries) == (60 * MIB, 2)
 
 
-def test_of_a_hole_no_more_pages_are_mapped_than_needed_the_lowest_first() -> None:
-    """In a hole of 20 to 80 MiB, 10 free before it: 15 MiB map one page, then 30 begin behind them and map another."""
+def test_only_the_needed_pages_of_a_hole_are_mapped_the_lowest_first() -> None:
+    """In a hole from 20 to 80 MiB with 10 free before it, 15 MiB map one page; 30 more follow and map another."""
     allocator = CachingAllocator(102 * MIB, EXPANDABLE_SEGMENTS)
     first = taken(allocator, 10 * MIB)
     middle = taken(allocator, 80 * MIB)
@@ -216,8 +216,8 @@ def test_of_a_hole_no_more_pages_are_mapped_than_needed_the_lowest_first() -> No
     assert (allocator.reserved_bytes, allocator.retries) == (84 * MIB, 1)
 
 
-def test_a_block_that_could_grow_is_spared_for_others() -> None:
-    """Free are 3 MiB at the end, which could grow, and 4 MiB in between: a request of 2 gets the 4."""
+def test_a_block_that_could_grow_is_used_last() -> None:
+    """With 3 MiB free at the end, which could grow, and 4 MiB in between, a request of 2 gets the 4."""
     allocator = CachingAllocator(None, EXPANDABLE_SEGMENTS)
     between = taken(allocator, 4 * MIB)
     taken(allocator, 13 * MIB)
@@ -226,7 +226,7 @@ def test_a_block_that_could_grow_is_spared_for_others() -> None:
 
 
 def test_above_the_splitting_limit_blocks_are_not_split() -> None:
-    """A free block of 60 MiB serves neither 30 MiB, below the limit of 40, nor 40, which would waste 20; but 41."""
+    """A free block of 60 MiB serves neither 30 MiB (below the limit of 40) nor 40 (a waste of 20), but 41."""
     allocator = CachingAllocator(None, AllocatorSettings(max_split_bytes=40 * MIB))
     allocator.free(taken(allocator, 60 * MIB))
     taken(allocator, 30 * MIB)
@@ -237,8 +237,8 @@ def test_above_the_splitting_limit_blocks_are_not_split() -> None:
     assert (allocator.reserved_bytes, allocator.allocated_bytes) == (130 * MIB, 130 * MIB)
 
 
-def test_with_a_splitting_limit_just_enough_large_blocks_are_given_back_first() -> None:
-    """Of cached 50, 60 and 12 MiB a request of 30 gives back the 50 alone, without a retry."""
+def test_with_a_splitting_limit_just_enough_large_blocks_are_freed_first() -> None:
+    """Of cached 50, 60 and 12 MiB, a request of 30 frees only the 50, without a retry."""
     allocator = CachingAllocator(130 * MIB, AllocatorSettings(max_split_bytes=40 * MIB))
     for address in [taken(allocator, size * MIB) for size in (50, 60, 12)]:
         allocator.free(address)
@@ -246,8 +246,8 @@ def test_with_a_splitting_limit_just_enough_large_blocks_are_given_back_first() 
     assert (allocator.reserved_bytes, allocator.retries) == ((60 + 12 + 30) * MIB, 0)
 
 
-def test_the_largest_blocks_are_given_back_until_they_suffice() -> None:
-    """No single cached block has 100 MiB: 60 and 50 go, the largest first."""
+def test_the_largest_blocks_are_freed_until_they_suffice() -> None:
+    """No single cached block has 100 MiB, so 60 and 50 are freed, the largest first."""
     allocator = CachingAllocator(150 * MIB, AllocatorSettings(max_split_bytes=40 * MIB))
     for address in [taken(allocator, size * MIB) for size in (50, 60, 40)]:
         allocator.free(address)
@@ -260,12 +260,12 @@ def test_the_largest_blocks_are_given_back_until_they_suffice() -> None:
     [(1200, 1536), (5000, 5120), (3 * MIB + 1, 3 * MIB + MIB // 2), (4 * MIB, 4 * MIB), (7 * MIB + 1, 7 * MIB + MIB)],
 )
 def test_sizes_are_rounded_to_divisions_of_powers_of_two(requested: int, rounded: int) -> None:
-    """With 4 divisions up to 2 KiB stay multiples of 512; from there the steps are a quarter of the power below."""
+    """With 4 divisions, sizes up to 2 KiB are multiples of 512; above, the steps are a quarter of the power below."""
     assert AllocatorSettings.parse("roundup_power2_divisions:4").rounded(requested) == rounded
 
 
-def test_peaks_begin_anew_at_what_is_reserved() -> None:
-    """After 14 MiB of the small pool replaced 20, a reset forgets the 20."""
+def test_reset_peaks_start_at_the_reserved_bytes() -> None:
+    """After 14 MiB of the small pool have replaced 20, a reset discards the peak of 20."""
     allocator = CachingAllocator(20 * MIB)
     allocator.free(taken(allocator, 20 * MIB))
     for _ in range(14):
@@ -302,7 +302,7 @@ NO_DIVISIONS = (0,) * 16
         ("roundup_power2_divisions:[4:0]", DEFAULT_SETTINGS),
     ],
 )
-def test_settings_are_read_as_torch_reads_them(text: str, expected: AllocatorSettings) -> None:
+def test_settings_are_parsed_as_in_torch(text: str, expected: AllocatorSettings) -> None:
     """The values are those of torch 2.13's `AcceleratorAllocatorConfig` after `setAllocatorSettings` of the text."""
     assert AllocatorSettings.parse(text) == expected
 
@@ -324,14 +324,14 @@ def test_settings_are_read_as_torch_reads_them(text: str, expected: AllocatorSet
         "backend:cudaMallocAsync",
     ],
 )
-def test_settings_that_cannot_be_followed_are_refused(text: str) -> None:
-    """What torch refuses, and another allocator: the message names the value and the variable."""
+def test_settings_that_cannot_be_simulated_are_refused(text: str) -> None:
+    """Settings that torch refuses, and other backends, raise an error with the value and the variable."""
     with pytest.raises(EstimateError, match="PYTORCH_ALLOC_CONF"):
         AllocatorSettings.parse(text)
 
 
-def test_the_older_variable_comes_first() -> None:
-    """As in torch 2.13, which reads the newer one only where the older is not set."""
+def test_the_older_variable_takes_precedence() -> None:
+    """As in torch 2.13, the newer variable is read only if the older is not set."""
     newer = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert AllocatorSettings.from_environment(newer) == EXPANDABLE_SEGMENTS
     assert AllocatorSettings.from_environment({**newer, "PYTORCH_CUDA_ALLOC_CONF": ""}) == DEFAULT_SETTINGS
@@ -341,13 +341,13 @@ def test_the_older_variable_comes_first() -> None:
 SIZES = st.one_of(
     st.integers(0, 4096),
     st.integers(1, MIB),
-    st.integers(1, 24).map(lambda it: it * 256 * KIB),
+    st.integers(1, 24).map(lambda size: size * 256 * KIB),
     st.integers(MIB + 1, 12 * MIB),
-    st.integers(1, 45).map(lambda it: it * MIB),
+    st.integers(1, 45).map(lambda size: size * MIB),
 )
 ACTIONS = st.lists(st.one_of(SIZES, SIZES, st.integers(-40, -1)), min_size=1, max_size=80)
-"""A size to take, or which of the taken blocks to give back."""
-CAPACITIES = st.integers(1, 100).map(lambda it: it * 2 * MIB)
+"""A size to allocate, or the index of an allocated block to free."""
+CAPACITIES = st.integers(1, 100).map(lambda size: size * 2 * MIB)
 
 
 @many
@@ -357,10 +357,10 @@ CAPACITIES = st.integers(1, 100).map(lambda it: it * 2 * MIB)
     expandable=st.booleans(),
     max_split=st.sampled_from([None, 20 * MIB, 30 * MIB]),
 )
-def test_it_does_what_a_slow_model_does(
+def test_the_simulator_equals_a_slow_model(
     *, actions: list[int], capacity: int | None, expandable: bool, max_split: int | None
 ) -> None:
-    """After every request and every block given back: the same blocks and bytes, retries and peaks, and refusals."""
+    """After every request and every free, blocks, bytes, retries, peaks and refusals are equal."""
     fast = CachingAllocator(capacity, AllocatorSettings(expandable_segments=expandable, max_split_bytes=max_split))
     slow = SlowAllocator(capacity or ENDLESS, expandable=expandable, max_split=max_split or ENDLESS)
     blocks: list[tuple[int, tuple[Segment, int]]] = []
@@ -380,16 +380,18 @@ def test_it_does_what_a_slow_model_does(
         assert fast.reserved_bytes == slow.reserved
         assert (fast.retries, fast.peak_reserved_bytes) == (slow.retries, slow.peak_reserved)
     in_fast = sorted(address for address, _ in blocks)
-    in_slow = sorted((not it.small, slow.segments.index(it), start, address) for address, (it, start) in blocks)
+    in_slow = sorted(
+        (not segment.small, slow.segments.index(segment), start, address) for address, (segment, start) in blocks
+    )
     assert [place[-1] for place in in_slow] == in_fast, "blocks lie in the same order"
 
 
 @many
 @given(actions=ACTIONS, capacity=CAPACITIES, expandable=st.booleans())
-def test_it_stays_between_what_is_asked_for_and_what_there_is(
+def test_allocated_and_reserved_bytes_are_within_their_bounds(
     *, actions: list[int], capacity: int, expandable: bool
 ) -> None:
-    """Allocated is never below the live requests, reserved never below allocated nor above the capacity."""
+    """Allocated is at least the live requests; reserved is at least allocated, and at most the capacity."""
     allocator = CachingAllocator(capacity, AllocatorSettings(expandable_segments=expandable))
     live: list[tuple[int, int]] = []
     for action in actions:
@@ -405,7 +407,7 @@ def test_it_stays_between_what_is_asked_for_and_what_there_is(
 @many
 @given(actions=ACTIONS, capacity=CAPACITIES, expandable=st.booleans())
 def test_blocks_never_overlap(*, actions: list[int], capacity: int, expandable: bool) -> None:
-    """Each taken block ends before the next begins."""
+    """Each allocated block ends before the next one starts."""
     allocator = CachingAllocator(capacity, AllocatorSettings(expandable_segments=expandable))
     live: list[int] = []
     for action in actions:

@@ -1,4 +1,4 @@
-"""What probes are expected to measure, against what they do measure."""
+"""Expected peaks, compared with the peaks that probes measure."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def runner(forked: None) -> Iterator[ProbeSupervisor]:
         yield found
 
 
-def asked(spec: WorkloadSpec, **changes: object) -> ExpectationRequest:
-    """For an effective batch of 256 samples in at most 512 MiB."""
+def expectation_request(spec: WorkloadSpec, **changes: object) -> ExpectationRequest:
+    """Request expected peaks for an effective batch of 256 samples in at most 512 MiB."""
     fields = {"samples_per_window": 256, "largest_micro_batch": 256, "limit_bytes": 512 * MIB, **changes}
     return ExpectationRequest.model_validate({"spec": spec, **fields})
 
@@ -51,15 +51,15 @@ pytestmark = pytest.mark.usefixtures("forked")
     ],
     ids=str,
 )
-def test_a_probe_measures_what_was_expected(
+def test_a_probe_measures_the_expected_peak(
     runner: ProbeSupervisor, changes: dict[str, object], size: int, kept_mib: int
 ) -> None:
-    """Within 5 % at a size far from the traced ones, but for what libraries keep whatever the size.
+    """The error is at most 5 % at a size far from the traced ones, apart from the fixed memory of libraries.
 
     Where a CPU has instructions for bf16, oneDNN keeps the code that it generates for each shape: 20 MB here.
     """
     spec = WorkloadSpec.model_validate({**GPT.model_dump(), **changes})
-    expected = runner.expect(asked(spec))
+    expected = runner.expect(expectation_request(spec))
     assert expected is not None
     measured = runner.run(
         ProbeRequest(spec=spec, micro_batch_size=size, samples_per_window=256, device="cpu", limit_bytes=2**31)
@@ -73,8 +73,8 @@ def test_a_probe_measures_what_was_expected(
 
 
 def test_the_curve_rises_and_ends_far_above_the_limit(runner: ProbeSupervisor) -> None:
-    """Its points are enough to find where it meets the limit, and no more."""
-    expected = runner.expect(asked(GPT, samples_per_window=2**20, largest_micro_batch=2**20))
+    """The curve has enough points to find where it reaches the limit, and ends soon after."""
+    expected = runner.expect(expectation_request(GPT, samples_per_window=2**20, largest_micro_batch=2**20))
     assert expected is not None
     used = [point.used_bytes for point in expected.points]
     assert used == sorted(used)
@@ -83,14 +83,14 @@ def test_the_curve_rises_and_ends_far_above_the_limit(runner: ProbeSupervisor) -
 
 
 def test_a_workload_that_cannot_be_traced_is_probed_without_an_estimate(runner: ProbeSupervisor) -> None:
-    """No estimate is no error: the search does without."""
+    """A failed estimate is no error: the search starts without it."""
     spec = mlp_spec(model={"kind": "python", "target": "no_such_package:factory"})
-    assert runner.expect(asked(spec)) is None
+    assert runner.expect(expectation_request(spec)) is None
 
 
-def test_a_card_is_expected_without_one(runner: ProbeSupervisor) -> None:
-    """Traced in a process that sees no card: bytes that tensors hold, where an update takes more than its model."""
-    expected = runner.expect(asked(GPT, compute_capability=(8, 0)))
+def test_peaks_of_a_gpu_are_expected_without_a_gpu(runner: ProbeSupervisor) -> None:
+    """The peak of an update, traced in a process that sees no GPU, exceeds the bytes of the model."""
+    expected = runner.expect(expectation_request(GPT, compute_capability=(8, 0)))
     assert isinstance(expected, ExpectedPeaks)
     parameters = 4 * (512 * 128 + 128 * 128 + 3 * 12 * 128 * 128)
     assert expected.resident_bytes is not None
@@ -98,9 +98,9 @@ def test_a_card_is_expected_without_one(runner: ProbeSupervisor) -> None:
     assert expected.used_bytes(200) > expected.used_bytes(100) > expected.resident_bytes
 
 
-def test_a_card_is_expected_as_its_allocator_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where blocks are rounded up to half powers of two, all of them take more."""
-    request = asked(GPT, compute_capability=(8, 0))
+def test_expected_peaks_follow_the_allocator_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks take more memory if sizes are rounded up to half powers of two."""
+    request = expectation_request(GPT, compute_capability=(8, 0))
     plain = expect(request)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "roundup_power2_divisions:2")
     rounded = expect(request)
@@ -110,14 +110,14 @@ def test_a_card_is_expected_as_its_allocator_is_set(monkeypatch: pytest.MonkeyPa
     assert rounded.used_bytes(200) > plain.used_bytes(200)
 
 
-def test_an_expectation_is_given_up_on_request() -> None:
-    """The process that traces is gone when the call returns."""
+def test_an_expectation_can_be_cancelled() -> None:
+    """The tracing process is gone when the call returns."""
     with pytest.raises(EstimateCancelledError):
-        expect(asked(GPT, compute_capability=(8, 0)), lambda: True)
+        expect(expectation_request(GPT, compute_capability=(8, 0)), lambda: True)
 
 
 def test_a_workload_that_a_card_cannot_run_is_an_error() -> None:
-    """The field at fault is named, as where the workload is built."""
+    """The invalid field is named, as when the workload is built."""
     spec = mlp_spec(model={"kind": "python", "target": "no_such_package:factory"})
     with pytest.raises(SpecError, match=r"model\.target: no module `no_such_package`"):
-        expect(asked(spec, compute_capability=(8, 0)))
+        expect(expectation_request(spec, compute_capability=(8, 0)))

@@ -1,4 +1,4 @@
-"""Estimates from processes that stay: as quick and as right as they should be, replaced when lost, never left over."""
+"""Estimates from a pool of processes, which are reused, replaced when lost, and never left over."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ import pytest
 from tests.support.factories import mlp_spec, transformers_spec
 from tuner.errors import EstimateCancelledError, EstimateError, SpecError
 from tuner.estimation.client import tracing_server
-from tuner.estimation.pool import WarmEstimates
+from tuner.estimation.pool import EstimatePool
 from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.fork_server.spawn import ChildProcess
 
 _STARTED = """
 import time
-from tuner.estimation.pool import WarmEstimates
-with WarmEstimates()._taken() as server:
+from tuner.estimation.pool import EstimatePool
+with EstimatePool()._borrow() as server:
     print(server.start().process.pid, flush=True)
     time.sleep(600)
 """
 
 
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmEstimates]:
-    """Without a compiler, which would take its time."""
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EstimatePool]:
+    """A pool without a compiler, which would take time."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("CXX", "/bin/false")
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        found = WarmEstimates()
+        found = EstimatePool()
         yield found
         found.close()
 
 
 @pytest.fixture(scope="module")
-def first(warm: WarmEstimates) -> Estimate:
-    """The first answer."""
+def first(warm: EstimatePool) -> Estimate:
+    """The first estimate."""
     return _answer(warm)
 
 
@@ -51,32 +51,32 @@ def _request(spec: WorkloadSpec | None = None) -> EstimateRequest:
     return EstimateRequest(spec=spec or mlp_spec(), gpus=("A10G",))
 
 
-def _answer(warm: WarmEstimates) -> Estimate:
+def _answer(warm: EstimatePool) -> Estimate:
     return warm.estimate(_request()).model_copy(update={"seconds": 0.0})
 
 
-def _waiting(warm: WarmEstimates) -> list[int]:
-    return [it.start().process.pid for it in warm._free]
+def _waiting(warm: EstimatePool) -> list[int]:
+    return [server.start().process.pid for server in warm._idle]
 
 
-def test_the_second_answer_comes_from_the_same_process(warm: WarmEstimates, first: Estimate) -> None:
-    """Which need not import torch again; `benchmarks/reaction_times.py` measures what that saves."""
+def test_the_second_estimate_comes_from_the_same_process(warm: EstimatePool, first: Estimate) -> None:
+    """The process need not import torch again; `benchmarks/reaction_times.py` measures the time saved."""
     (pid,) = _waiting(warm)
     assert _answer(warm) == first
     assert _waiting(warm) == [pid]
 
 
 @pytest.mark.usefixtures("first")
-def test_what_a_question_gets_wrong_costs_no_process(warm: WarmEstimates) -> None:
-    """A wrong field comes back as one, and the process waits for the next question."""
+def test_an_invalid_request_costs_no_process(warm: EstimatePool) -> None:
+    """An invalid field is reported, and the process stays for the next request."""
     (pid,) = _waiting(warm)
     with pytest.raises(SpecError, match="gpt3"):
         warm.estimate(_request(transformers_spec("causal-lm", {"model_type": "gpt3"}, batch={"sequence_length": 8})))
     assert _waiting(warm) == [pid]
 
 
-def test_a_process_that_was_killed_is_replaced(warm: WarmEstimates, first: Estimate) -> None:
-    """Whoever asks next does not notice, but for the time it takes."""
+def test_a_process_that_was_killed_is_replaced(warm: EstimatePool, first: Estimate) -> None:
+    """The next request succeeds in a new process."""
     (pid,) = _waiting(warm)
     os.kill(pid, signal.SIGKILL)
     assert _answer(warm) == first
@@ -84,8 +84,8 @@ def test_a_process_that_was_killed_is_replaced(warm: WarmEstimates, first: Estim
 
 
 @pytest.mark.usefixtures("first")
-def test_what_is_given_up_ends(warm: WarmEstimates) -> None:
-    """The fork that traces is killed; the process that has imported torch waits for the next question."""
+def test_a_cancelled_estimate_ends(warm: EstimatePool) -> None:
+    """The fork that traces is killed; the process that has imported torch stays for the next request."""
     (pid,) = _waiting(warm)
     with pytest.raises(EstimateCancelledError):
         warm.estimate(_request(), lambda: True)
@@ -93,36 +93,36 @@ def test_what_is_given_up_ends(warm: WarmEstimates) -> None:
     assert Path(f"/proc/{pid}/task/{pid}/children").read_text() == ""
 
 
-def test_an_unknown_card_starts_nothing() -> None:
-    """The name is refused here."""
-    warm = WarmEstimates()
+def test_an_unknown_card_starts_no_process() -> None:
+    """The name is refused in the calling process."""
+    warm = EstimatePool()
     with pytest.raises(EstimateError, match="G-42"):
         warm.estimate(EstimateRequest(spec=mlp_spec(), gpus=("G-42",)))
     assert _waiting(warm) == []
 
 
-def test_after_its_end_nothing_is_started() -> None:
-    """A service that stops leaves no process behind."""
-    warm = WarmEstimates()
+def test_a_closed_pool_starts_no_process() -> None:
+    """A service that shuts down leaves no process behind."""
+    warm = EstimatePool()
     warm.close()
-    with pytest.raises(EstimateCancelledError, match="ending"):
+    with pytest.raises(EstimateCancelledError, match="shutting down"):
         warm.estimate(_request())
 
 
-def test_a_process_that_nobody_asks_ends() -> None:
-    """After its time, by itself."""
+def test_an_idle_process_ends() -> None:
+    """The process ends by itself after its idle time."""
     with closing(tracing_server(ChildProcess, idle_seconds=0.01)) as server:
         assert server.start().process.wait(60) == 0
 
 
-def test_no_process_outlives_whoever_asks() -> None:
-    """Killed by -9, as a service may be, it leaves none."""
-    asking = subprocess.Popen([sys.executable, "-c", _STARTED], stdout=subprocess.PIPE, text=True)
-    assert asking.stdout is not None
-    with asking.stdout as told:
-        started = Path(f"/proc/{int(told.readline())}")
-    asking.kill()
-    asking.wait()
+def test_no_process_outlives_its_parent() -> None:
+    """A parent that is killed by SIGKILL leaves no process behind."""
+    parent = subprocess.Popen([sys.executable, "-c", _STARTED], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout as output:
+        started = Path(f"/proc/{int(output.readline())}")
+    parent.kill()
+    parent.wait()
     deadline = time.monotonic() + 60
     while _runs(started) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""How bytes grow with the micro-batch: what tensors can be is continued as such, all else along lines."""
+"""Growth of bytes with the micro-batch size: polynomials for tensors, else piecewise lines."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from tuner.estimation.size_growth import Chords, Polynomial, growth_through
+from tuner.estimation.size_growth import PiecewiseLinear, Polynomial, growth_from_points
 
 PLACES = (4, 6, 10)
 SIZES = (1, 2, 3, 5, 7, 8, 9, 17, 32, 128, 2048)
 MIB = 1024**2
 
 
-def through(nbytes: Callable[[int], int], most: int | None = None) -> Polynomial | Chords:
-    """The growth through a function's values at the traced sizes."""
-    return growth_through(PLACES, tuple(map(nbytes, PLACES)), most)
+def through(nbytes: Callable[[int], int], most: int | None = None) -> Polynomial | PiecewiseLinear:
+    """Fit the growth through a function's values at the traced sizes."""
+    return growth_from_points(PLACES, tuple(map(nbytes, PLACES)), most)
 
 
 @pytest.mark.parametrize(
@@ -33,17 +33,17 @@ def through(nbytes: Callable[[int], int], most: int | None = None) -> Polynomial
     ids=["fixed", "affine", "pairs", "two views", "half", "queue", "prototypes", "both affine"],
 )
 def test_products_of_dimensions_are_exact_at_every_size(nbytes: Callable[[int], int]) -> None:
-    """Fixed, affine, and what compares samples with one another."""
+    """Fixed, affine and quadratic products of dimensions are exact."""
     found = through(nbytes)
     assert isinstance(found, Polynomial)
     assert [found.at(size) for size in SIZES] == [nbytes(size) for size in SIZES]
-    assert found.bend == 0
+    assert found.deviation == 0
 
 
 @pytest.mark.parametrize("rows", range(1, 2000, 37))
 @pytest.mark.parametrize("width", [768, 1000, 4096])
 def test_rounded_bytes_stay_near_at_every_size(rows: int, width: int) -> None:
-    """Rounded down to whole rows, they are told within a row for every four samples, never along a parabola."""
+    """Bytes rounded down to whole rows are interpolated within a row for every four samples."""
 
     def nbytes(size: int) -> int:
         return rows * size // 10 * width * 4
@@ -54,27 +54,27 @@ def test_rounded_bytes_stay_near_at_every_size(rows: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("stops", [5, 7, 9])
-def test_what_stops_growing_is_never_told_to_shrink(stops: int) -> None:
-    """Between the traces and beyond it rises, however a parabola through the points would bend."""
+def test_bounded_bytes_never_shrink(stops: int) -> None:
+    """The interpolation does not decrease, although a parabola through the points would."""
     found = through(lambda size: 3072 * min(size, stops))
-    told = [found.at(size) for size in SIZES]
-    assert isinstance(found, Chords)
-    assert told == sorted(told)
+    interpolated = [found.at(size) for size in SIZES]
+    assert isinstance(found, PiecewiseLinear)
+    assert interpolated == sorted(interpolated)
     assert found.at(1) > 0
-    assert found.bend > 0
+    assert found.deviation > 0
 
 
 @pytest.mark.parametrize("begins", [5, 7, 9])
-def test_what_begins_late_is_continued_along_a_line(begins: int) -> None:
-    """Points that a parabola with whole values passes through, but no tensor's."""
+def test_bytes_that_begin_late_are_extrapolated_linearly(begins: int) -> None:
+    """Points on an integral parabola that no tensor can have are interpolated linearly."""
     found = through(lambda size: 24 * 128 * max(0, size - begins))
-    assert isinstance(found, Chords)
+    assert isinstance(found, PiecewiseLinear)
     assert found.at(2048) <= 24 * 128 * 2048
     assert found.at(1) == 0
 
 
 def embedding_bytes(length: int, vocabulary: int, width: int, size: int) -> int:
-    """A sum in fp32 for every row that occurs, by hand."""
+    """Bytes of an fp32 sum for every row that occurs, by hand."""
     return min(length * size, vocabulary) * width * 4
 
 
@@ -82,7 +82,7 @@ def embedding_bytes(length: int, vocabulary: int, width: int, size: int) -> int:
     ("length", "vocabulary", "width"), [(4096, 32000, 4096), (2048, 32000, 4096), (1023, 50257, 768)]
 )
 def test_a_known_bound_makes_an_embedding_exact(length: int, vocabulary: int, width: int) -> None:
-    """Below, at and above the size at which every row may occur, wherever the traces lie."""
+    """The bytes are exact below, at and above the size at which every row may occur."""
     most = vocabulary * width * 4
     found = through(lambda size: length * size * width * 4, most)
     assert [found.at(size) for size in SIZES] == [embedding_bytes(length, vocabulary, width, size) for size in SIZES]

@@ -29,7 +29,7 @@ def held(taken: Trace, category: Category) -> int:
 
 
 def peak(taken: Trace) -> int:
-    """Most bytes held at once."""
+    """Peak bytes held."""
     most = now = 0
     for event in taken.events:
         now += taken.sizes[event] if event >= 0 else -taken.sizes[~event]
@@ -39,25 +39,27 @@ def peak(taken: Trace) -> int:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_holds_its_shard_of_everything_that_lasts(ranks: int) -> None:
-    """Parameters and momentum, each divided by the ranks; no gradient and nothing gathered between updates."""
+    """Parameters and momentum are divided by the ranks; no gradients or gathered parameters stay between updates."""
     optimizer = {"name": "sgd", "momentum": 0.9}  # Adam counts its steps for each parameter, whole on every rank
     whole = trace(gpt_spec(optimizer=optimizer), 4, accumulates=True, profile=PROFILE)
     shard = trace(sharded(ranks, optimizer=optimizer), 4, accumulates=True, profile=PROFILE)
     for category in (Category.PARAMETERS, Category.OPTIMIZER_STATE):
         assert held(shard, category) == held(whole, category) // ranks
     assert held(shard, Category.GRADIENTS) == 0
-    assert held(shard, Category.TEMPORARIES) < 64  # scalars that tell a rank its place
+    assert held(shard, Category.TEMPORARIES) < 64  # scalars with the rank's index
 
 
-def test_blocks_are_gathered_one_after_the_other() -> None:
-    """More than a shard is held while a pass runs, and less than the whole model's update takes."""
+def test_layers_are_gathered_one_after_the_other() -> None:
+    """A pass holds more than a shard, and less than an update of the whole model."""
     wide = {
         "model": {
             "kind": "reference",
             "architecture": {"name": "gpt", "layers": 6, "heads": 2, "width": 128, "vocabulary_size": 64},
         },
     }
-    whole, shard = (trace(it, 4, accumulates=True, profile=PROFILE) for it in (gpt_spec(**wide), sharded(8, **wide)))
+    whole, shard = (
+        trace(spec, 4, accumulates=True, profile=PROFILE) for spec in (gpt_spec(**wide), sharded(8, **wide))
+    )
     lasting = held(shard, Category.PARAMETERS) + held(shard, Category.OPTIMIZER_STATE)
     assert lasting < peak(shard) < peak(whole)
 
@@ -72,14 +74,14 @@ def test_blocks_are_gathered_one_after_the_other() -> None:
     ids=str,
 )
 def test_the_events_do_not_depend_on_the_size(changes: dict[str, object]) -> None:
-    """With a scaler, clipping, checkpointing and averages too, and in the first trace of a process as in later ones."""
+    """The events are equal with a scaler, clipping, checkpointing and averages too, in first and later traces."""
     traces = [trace(sharded(2, **changes), size, accumulates=True, profile=PROFILE) for size in (4, 6, 10)]
     assert traces[0].events == traces[1].events == traces[2].events
     assert any("streams" in note for note in traces[0].notes)
 
 
 def test_a_probe_of_shards_holds_the_whole_model() -> None:
-    """It stands alone: what leads its search is the unsharded trace."""
+    """A probe has one rank, so its search is seeded by the unsharded trace."""
     taken = trace(sharded(4), 4, accumulates=True, profile=PROFILE, shards=False)
     assert held(taken, Category.PARAMETERS) == held(
         trace(gpt_spec(), 4, accumulates=True, profile=PROFILE), Category.PARAMETERS

@@ -17,9 +17,9 @@ import torch
 from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
 from tests.support.traced import held_bytes, most_bytes, traced_on_cuda
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
-from tuner.estimation.attention_kernels import Attention, Kernel, choose
+from tuner.estimation.attention_kernels import Attention, Kernel, choose_kernel
 from tuner.estimation.client import estimate
-from tuner.estimation.cuda_shim import NoCompilerError, _identity, _torch_folder, compiled
+from tuner.estimation.cuda_shim import NoCompilerError, _digest, _torch_folder, compile_cached
 from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
 from tuner.estimation.tracing.runs import TracedRuns
 from tuner.estimation.tracing.session import trace
@@ -32,7 +32,7 @@ MIB = 1024**2
 FLOAT = 4
 INDEX = 8
 MLP_PARAMETERS = (32 * 32 + 32 + 32 * 32 + 32 + 32 * 4 + 4) * FLOAT
-"""Of ``mlp_spec``: two hidden layers of 32, four classes."""
+"""Parameters of ``mlp_spec``: two hidden layers of 32, four classes."""
 SIZES = (4, 6, 10)
 CHECKED_SIZE = 17
 TEXT = {"sequence_length": 16}
@@ -52,7 +52,7 @@ DROPPING_OUT = transformers_spec(
     batch={"sequence_length": 512},
     precision="bf16-mixed",
 )
-"""As GPT-2 is by default, with a tenth dropped out everywhere, attention included."""
+"""GPT-2 with its default dropout of a tenth, attention included."""
 KINDS: dict[str, WorkloadSpec] = {
     "mlp": mlp_spec(),
     "gpt, fp16 with a scaler": gpt_spec(precision="fp16-mixed", gradient_clipping=1.0),
@@ -121,8 +121,8 @@ def _mlp(size: int, *, accumulates: bool = True, **changes: Any) -> Trace:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_updates_differ_in_nothing_but_sizes(name: str, on_cuda: dict[str, list[Trace]]) -> None:
-    """Traces at three sizes are one trace, and a fourth size follows from them."""
+def test_updates_differ_only_in_sizes(name: str, on_cuda: dict[str, list[Trace]]) -> None:
+    """Traces at three sizes have equal events, and predict a fourth size."""
     sized = SizedTrace.of(on_cuda[name][:-1])
     assert sized.exact
     assert sized.at(CHECKED_SIZE) == on_cuda[name][-1].model_copy(update={"bounds": {}})
@@ -130,8 +130,8 @@ def test_updates_differ_in_nothing_but_sizes(name: str, on_cuda: dict[str, list[
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_blocks_are_taken_once_and_given_back_once(name: str, on_cuda: dict[str, list[Trace]]) -> None:
-    """No block is given back before it is taken, or twice; what is held at the end is what was held before."""
+def test_blocks_are_allocated_once_and_freed_once(name: str, on_cuda: dict[str, list[Trace]]) -> None:
+    """No block is freed before its allocation, or twice; an update holds equal memory before and after."""
     taken = on_cuda[name][0]
     held: set[int] = set()
     for event in taken.events:
@@ -145,18 +145,18 @@ def test_blocks_are_taken_once_and_given_back_once(name: str, on_cuda: dict[str,
         assert held_bytes(taken, "end", category) == held_bytes(taken, "first-update", category) > 0
 
 
-def test_traces_taken_side_by_side_are_those_taken_one_by_one(on_cuda: dict[str, list[Trace]]) -> None:
-    """Forked processes tell just what one process would."""
+def test_parallel_traces_equal_sequential_ones(on_cuda: dict[str, list[Trace]]) -> None:
+    """Forked processes return the same traces as one process."""
     assert on_cuda["gpt2, side by side"] == on_cuda["gpt2"][:-1]
 
 
-def test_what_dead_processes_owe_is_traced_again(on_cuda: dict[str, list[Trace]]) -> None:
-    """Where every forked process is killed, the traces are there all the same."""
+def test_traces_of_dead_processes_are_traced_again(on_cuda: dict[str, list[Trace]]) -> None:
+    """The traces are complete even if every forked process is killed."""
     assert on_cuda["lstm, forks die"] == on_cuda["lstm"][:-1]
 
 
 def test_a_workload_with_threads_is_not_forked(on_cuda: dict[str, list[Trace]]) -> None:
-    """A forked process would lack them: its sizes are traced one by one."""
+    """The sizes are traced one by one, since a forked process would lack the threads."""
     assert on_cuda["lstm, with a thread"] == on_cuda["lstm"][:-1]
 
 
@@ -166,38 +166,40 @@ def test_published_peak_in_fp32(on_cuda: dict[str, list[Trace]]) -> None:
 
 
 def test_published_peak_in_bf16(on_cuda: dict[str, list[Trace]]) -> None:
-    """Likewise under bf16 autocast, by FlashAttention: 8,235 MiB."""
+    """GPT-2 124M under bf16 autocast with FlashAttention: 8,235 MiB were traced before."""
     assert most_bytes(on_cuda["bf16-mixed"][0]) / MIB == pytest.approx(8_235 + 16, rel=0.005)
 
 
 def test_attention_with_dropout_takes_no_matrix_of_all_tokens(on_cuda: dict[str, list[Trace]]) -> None:
-    """Without the device that stands in for a card the CPU's kernel is that without dropout: as on cards, seeds apart.
+    """Without the stand-in for CUDA, attention uses the CPU's kernel without dropout, whose memory is that of a GPU's.
 
     What differs are the other dropouts: a card keeps a byte for each element, the CPU a number.
     """
-    told = trace(DROPPING_OUT, 4, accumulates=True, profile=KernelProfile(compute_capability=(8, 6), kind="cuda"))
-    assert told.decisions == "cpu"
-    assert most_bytes(told) == pytest.approx(most_bytes(on_cuda["gpt2, dropout"][0]), rel=0.15)
+    without_shim = trace(
+        DROPPING_OUT, 4, accumulates=True, profile=KernelProfile(compute_capability=(8, 6), kind="cuda")
+    )
+    assert without_shim.decisions == "cpu"
+    assert most_bytes(without_shim) == pytest.approx(most_bytes(on_cuda["gpt2, dropout"][0]), rel=0.15)
 
 
 def test_embeddings_are_summed_by_segment(on_cuda: dict[str, list[Trace]]) -> None:
-    """A row of 32 sums in fp32 for each of the tokens, until the vocabulary of 16,000 has no more."""
+    """There is a row of 32 fp32 sums for each token, at most for the vocabulary of 16,000."""
     for trace_found, rows in zip(on_cuda["gpt, every row of its vocabulary"], (4096, 6144, 10240, 16_000), strict=True):
         assert rows * 32 * FLOAT in {trace_found.sizes[block] for block in trace_found.bounds}
 
 
 def test_cublas_is_counted_for_both_threads(on_cuda: dict[str, list[Trace]]) -> None:
-    """Forward and backward passes run in threads with a handle each: 8,519,680 bytes before Hopper."""
+    """Forward and backward passes have a handle each: 8,519,680 bytes before Hopper."""
     assert held_bytes(on_cuda["mlp"][0], "end", Category.WORKSPACE) == 2 * 8_519_680
 
 
 def test_scratch_gradients_are_held_beside_the_sums(on_cuda: dict[str, list[Trace]]) -> None:
-    """On a card the second micro-batch's gradients wait until its backward pass has ended."""
+    """On a GPU the second micro-batch's gradients are kept until its backward pass has ended."""
     assert most_bytes(on_cuda["mlp"][0], Category.GRADIENTS) == 2 * MLP_PARAMETERS
 
 
 def test_in_place_gradients_by_hand() -> None:
-    """On the CPU gradients are added up where they are: never more than one set is held."""
+    """On the CPU gradients are accumulated in place, so that at most one set is held."""
     assert most_bytes(_mlp(4), Category.GRADIENTS, "measured-update") == MLP_PARAMETERS
 
 
@@ -206,7 +208,7 @@ def test_in_place_gradients_by_hand() -> None:
     [({"name": "sgd"}, 0), ({"name": "sgd", "momentum": 0.9}, MLP_PARAMETERS), ({}, 2 * MLP_PARAMETERS + 6 * FLOAT)],
 )
 def test_lasting_bytes_by_hand(optimizer: dict[str, Any], state: int) -> None:
-    """Between updates parameters, the optimizer's state (AdamW with step counts) and batches are held: no more."""
+    """Between updates only parameters, the optimizer's state (AdamW with step counts) and batches are held."""
     batches = 2 * 4 * (32 * FLOAT + INDEX)
     taken = _mlp(4, optimizer=optimizer)
     assert held_bytes(taken, "end", Category.OPTIMIZER_STATE) == state
@@ -215,31 +217,31 @@ def test_lasting_bytes_by_hand(optimizer: dict[str, Any], state: int) -> None:
 
 
 def test_peak_is_affine_in_the_batch() -> None:
-    """Large enough micro-batches add the same bytes with every sample."""
+    """Every sample adds equal bytes to a large enough micro-batch."""
     peaks = [most_bytes(_mlp(size, optimizer={"name": "sgd"})) for size in (1000, 2000, 3000)]
     assert peaks[2] - peaks[1] == peaks[1] - peaks[0] > 0
 
 
 def test_a_single_micro_batch_holds_one_set_of_gradients() -> None:
-    """Gathered in scratch too, an update of one micro-batch has nothing to wait beside."""
+    """An update of one micro-batch holds one set even with separate gradients."""
     taken = _mlp(4, accumulates=False, gradient_gathering="scratch")
     assert most_bytes(taken, Category.GRADIENTS, "measured-update") == MLP_PARAMETERS
 
 
 def test_values_of_the_batch_are_known() -> None:
-    """Weights that are counted on the device agree with those counted before: nothing is guessed."""
+    """Weights that are counted on the device are known, so no stand-in is used."""
     taken = trace(KINDS["bert"], 3, accumulates=True)
     assert taken.notes == ()
 
 
 def test_shapes_that_depend_on_values_are_refused() -> None:
-    """A model whose tensors are as long as some values are positive is named as such."""
+    """A model whose tensor shapes depend on values raises an error."""
     with pytest.raises(EstimateError, match="shape depends on values"):
         trace(python_spec("tests.support.traced_models:branches"), 2, accumulates=True)
 
 
 def test_workloads_that_differ_between_sizes_are_scaled() -> None:
-    """Where no trace serves all sizes, the answer says so."""
+    """An estimate notes that traces at different sizes differ in more than sizes."""
     workload = SizedWorkload(TracedRuns(python_spec("tests.support.traced_models:conditional")), None)
     assert most_bytes(workload.trace_at(64, accumulates=True)) > most_bytes(workload.trace_at(32, accumulates=True))
     assert not workload.exact_sizes
@@ -250,37 +252,37 @@ def test_workloads_that_differ_between_sizes_are_scaled() -> None:
     ("size", "expected"),
     [(32, (10, 200, 200, 200, 100, 120)), (4, (10, 25, 100, 100, 100, 100)), (16, (10, 100, 100, 100, 100, 100))],
 )
-def test_scaling_shrinks_nothing_but_activations(size: int, expected: tuple[int, ...]) -> None:
-    """Parameters and lasting workspaces stay; what passes grows with the micro-batch, to a bound where one is known."""
+def test_scaling_shrinks_only_activations(size: int, expected: tuple[int, ...]) -> None:
+    """Parameters and persistent workspaces stay; temporaries grow with the micro-batch size, up to a known bound."""
     kinds = ("PARAMETERS", "ACTIVATIONS", "TEMPORARIES", "WORKSPACE", "WORKSPACE", "TEMPORARIES")
     once = Trace(
         micro_batch_size=16,
         accumulates=True,
         sizes=(10, 100, 100, 100, 100, 100),
-        categories=tuple(Category[it] for it in kinds),
+        categories=tuple(Category[kind] for kind in kinds),
         events=(0, 1, 2, 3, ~3, 4, 5, ~5, ~2, ~1),
         marks=(),
         decisions="cuda",
-        bounds={5: Bound(growing=100, most=120)},
+        bounds={5: Bound(unbounded_bytes=100, max_bytes=120)},
     )
     assert _scaled(once, size).sizes == expected
 
 
 def test_compiling_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second process finds what the first has compiled, and starts no compiler."""
+    """The second process loads the library of the first, and starts no compiler."""
     log = tmp_path / "log"
     monkeypatch.setenv(
         "CXX", str(_compiler(tmp_path, f'echo run >> {log}; while [ "$1" != -o ]; do shift; done; : > "$2"'))
     )
-    assert compiled(tmp_path / "cache") == compiled(tmp_path / "cache")
+    assert compile_cached(tmp_path / "cache") == compile_cached(tmp_path / "cache")
     assert log.read_text().splitlines() == ["run"]
 
 
-def test_broken_compilers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the compiler says is in the error, and nothing is left in the cache to be loaded."""
+def test_errors_of_compilers_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the compiler's message, and no library is left in the cache."""
     monkeypatch.setenv("CXX", str(_compiler(tmp_path, "echo no such header >&2; exit 1")))
     with pytest.raises(NoCompilerError, match="no such header"):
-        compiled(tmp_path / "cache")
+        compile_cached(tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*.so"))
 
 
@@ -289,12 +291,12 @@ import sys
 from pathlib import Path
 from tuner.estimation.cuda_shim import load_shim
 shim = load_shim()
-print(shim.kept, shim.reason, shim.library._name)
+print(shim.is_cached, shim.uncached_reason, shim.library._name)
 """
 
 
 def _loading(folder: Path, **environment: str) -> str:
-    """What a process says that loads what a stand-in for a compiler makes: a library that is there, and a line."""
+    """Load the library of a fake compiler, which copies an existing library, and return the process's output."""
     library = Path(torch.__file__).parent / "lib" / "libc10.so"
     script = f'echo run >> {folder}/log; while [ "$1" != -o ]; do shift; done; cp {library} "$2"'
     command = [sys.executable, "-c", LOADING]
@@ -309,8 +311,8 @@ def _loading(folder: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_a_library_that_does_not_load_is_made_again(tmp_path: Path) -> None:
-    """Once, in its place."""
+def test_a_library_that_does_not_load_is_compiled_again(tmp_path: Path) -> None:
+    """The library is compiled once more, and replaced."""
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     assert _loading(tmp_path, **cache).startswith("True")
     (kept,) = (tmp_path / "cache" / "batchwright").glob("*.so")
@@ -321,26 +323,26 @@ def test_a_library_that_does_not_load_is_made_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("home", ["/dev/null/cache", ""])
-def test_where_nothing_can_be_kept_the_library_is_made_for_one_process(tmp_path: Path, home: str) -> None:
-    """A folder that cannot be written to, and a user without a home: the reason is told, and nothing is left."""
+def test_without_a_cache_folder_the_library_is_compiled_for_one_process(tmp_path: Path, home: str) -> None:
+    """A read-only folder or a user without a home is reported as the reason, and no file is left."""
     (tmp_path / "tmp").mkdir()
     nobody = tmp_path / "sitecustomize.py"
     nobody.write_text("import pathlib\ndef home(): raise RuntimeError('nobody')\npathlib.Path.home = home\n")
-    said = _loading(tmp_path, XDG_CACHE_HOME=home, TMPDIR=str(tmp_path / "tmp"), PYTHONPATH=str(tmp_path))
-    assert said.startswith("False")
-    assert "set XDG_CACHE_HOME" in said
+    output = _loading(tmp_path, XDG_CACHE_HOME=home, TMPDIR=str(tmp_path / "tmp"), PYTHONPATH=str(tmp_path))
+    assert output.startswith("False")
+    assert "set XDG_CACHE_HOME" in output
     assert not list((tmp_path / "tmp").iterdir())
 
 
-def test_a_torch_without_a_package_has_an_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Built in place it has no metadata; its own version tells it apart."""
+def test_a_torch_without_package_metadata_has_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch built in place has no metadata; its version file identifies it."""
 
     def unknown(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    named = _identity(_torch_folder())
+    named = _digest(_torch_folder())
     monkeypatch.setattr(importlib.metadata, "version", unknown)
-    assert _identity(_torch_folder()).startswith("unpackaged-")
+    assert _digest(_torch_folder()).startswith("unpackaged-")
     assert named.startswith(torch.__version__)
 
 
@@ -352,12 +354,12 @@ def _compiler(folder: Path, script: str) -> Path:
 
 
 def test_estimates_work_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU's decisions are followed then, and the answer says so."""
+    """The CPU's decisions are traced instead, and a note says so."""
     monkeypatch.setenv("CXX", str(_compiler(tmp_path, "exit 1")))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    answered = estimate(_request(mlp_spec()))
-    assert answered.decisions == "cpu"
-    assert any("CUDA's decisions cannot be followed" in note for note in answered.notes)
+    estimated = estimate(_request(mlp_spec()))
+    assert estimated.decisions == "cpu"
+    assert any("CUDA's decisions cannot be traced" in note for note in estimated.notes)
 
 
 def _request(spec: WorkloadSpec, **changes: Any) -> EstimateRequest:
@@ -366,65 +368,65 @@ def _request(spec: WorkloadSpec, **changes: Any) -> EstimateRequest:
 
 @pytest.fixture
 def workloads_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No compiler takes the time of a test."""
+    """Disable the compiler, which would take time."""
     monkeypatch.setenv("CXX", "/bin/false")
     monkeypatch.setenv("XDG_CACHE_HOME", "/nonexistent")
 
 
 @pytest.mark.usefixtures("workloads_of_the_tests")
-def test_estimates_that_take_too_long_end() -> None:
-    """After its time the process is killed, and the error says which field gives more."""
+def test_estimates_end_at_their_timeout() -> None:
+    """The process is killed, and the error names the field that raises the timeout."""
     with pytest.raises(EstimateTimedOutError, match=r"longer than 3 s.*timeout_seconds"):
         estimate(_request(python_spec("tests.support.traced_models:slow"), timeout_seconds=3.0))
 
 
 @pytest.mark.usefixtures("workloads_of_the_tests")
-def test_estimates_can_be_stopped() -> None:
-    """Whoever asked may give it up."""
+def test_estimates_can_be_cancelled() -> None:
+    """A caller can cancel an estimate."""
     with pytest.raises(EstimateCancelledError, match="stopped"):
         estimate(_request(python_spec("tests.support.traced_models:slow")), should_stop=lambda: True)
 
 
 @pytest.mark.usefixtures("workloads_of_the_tests")
 def test_estimates_stay_within_their_memory() -> None:
-    """A workload that really takes memory fails with a word about it, not the host."""
+    """A workload that allocates real memory fails with an error about its limit."""
     with pytest.raises(EstimateError, match="host memory"):
         estimate(_request(python_spec("tests.support.traced_models:huge")), memory_bytes=4 * 1024**3)
 
 
 @pytest.mark.usefixtures("workloads_of_the_tests")
-def test_a_card_that_fails_leaves_the_others_their_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A workload that fails with the kernels of one card, whichever is later, is estimated on the other."""
+def test_a_failing_card_does_not_affect_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workload that fails with the kernels of one GPU, in either order, is estimated on the other."""
     monkeypatch.setenv("BUILT", str(tmp_path / "built"))
     request = EstimateRequest(spec=python_spec("tests.support.traced_models:unique"), gpus=("A10G", "H100-80GB"))
-    unknown, known = sorted(estimate(request).gpus, key=lambda it: it.peak is not None)
+    unknown, known = sorted(estimate(request).gpus, key=lambda gpu: gpu.peak is not None)
     assert known.peak is not None
     assert (unknown.feasible, unknown.peak) == (Verdict.UNCERTAIN, None)
     assert any("RuntimeError: built a second time" in note for note in unknown.notes)
 
 
 @pytest.mark.usefixtures("workloads_of_the_tests")
-def test_estimates_write_no_endless_files() -> None:
-    """A workload that fills the disk fails instead."""
+def test_estimates_cannot_fill_the_disk() -> None:
+    """A workload that writes without end fails at the file size limit."""
     with pytest.raises(EstimateError, match="File too large"):
         estimate(_request(python_spec("tests.support.traced_models:spilling")))
 
 
 @pytest.mark.parametrize("missing", ["executable", "folder"])
-def test_processes_that_cannot_be_started_are_told(
+def test_processes_that_cannot_be_started_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    """Without an interpreter, or room for the request."""
+    """A missing interpreter, or a disk without space for the request, is an error."""
     if missing == "executable":
         monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     else:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    with pytest.raises(EstimateError, match="process that traces cannot be started"):
+    with pytest.raises(EstimateError, match="tracing process cannot be started"):
         estimate(_request(mlp_spec()))
 
 
-def test_a_bound_of_the_host_stays() -> None:
-    """A tighter hard limit than ours is kept, and no error; a looser one is tightened."""
+def test_a_tighter_limit_of_the_host_stays() -> None:
+    """A tighter hard limit is kept without an error; a looser one is lowered."""
     code = (
         "import resource as r; from tuner.system.processes import tighten_limit as t\n"
         "hard = r.getrlimit(r.RLIMIT_DATA)[1]; r.setrlimit(r.RLIMIT_DATA, (hard, hard))\n"
@@ -438,15 +440,15 @@ def test_a_bound_of_the_host_stays() -> None:
 
 
 @pytest.mark.usefixtures("workloads_of_the_tests")
-def test_wrong_fields_come_back_as_fields() -> None:
-    """What only building the model shows is a problem of a field, across the process."""
+def test_invalid_fields_are_reported_as_fields() -> None:
+    """A field whose error only building the model shows is reported across processes."""
     with pytest.raises(SpecError) as raised:
         estimate(_request(transformers_spec("causal-lm", {"model_type": "gpt3"}, batch=TEXT)))
-    assert [it.field for it in raised.value.problems] == ["model.config.model_type"]
+    assert [problem.field for problem in raised.value.problems] == ["model.config.model_type"]
 
 
-def test_launching_needs_no_torch() -> None:
-    """The service asks for estimates, and never imports torch."""
+def test_the_client_needs_no_torch() -> None:
+    """The service requests estimates, and never imports torch."""
     code = "import sys, tuner.estimation.client; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ}).returncode == 0
 
@@ -454,7 +456,7 @@ def test_launching_needs_no_torch() -> None:
 def _attention(**changes: Any) -> Attention:
     shape = dict.fromkeys(("query_heads", "key_heads", "value_heads"), 8) | {"query_length": 64, "key_length": 64}
     widths = dict.fromkeys(("query_width", "key_width", "value_width"), 64)
-    flags = {"masked": 0, "mask_trained": 0, "causal": 1, "grouped": 0, "state": 3}
+    flags = {"masked": 0, "mask_requires_grad": 0, "causal": 1, "grouped": 0, "state": 3}
     return Attention(**{"dtype": 15, "batch": 2, **shape, **widths, **flags, **changes})
 
 
@@ -487,8 +489,6 @@ def _wide(width: int, value_width: int | None = None) -> dict[str, Any]:
         (_wide(128), (10, 0), Kernel.CUDNN),
     ],
 )
-def test_attention_is_chosen_as_torch_does(
-    changes: dict[str, Any], capability: tuple[int, int], kernel: Kernel
-) -> None:
-    """By type, mask, width and card."""
-    assert choose(_attention(**changes), KernelProfile(compute_capability=capability, kind="cuda")) is kernel
+def test_attention_is_chosen_as_in_torch(changes: dict[str, Any], capability: tuple[int, int], kernel: Kernel) -> None:
+    """The kernel depends on type, mask, width and GPU."""
+    assert choose_kernel(_attention(**changes), KernelProfile(compute_capability=capability, kind="cuda")) is kernel

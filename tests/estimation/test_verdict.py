@@ -1,4 +1,4 @@
-"""The answer of an estimate: what fits on which card, how sure that is, and the plan, from replays of small traces."""
+"""Estimates from replays of small traces: the sizes that fit on a GPU, their uncertainty, and the plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tuner.estimation.allocator.replay import minimum_capacity
 from tuner.estimation.memory_curve import LARGEST_SIZE, MemoryCurve
 from tuner.estimation.size_growth import Polynomial
 from tuner.estimation.trace import Category, Mark, SizedTrace, Trace
-from tuner.estimation.verdict import answer, profiles
+from tuner.estimation.verdict import make_estimate, profiles
 from tuner.hardware.gpu_lookup import find_gpu
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 from tuner.schemas.gpus import KernelProfile
@@ -50,7 +50,7 @@ def sized(events: list[int], blocks: list[Block], *, accumulates: bool, measured
 
 @dataclass
 class Traced:
-    """A traced workload from two hand-made traces; ``asked`` are the sizes that were asked for."""
+    """A traced workload from two hand-made traces; ``requested_sizes`` are the sizes that were requested."""
 
     several: SizedTrace
     single: SizedTrace
@@ -58,11 +58,11 @@ class Traced:
     exact_sizes: bool = True
     notes: tuple[str, ...] = ()
     change: Callable[[Trace], Trace] = lambda trace: trace
-    asked: list[int] = field(default_factory=list)
+    requested_sizes: list[int] = field(default_factory=list)
 
     def trace_at(self, micro_batch_size: int, *, accumulates: bool) -> Trace:
-        """As of any workload."""
-        self.asked.append(micro_batch_size)
+        """Return the trace at a size, and record the size."""
+        self.requested_sizes.append(micro_batch_size)
         return self.change((self.several if accumulates else self.single).at(micro_batch_size))
 
 
@@ -86,31 +86,31 @@ def workload(decisions: Literal["cuda", "cpu"] = "cuda", **fields: Any) -> Trace
     )
 
 
-def asking(*gpus: str, **fields: Any) -> EstimateRequest:
+def request_for(*gpus: str, **fields: Any) -> EstimateRequest:
     """A request without a margin."""
     return EstimateRequest(**{"spec": mlp_spec(), "gpus": gpus, "memory_margin": 0.0, **fields})
 
 
 def estimate(request: EstimateRequest, traced: Traced | None = None) -> Estimate:
-    """The answer where every card runs the same trace."""
+    """The estimate where every GPU runs the same trace."""
     traced = traced or workload()
-    return answer(request, dict.fromkeys(profiles(request), traced), versions={"torch": "2.13"}, seconds=1.5)
+    return make_estimate(request, dict.fromkeys(profiles(request), traced), versions={"torch": "2.13"}, seconds=1.5)
 
 
 def first(request: EstimateRequest, traced: Traced | None = None) -> GpuEstimate:
-    """The answer for the first card."""
+    """The estimate for the first GPU."""
     return estimate(request, traced).gpus[0]
 
 
 def peak_of(found: GpuEstimate) -> PeakEstimate:
-    """Its peak."""
+    """The peak of an estimate."""
     assert found.peak is not None
     return found.peak
 
 
 def test_the_sizes_are_those_of_a_calculation_by_hand() -> None:
     """2 GiB less a context of 500 MiB leave 1,548 MiB: 57 samples; worst and best case leave 768.8 and 2,140.7."""
-    found = first(asking("2GiB"))
+    found = first(request_for("2GiB"))
     assert found.usable_bytes == 2 * GIB
     assert found.largest_micro_batch_size == (1548 - 400) // 20 == 57
     # the card may lack a twelfth, the context be 1,024 MiB, the estimate 7 % and (an unknown card) 4 % too low
@@ -120,9 +120,9 @@ def test_the_sizes_are_those_of_a_calculation_by_hand() -> None:
     assert found.feasible is Verdict.FITS
 
 
-def test_the_peak_is_told_at_the_largest_size() -> None:
-    """With 57 samples: 400 + 57 x 20 MiB, all of it needed."""
-    peak = peak_of(first(asking("2GiB")))
+def test_the_peak_is_that_of_the_largest_size() -> None:
+    """The peak with 57 samples is 400 + 57 x 20 MiB."""
+    peak = peak_of(first(request_for("2GiB")))
     assert (peak.micro_batch_size, peak.accumulates, peak.verdict) == (57, True, Verdict.UNCERTAIN)
     assert peak.allocated_bytes == peak.reserved_bytes == peak.capacity_bytes == 1540 * MIB
     assert peak.device_bytes.expected == (1540 + 500) * MIB
@@ -130,9 +130,9 @@ def test_the_peak_is_told_at_the_largest_size() -> None:
     assert peak.device_bytes.high == pytest.approx(1540 * MIB * 1.11 + 1024 * MIB + 2 * GIB / 12, abs=2)
 
 
-def test_the_breakdown_tells_what_holds_the_memory() -> None:
-    """Its parts are those of the trace, and sum to what is allocated and what is outside."""
-    peak = peak_of(first(asking("2GiB")))
+def test_the_breakdown_sums_to_the_memory() -> None:
+    """The categories of the trace sum to the allocated memory and the memory outside the allocator."""
+    peak = peak_of(first(request_for("2GiB")))
     parts = peak.breakdown
     assert parts.parameters_bytes == 100 * MIB
     assert parts.gradients_bytes == 100 * MIB
@@ -146,9 +146,9 @@ def test_the_breakdown_tells_what_holds_the_memory() -> None:
     ("size", "verdict"),
     [(1, "fits"), (18, "fits"), (19, "uncertain"), (57, "uncertain"), (87, "uncertain"), (88, "does-not-fit")],
 )
-def test_a_size_that_is_asked_for_is_judged(size: int, verdict: str) -> None:
+def test_a_requested_size_has_a_verdict(size: int, verdict: str) -> None:
     """The verdict turns where the interval meets the limit, and the interval agrees with it."""
-    found = first(asking("2GiB", micro_batch_size=size))
+    found = first(request_for("2GiB", micro_batch_size=size))
     peak = peak_of(found)
     assert (peak.micro_batch_size, peak.verdict) == (size, verdict)
     assert (peak.device_bytes.high <= found.usable_bytes) is (verdict == "fits")
@@ -157,8 +157,8 @@ def test_a_size_that_is_asked_for_is_judged(size: int, verdict: str) -> None:
 
 
 def test_the_plan_gives_the_effective_batch_around_the_largest_size() -> None:
-    """100 at most 57 at a time is twice 50."""
-    found = first(asking("2GiB", effective_batch_size=100))
+    """A batch of 100 with at most 57 samples at a time is twice 50."""
+    found = first(request_for("2GiB", effective_batch_size=100))
     assert found.plan is not None
     assert found.plan.micro_batch_sizes == ((50, 50),)
     assert (found.plan.micro_batch_size, found.largest_micro_batch_size) == (50, 57)
@@ -166,7 +166,7 @@ def test_the_plan_gives_the_effective_batch_around_the_largest_size() -> None:
 
 def test_the_whole_share_may_fit_where_parts_of_it_do_not() -> None:
     """60 samples in one micro-batch need 300 + 1,200 MiB, 58 of them beside gradients 1,560: more than 1,548."""
-    found = first(asking("2GiB", effective_batch_size=60))
+    found = first(request_for("2GiB", effective_batch_size=60))
     assert found.largest_micro_batch_size == 60
     assert found.plan is not None
     assert found.plan.gradient_accumulation_steps == 1
@@ -180,155 +180,155 @@ def test_the_whole_share_may_fit_where_parts_of_it_do_not() -> None:
 def test_updates_of_one_micro_batch_are_traced_where_the_share_may_fit(
     gpus: tuple[str, ...], share: int, *, traced: bool
 ) -> None:
-    """Half the time of an answer, spared where the whole share is far more than any of the cards can hold."""
+    """Updates of one micro-batch are not traced if the whole share far exceeds every GPU, which saves half the time."""
     kinds: set[bool] = set()
 
     def note(trace: Trace) -> Trace:
         kinds.add(trace.accumulates)
         return trace
 
-    found = first(asking(*gpus, effective_batch_size=share), workload(change=note))
+    found = first(request_for(*gpus, effective_batch_size=share), workload(change=note))
     assert found.largest_micro_batch_size == 57
     assert kinds == ({True, False} if traced else {True})
 
 
-def test_the_whole_share_is_traced_where_it_is_asked_for() -> None:
-    """However far beyond the card it is."""
-    peak = peak_of(first(asking("2GiB", effective_batch_size=9000, micro_batch_size=9000)))
+def test_the_whole_share_is_traced_if_it_is_requested() -> None:
+    """The whole share is traced even if it far exceeds the GPU."""
+    peak = peak_of(first(request_for("2GiB", effective_batch_size=9000, micro_batch_size=9000)))
     assert (peak.accumulates, peak.verdict) == (False, Verdict.DOES_NOT_FIT)
 
 
-def test_a_part_of_the_share_is_judged_with_the_gradients() -> None:
-    """58 of 60 samples do not get better because all 60 would fit."""
-    whole, part = (first(asking("2GiB", effective_batch_size=60, micro_batch_size=size)) for size in (60, 58))
+def test_a_part_of_the_share_counts_the_gradients() -> None:
+    """A micro-batch of 58 of 60 samples does not fit although all 60 would."""
+    whole, part = (first(request_for("2GiB", effective_batch_size=60, micro_batch_size=size)) for size in (60, 58))
     assert not peak_of(whole).accumulates
     assert peak_of(part).accumulates
     assert peak_of(part).capacity_bytes == 1560 * MIB > peak_of(whole).capacity_bytes
 
 
-def test_a_plan_of_thousands_of_micro_batches_is_told_in_a_note() -> None:
-    """4,096 are listed, one more is not: its steps are a note, and the answer stays small."""
+def test_a_plan_of_thousands_of_micro_batches_is_summarised_in_a_note() -> None:
+    """Plans of up to 4,096 micro-batches are listed; longer ones are a note, so that the estimate stays small."""
     spec = mlp_spec(parallelism={"world_size": 2})
-    listed, told = (
-        first(asking("3GiB", spec=spec, effective_batch_size=samples), one_at_a_time()) for samples in (4096, 4097)
+    listed, summarised = (
+        first(request_for("3GiB", spec=spec, effective_batch_size=samples), one_at_a_time()) for samples in (4096, 4097)
     )
-    assert (listed.largest_micro_batch_size, told.largest_micro_batch_size) == (1, 1)
+    assert (listed.largest_micro_batch_size, summarised.largest_micro_batch_size) == (1, 1)
     assert listed.plan is not None
     assert sum(map(len, listed.plan.micro_batch_sizes)) == 4096
-    assert told.plan is None
-    assert any("2,049 accumulation steps" in note and "4,097 micro-batches" in note for note in told.notes)
-    assert len(told.model_dump_json()) < 4000
+    assert summarised.plan is None
+    assert any("2,049 accumulation steps" in note and "4,097 micro-batches" in note for note in summarised.notes)
+    assert len(summarised.model_dump_json()) < 4000
 
 
 def one_at_a_time() -> Traced:
-    """A sample takes a GiB: two never fit."""
+    """A workload of a GiB per sample, of which two never fit."""
     trace = sized([0], [(Category.ACTIVATIONS, 0, GIB)], accumulates=True)
     return Traced(several=trace, single=trace)
 
 
 def test_a_gpu_is_named_once() -> None:
-    """An answer is not repeated."""
+    """Duplicate GPUs are refused."""
     with pytest.raises(ValidationError, match="'L4' named more than once"):
-        asking("L4", "A10", "L4")
+        request_for("L4", "A10", "L4")
 
 
-def test_no_size_above_the_share_is_answered_or_traced() -> None:
-    """Four ranks with 25 samples each: on a large card all 25 fit, and nothing larger is looked at."""
+def test_no_size_above_the_share_is_returned_or_traced() -> None:
+    """With four ranks of 25 samples each, all 25 fit on a large GPU, and no larger size is traced."""
     traced = workload()
     spec = mlp_spec(parallelism={"world_size": 4})
-    found = first(asking("40GiB", spec=spec, effective_batch_size=97), traced)
-    assert found.largest_micro_batch_size == found.surely_fits == found.may_fit == max(traced.asked) == 25
+    found = first(request_for("40GiB", spec=spec, effective_batch_size=97), traced)
+    assert found.largest_micro_batch_size == found.surely_fits == found.may_fit == max(traced.requested_sizes) == 25
 
 
-def test_a_share_of_one_sample_has_no_gradients_to_keep() -> None:
-    """An effective batch of one is one micro-batch."""
-    found = first(asking("2GiB", effective_batch_size=1))
+def test_a_share_of_one_sample_keeps_no_gradients() -> None:
+    """An effective batch of one sample is one micro-batch."""
+    found = first(request_for("2GiB", effective_batch_size=1))
     assert (found.largest_micro_batch_size, peak_of(found).accumulates) == (1, False)
 
 
-def test_where_nothing_fits_one_sample_is_explained() -> None:
-    """420 MiB are needed of an allocator that has none: no plan, but the peak says why."""
-    found = first(asking("256MiB", effective_batch_size=100))
+def test_if_no_size_fits_the_peak_of_one_sample_is_returned() -> None:
+    """Without memory for 420 MiB there is no plan, but the peak of one sample."""
+    found = first(request_for("256MiB", effective_batch_size=100))
     assert (found.feasible, found.largest_micro_batch_size, found.may_fit, found.plan) == ("does-not-fit", 0, 0, None)
     peak = peak_of(found)
     assert (peak.micro_batch_size, peak.capacity_bytes, peak.verdict) == (1, 420 * MIB, Verdict.DOES_NOT_FIT)
 
 
-def test_where_one_sample_may_fit_feasibility_is_uncertain() -> None:
+def test_if_one_sample_may_fit_feasibility_is_uncertain() -> None:
     """With 500 MiB one sample fits in the best case only."""
-    found = first(asking("500MiB"))
+    found = first(request_for("500MiB"))
     assert (found.feasible, found.largest_micro_batch_size, found.may_fit) == ("uncertain", 0, 1)
 
 
-def test_sizes_are_told_to_seven_bits() -> None:
-    """16 GiB have room for 774 samples: told is the multiple of eight below."""
-    assert first(asking("16GiB")).largest_micro_batch_size == 774 // 8 * 8
+def test_sizes_are_rounded_down_to_seven_bits() -> None:
+    """Of the 774 samples that fit in 16 GiB, the multiple of eight below is returned."""
+    assert first(request_for("16GiB")).largest_micro_batch_size == 774 // 8 * 8
 
 
 def test_memory_that_does_not_grow_ends_at_a_bound() -> None:
-    """A workload without activations has no largest size; a note says where looking ended."""
+    """A workload without activations has no largest size; a note has the largest size that was examined."""
     fixed = sized([0], [(Category.PARAMETERS, 20 * MIB, 0)], accumulates=True)
-    found = first(asking("16GiB"), Traced(several=fixed, single=fixed))
+    found = first(request_for("16GiB"), Traced(several=fixed, single=fixed))
     assert found.largest_micro_batch_size == found.surely_fits == found.may_fit == LARGEST_SIZE
     assert any(str(LARGEST_SIZE) in note for note in found.notes)
 
 
-def test_a_size_that_the_allocator_handles_badly_is_not_the_answer() -> None:
-    """Where odd sizes need 100 MiB more, the answer is even although the line between powers of two says 57."""
+def test_a_size_with_bad_fragmentation_is_not_returned() -> None:
+    """If odd sizes need 100 MiB more, the result is even, although interpolation yields 57."""
 
     def worse_if_odd(trace: Trace) -> Trace:
         extra = 100 * MIB * (trace.micro_batch_size % 2)
         return trace.model_copy(update={"sizes": (trace.sizes[0] + extra, *trace.sizes[1:])})
 
-    assert first(asking("2GiB"), workload(change=worse_if_odd)).largest_micro_batch_size == 56
+    assert first(request_for("2GiB"), workload(change=worse_if_odd)).largest_micro_batch_size == 56
 
 
 def test_cards_with_the_same_kernels_share_their_replays() -> None:
-    """A second card of the same memory asks for no further trace, nor one of another profile with the same traces."""
+    """A second GPU of equal memory needs no further traces, nor does another profile with equal traces."""
     one, two, three = workload(), workload(), workload()
-    estimate(asking("48GiB"), one)
-    estimate(asking("48GiB", "48 GiB"), two)
-    estimate(asking("48GiB", "RTX A6000"), three)
-    assert len(one.asked) == len(two.asked)
-    assert three.asked.count(1) == one.asked.count(1)
+    estimate(request_for("48GiB"), one)
+    estimate(request_for("48GiB", "48 GiB"), two)
+    estimate(request_for("48GiB", "RTX A6000"), three)
+    assert len(one.requested_sizes) == len(two.requested_sizes)
+    assert three.requested_sizes.count(1) == one.requested_sizes.count(1)
 
 
 def fragmenting(measured: int) -> Traced:
-    """12 MiB that are cached where 30 are wanted next, and both again: the second time from an event on."""
+    """A workload with 12 MiB cached when 30 are requested, and both again in the measured update."""
     blocks = [(Category.TEMPORARIES, size * MIB, 0) for size in (12, 30, 12, 30)]
     trace = sized([0, ~0, 1, ~1, 2, ~2, 3, ~3], blocks, accumulates=True, measured=measured)
     return Traced(several=trace, single=trace)
 
 
-def test_what_fits_by_giving_back_the_cache_in_every_update_is_told() -> None:
-    """536 MiB leave the allocator 36: 30 fit only where the 12 that are cached go. With 44 both stay."""
-    small, large = (first(asking(f"{size}MiB", micro_batch_size=1), fragmenting(0)) for size in (536, 544))
+def test_a_fit_that_frees_the_cache_in_every_update_thrashes() -> None:
+    """With 36 MiB, 30 fit only after the cached 12 are freed; with 44 MiB both stay."""
+    small, large = (first(request_for(f"{size}MiB", micro_batch_size=1), fragmenting(0)) for size in (536, 544))
     assert peak_of(small).capacity_bytes == peak_of(large).capacity_bytes == 30 * MIB
     assert (peak_of(small).thrashes, peak_of(large).thrashes) == (True, False)
-    assert [any("gives back its cache" in note for note in found.notes) for found in (small, large)] == [True, False]
+    assert [any("frees its cache" in note for note in found.notes) for found in (small, large)] == [True, False]
 
 
-def test_a_cache_that_only_the_first_update_gives_back_does_no_harm() -> None:
-    """After the 12 MiB have gone once, all fits into the 30 that are kept."""
-    assert not peak_of(first(asking("536MiB", micro_batch_size=1), fragmenting(4))).thrashes
+def test_a_cache_that_only_the_first_update_frees_does_not_thrash() -> None:
+    """After the 12 MiB are freed once, all requests fit in the 30 that stay cached."""
+    assert not peak_of(first(request_for("536MiB", micro_batch_size=1), fragmenting(4))).thrashes
 
 
 def failing(_: Trace) -> Trace:
-    """What a workload may do while it is traced."""
+    """Raise, as a workload may while it is traced."""
     raise EstimateError("needs a card of compute capability 8.9")
 
 
-def test_a_card_without_a_trace_leaves_the_others_theirs() -> None:
-    """Whether it fails at once or at a later size: that card is uncertain, with the reason."""
-    request = asking("L4", "A10", "H100-80GB")
+def test_a_card_without_a_trace_does_not_affect_the_others() -> None:
+    """The estimate of a GPU that cannot be traced, at once or at a later size, is uncertain, with the reason."""
+    request = request_for("L4", "A10", "H100-80GB")
     traced: dict[KernelProfile, Traced | Exception] = {
         find_gpu("L4").profile: workload(),
         find_gpu("A10").profile: workload(change=failing),
         find_gpu("H100-80GB").profile: RuntimeError("no\nkernel"),
     }
-    good, late, early = answer(request, traced, versions={}, seconds=0.0).gpus
-    assert good == first(asking("L4"))
-    assert [(it.feasible, it.peak, it.plan, it.largest_micro_batch_size) for it in (late, early)] == [
+    good, late, early = make_estimate(request, traced, versions={}, seconds=0.0).gpus
+    assert good == first(request_for("L4"))
+    assert [(gpu.feasible, gpu.peak, gpu.plan, gpu.largest_micro_batch_size) for gpu in (late, early)] == [
         (Verdict.UNCERTAIN, None, None, 0)
     ] * 2
     assert any("needs a card of compute capability 8.9" in note for note in late.notes)
@@ -336,24 +336,27 @@ def test_a_card_without_a_trace_leaves_the_others_theirs() -> None:
 
 
 def test_no_trace_at_all_is_an_error() -> None:
-    """The first card's, as it was raised."""
-    request = asking("L4", "H100-80GB")
+    """The error of the first GPU is raised unchanged."""
+    request = request_for("L4", "H100-80GB")
     traced: dict[KernelProfile, Traced | Exception] = {
         find_gpu("L4").profile: workload(change=failing),
         find_gpu("H100-80GB").profile: RuntimeError("late"),
     }
     with pytest.raises(EstimateError, match=r"capability 8\.9"):
-        answer(request, traced, versions={}, seconds=0.0)
+        make_estimate(request, traced, versions={}, seconds=0.0)
 
 
-def test_cards_are_answered_in_order_each_with_its_kernels() -> None:
-    """Another profile's workload takes other memory."""
-    small, large = workload(), workload(change=lambda it: it.model_copy(update={"sizes": (GIB, *it.sizes[1:])}))
-    request = asking("L4", "A10", "RTX 4090")
+def test_cards_are_in_order_each_with_its_kernels() -> None:
+    """The estimate of each GPU is from the trace of its profile."""
+    small, large = (
+        workload(),
+        workload(change=lambda trace: trace.model_copy(update={"sizes": (GIB, *trace.sizes[1:])})),
+    )
+    request = request_for("L4", "A10", "RTX 4090")
     traced = {find_gpu("A10").profile: small, find_gpu("L4").profile: large}
-    found = answer(request, traced, versions={}, seconds=0.0)
-    assert [it.gpu for it in found.gpus] == ["L4", "A10", "RTX 4090"]
-    assert [peak_of(it).breakdown.parameters_bytes for it in found.gpus] == [GIB, 100 * MIB, GIB]
+    found = make_estimate(request, traced, versions={}, seconds=0.0)
+    assert [gpu.gpu for gpu in found.gpus] == ["L4", "A10", "RTX 4090"]
+    assert [peak_of(gpu).breakdown.parameters_bytes for gpu in found.gpus] == [GIB, 100 * MIB, GIB]
     assert profiles(request) == (find_gpu("L4").profile, find_gpu("A10").profile)
 
 
@@ -362,14 +365,14 @@ def test_expandable_segments_reserve_other_memory() -> None:
     blocks = [(Category.TEMPORARIES, 12 * MIB, 0), (Category.TEMPORARIES, 13 * MIB, 0)]
     trace = sized([0, ~0, 1], blocks, accumulates=True)
     traced = Traced(several=trace, single=trace)
-    default = peak_of(first(asking("2GiB", micro_batch_size=1), traced))
-    expandable = peak_of(first(asking("2GiB", micro_batch_size=1, allocator="expandable-segments"), traced))
+    default = peak_of(first(request_for("2GiB", micro_batch_size=1), traced))
+    expandable = peak_of(first(request_for("2GiB", micro_batch_size=1, allocator="expandable-segments"), traced))
     assert (default.reserved_bytes, default.capacity_bytes) == (26 * MIB, 14 * MIB)
     assert expandable.reserved_bytes == expandable.capacity_bytes == 20 * MIB
 
 
 def width(found: Estimate) -> tuple[float, float]:
-    """How far below and above the expected capacity the interval reaches at one sample, on the first card."""
+    """Relative width of the interval below and above the expected capacity, at one sample on the first GPU."""
     peak, context = peak_of(found.gpus[0]), find_gpu(found.gpus[0].gpu).context_bytes
     below = peak.capacity_bytes - (peak.device_bytes.low - context.low)
     above = peak.device_bytes.high - context.high - 256 * MIB - peak.capacity_bytes
@@ -389,13 +392,13 @@ def width(found: Estimate) -> tuple[float, float]:
 def test_the_interval_grows_with_what_is_not_known(
     traced: Traced, precision: str, expected: tuple[float, float]
 ) -> None:
-    """5 % below and 7 % above, and more for the CPU's kernels, notes, and sizes not checked."""
-    request = asking("H100-80GB", spec=mlp_spec(precision=precision), micro_batch_size=1)
+    """The interval is 5 % below and 7 % above, and wider for the CPU's kernels, notes, and inexact sizes."""
+    request = request_for("H100-80GB", spec=mlp_spec(precision=precision), micro_batch_size=1)
     assert width(estimate(request, traced)) == expected
 
 
-def test_what_only_tracing_tells_is_known_before_anything_is_judged() -> None:
-    """A workload may find out that sizes differ when it traces updates of one micro-batch: all cards hear of it."""
+def test_all_traces_are_taken_before_any_verdict() -> None:
+    """A note that arises when updates of one micro-batch are traced applies to all GPUs."""
     traced = workload()
 
     def found_out(trace: Trace) -> Trace:
@@ -404,78 +407,78 @@ def test_what_only_tracing_tells_is_known_before_anything_is_judged() -> None:
         return trace
 
     traced.change = found_out
-    found = estimate(asking("H100-80GB", effective_batch_size=60, micro_batch_size=1), traced)
+    found = estimate(request_for("H100-80GB", effective_batch_size=60, micro_batch_size=1), traced)
     assert found.gpus[0].notes[0] == "sizes differ"
     assert width(found) == (0.29, 0.31)
 
 
-def test_the_kernels_that_were_followed_are_told() -> None:
-    """The CPU's, with a note, where CUDA's could not be."""
-    found = estimate(asking("L4"), workload("cpu"))
+def test_the_traced_kernels_are_reported() -> None:
+    """The CPU's kernels are reported with a note if CUDA's could not be traced."""
+    found = estimate(request_for("L4"), workload("cpu"))
     assert found.decisions == "cpu"
-    assert any("kernels of the CPU" in note for note in found.gpus[0].notes)
-    assert estimate(asking("L4")).decisions == "cuda"
+    assert any("CPU's kernels" in note for note in found.gpus[0].notes)
+    assert estimate(request_for("L4")).decisions == "cuda"
 
 
 def test_several_ranks_need_room_for_nccl() -> None:
-    """A GB more is outside of the allocator."""
-    alone = peak_of(first(asking("L4", micro_batch_size=1)))
-    among = peak_of(first(asking("L4", micro_batch_size=1, spec=mlp_spec(parallelism={"world_size": 2}))))
+    """With several ranks, a GB more is outside of the allocator."""
+    alone = peak_of(first(request_for("L4", micro_batch_size=1)))
+    among = peak_of(first(request_for("L4", micro_batch_size=1, spec=mlp_spec(parallelism={"world_size": 2}))))
     assert among.breakdown.outside_allocator_bytes - alone.breakdown.outside_allocator_bytes == 10**9
     assert among.device_bytes.high - alone.device_bytes.high == 1_600_000_000
 
 
-def test_notes_of_cards_and_traces_reach_the_reader() -> None:
-    """What is assumed of a card, and what a trace could not follow."""
-    notes = first(asking("2GiB"), workload(notes=("a custom kernel was not followed",))).notes
+def test_notes_of_cards_and_traces_are_returned() -> None:
+    """Assumptions about a GPU and operations that could not be traced are in the notes."""
+    notes = first(request_for("2GiB"), workload(notes=("a custom kernel was not followed",))).notes
     assert "a custom kernel was not followed" in notes
     assert any("only the memory is known" in note for note in notes)
 
 
-def test_what_took_part_is_told() -> None:
+def test_parameters_versions_and_seconds_are_returned() -> None:
     """Parameters, versions and seconds come from tracing; an estimate never claims to be measured."""
-    found = estimate(asking("L4"))
+    found = estimate(request_for("L4"))
     assert (found.parameters, found.versions, found.seconds) == (26_214_400, {"torch": "2.13"}, 1.5)
     assert found.measured is False
 
 
 def test_an_unknown_gpu_is_refused_before_anything_is_traced() -> None:
-    """``profiles`` is asked first, and says what is wrong."""
+    """``profiles`` refuses the name before any trace."""
     with pytest.raises(EstimateError, match="no GPU is called 'H999'"):
-        profiles(asking("L4", "H999"))
+        profiles(request_for("L4", "H999"))
 
 
 def test_a_micro_batch_above_the_share_is_refused() -> None:
     """No update of 64 samples over two ranks has a micro-batch of 33."""
     spec = mlp_spec(parallelism={"world_size": 2})
     with pytest.raises(ValidationError, match="a rank has only 32 of the 64 samples"):
-        asking("L4", spec=spec, effective_batch_size=64, micro_batch_size=33)
-    assert asking("L4", spec=spec, effective_batch_size=63, micro_batch_size=32).micro_batch_size == 32
+        request_for("L4", spec=spec, effective_batch_size=64, micro_batch_size=33)
+    assert request_for("L4", spec=spec, effective_batch_size=63, micro_batch_size=32).micro_batch_size == 32
 
 
 def test_an_absurd_micro_batch_is_refused() -> None:
-    """Nothing above the largest effective batch is judged."""
-    assert asking("L4", micro_batch_size=LARGEST_SIZE).micro_batch_size == LARGEST_SIZE
+    """A micro-batch above the largest effective batch is refused."""
+    assert request_for("L4", micro_batch_size=LARGEST_SIZE).micro_batch_size == LARGEST_SIZE
     with pytest.raises(ValidationError, match="less than or equal to 4194304"):
-        asking("L4", micro_batch_size=LARGEST_SIZE + 1)
+        request_for("L4", micro_batch_size=LARGEST_SIZE + 1)
 
 
 @pytest.mark.parametrize("allocator", ["default", "expandable-segments"])
 def test_a_size_that_cannot_be_addressed_does_not_fit(allocator: str) -> None:
-    """A replay that ends early has low peaks, which fit everywhere: they say nothing."""
+    """The low peaks of a replay that failed early do not count as a fit."""
     endless = sized([0], [(Category.ACTIVATIONS, 0, 2**101)], accumulates=True)
     with pytest.raises(EstimateError, match="more memory than can be addressed"):
-        estimate(asking("L4", micro_batch_size=1, allocator=allocator), Traced(several=endless, single=endless))
+        estimate(request_for("L4", micro_batch_size=1, allocator=allocator), Traced(several=endless, single=endless))
 
 
 def test_an_effective_batch_with_too_few_samples_is_refused() -> None:
     """Every rank needs one."""
     with pytest.raises(ValidationError, match="4 ranks need a sample each"):
-        asking("L4", spec=mlp_spec(parallelism={"world_size": 4}), effective_batch_size=3)
+        request_for("L4", spec=mlp_spec(parallelism={"world_size": 4}), effective_batch_size=3)
 
 
 def random_trace(seed: int, *, accumulates: bool) -> SizedTrace:
-    """Blocks of all sizes that come and go in any order, so that fits are not monotone in anything."""
+    """Random blocks of all sizes in any order, so that fits are not monotone."""
     random = Random(seed)
     blocks: list[Block] = []
     events: list[int] = []
@@ -493,12 +496,12 @@ def random_trace(seed: int, *, accumulates: bool) -> SizedTrace:
 
 
 def random_workload(seed: int) -> Traced:
-    """Two traces that have nothing to do with each other."""
+    """A workload of two unrelated traces."""
     return Traced(several=random_trace(seed, accumulates=True), single=random_trace(seed + 1, accumulates=False))
 
 
 def counts(found: GpuEstimate) -> tuple[int, int, int]:
-    """The three sizes."""
+    """The three sizes of an estimate."""
     return found.surely_fits, found.largest_micro_batch_size, found.may_fit
 
 
@@ -509,25 +512,25 @@ memories = st.integers(600, 9000)
 
 @many
 @given(seed=seeds, batch=batches, memory=memories, more=st.integers(0, 3000))
-def test_more_memory_never_fits_less(seed: int, batch: int | None, memory: int, more: int) -> None:
-    """Whatever the allocator does, each of the three sizes is at least as large on a larger card."""
+def test_results_are_monotone_in_memory(seed: int, batch: int | None, memory: int, more: int) -> None:
+    """Each of the three sizes is at least as large on a larger GPU."""
     traced = random_workload(seed)
     small, large = (
-        counts(first(asking(f"{size}MiB", effective_batch_size=batch), traced)) for size in (memory, memory + more)
+        counts(first(request_for(f"{size}MiB", effective_batch_size=batch), traced)) for size in (memory, memory + more)
     )
     assert all(less <= more for less, more in zip(small, large, strict=True))
 
 
 @many
 @given(seed=seeds, batch=batches, memory=memories, margins=st.tuples(st.floats(0, 0.5), st.floats(0, 0.5)))
-def test_a_larger_margin_never_fits_more(
+def test_results_are_monotone_in_the_margin(
     seed: int, batch: int | None, memory: int, margins: tuple[float, float]
 ) -> None:
     """Each of the three sizes is at most as large with a larger margin."""
     traced = random_workload(seed)
     wide, narrow = (
-        counts(first(asking(f"{memory}MiB", effective_batch_size=batch, memory_margin=it), traced))
-        for it in sorted(margins, reverse=True)
+        counts(first(request_for(f"{memory}MiB", effective_batch_size=batch, memory_margin=margin), traced))
+        for margin in sorted(margins, reverse=True)
     )
     assert all(less <= more for less, more in zip(wide, narrow, strict=True))
 
@@ -535,10 +538,10 @@ def test_a_larger_margin_never_fits_more(
 @many
 @given(seed=seeds, batch=batches, memory=memories, ranks=st.integers(1, 4))
 def test_what_surely_fits_may_fit_and_plans_are_exact(seed: int, batch: int | None, memory: int, ranks: int) -> None:
-    """The sizes are in order and within the share; plan and breakdown sum; feasibility and verdicts agree with them."""
+    """Sizes are ordered and within the share, plan and breakdown sum up, and verdicts agree with them."""
     batch = None if batch is None else max(batch, ranks)
     spec = mlp_spec(parallelism={"world_size": ranks})
-    found = first(asking(f"{memory}MiB", spec=spec, effective_batch_size=batch), random_workload(seed))
+    found = first(request_for(f"{memory}MiB", spec=spec, effective_batch_size=batch), random_workload(seed))
     surely, largest, perhaps = counts(found)
     assert 0 <= surely <= largest <= perhaps <= (LARGEST_SIZE if batch is None else -(-batch // ranks))
     assert (found.plan is None) is (batch is None or largest == 0)
@@ -554,8 +557,8 @@ def test_what_surely_fits_may_fit_and_plans_are_exact(seed: int, batch: int | No
 
 @many
 @given(seed=seeds, limit=st.integers(1, 3000), bound=st.integers(0, 200))
-def test_the_largest_size_was_seen_to_fit(seed: int, limit: int, bound: int) -> None:
-    """A curve answers with a size whose own replays stay within the limit, whatever its neighbours do."""
+def test_a_replay_of_the_largest_size_fits(seed: int, limit: int, bound: int) -> None:
+    """The replay of the size that a curve returns is within the limit, whatever its neighbours' are."""
     curve = MemoryCurve(random_workload(seed), DEFAULT_SETTINGS, accumulates=True)
     size = curve.largest(limit * MIB, bound)
     assert size <= bound

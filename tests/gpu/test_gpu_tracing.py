@@ -10,7 +10,7 @@ import torch
 
 from tests.support.factories import gpt_spec, mlp_spec, resnet_spec
 from tests.support.traced import most_bytes, traced_on_cuda
-from tuner.estimation.attention_kernels import Attention, choose
+from tuner.estimation.attention_kernels import Attention, choose_kernel
 from tuner.hardware.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.gpus import KernelProfile
@@ -99,11 +99,11 @@ def test_attention_is_chosen_as_on_the_card(
         key_width=width,
         value_width=value_width,
         masked=masked,
-        mask_trained=0,
+        mask_requires_grad=0,
         causal=causal,
         grouped=0,
         state=3,
         dropout=dropout,
     )
     profile = KernelProfile(compute_capability=torch.cuda.get_device_capability(0), kind="cuda")
-    assert int(choose(told, profile)) == own
+    assert int(choose_kernel(told, profile)) == own

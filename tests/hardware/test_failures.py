@@ -1,4 +1,4 @@
-"""What a failure means: the table of signals seen in the wild."""
+"""Classification of failures: the table of known messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OOM, SUSPECTED, INVALID, OTHER = (
 
 
 class OutOfResources(Exception):  # noqa: N818 - Triton's name for it
-    """Stands for triton.runtime.errors.OutOfResources, by its name."""
+    """Stand-in for triton.runtime.errors.OutOfResources, by its name."""
 
 
 @pytest.mark.parametrize(
@@ -56,20 +56,20 @@ class OutOfResources(Exception):  # noqa: N818 - Triton's name for it
         (SystemExit(1), OTHER),
     ],
 )
-def test_exceptions_are_told_apart(error: BaseException, kind: FailureKind) -> None:
-    """Only what is in the table of evidence is called out of memory."""
+def test_exceptions_are_classified(error: BaseException, kind: FailureKind) -> None:
+    """Only errors in the table count as out of memory."""
     assert classify_exception(error) is kind
 
 
 def test_a_wrapped_oom_is_found() -> None:
-    """Frameworks raise their own error from the one that says what happened."""
+    """The cause of a framework's own error is classified."""
     wrapped = ValueError("step failed")
     wrapped.__cause__ = torch.OutOfMemoryError("CUDA out of memory.")
     assert classify_exception(wrapped) is OOM
 
 
-def test_a_suppressed_context_is_not_evidence() -> None:
-    """`raise ... from None` says that the earlier error is not the reason."""
+def test_a_suppressed_context_is_no_evidence() -> None:
+    """The context of `raise ... from None` is ignored."""
     error = ValueError("bad label")
     error.__context__ = torch.OutOfMemoryError("CUDA out of memory.")
     error.__suppress_context__ = True
@@ -77,7 +77,7 @@ def test_a_suppressed_context_is_not_evidence() -> None:
 
 
 def test_our_own_error_is_not_classified_twice() -> None:
-    """The translated error is no foreign one."""
+    """A translated error is not classified again."""
     assert classify_exception(OutOfMemoryError("translated")) is OTHER
 
 
@@ -95,6 +95,6 @@ def test_our_own_error_is_not_classified_twice() -> None:
         ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "found no more memory"),
     ],
 )
-def test_an_out_of_memory_is_told_in_a_few_words(message: str, words: str) -> None:
-    """How much was asked for, where the error tells it."""
+def test_an_out_of_memory_error_is_summarised(message: str, words: str) -> None:
+    """The summary has the size of the failed request, if the message has it."""
     assert shortage_in_words(message) == words

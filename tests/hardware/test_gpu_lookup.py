@@ -1,4 +1,4 @@
-"""The catalogue of GPUs: what it holds, and how a GPU is found by whatever name somebody has for it."""
+"""The table of GPUs: its figures, and the lookup of a GPU by any of its names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GIB = 1024**3
 BY_NAME = {gpu.name: gpu for gpu in GPUS}
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda it: it.name)
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 def test_every_card_is_found_by_each_of_its_names(gpu: Gpu) -> None:
     """The name, every alias, and either in NVML's spelling leads to the card and to no other."""
     for name in (gpu.name, *gpu.aliases):
@@ -25,25 +25,25 @@ def test_every_card_is_found_by_each_of_its_names(gpu: Gpu) -> None:
             assert find_gpu(spelling) is gpu, spelling
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda it: it.name)
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 def test_every_figure_has_its_source(gpu: Gpu) -> None:
-    """Each of the four figures says where it comes from, and a total names an address, a public log or the rule."""
+    """Each of the four figures has a source, and that of a total is an address, a public log or the rule."""
     assert set(gpu.sources) == {"total", "compute_capability", "context", "workspace"}
     assert re.search(r"https://|public|derived", gpu.sources["total"])
     assert (gpu.evidence == "derived") is (gpu.sources["total"].startswith("derived") or gpu.name == "MI325X")
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda it: it.name)
-def test_a_card_has_no_more_memory_than_it_is_sold_with(gpu: Gpu) -> None:
-    """Torch's total is within the last tenth below what the card is sold as, and the least is below the total."""
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_a_card_has_at_most_its_marketed_memory(gpu: Gpu) -> None:
+    """Torch's total is at most a tenth below the marketed memory, and the least total is below the total."""
     sold = int(gpu.marketed_memory.rsplit("x ", maxsplit=1)[-1].removesuffix(" GB"))
     assert 0.88 * sold * GIB < gpu.total_bytes <= sold * GIB
     assert gpu.total_bytes * 0.9 < gpu.least_total_bytes < gpu.total_bytes
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda it: it.name)
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 def test_the_interval_of_the_context_is_in_order(gpu: Gpu) -> None:
-    """Low, expected and high rise."""
+    """Low, expected and high are increasing."""
     assert 0 < gpu.context_bytes.low < gpu.context_bytes.expected < gpu.context_bytes.high
 
 
@@ -62,10 +62,10 @@ def test_the_interval_of_the_context_is_in_order(gpu: Gpu) -> None:
         ((12, 0), "rocm", 32),
     ],
 )
-def test_the_workspace_of_matrix_products_is_torchs(
+def test_the_workspace_of_matrix_products_equals_torchs(
     capability: tuple[int, int], kind: Literal["cuda", "rocm"], mebibytes: float
 ) -> None:
-    """By compute capability and build."""
+    """The workspace depends on the compute capability and the build."""
     assert blas_workspace_bytes(capability, kind) == mebibytes * 1024**2
 
 
@@ -98,7 +98,7 @@ def test_the_workspace_of_matrix_products_is_torchs(
     ],
 )
 def test_names_of_schedulers_drivers_and_people_are_understood(name: str, found: str) -> None:
-    """A name is matched whatever its maker's words, spaces, hyphens and case."""
+    """A name matches regardless of vendor prefixes, spaces, hyphens and case."""
     assert find_gpu(name).name == found
 
 
@@ -111,8 +111,8 @@ def test_names_of_schedulers_drivers_and_people_are_understood(name: str, found:
         ("gh200", ["GH200-96GB", "GH200-144GB"]),
     ],
 )
-def test_a_name_of_several_cards_is_refused_with_the_variants(name: str, variants: list[str]) -> None:
-    """No variant is chosen for somebody who did not say which."""
+def test_an_ambiguous_name_is_refused_with_the_variants(name: str, variants: list[str]) -> None:
+    """No variant is chosen for an ambiguous name."""
     with pytest.raises(EstimateError, match="several GPUs") as caught:
         find_gpu(name)
     assert all(variant in str(caught.value) for variant in variants)
@@ -126,27 +126,27 @@ def test_a_family_with_one_card_needs_no_memory_size() -> None:
 
 @pytest.mark.parametrize("name", ["H10O-80GB", "RTX 4090 Laptop GPU", "A1000", "Radeon VII", "", "48", "🐸"])
 def test_an_unknown_name_is_refused_and_a_memory_size_proposed(name: str) -> None:
-    """What is not in the catalogue is not guessed: a laptop's card is another one than the desktop's."""
+    """A name that is not in the table is not guessed: a laptop GPU is not the desktop GPU of that name."""
     with pytest.raises(EstimateError, match="give its memory instead, for example 48GiB"):
         find_gpu(name)
 
 
-def test_an_unknown_name_comes_with_near_ones() -> None:
-    """A slip of the finger is answered with what was probably meant."""
-    with pytest.raises(EstimateError, match="near it are H100-80GB"):
+def test_the_error_of_an_unknown_name_has_similar_names() -> None:
+    """A misspelt name is refused with the names that are similar."""
+    with pytest.raises(EstimateError, match="similar names are H100-80GB"):
         find_gpu("H10-80GB")
 
 
-def test_an_endless_name_is_not_repeated_in_full() -> None:
-    """An error stays readable whatever was sent."""
+def test_a_long_name_is_shortened_in_the_error() -> None:
+    """The error of a very long name stays short."""
     with pytest.raises(EstimateError) as caught:
         find_gpu("x" * 100_000)
     assert len(str(caught.value)) < 1_000
 
 
 @pytest.mark.parametrize(("text", "total"), [("48GiB", 48 * GIB), (" 1.5 TiB ", 1536 * GIB), ("80GB", 80 * 10**9)])
-def test_a_memory_size_is_a_card_of_which_nothing_else_is_known(text: str, total: int) -> None:
-    """It has that much, possibly a twelfth less, and compute capability 8.0 by assumption, which a note says."""
+def test_a_memory_size_is_a_generic_card(text: str, total: int) -> None:
+    """The card has that memory, or up to a twelfth less, and by assumption compute capability 8.0."""
     gpu = find_gpu(text)
     assert (gpu.name, gpu.total_bytes, gpu.evidence) == (text.strip(), total, "given")
     assert gpu.least_total_bytes == total - total // 12
@@ -154,8 +154,8 @@ def test_a_memory_size_is_a_card_of_which_nothing_else_is_known(text: str, total
     assert "only the memory is known" in gpu.notes[0]
 
 
-def test_the_context_of_an_unknown_card_is_less_certain_than_of_any_known_one_of_its_maker() -> None:
-    """Its interval covers those of all of NVIDIA's cards."""
+def test_the_context_of_a_generic_card_has_the_widest_interval() -> None:
+    """The interval covers those of all of NVIDIA's cards."""
     unknown = find_gpu("48GiB").context_bytes
     for gpu in GPUS:
         if gpu.vendor == "nvidia":
@@ -171,15 +171,15 @@ def test_a_memory_size_that_no_card_has_is_refused(text: str) -> None:
 
 
 def test_profiles_are_equal_where_kernels_are() -> None:
-    """They can be keys, survive JSON, and tell ROCm's 9.0 from Hopper's."""
+    """Profiles are hashable, survive JSON, and distinguish ROCm's 9.0 from Hopper's."""
     assert BY_NAME["A10"].profile == BY_NAME["A40"].profile != BY_NAME["L4"].profile
     assert len({BY_NAME[name].profile for name in ("H100-80GB", "H200", "GH200-96GB")}) == 1
     assert BY_NAME["MI210"].profile != BY_NAME["H100-80GB"].profile
     assert KernelProfile.model_validate(json.loads(BY_NAME["L4"].profile.model_dump_json())) == BY_NAME["L4"].profile
 
 
-def test_cards_whose_ecc_can_be_switched_on_may_have_a_sixteenth_less() -> None:
-    """As two reports of an RTX 6000 Ada show: 48,622 MiB without and 44.43 GiB with ECC."""
+def test_cards_with_optional_ecc_may_have_a_sixteenth_less() -> None:
+    """The RTX 6000 Ada's least total covers a report with ECC: 44.43 GiB instead of 48,622 MiB."""
     ada = BY_NAME["RTX 6000 Ada"]
     assert ada.total_bytes == 48_622 * 1024**2
     assert ada.least_total_bytes <= 44.43 * GIB

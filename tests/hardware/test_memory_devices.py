@@ -18,7 +18,7 @@ from tuner.units import format_bytes, parse_bytes
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str]:
-    """How each check of the contract ended on a device."""
+    """Outcomes of the checks of the contract on a device."""
     command = [sys.executable, str(SUPPORT / "device_contract.py"), request.param]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -33,7 +33,7 @@ def test_the_contract_of_a_memory_device(outcomes: dict[str, str], name: str) ->
 
 
 def test_the_inventory_ends_with_the_cpu() -> None:
-    """It never fails for want of a GPU, and the CPU has memory."""
+    """The inventory works without a GPU, and the CPU has memory."""
     found = inventory.devices()
     assert found[-1].id == "cpu"
     assert found[-1].total_bytes > 2**28
@@ -67,7 +67,7 @@ def test_sizes_are_read(text: str, number: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "lots", "-1GiB", "1 XiB", "GiB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    """With an example of what is."""
+    """The error has an example of a valid value."""
     with pytest.raises(ValueError, match="8GiB"):
         parse_bytes(text)
 

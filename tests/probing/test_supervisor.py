@@ -1,4 +1,4 @@
-"""Probes in real processes: what is measured, and that every way of failing is told apart."""
+"""Probes in real processes: their measurements, and the classification of failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MIB = 1024**2
 
 @pytest.fixture(scope="module")
 def supervisor(forked: None) -> Iterator[ProbeSupervisor]:
-    """A supervisor whose probes find this folder's workloads."""
+    """A supervisor whose probes can import the tests' workloads."""
     del forked
     before = Path.cwd()
     os.chdir(ROOT)
@@ -58,12 +58,12 @@ def probe(
 
 
 def misbehaving(way: str, argument: str = "") -> WorkloadSpec:
-    """A workload that misbehaves in this way."""
+    """The spec of a workload that misbehaves in this way."""
     return python_spec("tests.support.misbehaving:build", way=way, argument=argument)
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -71,20 +71,20 @@ def alive(pid: int) -> bool:
 
 
 def noted(note: Path) -> bool:
-    """Whether a probe has noted its id and its child's."""
+    """Return whether a probe has written its id and its child's."""
     return note.exists() and note.read_text().endswith("\n")
 
 
 def gone(pids: list[int], seconds: float = 30.0) -> bool:
-    """Whether all these processes end within ``seconds``."""
+    """Return whether all these processes end within ``seconds``."""
     deadline = time.monotonic() + seconds
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not any(alive(pid) for pid in pids)
 
 
-def test_a_fit_reports_what_it_measured(supervisor: ProbeSupervisor) -> None:
-    """Peaks, resident bytes, the time of each phase and a summary of the model."""
+def test_a_fit_reports_its_measurements(supervisor: ProbeSupervisor) -> None:
+    """The result has peaks, resident bytes, the time of each phase and a summary of the model."""
     result = supervisor.run(probe(gpt_spec()))
     assert result.outcome is Outcome.FIT
     assert result.phase is Phase.DONE
@@ -101,7 +101,7 @@ def test_a_fit_reports_what_it_measured(supervisor: ProbeSupervisor) -> None:
 
 
 def test_an_allocation_beyond_the_budget_is_an_oom(supervisor: ProbeSupervisor) -> None:
-    """A real allocation really fails: the message says how much, the details hold the allocator's own words."""
+    """A real allocation fails: the message has its size, and the details are the allocator's message."""
     result = supervisor.run(probe(mlp_spec(), size=2_000_000, window=2_000_000))
     assert result.outcome is Outcome.OOM
     assert re.fullmatch(r"asked for [\d.]+ MiB more in the warm-up", result.message)
@@ -110,7 +110,7 @@ def test_an_allocation_beyond_the_budget_is_an_oom(supervisor: ProbeSupervisor) 
 
 
 def test_a_model_larger_than_the_budget_is_an_oom_while_building(supervisor: ProbeSupervisor) -> None:
-    """The budget holds the model, as a card would."""
+    """The budget includes the model, as the memory of a GPU does."""
     architecture = {"name": "mlp", "hidden_features": 4096, "hidden_layers": 4}
     spec = mlp_spec(model={"kind": "reference", "architecture": architecture})
     result = supervisor.run(probe(spec, size=1, limit=64 * MIB))
@@ -119,7 +119,7 @@ def test_a_model_larger_than_the_budget_is_an_oom_while_building(supervisor: Pro
 
 
 def test_accumulation_raises_the_peak(supervisor: ProbeSupervisor) -> None:
-    """With a second micro-batch to come the gradients of the first stay: about the parameters' bytes more."""
+    """The gradients of the first micro-batch stay: about the parameters' bytes more."""
     architecture = {"name": "mlp", "input_features": 16, "hidden_features": 2048, "hidden_layers": 3}
     optimizer = {"name": "sgd", "learning_rate": 0.1, "implementation": "for-loop"}
     spec = mlp_spec(model={"kind": "reference", "architecture": architecture}, optimizer=optimizer)
@@ -154,7 +154,7 @@ def test_every_option_of_a_spec_runs(supervisor: ProbeSupervisor, changes: dict[
 
 
 def test_fp16_measures_updates_that_step(supervisor: ProbeSupervisor) -> None:
-    """While the scaler looks for its scale updates are skipped: the optimizer's state must be there all the same."""
+    """Updates that the loss scaler skips are repeated until the optimizer's state is allocated."""
     architecture = {"name": "mlp", "input_features": 64, "hidden_features": 1024, "hidden_layers": 3}
     spec = mlp_spec(model={"kind": "reference", "architecture": architecture}, precision="fp16-mixed")
     result = supervisor.run(probe(spec, size=4, window=8, limit=None))
@@ -164,11 +164,11 @@ def test_fp16_measures_updates_that_step(supervisor: ProbeSupervisor) -> None:
     assert result.resident_bytes > 2.5 * result.model.parameter_bytes  # the parameters and two moments of each
 
 
-def test_batches_that_weigh_nothing_are_an_error(supervisor: ProbeSupervisor) -> None:
-    """A probe that never ran a forward pass proves nothing."""
+def test_batches_without_weight_are_an_error(supervisor: ProbeSupervisor) -> None:
+    """A probe whose updates are all skipped is an error."""
     result = supervisor.run(probe(misbehaving("weighs-nothing")))
     assert result.outcome is Outcome.ERROR
-    assert "weigh nothing" in result.message
+    assert "have no weight" in result.message
 
 
 @pytest.mark.parametrize("spec", [mlp_spec(precision="bf16"), resnet_spec(precision="bf16")], ids=["mlp", "resnet"])
@@ -179,7 +179,7 @@ def test_bf16_models_take_float_inputs(supervisor: ProbeSupervisor, spec: Worklo
 
 
 def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fork server lives on and says what is missing, instead of being lost."""
+    """The fork server survives and names the missing package."""
     (tmp_path / "transformers").mkdir()
     (tmp_path / "transformers" / "__init__.py").write_text("raise ImportError('broken on purpose')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -190,7 +190,7 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch:
         assert fresh.run(probe(mlp_spec())).outcome is Outcome.FIT
 
 
-def test_batch_norm_is_seen(supervisor: ProbeSupervisor) -> None:
+def test_batch_norm_is_detected(supervisor: ProbeSupervisor) -> None:
     """The result names batch-coupled modules, for the warning."""
     result = supervisor.run(probe(resnet_spec()))
     assert result.model is not None
@@ -208,17 +208,17 @@ def test_batch_norm_is_seen(supervisor: ProbeSupervisor) -> None:
         ("chatters", Outcome.FIT, None, "two optimizer updates ran"),
     ],
 )
-def test_ways_of_failing_are_told_apart(
+def test_failures_are_classified(
     supervisor: ProbeSupervisor, way: str, outcome: Outcome, error_type: str | None, words: str
 ) -> None:
-    """A bug, a crash, an exit, a kill and mere chatter: none of them is called out of memory."""
+    """A bug, a crash, an exit, a kill and a message about memory do not count as out of memory."""
     result = supervisor.run(probe(misbehaving(way)))
     assert result.outcome is outcome
     assert result.error_type == error_type
     assert words in result.message
 
 
-def test_no_measured_micro_batch_is_a_lone_sample(supervisor: ProbeSupervisor) -> None:
+def test_no_measured_micro_batch_is_a_single_sample(supervisor: ProbeSupervisor) -> None:
     """BatchNorm refuses one sample, and no balanced plan has a micro-batch of one beside larger ones."""
     result = supervisor.run(probe(mlp_spec(), size=7, window=8))
     assert result.timing is not None
@@ -226,22 +226,22 @@ def test_no_measured_micro_batch_is_a_lone_sample(supervisor: ProbeSupervisor) -
 
 
 def test_a_bug_comes_with_its_traceback(supervisor: ProbeSupervisor) -> None:
-    """The evidence points at the user's line."""
+    """The traceback names the user's line."""
     result = supervisor.run(probe(misbehaving("raises")))
     assert result.traceback is not None
     assert "misbehaving.py" in result.traceback
     assert "in _raise" in result.traceback
 
 
-def test_an_illegal_size_is_no_oom(supervisor: ProbeSupervisor) -> None:
-    """A kernel's own limit bounds the size in another way than memory."""
+def test_an_illegal_size_is_not_an_oom(supervisor: ProbeSupervisor) -> None:
+    """A kernel's own limit on the size is a separate outcome."""
     spec = misbehaving("invalid-when-large")
     assert supervisor.run(probe(spec, size=8)).outcome is Outcome.FIT
     assert supervisor.run(probe(spec, size=9)).outcome is Outcome.INVALID_SIZE
 
 
-def test_a_hang_is_given_up_and_says_where(supervisor: ProbeSupervisor) -> None:
-    """It ends, and the evidence holds the stack of the hanging line."""
+def test_a_hang_is_ended_with_its_stack(supervisor: ProbeSupervisor) -> None:
+    """The probe is killed, and the traceback has the hanging line."""
     result = supervisor.run(probe(misbehaving("hangs"), timeout=5.0))
     assert result.outcome is Outcome.TIMED_OUT
     assert result.traceback is not None
@@ -249,23 +249,23 @@ def test_a_hang_is_given_up_and_says_where(supervisor: ProbeSupervisor) -> None:
 
 
 def test_a_crash_that_only_a_limit_causes_is_an_oom(supervisor: ProbeSupervisor) -> None:
-    """Twice crashed under the limit, and run under a roomier one: that is evidence of memory."""
+    """Two crashes under the limit and a success under a higher one are evidence of an OOM."""
     result = supervisor.run(probe(misbehaving("segfaults-under-a-limit"), size=16))
     assert result.outcome is Outcome.OOM
     assert "SIGSEGV twice under 300.00 MiB, and fits under 1.17 GiB" in result.message
 
 
-def test_nothing_a_probe_started_outlives_it(supervisor: ProbeSupervisor, tmp_path: Path) -> None:
-    """Processes that user code leaves behind are ended with the probe."""
+def test_processes_that_a_probe_started_end_with_it(supervisor: ProbeSupervisor, tmp_path: Path) -> None:
+    """Processes that user code leaves behind are killed."""
     note = tmp_path / "pids"
     assert supervisor.run(probe(misbehaving("leaves-a-child", str(note)))).outcome is Outcome.FIT
     assert gone([int(pid) for pid in note.read_text().split()])
 
 
-def test_a_cancelled_probe_is_gone(
+def test_a_cancelled_probe_leaves_no_process(
     supervisor: ProbeSupervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cancellation reaches a hanging probe, leaves no process behind, and the supervisor goes on."""
+    """A hanging probe is cancelled, its processes are gone, and the supervisor stays usable."""
     note, scratch = tmp_path / "pids", tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
@@ -277,12 +277,12 @@ def test_a_cancelled_probe_is_gone(
 
 
 def test_a_lost_fork_server_costs_one_probe(supervisor: ProbeSupervisor, tmp_path: Path) -> None:
-    """When the server is killed its probe is LOST, what that started is ended, and the next probe has a new server."""
+    """The probe of a killed server is LOST, its processes are ended, and the next probe has a new server."""
     server = supervisor._server.start().process
     note = tmp_path / "pids"
 
     def kill_the_server() -> bool:
-        """Once the probe hangs; it is not asked to stop."""
+        """Kill the server once the probe hangs, without a request to stop."""
         if noted(note):
             os.kill(server.pid, signal.SIGKILL)
         return False
@@ -294,14 +294,14 @@ def test_a_lost_fork_server_costs_one_probe(supervisor: ProbeSupervisor, tmp_pat
 
 
 class KilledStarts:
-    """Starts fork servers, the first so many of which are killed at once."""
+    """Starts fork servers, and kills the first few at once."""
 
     def __init__(self, kills: int) -> None:
         self.left = kills
         self.started = 0
 
     def __call__(self, start: Start) -> ChildProcess:
-        """Start one, and kill it if it is one of the first."""
+        """Start a server, and kill it if it is one of the first."""
         child = ChildProcess(start)
         self.started += 1
         if self.left > 0:
@@ -311,7 +311,7 @@ class KilledStarts:
 
 
 def test_a_server_killed_while_it_starts_is_a_lost_probe() -> None:
-    """Each start that is killed costs one probe, which a search repeats; it is no failure of the machinery."""
+    """Each killed start costs one probe, which the search repeats; it is no ProbeError."""
     with ProbeSupervisor(cpu(), KilledStarts(2)) as running:
         for _ in range(2):
             lost = running.run(probe(mlp_spec()))
@@ -321,7 +321,7 @@ def test_a_server_killed_while_it_starts_is_a_lost_probe() -> None:
 
 
 def test_a_server_killed_between_two_probes_costs_none() -> None:
-    """Another is started before the next probe."""
+    """A new server is started before the next probe."""
     starts = KilledStarts(0)
     with ProbeSupervisor(cpu(), starts) as running:
         running.warm_up()
@@ -333,20 +333,22 @@ def test_a_server_killed_between_two_probes_costs_none() -> None:
 
 
 def test_a_check_and_an_estimate_survive_a_killed_server() -> None:
-    """They are made again by another server, like a probe; a server that is killed each time is no wrong spec."""
+    """Both are repeated on a new server; a server that is killed each time is no invalid spec."""
     request = tuning_request(mlp_spec())
     with ProbeSupervisor(cpu(), KilledStarts(1)) as running:
         running.check(request)
-    asked = ExpectationRequest(spec=request.spec, samples_per_window=64, largest_micro_batch=64, limit_bytes=300 * MIB)
+    expectation = ExpectationRequest(
+        spec=request.spec, samples_per_window=64, largest_micro_batch=64, limit_bytes=300 * MIB
+    )
     with ProbeSupervisor(cpu(), KilledStarts(1)) as running:
-        assert running.expect(asked) is not None
+        assert running.expect(expectation) is not None
     with ProbeSupervisor(cpu(), KilledStarts(2)) as running, pytest.raises(CheckLostError, match="lost 2 times"):
         running.check(request)
 
 
 @pytest.mark.parametrize("kills", [1, 2])
-def test_a_killed_process_that_traces_is_replaced_once(kills: int) -> None:
-    """An estimate is made again by another process; one that is killed each time is reported."""
+def test_a_killed_tracing_process_is_replaced_once(kills: int) -> None:
+    """An estimate is repeated in a new process; if that is killed too, it is reported."""
     request = ExpectationRequest(
         spec=mlp_spec(), samples_per_window=64, largest_micro_batch=64, limit_bytes=300 * MIB, compute_capability=(8, 0)
     )
@@ -382,15 +384,15 @@ def test_probes_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     assert gone([server, *started])
 
 
-def test_a_wrong_config_is_found_before_any_probe(supervisor: ProbeSupervisor) -> None:
-    """The check builds the workload without memory and names the field."""
+def test_an_invalid_config_is_found_before_any_probe(supervisor: ProbeSupervisor) -> None:
+    """The check builds the workload without its tensors and names the field."""
     with pytest.raises(SpecError, match=r"model\.target"):
         supervisor.check(tuning_request(python_spec("tests.support.misbehaving:nothing")))
     supervisor.check(tuning_request(gpt_spec()))
 
 
 def test_a_crash_while_checking_is_reported(tmp_path: Path) -> None:
-    """User code that ends the process while it is imported cannot take the supervisor with it."""
+    """User code that ends the process while it is imported does not end the supervisor."""
     (tmp_path / "ends_the_process.py").write_text("import os\nos._exit(7)\n")
     with ProbeSupervisor(cpu()) as fresh:
         before = Path.cwd()
@@ -404,8 +406,8 @@ def test_a_crash_while_checking_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "raise MemoryError"])
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_check_that_is_lost_says_nothing_of_the_spec(tmp_path: Path, ending: str, times: int) -> None:
-    """Killed from outside, or without memory: it is made again, and lost each time it has an error of its own."""
+def test_a_lost_check_says_nothing_about_the_spec(tmp_path: Path, ending: str, times: int) -> None:
+    """A check that is killed, or without memory, is repeated; if every attempt is lost, it has its own error."""
     (tmp_path / "lost_checks.py").write_text(
         "import os, pathlib, torch\n"
         f"path = pathlib.Path({str(tmp_path / 'count')!r})\n"
@@ -434,8 +436,8 @@ def coupling(spec: WorkloadSpec, timeout: float = 60.0) -> CouplingRequest:
     return CouplingRequest(spec=spec, device="cpu", limit_bytes=1024 * MIB, timeout_seconds=timeout)
 
 
-def test_a_loss_is_compared_with_its_parts_in_a_process_of_its_own(supervisor: ProbeSupervisor) -> None:
-    """A sum over samples, and BatchNorm, which is named."""
+def test_a_loss_is_compared_with_its_parts_in_a_separate_process(supervisor: ProbeSupervisor) -> None:
+    """A sum over samples passes, and BatchNorm is named."""
     separate = supervisor.check_coupling(coupling(mlp_spec()))
     assert (separate.verdict, separate.precision, separate.samples) == ("separate", "fp64", 4)
     coupled = supervisor.check_coupling(coupling(resnet_spec()))
@@ -455,7 +457,7 @@ def test_a_loss_is_compared_with_its_parts_in_a_process_of_its_own(supervisor: P
     ],
 )
 def test_a_check_that_cannot_be_made_concludes_nothing(supervisor: ProbeSupervisor, way: str, words: str) -> None:
-    """The workload's failure is a probe's to report; the next task runs as ever."""
+    """A failure of the workload is left to the probe, and the next task runs."""
     found = supervisor.check_coupling(coupling(misbehaving(way), timeout=2.0 if way == "hangs" else 60.0))
     assert found.verdict == "not-compared"
     assert words in found.message
@@ -463,7 +465,7 @@ def test_a_check_that_cannot_be_made_concludes_nothing(supervisor: ProbeSupervis
 
 
 def test_a_check_without_memory_concludes_nothing(supervisor: ProbeSupervisor) -> None:
-    """Two samples in fp32 do not fit either."""
+    """A limit below two samples in fp32 leaves the loss uncompared."""
     architecture = {"name": "mlp", "hidden_features": 4096, "hidden_layers": 4}
     spec = mlp_spec(model={"kind": "reference", "architecture": architecture})
     found = supervisor.check_coupling(coupling(spec).model_copy(update={"limit_bytes": 64 * MIB}))
@@ -471,14 +473,14 @@ def test_a_check_without_memory_concludes_nothing(supervisor: ProbeSupervisor) -
     assert "memory" in found.message
 
 
-def test_a_running_comparison_is_ended_on_request(supervisor: ProbeSupervisor) -> None:
-    """Its process is gone, and the next task runs."""
+def test_a_running_comparison_can_be_cancelled(supervisor: ProbeSupervisor) -> None:
+    """The process is gone, and the next task runs."""
     with pytest.raises(ProbeCancelledError):
         supervisor.check_coupling(coupling(misbehaving("hangs")), lambda: True)
     assert supervisor.run(probe(mlp_spec())).outcome is Outcome.FIT
 
 
-def test_close_is_idempotent_and_leaves_nothing() -> None:
+def test_close_is_idempotent_and_leaves_no_process() -> None:
     """Closing twice is fine, and the server is gone."""
     running = ProbeSupervisor(cpu())
     with real_starts():

@@ -29,7 +29,7 @@ def traced_on_cuda(cases: list[dict[str, Any]], cache: Path) -> dict[str, list[T
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     found = json.loads(ended.stdout.splitlines()[-1])
-    return {name: [Trace.model_validate(it) for it in traces] for name, traces in found.items()}
+    return {name: [Trace.model_validate(trace) for trace in traces] for name, traces in found.items()}
 
 
 def most_bytes(trace: Trace, category: Category | None = None, stretch: str | None = None) -> int:
@@ -49,7 +49,7 @@ def most_bytes(trace: Trace, category: Category | None = None, stretch: str | No
 
 def held_bytes(trace: Trace, mark: str, category: Category | None = None) -> int:
     """What was held when a stretch began."""
-    position = next(it.position for it in trace.marks if it.name == mark)
+    position = next(section.position for section in trace.marks if section.name == mark)
     held = 0
     for event in trace.events[:position]:
         block = event if event >= 0 else ~event
@@ -65,21 +65,21 @@ def main(cache: str) -> None:
     shim = load_shim(Path(cache))
     from tests.support import traced_models  # noqa: F401, PLC0415 - imported by the process that forks others
     from tuner.estimation.tracing.runs import TracedRuns  # noqa: PLC0415 - torch comes with it
-    from tuner.estimation.tracing.shape_cache import Shapes  # noqa: PLC0415 - likewise
+    from tuner.estimation.tracing.shape_cache import ShapeCache  # noqa: PLC0415 - likewise
     from tuner.schemas.workload import parse_spec  # noqa: PLC0415 - likewise
 
-    shapes = Shapes()
+    shapes = ShapeCache()
     prepared = []
     for case in json.loads(sys.stdin.read()):
         profile = KernelProfile(compute_capability=tuple(case["compute_capability"]), kind="cuda")
         runs = TracedRuns(parse_spec(case["spec"]), shim=shim, processes=3 if "forked" in case else 1, shapes=shapes)
         runs.prepare((profile, size, case["accumulates"]) for size in case["sizes"])
-        assert len(runs._made) == case.get("forked", 0), case["name"]
+        assert len(runs._runs) == case.get("forked", 0), case["name"]
         prepared.append((case, profile, runs))
     found = {}
     for case, profile, runs in prepared:  # only now are there backward passes in this process, and autograd's threads
         traces = [runs.get(profile, size, accumulates=case["accumulates"]).trace for size in case["sizes"]]
-        found[case["name"]] = [it.model_dump(mode="json") for it in traces]
+        found[case["name"]] = [trace.model_dump(mode="json") for trace in traces]
     print(json.dumps(found))  # noqa: T201 - this is the answer
 
 

@@ -1,4 +1,4 @@
-"""Tests of the folders that a run may read: whatever route leads out of them is refused by name."""
+"""Tests of the folders that a run may read: every path that leads outside is refused by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tuner.errors import DataOutsideRootsError, SpecError
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
 from tuner.schemas.workload import WorkloadSpec
-from tuner.system.data_roots import ROOTS_VARIABLE, DataRoots, expand
+from tuner.system.data_roots import ROOTS_VARIABLE, DataRoots, expand_glob
 from tuner.training.data import DataFolders, TrainingData, build_data
 from tuner.training.launching.launcher import TrainingProcess
 from tuner.workloads.build import build_workload
@@ -64,7 +64,7 @@ def read(spec: WorkloadSpec, root: Path) -> TrainingData:
 
 
 def refused(spec: WorkloadSpec, root: Path) -> str:
-    """Why a spec's data are refused: the problem of its field."""
+    """Return why a spec's data are refused: the problem of its field."""
     with pytest.raises(SpecError) as caught:
         read(spec, root)
     return str(caught.value)
@@ -111,8 +111,8 @@ ROUTES: dict[str, Callable[[Path], WorkloadSpec]] = {
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_no_reader_leaves_the_folders(root: Path, outside: Path, route: str) -> None:
-    """Links in folders, files, classes and patterns, and names above: refused by name, in the run."""
+def test_no_reader_reads_outside_the_folders(root: Path, outside: Path, route: str) -> None:
+    """Links in folders, files, classes and patterns, and parent folders are refused by name, in the run."""
     (outside / "tokenizer.json").write_text("{}")
     (root / "a.md").write_text(TEXT)
     for link, target in {
@@ -147,8 +147,8 @@ def test_links_within_the_folders_are_followed(root: Path, outside: Path) -> Non
     assert read(images(root / "link" / "classes"), root).batch([0, 1])["labels"].tolist() == [0, 1]
 
 
-def test_a_link_that_comes_later_is_refused(root: Path, outside: Path) -> None:
-    """An image that became a link out after it was listed is not read: the opened file is judged."""
+def test_a_link_created_later_is_refused(root: Path, outside: Path) -> None:
+    """An image that was replaced by a link after it was listed is not read, because the opened file is checked."""
     (root / "cat").mkdir()
     for name in ("1.png", "2.png"):
         shutil.copy(outside / "cat" / "s.png", root / "cat" / name)
@@ -160,8 +160,8 @@ def test_a_link_that_comes_later_is_refused(root: Path, outside: Path) -> None:
         data.batch([1])
 
 
-def test_the_opened_file_is_judged(root: Path, outside: Path) -> None:
-    """By the path that the kernel knows; what is no regular file is refused without waiting for it."""
+def test_the_opened_file_is_checked(root: Path, outside: Path) -> None:
+    """The kernel's path of the file is checked; a file that is not regular is refused without blocking."""
     roots = DataRoots([str(root)])
     (root / "a.txt").write_text(TEXT)
     with roots.open(root / "a.txt") as stream:
@@ -169,14 +169,14 @@ def test_the_opened_file_is_judged(root: Path, outside: Path) -> None:
     with pytest.raises(DataOutsideRootsError, match=r"s\.txt"):
         roots.open(outside / "s.txt")
     os.mkfifo(root / "pipe")
-    with pytest.raises(OSError, match="is no regular file"):
+    with pytest.raises(OSError, match="is not a regular file"):
         roots.open(root / "pipe")
 
 
 def test_a_file_swapped_while_it_is_opened_is_refused(
     root: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The race between the check of the path and the open: a link that appears in between wins nothing."""
+    """A link that appears between the check of the path and the open is refused."""
     path = root / "a.txt"
     path.write_text(TEXT)
     really_open = os.open
@@ -206,7 +206,7 @@ def test_names_that_look_like_addresses_stay_files(root: Path, outside: Path, fo
 @pytest.mark.parametrize("address", ["hf://datasets/a/b.jsonl", "http://127.0.0.1:9/a.jsonl", "zip://a::b.zip"])
 @pytest.mark.parametrize("kind", [text, records])
 def test_an_address_is_no_file(root: Path, kind: Callable[[str], WorkloadSpec], address: str) -> None:
-    """Nothing is fetched: an address matches no file."""
+    """An address matches no file, and nothing is downloaded."""
     assert "no file matches" in refused(kind(address), root) or "outside the folders" in refused(kind(address), root)
 
 
@@ -239,35 +239,35 @@ _PARTS = st.sampled_from(["a", "*", "**", "?", "[ab]", "*.txt", ".*", "a*", "[!a
 @given(st.lists(st.lists(_NAMES, min_size=1, max_size=3), max_size=8), st.lists(_PARTS, min_size=1, max_size=4))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_patterns_match_as_those_of_glob(tmp_path: Path, files: list[list[str]], parts: list[str]) -> None:
-    """Every file that Python's own `glob` finds, and no other; a folder that links to itself ends."""
+    """The same files as with Python's `glob` are found; a folder that links to itself causes no endless walk."""
     tree = tmp_path / str(len(list(tmp_path.iterdir())))
     tree.mkdir()
     for names in files:
         path = tree.joinpath(*names)
-        if not any(it.is_file() for it in [path, *path.parents]) and not path.exists():
+        if not any(parent.is_file() for parent in [path, *path.parents]) and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("")
     pattern = str(tree.joinpath(*parts))
-    found = {str(path) for path in expand(pattern) if path.is_file()}
+    found = {str(path) for path in expand_glob(pattern) if path.is_file()}
     assert found == {name for name in glob.glob(pattern, recursive=True) if Path(name).is_file()}  # noqa: PTH207 - what it is compared with
     (tree / "self").symlink_to(tree)
-    assert {str(path) for path in expand(pattern) if path.is_file()} >= found
+    assert {str(path) for path in expand_glob(pattern) if path.is_file()} >= found
 
 
-def test_a_search_ends_after_so_many_entries(tmp_path: Path) -> None:
-    """A pattern that matches nothing costs a request no more than it is given."""
+def test_a_search_ends_after_max_entries(tmp_path: Path) -> None:
+    """A pattern that matches nothing examines at most the given number of entries."""
     for number in range(20):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "x").write_text("")
-    assert len(list(expand(f"{tmp_path}/**/x"))) == 20
-    assert len(list(expand(f"{tmp_path}/**/x", most_entries=15))) == 15
+    assert len(list(expand_glob(f"{tmp_path}/**/x"))) == 20
+    assert len(list(expand_glob(f"{tmp_path}/**/x", max_entries=15))) == 15
 
 
 # --- whole runs ---
 
 
 def run_in(directory: Path, spec: WorkloadSpec, roots: DataRoots) -> tuple[RunOutcome, str]:
-    """How a run of one update ends, and its message."""
+    """Run one update, and return its outcome and message."""
     process = TrainingProcess(directory, data_roots=roots)
     process.start(recommendation(spec, 8, 4, environment=ENVIRONMENT), TrainingRequest(updates=1, workers=1))
     result = wait_for(process)
@@ -275,7 +275,7 @@ def run_in(directory: Path, spec: WorkloadSpec, roots: DataRoots) -> tuple[RunOu
 
 
 def test_a_run_reads_below_its_folders_alone(root: Path, outside: Path, tmp_path: Path) -> None:
-    """The allowed folders reach the process that reads, and its loaders; a link out ends the run by name."""
+    """The allowed folders reach the processes that read; a link to outside ends the run with its name."""
     (root / "a.txt").write_text(TEXT * 40)
     spec, roots = text(root / "*.txt"), DataRoots([str(root)])
     assert run_in(tmp_path / "one", spec, roots)[0] is RunOutcome.SUCCEEDED
@@ -288,19 +288,19 @@ def test_a_run_reads_below_its_folders_alone(root: Path, outside: Path, tmp_path
     assert run_in(tmp_path / "three", spec, DataRoots(None))[0] is RunOutcome.SUCCEEDED
 
 
-def test_no_folders_means_no_file(root: Path, tmp_path: Path) -> None:
-    """An operator who names no folder allows none."""
+def test_without_folders_no_file_may_be_read(root: Path, tmp_path: Path) -> None:
+    """An empty list of folders allows no file."""
     (root / "a.txt").write_text(TEXT * 40)
     outcome, message = run_in(tmp_path / "run", text(root / "a.txt"), DataRoots([]))
     assert outcome is RunOutcome.FAILED
     assert "allowed: none" in message
 
 
-def test_the_folders_travel_in_the_environment(root: Path) -> None:
-    """As real paths: a link that the operator named still counts after it was changed."""
+def test_the_folders_are_passed_in_the_environment(root: Path) -> None:
+    """The folders are passed as resolved paths, so that a later change of a link has no effect."""
     link = root.parent / "link"
     link.symlink_to(root)
-    variables = DataRoots([str(link)]).variables()
+    variables = DataRoots([str(link)]).to_environment()
     assert json.loads(variables[ROOTS_VARIABLE]) == [str(root)]
-    assert DataRoots.of_environment(variables).folders == (root,)
-    assert DataRoots.of_environment({}).folders is None
+    assert DataRoots.from_environment(variables).folders == (root,)
+    assert DataRoots.from_environment({}).folders is None

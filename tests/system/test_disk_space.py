@@ -1,4 +1,4 @@
-"""Full disks: found before a large file is begun, named with the path and the space, and survived."""
+"""Full disks: detected before a large file is written, named with the path and the space, and survived."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.support.whole_runs import run_to_end
 from tuner.errors import StorageError
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
-from tuner.system.disk_space import naming_full_disk, require_space
-from tuner.system.files import appearing_whole, write_atomically
+from tuner.system.disk_space import require_space, translate_full_disk
+from tuner.system.files import atomic_writer, write_atomically
 from tuner.training.checkpoints import Checkpoints, save_weights
 from tuner.training.launching.run_directory import RunPaths
 
@@ -92,40 +92,40 @@ def test_a_file_that_may_not_grow_is_named(tmp_path: Path, what: str) -> None:
     assert f"{name} cannot be written: the file would be larger" in message
     assert "1.00 MiB needed" in message
     assert " free)" in message
-    assert [it.name for it in tmp_path.rglob("*") if it.name != "checkpoints"] == []
+    assert [path.name for path in tmp_path.rglob("*") if path.name != "checkpoints"] == []
 
 
 @pytest.mark.parametrize("what", WRITERS)
 def test_a_full_disk_is_named_before_anything_is_written(small_disk: Path, what: str) -> None:
-    """With the path, the space needed and the space that is left; and nothing that was there is touched."""
+    """The error has the path, the space needed and the space free; existing files are not touched."""
     name, write = WRITERS[what]
     fill(small_disk, left_bytes=512 * 1024)
     with pytest.raises(StorageError) as caught:
         write(small_disk)
     assert caught.value.errno == errno.ENOSPC
     assert f"{name} cannot be written: the disk is full (1.00 MiB needed, 512.00 KiB free)" in str(caught.value)
-    assert {it.name for it in small_disk.iterdir()} <= {"others", "checkpoints"}
+    assert {path.name for path in small_disk.iterdir()} <= {"others", "checkpoints"}
 
 
 def write_in_blocks(path: Path) -> None:
-    """Write 4 MiB whose size nobody knows beforehand."""
-    with appearing_whole(path) as stream:
+    """Write 4 MiB without stating the size beforehand."""
+    with atomic_writer(path) as stream:
         for _ in range(1024):
             stream.write(b"x" * 4096)
 
 
-def test_a_disk_that_fills_up_meanwhile_is_named(small_disk: Path) -> None:
-    """A stream of unknown size finds the disk full when it is, and leaves no part of the file."""
+def test_a_disk_that_fills_up_during_the_write_is_named(small_disk: Path) -> None:
+    """A stream of unknown size fails when the disk is full, and leaves no partial file."""
     fill(small_disk, left_bytes=256 * 1024)
     with pytest.raises(StorageError, match=r"trace\.json cannot be written: the disk is full") as caught:
         write_in_blocks(small_disk / "trace.json")
     assert isinstance(caught.value.__cause__, OSError)
-    assert [it.name for it in small_disk.iterdir()] == ["others"]
+    assert [path.name for path in small_disk.iterdir()] == ["others"]
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_run_goes_on_when_there_is_room_again(small_disk: Path) -> None:
-    """A run that fills its disk fails by name, keeps its last checkpoint, and ends as an undisturbed one would."""
+def test_a_run_continues_when_there_is_space_again(small_disk: Path) -> None:
+    """A run that fills its disk names it, keeps its last checkpoint, and once resumed ends as an undisturbed run."""
     found = recommendation(gpt_spec(), 16, 8)
     paths = RunPaths(small_disk / "run")
     first = run_to_end(paths.directory, found, TrainingRequest(updates=2, checkpoint_every=2, keep_checkpoints=1))
@@ -145,8 +145,8 @@ def test_a_run_goes_on_when_there_is_room_again(small_disk: Path) -> None:
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_run_that_cannot_even_say_how_it_ended_is_told_by_its_disk(small_disk: Path) -> None:
-    """Neither result nor log has room: the process that started the run names the disk."""
+def test_a_run_that_cannot_write_its_result_names_the_disk(small_disk: Path) -> None:
+    """Neither result nor log can be written, so the process that started the run names the disk."""
     found = recommendation(gpt_spec(), 16, 8)
     paths = RunPaths(small_disk / "run")
     run_to_end(paths.directory, found, TrainingRequest(updates=2, checkpoint_every=2))
@@ -158,8 +158,8 @@ def test_a_run_that_cannot_even_say_how_it_ended_is_told_by_its_disk(small_disk:
     assert paths.checkpointed_update() == 2
 
 
-def test_a_path_that_is_not_there_yet_is_measured(tmp_path: Path) -> None:
-    """By the nearest folder above that is."""
+def test_a_path_that_does_not_exist_is_measured(tmp_path: Path) -> None:
+    """The nearest existing parent folder is measured."""
     with pytest.raises(StorageError, match=r"a/b/c cannot be written: the disk is full \(1024\.00 TiB needed, .* free"):
         require_space(tmp_path / "a" / "b" / "c", 2**50)
 
@@ -167,10 +167,10 @@ def test_a_path_that_is_not_there_yet_is_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error",
     [PermissionError(errno.EACCES, "no"), ValueError("errors of (os error 2)"), KeyError("disk")],
-    ids=lambda it: type(it).__name__,
+    ids=lambda error: type(error).__name__,
 )
-def test_other_errors_come_out_as_they_are(tmp_path: Path, error: Exception) -> None:
-    """Only a lack of room is translated."""
-    with pytest.raises(type(error)) as caught, naming_full_disk(tmp_path):
+def test_other_errors_are_not_translated(tmp_path: Path, error: Exception) -> None:
+    """Only errors caused by a full disk are translated."""
+    with pytest.raises(type(error)) as caught, translate_full_disk(tmp_path):
         raise error
     assert caught.value is error

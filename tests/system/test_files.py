@@ -1,4 +1,4 @@
-"""Files that appear whole, what kills leave behind, and locks of folders."""
+"""Atomic writes, leftovers of killed writers, and locks of folders."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from tuner.system.files import appearing_whole, holding, tail, write_atomically
+from tuner.system.files import atomic_writer, lock_directory, tail, write_atomically
 
 NOBODY = 2**22 + 1
 """Above the largest process id of Linux (PID_MAX_LIMIT)."""
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from tuner.system.files import holding
+from tuner.system.files import lock_directory
 
-with holding(Path(sys.argv[1]), 0.0) as alone:
+with lock_directory(Path(sys.argv[1]), 0.0) as alone:
     if alone and os.fork() == 0:
         print(os.getpid(), flush=True)
     time.sleep(600)
@@ -31,54 +31,54 @@ with holding(Path(sys.argv[1]), 0.0) as alone:
 
 
 def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path) -> None:
-    """The old content, and nothing beside it."""
+    """The old content stays, and no temporary file is left."""
     path = tmp_path / "file"
     write_atomically(path, "old")
-    with suppress(KeyError), appearing_whole(path) as stream:
+    with suppress(KeyError), atomic_writer(path) as stream:
         stream.write(b"half")
         raise KeyError
-    assert [(it.name, it.read_text()) for it in tmp_path.iterdir()] == [("file", "old")]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
 
 
-def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
-    """Of the same file and of a process that is gone; what a live one writes, and other files, stay."""
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+    """Temporary files of the same path and of a dead process are removed; those of a live process stay."""
     stays = [f".file[1].{os.getppid()}.part", f".other.{NOBODY}.part", ".file[1].notes.part"]
     for name in [f".file[1].{NOBODY}.part", *stays]:
         (tmp_path / name).touch()
     write_atomically(tmp_path / "file[1]", "new")
-    assert sorted(it.name for it in tmp_path.iterdir()) == sorted(["file[1]", *stays])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["file[1]", *stays])
 
 
-def test_a_forked_child_does_not_hold_its_parents_folder(tmp_path: Path) -> None:
-    """The folder is free once the process that took it is killed, though a child of that process lives on."""
+def test_a_forked_child_does_not_hold_its_parents_lock(tmp_path: Path) -> None:
+    """The lock is free once its process is killed, although a child of that process is alive."""
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         child = int(holder.stdout.readline())
         try:
-            with holding(tmp_path, 0.0) as alone:
+            with lock_directory(tmp_path, 0.0) as alone:
                 assert not alone
             holder.kill()
             holder.wait()
-            with holding(tmp_path, 0.0) as alone:
+            with lock_directory(tmp_path, 0.0) as alone:
                 assert alone
         finally:
             os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_folder_is_held_where_the_file_system_has_no_locks(
+def test_locking_succeeds_on_a_file_system_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Nothing that would outlive a killed process stands in for a lock: the file stays and is empty."""
+    """No stale lock can remain after a kill: the lock file stays and is empty."""
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
-    with holding(tmp_path, 0.0) as alone:
+    with lock_directory(tmp_path, 0.0) as alone:
         assert alone
-    assert [it.stat().st_size for it in tmp_path.iterdir()] == [0]
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [0]
 
 
-def test_the_tail_of_a_file_is_read_alone(tmp_path: Path) -> None:
-    """Its last bytes, of a file with terabytes of nothing before them."""
+def test_only_the_tail_of_a_file_is_read(tmp_path: Path) -> None:
+    """The last bytes of a sparse file of terabytes are read."""
     with (tmp_path / "log").open("wb") as stream:
         stream.seek(2**40)
         stream.write(b"\nthe end\n")
@@ -86,6 +86,6 @@ def test_the_tail_of_a_file_is_read_alone(tmp_path: Path) -> None:
 
 
 def test_a_short_file_is_all_tail(tmp_path: Path) -> None:
-    """Bytes that are no text are replaced."""
+    """Bytes that are not UTF-8 are replaced."""
     (tmp_path / "log").write_bytes(b"a\xff\n")
     assert tail(tmp_path / "log", 100) == "a\ufffd"

@@ -1,4 +1,4 @@
-"""Tasks in forked processes: what they tell, what becomes of those that end early, and of all when this one ends."""
+"""Tasks in forked processes: their results, processes that end early, and the end of the parent."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from tuner.system.fork_map import side_by_side
+from tuner.system.fork_map import run_in_forks
 
 _ORPHANS = r"""
 import os, sys, time
-from tuner.system.fork_map import side_by_side
+from tuner.system.fork_map import run_in_forks
 
-def tell_and_wait():
+def report_and_wait():
     os.write(1, f"{os.getpid()}\n".encode())
     time.sleep(600)
 
-side_by_side([tell_and_wait] * 2, 2)
+run_in_forks([report_and_wait] * 2, 2)
 """
 
 
@@ -40,45 +40,47 @@ def _leave() -> str:
     sys.exit(0)
 
 
-def _tell_what_cannot_be_told() -> str:
+def _return_what_cannot_be_pickled() -> str:
     return sys.stdout  # type: ignore[return-value] # no stream can be pickled
 
 
 @pytest.mark.parametrize("processes", [2, 3, 8])
 def test_results_come_in_order(processes: int) -> None:
-    """Whoever runs a task, its result is at its place; and none was run here."""
-    tasks: list[Callable[[], tuple[int, int]]] = [partial(lambda it: (it, os.getpid()), it) for it in range(5)]
-    found = side_by_side(tasks, processes)
-    told = [it for it in found if it is not None]
-    assert [number for number, _ in told] == [0, 1, 2, 3, 4]
-    assert len({pid for _, pid in told} - {os.getpid()}) == min(processes, 5)
+    """Results are in the order of the tasks, and no task ran in this process."""
+    tasks: list[Callable[[], tuple[int, int]]] = [
+        partial(lambda number: (number, os.getpid()), number) for number in range(5)
+    ]
+    found = run_in_forks(tasks, processes)
+    reported = [result for result in found if result is not None]
+    assert [number for number, _ in reported] == [0, 1, 2, 3, 4]
+    assert len({pid for _, pid in reported} - {os.getpid()}) == min(processes, 5)
 
 
-@pytest.mark.parametrize("failing", [_fail, _die, _leave, _tell_what_cannot_be_told])
-def test_a_task_that_fails_leaves_the_others_theirs(failing: Callable[[], str]) -> None:
-    """An exception, a killed process, an early exit, a result that cannot be told: none of them is raised here."""
-    assert side_by_side([failing, lambda: "told"], 2) == [None, "told"]
+@pytest.mark.parametrize("failing", [_fail, _die, _leave, _return_what_cannot_be_pickled])
+def test_a_failed_task_does_not_affect_the_others(failing: Callable[[], str]) -> None:
+    """An exception, a kill, an early exit and a result that cannot be pickled are not raised here."""
+    assert run_in_forks([failing, lambda: "reported"], 2) == [None, "reported"]
 
 
 def test_results_larger_than_a_pipe_arrive() -> None:
-    """Megabytes from several processes: none waits for another to be read."""
-    assert side_by_side([lambda: "a" * 2**22, lambda: "b" * 2**22], 2) == ["a" * 2**22, "b" * 2**22]
+    """Several processes return megabytes without a deadlock."""
+    assert run_in_forks([lambda: "a" * 2**22, lambda: "b" * 2**22], 2) == ["a" * 2**22, "b" * 2**22]
 
 
-def test_without_processes_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no process can be started, tasks are left to whoever asked, and no descriptor stays open."""
+def test_without_processes_there_are_no_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no process can be started, no task is run, and no descriptor stays open."""
 
     def refuse() -> int:
         raise BlockingIOError("Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", refuse)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    assert side_by_side([lambda: 1, lambda: 2], 2) == [None, None]
+    assert run_in_forks([lambda: 1, lambda: 2], 2) == [None, None]
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_forked_processes_end_with_the_one_that_forked_them() -> None:
-    """Killed by -9, it leaves none of them behind."""
+    """A parent that is killed by SIGKILL leaves no process behind."""
     parent = subprocess.Popen([sys.executable, "-c", _ORPHANS], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     forked = [int(parent.stdout.readline()) for _ in range(2)]

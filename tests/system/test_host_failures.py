@@ -1,4 +1,4 @@
-"""Distinguish trouble of a host from failures of the work, and find it by looking."""
+"""Classification of host failures as opposed to failures of the work, and the check of a host."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.scarce import descriptors_used_up, fill, small_disk
-from tuner.errors import CheckpointError, HostTroubleError, ProbeError, SpecError, StorageError
-from tuner.system.host_failures import Cause, Room, check_host, filled_by_itself, room_of, trouble_of
+from tuner.errors import CheckpointError, HostFailureError, ProbeError, SpecError, StorageError
+from tuner.system.host_failures import Cause, DiskUsage, check_host, disk_usage_of, host_failure_of, is_filled_by_run
 
 MIB = 1024**2
 
@@ -31,8 +31,8 @@ MIB = 1024**2
     ],
 )
 def test_system_errors_of_a_host_are_recognised(number: int, cause: Cause) -> None:
-    """By their number; the words name the file."""
-    found = trouble_of(OSError(number, os.strerror(number), "/runs/job"))
+    """The errno decides, and the message names the file."""
+    found = host_failure_of(OSError(number, os.strerror(number), "/runs/job"))
     assert found is not None
     assert found.cause is cause
     assert found.message == f"{os.strerror(number)} (/runs/job)"
@@ -45,20 +45,20 @@ def test_system_errors_of_a_host_are_recognised(number: int, cause: Cause) -> No
         (MemoryError(), Cause.MEMORY),
         (RuntimeError("unable to write to file: No space left on device (28)"), Cause.DISK_FULL),
         (StorageError("the disk is full", errno.ENOSPC, 5), Cause.DISK_FULL),
-        (HostTroubleError("device", "cuda:0 is gone"), Cause.DEVICE),
+        (HostFailureError("device", "cuda:0 is gone"), Cause.DEVICE),
     ],
 )
 def test_errors_without_a_number_are_recognised(error: Exception, cause: Cause) -> None:
-    """By their words or their class."""
-    found = trouble_of(error)
+    """The message or the class decides."""
+    found = host_failure_of(error)
     assert found is not None
     assert found.cause is cause
 
 
-def test_a_fault_of_nvml_is_trouble_of_the_device() -> None:
-    """Whatever NVML says."""
+def test_an_nvml_error_is_a_device_failure() -> None:
+    """Any error of NVML counts as a failure of the device."""
     pynvml = pytest.importorskip("pynvml")
-    found = trouble_of(pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
+    found = host_failure_of(pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
     assert found is not None
     assert found.cause is Cause.DEVICE
 
@@ -73,31 +73,31 @@ def test_a_fault_of_nvml_is_trouble_of_the_device() -> None:
         RuntimeError("shape mismatch"),
     ],
 )
-def test_failures_of_the_work_are_not_trouble(error: Exception) -> None:
-    """Faults of the work itself would fail on any host."""
-    assert trouble_of(error) is None
+def test_failures_of_the_work_are_not_host_failures(error: Exception) -> None:
+    """Errors that would occur on any host are not classified."""
+    assert host_failure_of(error) is None
 
 
-def test_the_cause_of_an_error_counts_and_what_was_handled_before_does_not() -> None:
-    """``raise ... from`` names a reason; an error that an ``except`` block was at is only what went before."""
+def test_the_cause_of_an_error_counts_and_its_context_does_not() -> None:
+    """The error of ``raise ... from`` is the cause; the context is only an earlier error."""
     lack = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     caused, after = ProbeError("the fork server did not start"), ProbeError("something else")
     caused.__cause__ = after.__context__ = lack
-    assert trouble_of(caused) is not None
-    assert trouble_of(after) is None
+    assert host_failure_of(caused) is not None
+    assert host_failure_of(after) is None
 
 
 # --- looking at the host ---
 
 
-def test_a_host_that_lacks_nothing_is_well(tmp_path: Path) -> None:
-    """And nothing is left of the check, in folders that it makes."""
+def test_a_healthy_host_passes_the_check(tmp_path: Path) -> None:
+    """The check creates missing folders, and leaves no file in them."""
     assert check_host([tmp_path / "runs", tmp_path]) is None
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_a_full_disk_is_found_and_its_end_too(tmp_path: Path) -> None:
-    """With the folder named."""
+def test_a_full_disk_and_its_recovery_are_detected(tmp_path: Path) -> None:
+    """The message names the folder."""
     with small_disk(tmp_path / "runs", MIB) as runs:
         filler = fill(runs)
         found = check_host([runs])
@@ -108,8 +108,8 @@ def test_a_full_disk_is_found_and_its_end_too(tmp_path: Path) -> None:
         assert check_host([runs]) is None
 
 
-def test_used_up_descriptors_are_found(tmp_path: Path) -> None:
-    """And their return."""
+def test_a_lack_of_descriptors_is_detected(tmp_path: Path) -> None:
+    """The check passes once there are descriptors again."""
     with descriptors_used_up(spare=3):
         found = check_host([tmp_path])
     assert found is not None
@@ -117,8 +117,8 @@ def test_used_up_descriptors_are_found(tmp_path: Path) -> None:
     assert check_host([tmp_path]) is None
 
 
-def test_a_folder_that_cannot_be_made_is_found(tmp_path: Path) -> None:
-    """A file is in its place."""
+def test_a_folder_that_cannot_be_created_is_detected(tmp_path: Path) -> None:
+    """A file has the folder's name."""
     (tmp_path / "data").touch()
     found = check_host([tmp_path / "data" / "runs"])
     assert found is not None
@@ -126,8 +126,8 @@ def test_a_folder_that_cannot_be_made_is_found(tmp_path: Path) -> None:
     assert str(tmp_path / "data" / "runs") in found.message
 
 
-def test_room_that_work_needs_is_looked_for(tmp_path: Path) -> None:
-    """A disk that has some room, and not enough, is full for it."""
+def test_the_space_that_work_needs_is_checked(tmp_path: Path) -> None:
+    """A disk with too little free space counts as full."""
     found = check_host([tmp_path], needed_bytes=2**60)
     assert found is not None
     assert (found.cause, found.needed_bytes) == (Cause.DISK_FULL, 2**60)
@@ -136,40 +136,40 @@ def test_room_that_work_needs_is_looked_for(tmp_path: Path) -> None:
 # --- who filled the disk ---
 
 
-def test_the_room_of_a_folder_is_measured(tmp_path: Path) -> None:
-    """Its own files, also in folders below."""
+def test_the_disk_usage_of_a_folder_is_measured(tmp_path: Path) -> None:
+    """The folder's own files count, also those in subfolders."""
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "file").write_bytes(bytes(MIB))
-    room = room_of(tmp_path)
+    room = disk_usage_of(tmp_path)
     assert room.own >= MIB
     assert room.total >= room.free > 0
 
 
-def test_a_run_whose_checkpoints_take_the_room_is_at_fault() -> None:
-    """It had enough, and nobody else took any."""
-    assert filled_by_itself(Room(100, 60, 0), Room(100, 10, 50), needed_bytes=25)
+def test_a_run_whose_checkpoints_fill_the_disk_is_at_fault() -> None:
+    """The run had enough space, and no other files grew."""
+    assert is_filled_by_run(DiskUsage(100, 60, 0), DiskUsage(100, 10, 50), needed_bytes=25)
 
 
-def test_a_run_that_goes_on_with_most_of_a_full_disk_is_at_fault() -> None:
-    """It failed for its own files before, and nobody has made room."""
-    assert filled_by_itself(Room(100, 10, 50), Room(100, 10, 50), needed_bytes=25)
+def test_a_resumed_run_that_uses_most_of_a_full_disk_is_at_fault() -> None:
+    """The run has failed for its own files before, and no space was freed."""
+    assert is_filled_by_run(DiskUsage(100, 10, 50), DiskUsage(100, 10, 50), needed_bytes=25)
 
 
 def test_a_run_that_could_never_fit_is_at_fault() -> None:
     """A single write of the run is larger than the disk."""
-    assert filled_by_itself(Room(100, 100, 0), Room(100, 100, 0), needed_bytes=101)
+    assert is_filled_by_run(DiskUsage(100, 100, 0), DiskUsage(100, 100, 0), needed_bytes=101)
 
 
 @pytest.mark.parametrize(
     ("before", "now"),
     [
-        (Room(100, 0, 0), Room(100, 0, 0)),  # full before it began
-        (Room(100, 60, 0), Room(100, 5, 25)),  # others took more meanwhile
-        (Room(900, 800, 0), Room(130, 0, 30)),  # the disk itself has shrunk
-        (Room(100, 20, 0), Room(100, 20, 0)),  # too little room from the start, others have the rest
-        (Room(100, 0, 40), Room(100, 0, 40)),  # resumed on a disk that was full by then
+        (DiskUsage(100, 0, 0), DiskUsage(100, 0, 0)),  # full before it began
+        (DiskUsage(100, 60, 0), DiskUsage(100, 5, 25)),  # others took more meanwhile
+        (DiskUsage(900, 800, 0), DiskUsage(130, 0, 30)),  # the disk itself has shrunk
+        (DiskUsage(100, 20, 0), DiskUsage(100, 20, 0)),  # too little room from the start, others have the rest
+        (DiskUsage(100, 0, 40), DiskUsage(100, 0, 40)),  # resumed on a disk that was full by then
     ],
 )
-def test_a_disk_that_others_have_filled_is_no_fault_of_the_run(before: Room, now: Room) -> None:
+def test_a_disk_that_others_have_filled_is_no_fault_of_the_run(before: DiskUsage, now: DiskUsage) -> None:
     """The run waits for room instead of failing."""
-    assert not filled_by_itself(before, now, needed_bytes=25)
+    assert not is_filled_by_run(before, now, needed_bytes=25)

@@ -1,4 +1,4 @@
-"""Ends of processes, told apart by their exit code and the kernel's counter of kills for memory."""
+"""Classification of the ends of processes by exit code and the kernel's counter of OOM kills."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tuner.system.process_exit import ExitKind, classify_exit
         (-signal.SIGTERM, 0, ExitKind.KILLED, "SIGTERM"),
     ],
 )
-def test_process_ends_are_told_apart(exit_code: int, kernel_kills: int, kind: ExitKind, cause: str) -> None:
-    """A kill is only the kernel's for memory when its counter moved."""
+def test_process_ends_are_classified(exit_code: int, kernel_kills: int, kind: ExitKind, cause: str) -> None:
+    """A SIGKILL is an OOM kill only if the kernel's counter rose."""
     ended = classify_exit(exit_code, kernel_kills)
     assert ended.kind is kind
     assert cause in ended.cause

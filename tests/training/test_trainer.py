@@ -21,7 +21,7 @@ from tuner.schemas.recommendation import CouplingCheck, Recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingProgress
 from tuner.schemas.workload import ScheduleSpec, WorkloadSpec
-from tuner.system.files import holding
+from tuner.system.files import lock_directory
 from tuner.training import worker
 from tuner.training.assembly import build_run
 from tuner.training.checkpoints import Checkpoints
@@ -258,7 +258,7 @@ def test_the_files_of_another_run_are_not_changed(tmp_path: Path, changes: dict[
 def test_a_folder_has_one_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one is refused with the folder's name, and the first one's files stay."""
     monkeypatch.setattr(launcher, "_LOCK_WAIT_SECONDS", 0.0)
-    with holding(tmp_path, 0.0), pytest.raises(TrainingError, match=f"another process trains in {tmp_path}"):
+    with lock_directory(tmp_path, 0.0), pytest.raises(TrainingError, match=f"another process trains in {tmp_path}"):
         TrainingProcess(tmp_path).start(recommendation(), TrainingRequest())
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
@@ -270,10 +270,10 @@ def test_a_training_process_holds_its_folder(tmp_path: Path) -> None:
     while not process.new_progress():
         assert process.poll() is None
         time.sleep(0.01)
-    with holding(tmp_path, 0.0) as alone:
+    with lock_directory(tmp_path, 0.0) as alone:
         assert not alone
     process.stop()
-    with holding(tmp_path, 0.0) as alone:
+    with lock_directory(tmp_path, 0.0) as alone:
         assert alone
 
 
@@ -282,7 +282,7 @@ def test_a_training_process_in_a_held_folder_writes_nothing(tmp_path: Path, monk
     monkeypatch.setattr(worker, "_LOCK_WAIT_SECONDS", 0.0)
     monkeypatch.setattr(worker.StopRequest, "install", lambda _: None)  # this process keeps its own handler
     (tmp_path / "result.json").write_text("of the other process")
-    with holding(tmp_path, 0.0):
+    with lock_directory(tmp_path, 0.0):
         assert worker.main([str(tmp_path)]) == 1
     assert (tmp_path / "result.json").read_text() == "of the other process"
 

@@ -19,7 +19,7 @@ from tuner.schemas.estimates import EstimateRequest
 from tuner.schemas.field_errors import problems_in
 from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.workload import LARGEST_WORLD_SIZE, WorkloadSpec, load_spec
-from tuner.system.files import try_writing
+from tuner.system.files import check_writable
 
 RequestT = TypeVar("RequestT", bound=Document)
 
@@ -128,7 +128,7 @@ def check_file(path: Path) -> None:
     _check(path.is_dir, "--output", path)
     if path.is_dir():
         raise wrong_argument("--output", "is a folder: name a file in it", path)
-    _check(lambda: try_writing(path), "--output", path)
+    _check(lambda: check_writable(path), "--output", path)
 
 
 def check_folder(directory: Path, option: str) -> None:
@@ -137,7 +137,7 @@ def check_folder(directory: Path, option: str) -> None:
     Raises:
         SpecError: naming the option.
     """
-    _check(lambda: try_writing(directory / _ANY_FILE), option, directory)
+    _check(lambda: check_writable(directory / _ANY_FILE), option, directory)
 
 
 def _check(attempt: Callable[[], object], option: str, path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuner.estimation.worker_start import tracing
+from tuner.estimation.worker_start import tracing_worker
 from tuner.probing.fork_server_start import fork_server
 from tuner.system.fork_server.spawn import Prestarted
 
@@ -48,7 +48,7 @@ def begin(arguments: Sequence[str], prestarted: Prestarted) -> None:
     if _HELP & set(options):
         return
     if command == "estimate":
-        prestarted.prestart(tracing())
+        prestarted.prestart(tracing_worker())
     elif command in {"tune", "run"}:
         prestarted.prestart(fork_server("cuda" if _has_cards() and _device(options) != "cpu" else "cpu"))
 

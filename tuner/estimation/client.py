@@ -1,4 +1,4 @@
-"""Make estimates from a process that has no torch: each is made in a bounded process of its own."""
+"""Make estimates in separate processes with limits, so that the caller needs no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError
 from tuner.estimation.protocol import EstimatePaths, Failure
-from tuner.estimation.worker_start import tracing
+from tuner.estimation.worker_start import tracing_worker
 from tuner.hardware.gpu_lookup import find_gpu
 from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.schemas.requests import ExpectationRequest
@@ -20,9 +20,9 @@ from tuner.system.process_exit import ProcessExit
 from tuner.workloads.preload import late_imports
 
 MEMORY_BYTES = 8 * 1024**3
-"""Private host memory that tracing may take: torch, the workload's code and a few samples. Tensors take none."""
-_FILE_BYTES = 1024**3
-"""The largest file that traced code may write."""
+"""Limit of the private host memory of tracing: torch, the workload's code and a few samples. Fake tensors need none."""
+_MAX_FILE_BYTES = 1024**3
+"""Limit of the size of files that traced code writes."""
 _OUTPUT_BYTES = 2000
 _Request = EstimateRequest | ExpectationRequest
 
@@ -38,33 +38,33 @@ def estimate(
 
     Args:
         request: the workload and the GPUs.
-        should_stop: polled many times a second; the estimate is given up once it returns true.
-        memory_bytes: host memory that tracing may take.
-        start: starts the process that traces.
+        should_stop: polled many times a second; the estimate is cancelled once it returns true.
+        memory_bytes: limit of the host memory of tracing.
+        start: function that starts the tracing process.
 
     Raises:
-        SpecError: when a field of the spec is wrong in a way that only building the model shows.
+        SpecError: when a field of the spec is invalid in a way that only building the model shows.
         WorkloadError: when the workload breaks its contract.
         PlanError: when the effective batch leaves a rank without samples.
         EstimateTimedOutError: when tracing takes too long.
-        EstimateCancelledError: when ``should_stop`` said so.
-        EstimateError: when a GPU is not known, the workload cannot be traced, or the memory does not suffice.
+        EstimateCancelledError: when ``should_stop`` returned true.
+        EstimateError: when a GPU is not known, the workload cannot be traced, or the memory is not sufficient.
     """
     check_gpus(request)
     with closing(tracing_server(start)) as server:
-        return estimate_in(server, request, should_stop, memory_bytes=memory_bytes)
+        return estimate_on(server, request, should_stop, memory_bytes=memory_bytes)
 
 
-def estimate_in(
+def estimate_on(
     server: ForkServer, request: EstimateRequest, should_stop: Callable[[], bool], *, memory_bytes: int = MEMORY_BYTES
 ) -> Estimate:
-    """Estimate as ``estimate`` does, in a server that stays.
+    """Estimate as ``estimate`` does, on a running server.
 
     Raises:
         BatchwrightError: as ``estimate``.
     """
     began = time.monotonic()
-    document = _traced(server, request, request.timeout_seconds, should_stop, memory_bytes)
+    document = _run_task(server, request, request.timeout_seconds, should_stop, memory_bytes)
     return Estimate.model_validate_json(document).model_copy(update={"seconds": time.monotonic() - began})
 
 
@@ -72,7 +72,7 @@ def check_gpus(request: EstimateRequest) -> None:
     """Check that all GPUs are known, before a process is started.
 
     Raises:
-        EstimateError: when one is not known, or is that of several.
+        EstimateError: when a name is not known, or is that of several GPUs.
     """
     for name in request.gpus:
         find_gpu(name)
@@ -91,7 +91,7 @@ def expect(
         BatchwrightError: as ``estimate``.
     """
     with closing(tracing_server(start)) as server:
-        document = _traced(server, request, timeout_seconds, should_stop, MEMORY_BYTES)
+        document = _run_task(server, request, timeout_seconds, should_stop, MEMORY_BYTES)
     return ExpectedPeaks.model_validate_json(document)
 
 
@@ -99,50 +99,50 @@ def tracing_server(start: StartChild, idle_seconds: float = 60.0) -> ForkServer:
     """Return a fork server that traces workloads. Only its first task waits for torch to be imported.
 
     Args:
-        start: starts its process.
-        idle_seconds: how long the process stays with nothing to do.
+        start: function that starts the process.
+        idle_seconds: how long the process waits for the next task.
     """
-    return ForkServer(lambda: start(tracing(idle_seconds)))
+    return ForkServer(lambda: start(tracing_worker(idle_seconds)))
 
 
-def _traced(
+def _run_task(
     server: ForkServer,
     request: _Request,
     timeout_seconds: float,
     should_stop: Callable[[], bool],
     memory_bytes: int,
 ) -> bytes:
-    """Run a task, once more where the server was lost, and return the document that it leaves.
+    """Run a task, repeat it once if the server was lost, and return its result document.
 
     Raises:
         BatchwrightError: as ``estimate``.
     """
     deadline = time.monotonic() + timeout_seconds
     try:
-        with EstimatePaths.holding(request) as paths:
+        with EstimatePaths.temporary(request) as paths:
             command = RunTask(
                 task="estimate" if isinstance(request, EstimateRequest) else "expect",
                 directory=paths.directory,
                 data_bytes=memory_bytes,
-                file_bytes=_FILE_BYTES,
+                file_bytes=_MAX_FILE_BYTES,
             )
             modules = ("tuner.estimation.tracing.peak_curve", *late_imports(request.spec))
             with suppress(ServerLostError):
-                return _document(paths, _run(server, modules, command, deadline, should_stop))
-            return _document(paths, _run(server, modules, command, deadline, should_stop))
+                return _read_result(paths, _run_once(server, modules, command, deadline, should_stop))
+            return _read_result(paths, _run_once(server, modules, command, deadline, should_stop))
     except DeadlineError:
         raise EstimateTimedOutError(
-            f"tracing took longer than {timeout_seconds:g} s: allow more by `timeout_seconds`, or measure instead"
+            f"tracing took longer than {timeout_seconds:g} s: raise `timeout_seconds`, or measure instead"
         ) from None
     except StoppedError:
         raise EstimateCancelledError("the estimate was stopped") from None
     except ServerLostError as error:
-        raise EstimateError(_no_result(error.exit, error.output)) from None
+        raise EstimateError(_no_result_message(error.exit, error.output)) from None
     except OSError as error:
-        raise EstimateError(f"the process that traces cannot be started: {error}") from error
+        raise EstimateError(f"the tracing process cannot be started: {error}") from error
 
 
-def _run(
+def _run_once(
     server: ForkServer, modules: tuple[str, ...], command: RunTask, deadline: float, should_stop: Callable[[], bool]
 ) -> ProcessExit:
     server.import_modules(modules)
@@ -150,8 +150,8 @@ def _run(
     return server.run(command, deadline, should_stop)
 
 
-def _document(paths: EstimatePaths, exit_: ProcessExit) -> bytes:
-    """Read the document that a task left in ``paths``.
+def _read_result(paths: EstimatePaths, exit_: ProcessExit) -> bytes:
+    """Read the result document of a task.
 
     Raises:
         BatchwrightError: the error with which the task failed.
@@ -160,8 +160,8 @@ def _document(paths: EstimatePaths, exit_: ProcessExit) -> bytes:
         return paths.result.read_bytes()
     if paths.failure.exists():
         raise Failure.model_validate_json(paths.failure.read_bytes()).to_error()
-    raise EstimateError(_no_result(exit_, paths.output_tail(_OUTPUT_BYTES)))
+    raise EstimateError(_no_result_message(exit_, paths.output_tail(_OUTPUT_BYTES)))
 
 
-def _no_result(exit_: ProcessExit, output: str) -> str:
-    return f"the process that traces ended with {exit_.cause} and no result: {output or 'no output'}"
+def _no_result_message(exit_: ProcessExit, output: str) -> str:
+    return f"the tracing process ended with {exit_.cause} and no result: {output or 'no output'}"

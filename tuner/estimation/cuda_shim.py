@@ -1,7 +1,7 @@
 """Compile ``fake_cuda.cpp`` once per torch and host, and load it before torch. No torch itself.
 
-torch without CUDA, or with CUDA on a host without a GPU, cannot run a backward pass of fake CUDA tensors: autograd asks
-for the device. The library answers it. It is kept in the user's cache folder.
+torch without CUDA, or with CUDA on a host without a GPU, cannot run a backward pass of fake CUDA tensors, because
+autograd queries the device. The library is a stand-in device. It is cached in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pathlib import Path
 from filelock import FileLock
 
 from tuner.errors import EstimateError
-from tuner.estimation.attention_kernels import FIGURES, Attention, choose
+from tuner.estimation.attention_kernels import FIGURE_COUNT, Attention, choose_kernel
 from tuner.schemas.gpus import KernelProfile
-from tuner.system.files import replacing
+from tuner.system.files import atomic_path
 
 _SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 _COMPILERS = ("c++", "g++", "clang++")
@@ -39,72 +39,72 @@ class NoCompilerError(EstimateError):
     """The shim cannot be compiled on this host; the message says why."""
 
 
-class _NotKeptError(NoCompilerError):
-    """There is no folder for what is compiled."""
+class _NoCacheFolderError(NoCompilerError):
+    """No cache folder for the compiled library can be written to."""
 
 
 @dataclass(frozen=True)
 class Shim:
-    """The library in this process, loaded.
+    """The library, loaded in this process.
 
     Attributes:
         library: the loaded library.
-        keeps: what C++ code calls back, which must stay as long as the process.
-        reason: why the library is compiled again by every process; empty where it is kept.
+        callbacks: functions that C++ code calls, which must live as long as the process.
+        uncached_reason: why the library cannot be cached and every process compiles it; empty if it is cached.
     """
 
     library: ctypes.CDLL
-    keeps: list[object] = field(default_factory=list)
-    reason: str = ""
+    callbacks: list[object] = field(default_factory=list)
+    uncached_reason: str = ""
 
     @property
-    def kept(self) -> bool:
-        """Return whether the next process finds the library."""
-        return not self.reason
+    def is_cached(self) -> bool:
+        """Return whether later processes find the library."""
+        return not self.uncached_reason
 
     def install(self, profile: KernelProfile) -> None:
-        """Take the place of whatever torch has registered, and choose attention as a card of this profile would.
+        """Replace the device that torch has registered, and choose attention kernels as a GPU of this profile does.
 
-        Call it after torch has been imported; again for another profile.
+        Call it after torch has been imported, and again for another profile.
         """
 
         def rule(figures: ctypes._Pointer[ctypes.c_int64], dropout: float) -> int:
-            return int(choose(Attention.told(figures[:FIGURES], dropout), profile))
+            return int(choose_kernel(Attention.from_figures(figures[:FIGURE_COUNT], dropout), profile))
 
         callback = _Rule(rule)
-        self.keeps.append(callback)
+        self.callbacks.append(callback)
         self.library.batchwright_install(callback)
 
 
 def load_shim(cache: Path | None = None) -> Shim:
-    """The library, compiled if it is not there yet, or does not load.
+    """Load the library, and compile it first if it is not cached or does not load.
 
     Args:
-        cache: where compiled libraries are kept; the user's cache folder when left out. Where nothing can be kept, it
-            is compiled into a folder of this call's own, which is gone when it is loaded.
+        cache: the folder of compiled libraries; the user's cache folder by default. If it cannot be written to, the
+            library is compiled into a temporary folder.
 
     Raises:
         NoCompilerError: when there is no C++ compiler, or it fails.
-        EstimateError: when torch has been imported already, which is too late.
+        EstimateError: when torch has been imported already.
     """
     if "torch" in sys.modules:
-        raise EstimateError("torch was imported before the device that stands in for CUDA: trace in a fresh process")
+        raise EstimateError("torch was imported before the stand-in for CUDA: trace in a fresh process")
     try:
-        return Shim(_loaded(cache or cache_folder()))
-    except _NotKeptError as error:
-        reason = str(error)
+        return Shim(_load(cache or cache_folder()))
+    except _NoCacheFolderError as error:
+        uncached_reason = str(error)
     try:
         with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
-            return Shim(_loaded(Path(folder)), reason=reason)
+            return Shim(_load(Path(folder)), uncached_reason=uncached_reason)
     except OSError as error:
-        raise NoCompilerError(f"{reason}; nor is there another folder to compile in ({error})") from None
+        raise NoCompilerError(f"{uncached_reason}; nor is there another folder to compile in ({error})") from None
 
 
-def _loaded(cache: Path) -> ctypes.CDLL:
-    """The library in ``cache``; one that does not load, as after a broken disk or from another host, is made again."""
+def _load(cache: Path) -> ctypes.CDLL:
+    """Load the library in ``cache``; compile it again if it does not load, because it is damaged or of another host."""
     with suppress(OSError):
-        return ctypes.CDLL(str(compiled(cache)), mode=ctypes.RTLD_GLOBAL)
-    path = compiled(cache, again=True)
+        return ctypes.CDLL(str(compile_cached(cache)), mode=ctypes.RTLD_GLOBAL)
+    path = compile_cached(cache, recompile=True)
     try:
         return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
@@ -112,37 +112,37 @@ def _loaded(cache: Path) -> ctypes.CDLL:
 
 
 def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/batchwright``, else ``~/.cache/batchwright``.
+    """Return ``$XDG_CACHE_HOME/batchwright``, else ``~/.cache/batchwright``.
 
     Raises:
-        NoCompilerError: when there is no such folder, since the user has no home.
+        NoCompilerError: when the user has no home folder.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "batchwright"
     except RuntimeError as error:
-        raise _NotKeptError(f"there is no home folder ({error}): set XDG_CACHE_HOME") from None
+        raise _NoCacheFolderError(f"there is no home folder ({error}): set XDG_CACHE_HOME") from None
 
 
-def compiled(cache: Path, *, again: bool = False) -> Path:
-    """The library for this torch and this source in ``cache``; compiled by the first who asks, others wait.
+def compile_cached(cache: Path, *, recompile: bool = False) -> Path:
+    """Return the library for this torch and this source in ``cache``; one process compiles it while others wait.
 
     Args:
-        cache: where libraries are kept.
-        again: compile it even if it is there, in place of the one that is.
+        cache: the folder of compiled libraries.
+        recompile: replace a library that is there.
 
     Raises:
         NoCompilerError: as ``load_shim``.
     """
     torch_folder = _torch_folder()
-    path = cache / f"fake-cuda-{_identity(torch_folder)}.so"
-    if path.is_file() and not again:
+    path = cache / f"fake-cuda-{_digest(torch_folder)}.so"
+    if path.is_file() and not recompile:
         return path
     compiler = _compiler()
-    with _alone(cache):
-        if again or not path.is_file():
-            with replacing(path) as beside:
-                _compile(compiler, torch_folder, beside)
+    with _compile_lock(cache):
+        if recompile or not path.is_file():
+            with atomic_path(path) as temporary:
+                _compile(compiler, torch_folder, temporary)
     return path
 
 
@@ -153,25 +153,25 @@ def _torch_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def _identity(torch_folder: Path) -> str:
-    """The digest of the library's inputs: its source, its compilation, torch and the folder of torch, the processor."""
+def _digest(torch_folder: Path) -> str:
+    """Return the digest of the library's inputs: its source, the flags, torch, torch's folder, the processor type."""
     try:
         version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:  # built from its sources, in place
+    except importlib.metadata.PackageNotFoundError:  # built in place from its sources
         version = "unpackaged"
-    about = torch_folder / "version.py"
-    built = about.read_text() if about.is_file() else ""
-    parts = (_SOURCE.read_text(), *_FLAGS, version, built, str(torch_folder), platform.machine())
+    version_file = torch_folder / "version.py"
+    version_text = version_file.read_text() if version_file.is_file() else ""
+    parts = (_SOURCE.read_text(), *_FLAGS, version, version_text, str(torch_folder), platform.machine())
     return f"{version}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
 
 def _compiler() -> str:
-    asked = os.environ.get("CXX", "")
-    for name in (asked.split()[0] if asked.strip() else "", *_COMPILERS):
+    requested = os.environ.get("CXX", "")
+    for name in (requested.split()[0] if requested.strip() else "", *_COMPILERS):
         found = shutil.which(name) if name else None
         if found is not None:
             return found
-    raise NoCompilerError("there is no C++ compiler here (c++, g++ or clang++, or one named by CXX)")
+    raise NoCompilerError("there is no C++ compiler (c++, g++, clang++, or the one that CXX names)")
 
 
 def _compile(compiler: str, torch_folder: Path, output: Path) -> None:
@@ -189,24 +189,24 @@ def _compile(compiler: str, torch_folder: Path, output: Path) -> None:
         f"-Wl,-rpath,{libraries}",
     ]
     try:
-        ended = subprocess.run(  # noqa: S603 - a compiler of this host, with arguments of our own
+        completed = subprocess.run(  # noqa: S603 - a compiler of this host, with fixed arguments
             command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoCompilerError(f"{compiler} did not compile the device that stands in for CUDA: {error}") from None
-    if ended.returncode != 0 or not output.is_file():
-        last = " ".join(ended.stderr.split())[-300:]
-        raise NoCompilerError(f"{compiler} did not compile the device that stands in for CUDA: {last}")
+        raise NoCompilerError(f"{compiler} could not compile the stand-in for CUDA: {error}") from None
+    if completed.returncode != 0 or not output.is_file():
+        error_output = " ".join(completed.stderr.split())[-300:]
+        raise NoCompilerError(f"{compiler} could not compile the stand-in for CUDA: {error_output}")
 
 
 @contextmanager
-def _alone(cache: Path) -> Iterator[None]:
-    """One process at a time compiles."""
+def _compile_lock(cache: Path) -> Iterator[None]:
+    """Let one process at a time compile."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / ".compiling", fallback_to_soft=False):
             yield
     except OSError as error:
-        raise _NotKeptError(
-            f"{cache} cannot be written to ({error}): set XDG_CACHE_HOME to a folder that can"
+        raise _NoCacheFolderError(
+            f"{cache} cannot be written to ({error}): set XDG_CACHE_HOME to a writable folder"
         ) from None

@@ -1,6 +1,5 @@
-// What torch asks of CUDA while fake tensors are traced on a host without it: a device that is there and does nothing,
-// and which attention is chosen. Nothing is computed or allocated. Compiled and loaded by shim.py.
-//
+// Stand-in for CUDA while fake tensors are traced on a host without it: an idle device, and the choice of attention
+// kernels. Nothing is computed or allocated. Compiled and loaded by cuda_shim.py.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -21,9 +20,9 @@ using c10::DeviceIndex;
 using c10::DeviceType;
 using c10::Stream;
 
-constexpr long kCudnnVersion = 92000;  // 9.20, as torch 2.13's wheels bring it
+constexpr long kCudnnVersion = 92000;  // 9.20, as in torch 2.13's wheels
 
-// One idle device with one stream: autograd makes its thread for it, and switches to it before every operator.
+// One idle device with one stream: autograd starts a thread for it, and switches to it before every operator.
 struct IdleDevice final : c10::impl::DeviceGuardImplInterface {
   DeviceType type() const override { return DeviceType::CUDA; }
   Device getDevice() const override { return {DeviceType::CUDA, 0}; }
@@ -46,7 +45,7 @@ struct IdleDevice final : c10::impl::DeviceGuardImplInterface {
   void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
 };
 
-// What kernels are chosen by: cuDNN is there, and can do what its current version can. torch looks for this very name.
+// Properties by which kernels are chosen: cuDNN is present in its current version. torch looks up this class name.
 struct CUDAHooks final : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
   void init() const override {}
@@ -73,7 +72,7 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   void setCurrentDevice(DeviceIndex) const override {}
 };
 
-// The rule itself is in attention.py. The figures are in the order of its class `Attention`.
+// The rule itself is in attention_kernels.py. The figures are in the order of its class `Attention`.
 using Rule = int64_t (*)(const int64_t* figures, double dropout);
 std::atomic<Rule> rule{nullptr};
 
@@ -117,7 +116,8 @@ int64_t choose(
   return chosen(figures.data(), dropout);
 }
 
-// Before torch is imported: its hooks are looked up once. Those of a torch with CUDA come later, and stand back.
+// Registered before torch is imported, because torch looks its hooks up once. The hooks of a torch with CUDA are
+// registered later, with a lower priority.
 c10::Registerer<std::string, std::unique_ptr<at::CUDAHooksInterface>, at::CUDAHooksArgs> hooks(
     "CUDAHooks",
     c10::REGISTRY_PREFERRED,
@@ -128,7 +128,7 @@ IdleDevice device;
 
 }  // namespace
 
-// After torch has been imported: in place of what a torch with CUDA has registered by then.
+// Called after torch has been imported: replaces the device that a torch with CUDA has registered by then.
 extern "C" void batchwright_install(Rule given) {
   c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)].store(&device);
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose);

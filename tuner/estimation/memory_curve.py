@@ -1,14 +1,14 @@
-"""Which micro-batch sizes an allocator has room for. Pure, no torch.
+"""Find the micro-batch sizes whose updates fit in an allocator. Pure, no torch.
 
-The least capacity with which an update of one size gets through is found by replays (``minimum_capacity``). They cost
-too much to try every size, so the powers of two (and the bound) are replayed first, and a line between two of them says
-where a limit is met. What tensors take is linear in the size or bends upwards (the larger of several affine pieces;
-quadratic where a loss compares all samples), so there the line is exact or too high. What fragmentation adds comes and
-goes by steps of some percent: the size found is therefore replayed too, and smaller ones until one fits.
+The smallest capacity with which an update of one size succeeds is found by replays (``minimum_capacity``). Replays are
+too slow to try every size. So the powers of two (and the bound) are replayed first, and linear interpolation between
+two of them gives a candidate. The memory of tensors is linear or convex in the size (the maximum of affine functions;
+quadratic if a loss compares all samples), so the interpolation is exact or too high. Fragmentation adds steps of some
+percent, so the candidate is replayed too, and smaller sizes until one fits.
 
-An answer is then a size that was seen to fit, and a larger limit never has a smaller one: the candidate rises with the
-limit, and what fits below a candidate and a limit fits below larger ones. Whether a size above fits after all is not
-asked. Cards with the same kernels share their replays.
+A result is therefore a size whose replay fitted, and results are monotone in the limit: the candidate rises with the
+limit, and a size that fits under a limit fits under larger ones. Sizes above the candidate are not tried. GPUs with the
+same kernels share their replays.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from tuner.estimation.allocator.config import AllocatorSettings
-from tuner.estimation.allocator.replay import Replayed, breakdown, minimum_capacity, replay
+from tuner.estimation.allocator.replay import ReplayResult, breakdown, minimum_capacity, replay
 from tuner.estimation.trace import Category, Trace
 
 LARGEST_SIZE = 2**22
-"""Sizes above are not looked at: no effective batch is larger."""
-_TOLD_BITS = 7
-"""Sizes are told to this many bits: each up to 128, above every second, from 256 on every fourth, and so on."""
+"""Larger sizes are not examined: no effective batch is larger."""
+_SIGNIFICANT_BITS = 7
+"""Sizes are rounded down to this many bits: to even sizes from 128, to multiples of four from 256, and so on."""
 
 
 class TracedWorkload(Protocol):
@@ -34,23 +34,23 @@ class TracedWorkload(Protocol):
 
     @property
     def exact_sizes(self) -> bool:
-        """Whether the trace of each size is what tracing at that size would give, as far as was checked."""
+        """True if the trace at each size equals a trace taken at that size, as far as was checked."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What could not be followed, and what that does to the estimate."""
+        """Operations that could not be traced, and their effect on the estimate."""
 
     def trace_at(self, micro_batch_size: int, *, accumulates: bool) -> Trace:
-        """The trace at a size; quick, since only the blocks' sizes change."""
+        """Return the trace at a size; fast, since only the sizes of the blocks change."""
 
 
 class MemoryCurve:
-    """The capacities that one workload's updates need.
+    """The memory that one workload's updates need, by micro-batch size.
 
     Args:
-        traced: where traces come from.
+        traced: the traced workload.
+        settings: the settings of the allocator.
         accumulates: whether updates have several micro-batches.
-        settings: the allocator's.
     """
 
     def __init__(self, traced: TracedWorkload, settings: AllocatorSettings, *, accumulates: bool) -> None:
@@ -58,42 +58,42 @@ class MemoryCurve:
         self._settings = settings
         self._accumulates = accumulates
         self._capacities: dict[int, int] = {}
-        self._replays: dict[int, Replayed] = {}
+        self._replays: dict[int, ReplayResult] = {}
         self._held: dict[int, dict[Category, int]] = {}
 
-    def replayed(self, size: int) -> Replayed:
-        """A replay without any limit."""
+    def replayed(self, size: int) -> ReplayResult:
+        """Return a replay without a limit."""
         if size not in self._replays:
-            trace = self._trace(size)
+            trace = self._trace_at(size)
             self._replays[size] = replay(trace.events, trace.sizes, self._settings)
         return self._replays[size]
 
     def capacity(self, size: int) -> int:
-        """The least capacity found for a size, in bytes."""
+        """Return the smallest capacity found for a size, in bytes."""
         if size not in self._capacities:
-            trace = self._trace(size)
+            trace = self._trace_at(size)
             self._capacities[size] = minimum_capacity(trace.events, trace.sizes, self._settings)
         return self._capacities[size]
 
     def held_at_peak(self, size: int) -> dict[Category, int]:
-        """What holds the memory when most is allocated; sums to the peak of ``replayed``."""
+        """Return the bytes of each category at the peak of ``replayed``; they sum to that peak."""
         if size not in self._held:
-            self._held[size] = breakdown(self._trace(size), self.replayed(size).peak_position, self._settings)
+            self._held[size] = breakdown(self._trace_at(size), self.replayed(size).peak_position, self._settings)
         return self._held[size]
 
     def fits(self, size: int, limit_bytes: int) -> bool:
-        """Whether the allocator gets through with this much; one replay tells it where nothing has to be given back."""
+        """Return whether a size fits in the limit; one replay suffices if it fits without freeing the cache."""
         if size not in self._capacities:
-            free = self.replayed(size)
-            if free.fits and free.peak_reserved_bytes <= limit_bytes:
+            unlimited = self.replayed(size)
+            if unlimited.fits and unlimited.peak_reserved_bytes <= limit_bytes:
                 return True
         return self.capacity(size) <= limit_bytes
 
     def thrashes(self, size: int, limit_bytes: int) -> bool:
-        """Whether the allocator gets through with this much only by giving back its cache in every update."""
+        """Return whether a size fits in the limit only because the allocator frees its cache in every update."""
         if not self.fits(size, limit_bytes) or self.replayed(size).peak_reserved_bytes <= limit_bytes:
             return False
-        trace = self._trace(size)
+        trace = self._trace_at(size)
         began = trace.position("measured-update")
         before, both = (
             replay(events, trace.sizes, self._settings, limit_bytes).retries
@@ -102,15 +102,15 @@ class MemoryCurve:
         return both > before
 
     def largest(self, limit_bytes: int, bound: int = LARGEST_SIZE) -> int:
-        """The largest size up to ``bound`` that was found to fit; 0 when none was."""
+        """Return the largest size up to ``bound`` that was found to fit; 0 if none was."""
         size = self.candidate(limit_bytes, bound)
-        size = size if size == bound else _told(size)
+        size = size if size == bound else _round_down(size)
         while size and not self.fits(size, limit_bytes):
-            size = _told(size - 1)
+            size = _round_down(size - 1)
         return size
 
     def candidate(self, limit_bytes: int, bound: int = LARGEST_SIZE) -> int:
-        """Where the line between powers of two meets the limit, at most ``bound``; 0 when one sample does not fit."""
+        """Interpolate the size that reaches the limit, at most ``bound``; 0 if one sample does not fit."""
         if not bound or self.capacity(1) > limit_bytes:
             return 0
         size, above = 1, min(2, bound)
@@ -118,14 +118,14 @@ class MemoryCurve:
             size, above = above, min(2 * above, bound)
         if size == bound:
             return bound
-        least, most = self.capacity(size), self.capacity(above)
-        return size + (limit_bytes - least) * (above - size) // (most - least)
+        lower, upper = self.capacity(size), self.capacity(above)
+        return size + (limit_bytes - lower) * (above - size) // (upper - lower)
 
-    def _trace(self, size: int) -> Trace:
+    def _trace_at(self, size: int) -> Trace:
         return self._traced.trace_at(size, accumulates=self._accumulates)
 
 
-def _told(size: int) -> int:
-    """The next size that is told, not above this one."""
-    unknown = max(0, size.bit_length() - _TOLD_BITS)
-    return size >> unknown << unknown
+def _round_down(size: int) -> int:
+    """Round a size down to its leading ``_SIGNIFICANT_BITS`` bits."""
+    dropped_bits = max(0, size.bit_length() - _SIGNIFICANT_BITS)
+    return size >> dropped_bits << dropped_bits

@@ -1,4 +1,4 @@
-"""Make estimates in processes that stay a while, so that the next one need not import torch. No torch."""
+"""A pool of fork servers for estimates, so that the next estimate need not import torch. No torch itself."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from tuner.errors import EstimateCancelledError
-from tuner.estimation.client import check_gpus, estimate_in, tracing_server
+from tuner.estimation.client import check_gpus, estimate_on, tracing_server
 from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.system.fork_server.client import ForkServer
 from tuner.system.fork_server.spawn import ChildProcess, Start
 
 _IDLE_SECONDS = 300.0
-"""A waiting process holds half a gigabyte."""
+"""Limited because an idle process uses half a gigabyte of memory."""
 
 
-class WarmEstimates:
-    """Makes estimates. Safe to share between threads; each request has a process of its own meanwhile.
+class EstimatePool:
+    """Makes estimates in pooled processes. Thread-safe: each request has a process for itself.
 
     Args:
         idle_seconds: how long a process waits for the next request.
@@ -27,48 +27,48 @@ class WarmEstimates:
     def __init__(self, idle_seconds: float = _IDLE_SECONDS) -> None:
         self._idle_seconds = idle_seconds
         self._lock = threading.Lock()
-        self._free: list[ForkServer] = []
+        self._idle: list[ForkServer] = []
         self._closed = False
-        self._starter = ThreadPoolExecutor(1, thread_name_prefix="estimates")
-        """Processes end with the thread that starts them: this one stays, whichever thread needs them."""
+        self._start_executor = ThreadPoolExecutor(1, thread_name_prefix="estimates")
+        """Starts all processes in one thread that stays, because a process ends with the thread that started it."""
 
     def estimate(self, request: EstimateRequest, should_stop: Callable[[], bool] = lambda: False) -> Estimate:
-        """Estimate as ``tuner.estimation.client.estimate`` does, in a process that is free, or else a new one.
+        """Estimate as ``tuner.estimation.client.estimate`` does, in an idle process, or else in a new one.
 
         Raises:
-            BatchwrightError: likewise.
+            BatchwrightError: as ``tuner.estimation.client.estimate``.
         """
         check_gpus(request)
-        with self._taken() as server:
-            return estimate_in(server, request, should_stop)
+        with self._borrow() as server:
+            return estimate_on(server, request, should_stop)
 
     @contextmanager
-    def _taken(self) -> Iterator[ForkServer]:
-        """Take a server for the block."""
+    def _borrow(self) -> Iterator[ForkServer]:
+        """Borrow a server for the block."""
         with self._lock:
-            server = self._free.pop() if self._free else tracing_server(self._start, self._idle_seconds)
+            server = self._idle.pop() if self._idle else tracing_server(self._start, self._idle_seconds)
         try:
             yield server
         finally:
             with self._lock:
-                keeps = not self._closed
-                if keeps:
-                    self._free.append(server)
-            if not keeps:
+                is_open = not self._closed
+                if is_open:
+                    self._idle.append(server)
+            if not is_open:
                 server.close()
 
     def _start(self, start: Start) -> ChildProcess:
         with self._lock:
             if self._closed:
-                raise EstimateCancelledError("no more estimates are made: the service is ending")
-            starting = self._starter.submit(ChildProcess, start)
+                raise EstimateCancelledError("no more estimates are made: the service is shutting down")
+            starting = self._start_executor.submit(ChildProcess, start)
         return starting.result()
 
     def close(self) -> None:
-        """End the processes that wait; others end with their request. Idempotent."""
+        """End idle processes; busy ones end with their request. Idempotent."""
         with self._lock:
             self._closed = True
-            waiting, self._free = self._free, []
-        for server in waiting:
+            idle, self._idle = self._idle, []
+        for server in idle:
             server.close()
-        self._starter.shutdown(wait=False)
+        self._start_executor.shutdown(wait=False)

@@ -1,4 +1,4 @@
-"""The report of a failed estimate, and where it lies. No torch."""
+"""The files of an estimate, and the report of a failed one. No torch."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from tuner.errors import BatchwrightError, EstimateError, FieldProblem, PlanErro
 from tuner.schemas.base import Document
 from tuner.system.fork_server.task_paths import TaskPaths
 
-_KINDS: dict[str, type[BatchwrightError]] = {it.__name__: it for it in (EstimateError, PlanError, WorkloadError)}
+_ERROR_CLASSES: dict[str, type[BatchwrightError]] = {
+    kind.__name__: kind for kind in (EstimateError, PlanError, WorkloadError)
+}
 
 
 class Failure(Document):
-    """Why there is no estimate."""
+    """The error of a failed estimate."""
 
     kind: str
     """The error's class."""
     message: str
-    """Its words."""
+    """The error's message."""
     problems: tuple[FieldProblem, ...] = ()
-    """Fields at fault, when the spec is wrong."""
+    """Invalid fields of the spec."""
     traceback: str | None = None
-    """Where user code failed. The error carries it as a note: for a terminal, not for callers of a service."""
+    """The traceback of user code. The error has it as a note, for a terminal and not for callers of the service."""
 
     def to_error(self) -> BatchwrightError:
-        """The error to raise."""
+        """Return the error to raise."""
         if self.problems:
             return SpecError(list(self.problems))
-        error = _KINDS.get(self.kind, EstimateError)(self.message)
+        error = _ERROR_CLASSES.get(self.kind, EstimateError)(self.message)
         if self.traceback is not None:
             error.add_note(self.traceback)
         return error
@@ -38,5 +40,5 @@ class EstimatePaths(TaskPaths):
 
     @property
     def failure(self) -> Path:
-        """The ``Failure``; absent when there is an estimate, and when the process died."""
+        """The ``Failure``; absent if there is an estimate, or if the process died."""
         return self.directory / "failure.json"

@@ -1,9 +1,9 @@
-"""How a tensor's bytes grow with the micro-batch, from its bytes at a few sizes. Pure, no torch.
+"""Extrapolate a tensor's bytes to every micro-batch size, from its bytes at a few sizes. Pure, no torch.
 
-A tensor is a product of dimensions, each fixed or affine in the size: its bytes are constant, affine, or (a loss that
-compares all samples) quadratic with two roots, none of them above 1, where every dimension is something. Other points
-lie on no such polynomial: bytes were rounded, or bounded, or come in steps. A quadratic through them would bend upwards
-or downwards without limit; lines between the points stay near.
+The dimensions of a tensor are fixed or affine in the micro-batch size. Its bytes are therefore constant, affine, or (in
+a loss that compares all samples) quadratic with two real roots, both at most 1, because every dimension is at least 1
+there. Other points are on no such polynomial: the bytes were rounded or bounded, or grow in steps. A quadratic through
+such points would diverge, so piecewise linear interpolation is used.
 """
 
 from __future__ import annotations
@@ -17,114 +17,116 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Polynomial:
-    """Bytes in powers of the size, ``c0 + c1*b + c2*b**2``, never below 0.
+    """Bytes as a polynomial of the size, ``c0 + c1*b + c2*b**2``, never below 0.
 
     Attributes:
-        coefficients: from ``c0`` on.
-        most: bytes above which nothing grows; None for no such bound.
-        bend: none.
+        coefficients: ``c0``, ``c1`` and so on.
+        max_bytes: the upper bound of the bytes; None for no bound.
+        deviation: always 0.
     """
 
     coefficients: tuple[Fraction, ...]
-    most: int | None = None
-    bend: int = 0
+    max_bytes: int | None = None
+    deviation: int = 0
 
     def at(self, size: int) -> int:
-        """Bytes at a size."""
+        """Return the bytes at a size."""
         total = Fraction(0)
         for coefficient in reversed(self.coefficients):
             total = total * size + coefficient
-        return _bounded(total, self.most)
+        return _bounded(total, self.max_bytes)
 
 
 @dataclass(frozen=True)
-class Chords:
-    """Lines between points; the outer two go on.
+class PiecewiseLinear:
+    """Piecewise linear interpolation; the first and the last line are extrapolated.
 
     Attributes:
-        places: sizes, rising.
-        values: bytes at each.
-        most: as of ``Polynomial``.
+        sizes: increasing micro-batch sizes.
+        values: bytes at each size.
+        max_bytes: as in ``Polynomial``.
     """
 
-    places: tuple[int, ...]
+    sizes: tuple[int, ...]
     values: tuple[int, ...]
-    most: int | None = None
+    max_bytes: int | None = None
 
     @property
-    def bend(self) -> int:
-        """By how many bytes the points between lie off the line through the first and the last, at most."""
-        (first, *between), (least, *inner) = self.places, self.values
-        slope = Fraction(self.values[-1] - least, self.places[-1] - first)
-        return max(ceil(abs(it - least - slope * (place - first))) for place, it in zip(between, inner, strict=True))
+    def deviation(self) -> int:
+        """Largest distance of a point from the line through the first and the last point, in bytes."""
+        (first, *between), (least, *inner) = self.sizes, self.values
+        slope = Fraction(self.values[-1] - least, self.sizes[-1] - first)
+        return max(
+            ceil(abs(value - least - slope * (size - first))) for size, value in zip(between, inner, strict=True)
+        )
 
     def at(self, size: int) -> int:
-        """Bytes at a size."""
-        right = min(max(bisect_left(self.places, size), 1), len(self.places) - 1)
-        (left_place, place), (left, value) = self.places[right - 1 : right + 1], self.values[right - 1 : right + 1]
-        return _bounded(left + Fraction((value - left) * (size - left_place), place - left_place), self.most)
+        """Return the bytes at a size."""
+        right = min(max(bisect_left(self.sizes, size), 1), len(self.sizes) - 1)
+        (x0, x1), (y0, y1) = self.sizes[right - 1 : right + 1], self.values[right - 1 : right + 1]
+        return _bounded(y0 + Fraction((y1 - y0) * (size - x0), x1 - x0), self.max_bytes)
 
 
-Growth: TypeAlias = Polynomial | Chords
-_PARABOLA = 3
-"""Coefficients of a quadratic."""
+Growth: TypeAlias = Polynomial | PiecewiseLinear
+_QUADRATIC_LENGTH = 3
+"""Number of coefficients of a quadratic."""
 
 
-def growth_through(places: tuple[int, ...], values: tuple[int, ...], most: int | None = None) -> Growth:
-    """What passes through the points: the polynomial of the lowest degree if a tensor's bytes can be it, else lines.
+def growth_from_points(sizes: tuple[int, ...], values: tuple[int, ...], max_bytes: int | None = None) -> Growth:
+    """Fit the polynomial of the lowest degree if it can describe a tensor, else piecewise lines.
 
     Args:
-        places: sizes, rising; three tell a quadratic.
-        values: bytes at each, as if nothing bounded them.
-        most: the bound.
+        sizes: increasing micro-batch sizes; a quadratic needs three.
+        values: bytes at each size, without the bound.
+        max_bytes: the upper bound of the bytes; None for no bound.
     """
-    coefficients = _interpolated(places, values)
-    if len(coefficients) > _PARABOLA or (
-        len(coefficients) == _PARABOLA and not _may_be_a_tensors(coefficients, places)
+    coefficients = _interpolated(sizes, values)
+    if len(coefficients) > _QUADRATIC_LENGTH or (
+        len(coefficients) == _QUADRATIC_LENGTH and not _is_product_of_dimensions(coefficients, sizes)
     ):
-        return Chords(places, values, most)
-    return Polynomial(coefficients, most)
+        return PiecewiseLinear(sizes, values, max_bytes)
+    return Polynomial(coefficients, max_bytes)
 
 
-def _may_be_a_tensors(coefficients: tuple[Fraction, ...], places: tuple[int, ...]) -> bool:
-    """Whether a quadratic is that of two dimensions: whole at every size, and a product of two that begin by 1."""
+def _is_product_of_dimensions(coefficients: tuple[Fraction, ...], sizes: tuple[int, ...]) -> bool:
+    """Return whether a quadratic is a product of two dimensions: integral at every size, with real roots at most 1."""
     constant, linear, square = coefficients
-    between = range(places[0], places[-1] + 1)
-    if square < 0 or any((constant + linear * it + square * it * it).denominator != 1 for it in between):
+    between = range(sizes[0], sizes[-1] + 1)
+    if square < 0 or any((constant + linear * size + square * size**2).denominator != 1 for size in between):
         return False
     discriminant = linear * linear - 4 * square * constant
-    root = _root(discriminant)
+    root = _rational_sqrt(discriminant)
     return root is not None and root - linear <= 2 * square
 
 
-def _root(number: Fraction) -> Fraction | None:
-    """Its square root, where that is rational."""
+def _rational_sqrt(number: Fraction) -> Fraction | None:
+    """Return the square root of ``number`` if it is rational, else None."""
     if number < 0:
         return None
     root = Fraction(isqrt(number.numerator), isqrt(number.denominator))
     return root if root * root == number else None
 
 
-def _interpolated(places: tuple[int, ...], values: tuple[int, ...]) -> tuple[Fraction, ...]:
-    """Coefficients of the polynomial of the lowest degree through the points, by Newton's divided differences."""
+def _interpolated(sizes: tuple[int, ...], values: tuple[int, ...]) -> tuple[Fraction, ...]:
+    """Return the coefficients of the interpolating polynomial of the lowest degree (Newton's divided differences)."""
     if len(set(values)) == 1:
         return (Fraction(values[0]),)
     differences = [Fraction(value) for value in values]
-    count = len(places)
+    count = len(sizes)
     for order in range(1, count):
         for index in range(count - 1, order - 1, -1):
-            step = places[index] - places[index - order]
+            step = sizes[index] - sizes[index - order]
             differences[index] = (differences[index] - differences[index - 1]) / step
     coefficients = [Fraction(0)] * count
-    for order in range(count - 1, -1, -1):  # Horner, in (b - place)
+    for order in range(count - 1, -1, -1):  # Horner's scheme in (b - size)
         shifted = [Fraction(0), *coefficients[:-1]]
-        coefficients = [high - places[order] * low for high, low in zip(shifted, coefficients, strict=True)]
+        coefficients = [high - sizes[order] * low for high, low in zip(shifted, coefficients, strict=True)]
         coefficients[0] += differences[order]
     while len(coefficients) > 1 and coefficients[-1] == 0:
         coefficients.pop()
     return tuple(coefficients)
 
 
-def _bounded(nbytes: Fraction, most: int | None) -> int:
+def _bounded(nbytes: Fraction, max_bytes: int | None) -> int:
     whole = max(0, round(nbytes))
-    return whole if most is None else min(whole, most)
+    return whole if max_bytes is None else min(whole, max_bytes)

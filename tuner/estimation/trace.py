@@ -1,7 +1,8 @@
-"""What a traced update took and gave back: the contract between tracing and replaying. Pure data, no torch.
+"""Traces of allocations: the contract between tracing and replaying. Pure data, no torch.
 
-A trace is a list of blocks and the order in which they come and go. Two traces of one workload at different micro-batch
-sizes usually differ in nothing but the blocks' sizes; ``SizedTrace`` is then the trace of every size.
+A trace is a list of blocks, and the order in which they are allocated and freed. Two traces of one workload at
+different micro-batch sizes usually differ only in the sizes of the blocks; ``SizedTrace`` is then the trace at every
+size.
 """
 
 from __future__ import annotations
@@ -14,97 +15,98 @@ from typing import Literal
 from pydantic import Field
 
 from tuner.errors import EstimateError
-from tuner.estimation.size_growth import Growth, growth_through
+from tuner.estimation.size_growth import Growth, growth_from_points
 from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
 
 
 class Category(StrEnum):
-    """What a block holds."""
+    """The contents of a block."""
 
     PARAMETERS = "parameters"
     """Parameters and buffers."""
     GRADIENTS = "gradients"
-    """Gradients, and the sums that accumulation keeps of them."""
+    """Gradients, and accumulated sums of gradients."""
     OPTIMIZER_STATE = "optimizer_state"
-    """The optimizer's state and moving averages of the weights."""
+    """The optimizer's state, and moving averages of the weights."""
     ACTIVATIONS = "activations"
-    """What a forward pass leaves for the backward pass, and the batch itself."""
+    """Tensors that a forward pass keeps for the backward pass, and the batch itself."""
     TEMPORARIES = "temporaries"
-    """Everything else: alive within one pass or step only."""
+    """All other tensors, alive only within one pass or step."""
     WORKSPACE = "workspace"
-    """What kernels and libraries take by themselves from the allocator."""
+    """Memory that kernels and libraries allocate for themselves."""
 
 
 class Bound(Document):
-    """The bytes of a block that stops growing, such as a sum for each row of an embedding that occurs in a batch."""
+    """The bytes of a block with an upper bound, such as a sum for each row of an embedding that occurs in a batch."""
 
-    growing: NonNegativeInt
-    """Bytes that it would have if it did not stop."""
-    most: NonNegativeInt
-    """Bytes that it has at most, whatever the micro-batch."""
+    unbounded_bytes: NonNegativeInt
+    """Bytes of the block without the bound."""
+    max_bytes: NonNegativeInt
+    """The bound, which does not depend on the micro-batch size."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it has."""
-        return min(self.growing, self.most)
+        """Bytes of the block."""
+        return min(self.unbounded_bytes, self.max_bytes)
 
 
 class Mark(Document):
-    """The beginning of a stretch of a trace."""
+    """The beginning of a section of a trace."""
 
     name: Literal["build", "first-update", "measured-update", "end"]
-    """Which stretch begins."""
+    """The section that begins."""
     position: NonNegativeInt
-    """Index into ``events`` of its first event."""
+    """Index into ``events`` of the section's first event."""
 
 
 class Trace(Document):
-    """The blocks of device memory that building a workload and two of its updates take, in order."""
+    """The blocks of device memory that building a workload and running its updates allocate, in order."""
 
     micro_batch_size: PositiveInt
     """Samples per forward and backward pass."""
     accumulates: bool
-    """Whether an update has two micro-batches of this size, or one."""
+    """True if an update has two micro-batches of this size, False if it has one."""
     sizes: tuple[NonNegativeInt, ...]
-    """Bytes asked for, by block; blocks are numbered in the order in which they are first taken."""
+    """Bytes requested, by block; blocks are numbered in the order of their allocation."""
     categories: tuple[Category, ...]
-    """What each block holds."""
+    """The contents of each block."""
     events: tuple[int, ...]
-    """``i`` where block ``i`` is taken, ``~i`` (that is ``-i - 1``) where it is given back."""
+    """``i`` where block ``i`` is allocated, ``~i`` (that is ``-i - 1``) where it is freed."""
     marks: tuple[Mark, ...]
-    """Where each stretch begins."""
+    """The beginning of each section."""
     decisions: Literal["cuda", "cpu"]
-    """Whose decisions (kernels, autocast, attention) the traced operations took."""
+    """The device whose kernels, autocast rules and attention were traced."""
     notes: tuple[str, ...] = ()
-    """What the trace could not follow, and what that does to it."""
+    """Operations that could not be traced, and their effect on the trace."""
     bounds: dict[int, Bound] = Field(default_factory=dict)
-    """By block, what bounds its size; of most blocks nothing is known."""
+    """Upper bounds of blocks, by block; for most blocks none is known."""
 
     def position(self, name: str) -> int:
-        """Index into ``events`` of the first event of a stretch."""
+        """Return the index into ``events`` of the first event of a section."""
         return next(mark.position for mark in self.marks if mark.name == name)
 
-    def warmed_up(self) -> Trace:
-        """The same with the measured update made once before it, as ``first-update``.
+    def with_warm_up_update(self) -> Trace:
+        """Return this trace with a copy of the measured update before it, as ``first-update``.
 
-        What the update takes and keeps (workspaces of libraries) is taken by the first alone, and what it gives back of
-        what was there before is given back by the first alone; all the rest comes and goes again.
+        Blocks that the update allocates and keeps (workspaces of libraries) are allocated by the first update only.
+        Blocks from before the update that it frees are freed by the first update only. All other events are repeated.
         """
         began, ended = self.position("measured-update"), self.position("end")
         update = self.events[began:ended]
-        given_back = {~event for event in update if event < 0}
-        renewed = [event for event in update if event >= 0 and event in given_back]
-        again = {block: len(self.sizes) + number for number, block in enumerate(renewed)}
+        freed = {~event for event in update if event < 0}
+        reallocated = [event for event in update if event >= 0 and event in freed]
+        copy_of = {block: len(self.sizes) + number for number, block in enumerate(reallocated)}
         repeated = [
-            again[event] if event >= 0 else ~again[~event]
+            copy_of[event] if event >= 0 else ~copy_of[~event]
             for event in update
-            if (event if event >= 0 else ~event) in again
+            if (event if event >= 0 else ~event) in copy_of
         ]
         return self.model_copy(
             update={
-                "sizes": (*self.sizes, *(self.sizes[block] for block in renewed)),
-                "categories": (*self.categories, *(self.categories[block] for block in renewed)),
-                "bounds": self.bounds | {again[it]: bound for it, bound in self.bounds.items() if it in again},
+                "sizes": (*self.sizes, *(self.sizes[block] for block in reallocated)),
+                "categories": (*self.categories, *(self.categories[block] for block in reallocated)),
+                "bounds": self.bounds
+                | {copy_of[block]: bound for block, bound in self.bounds.items() if block in copy_of},
                 "events": (*self.events[:ended], *repeated, *self.events[ended:]),
                 "marks": (
                     *(mark for mark in self.marks if mark.position < began or mark.name == "build"),
@@ -116,33 +118,33 @@ class Trace(Document):
         )
 
 
-_MATTERS = 200
-"""Bends that are one in so many bytes of all blocks, or less, make no trace inexact."""
+_DEVIATION_RATIO = 200
+"""A trace counts as exact if the deviations sum to at most one part in this many of the bytes of all blocks."""
 
 
 @dataclass(frozen=True)
 class SizedTrace:
-    """One workload's trace at every micro-batch size, from traces at a few.
+    """One workload's trace at every micro-batch size, from traces at a few sizes.
 
     Attributes:
-        trace: the trace at the first size; its events are those of every size.
-        growths: how bytes grow with the size: those that occur.
-        kinds: for each block the index of its growth.
-        exact: whether all that matters grows as tensors do. What does not (rounded up or down, bounded, made in steps)
-            is told by lines between the traces, and the outer ones go on.
+        trace: the trace at the first size; its events are those at every size.
+        growths: the distinct functions from micro-batch size to bytes.
+        growth_of_block: for each block the index of its growth.
+        exact: whether nearly all bytes grow as those of tensors do. Other blocks (rounded, bounded, growing in steps)
+            are interpolated linearly.
     """
 
     trace: Trace
     growths: tuple[Growth, ...]
-    kinds: tuple[int, ...]
+    growth_of_block: tuple[int, ...]
     exact: bool = True
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> SizedTrace:
-        """The trace through ``traces`` of rising sizes: three tell a quadratic (a loss over pairs of samples).
+        """Interpolate ``traces`` of increasing sizes; a quadratic (a loss over pairs of samples) needs three.
 
         Raises:
-            EstimateError: when they differ in more than sizes: the workload does different things at these sizes.
+            EstimateError: when the traces differ in more than sizes, because the workload depends on the size.
         """
         first, *others = traces
         for other in others:
@@ -151,29 +153,29 @@ class SizedTrace:
                     f"the updates at micro-batch {first.micro_batch_size} and {other.micro_batch_size} differ in more "
                     f"than the sizes of their tensors ({len(first.events)} and {len(other.events)} events)"
                 )
-        places = tuple(it.micro_batch_size for it in traces)
-        values = [_points(traces, block) for block in range(len(first.sizes))]
-        numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
-        growths = tuple(growth_through(places, *value) for value in numbers)
-        kinds = tuple(numbers[value] for value in values)
-        bends = sum(growths[kind].bend for kind in kinds)
-        return cls(first, growths, kinds, exact=bends * _MATTERS <= sum(traces[-1].sizes))
+        traced_sizes = tuple(trace.micro_batch_size for trace in traces)
+        values = [_unbounded_points(traces, block) for block in range(len(first.sizes))]
+        growth_indices = {value: number for number, value in enumerate(dict.fromkeys(values))}
+        growths = tuple(growth_from_points(traced_sizes, *value) for value in growth_indices)
+        growth_of_block = tuple(growth_indices[value] for value in values)
+        deviations = sum(growths[kind].deviation for kind in growth_of_block)
+        return cls(first, growths, growth_of_block, exact=deviations * _DEVIATION_RATIO <= sum(traces[-1].sizes))
 
     def at(self, micro_batch_size: int) -> Trace:
-        """The trace at ``micro_batch_size``; bounds are part of its sizes."""
+        """Return the trace at ``micro_batch_size``; its sizes include the bounds."""
         return self.trace.model_copy(
             update={"micro_batch_size": micro_batch_size, "sizes": tuple(self.sizes_at(micro_batch_size)), "bounds": {}}
         )
 
     def sizes_at(self, micro_batch_size: int) -> list[int]:
-        """Bytes of every block at ``micro_batch_size``."""
-        values = [it.at(micro_batch_size) for it in self.growths]
-        return [values[kind] for kind in self.kinds]
+        """Return the bytes of every block at ``micro_batch_size``."""
+        values = [growth.at(micro_batch_size) for growth in self.growths]
+        return [values[kind] for kind in self.growth_of_block]
 
 
-def _points(traces: Sequence[Trace], block: int) -> tuple[tuple[int, ...], int | None]:
-    """A block's bytes in each trace, as if nothing bounded them, and the bound."""
-    bounds = [it.bounds[block] for it in traces if block in it.bounds]
+def _unbounded_points(traces: Sequence[Trace], block: int) -> tuple[tuple[int, ...], int | None]:
+    """Return a block's bytes in each trace without its bound, and the bound."""
+    bounds = [trace.bounds[block] for trace in traces if block in trace.bounds]
     if not bounds:
-        return tuple(it.sizes[block] for it in traces), None
-    return tuple(it.growing for it in bounds), bounds[0].most
+        return tuple(trace.sizes[block] for trace in traces), None
+    return tuple(bound.unbounded_bytes for bound in bounds), bounds[0].max_bytes

@@ -1,19 +1,20 @@
-"""From traces to an answer: what fits on each GPU, how sure that is, and which plan follows. Pure, no torch.
+"""Turn traces into an estimate: the sizes that fit on each GPU, with their uncertainty, and a plan. Pure, no torch.
 
-How far an estimate may be off (``_errors``) is put together from what is known:
+The error of an estimate (``_error_shares``) is the sum of these parts:
 
-* against eight published measurements (ConvNeXt, MnasNet, MobileNet; fp32, RTX 3060, NVML) the median error of the
-  method is 2.45 %, that of xMem (arXiv 2510.21048), which works alike, 3.59 %; the interval takes about twice that, and
-  more upwards than downwards, since a wrong "fits" costs a run and a wrong "uncertain" a probe;
-* sizes between traced ones are exact to 0.34 %; where traces tell no size exactly, the interval is widened by an
-  assumption;
-* with the CPU's decisions instead of CUDA's five models of transformers (8 samples; fp32, bf16-mixed, bf16) came out
-  between 12 % too low (GPT-2, bf16-mixed: the CPU's autocast leaves powers in bf16) and 21 % too high (T5, bf16: the
-  CPU keeps what drops out as numbers);
-* nothing was measured on ROCm, on a card of which only the memory is known, or of what a trace says it could not
-  follow: there the interval is widened by assumptions;
-* outside of the allocator come the context (by card, ``tuner.hardware.gpu_table``) and, for several ranks, NCCL's
-  buffers.
+* The method. Against eight published measurements (ConvNeXt, MnasNet, MobileNet; fp32, RTX 3060, NVML) its median error
+  is 2.45 %, and that of xMem (arXiv 2510.21048), a similar method, 3.59 %. The interval is about twice that, and wider
+  upwards than downwards, since a wrong "fits" costs a run and a wrong "uncertain" a probe.
+* Inexact sizes. Sizes between traced ones are exact to 0.34 %. If the growth of the blocks is not exact, the interval
+  is widened by an assumption.
+* The CPU's decisions instead of CUDA's. Five models of transformers (8 samples; fp32, bf16-mixed, bf16) were between
+  12 % too low (GPT-2, bf16-mixed: the CPU's autocast leaves powers in bf16) and 21 % too high (T5, bf16: the CPU keeps
+  dropout masks as numbers).
+* Assumptions for cases that were not measured: ROCm, a GPU of which only the memory is known, and operations that a
+  trace could not follow.
+
+Memory outside of the allocator is added: the context (by GPU, ``tuner.hardware.gpu_table``) and, for several ranks,
+NCCL's buffers.
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ from tuner.planning.accumulation import balanced_plan, share_per_rank
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
 from tuner.schemas.gpus import ByteInterval, Gpu, KernelProfile
 
-__all__ = ["TracedWorkload", "answer", "profiles"]
+__all__ = ["TracedWorkload", "make_estimate", "profiles"]
 
 _PERCENT = Fraction(1, 100)
-_METHOD = (5 * _PERCENT, 7 * _PERCENT)
-_CPU_DECISIONS = (18 * _PERCENT, 14 * _PERCENT)
-"""A figure 21 % too high is to be lowered by 18 %, one 12 % too low to be raised by 14 %."""
-_NOT_FOLLOWED = (4 * _PERCENT, 4 * _PERCENT)
-_SIZES_NOT_CHECKED = (20 * _PERCENT, 20 * _PERCENT)
-_OTHER_KERNELS = (4 * _PERCENT, 4 * _PERCENT)
+_METHOD_ERROR = (5 * _PERCENT, 7 * _PERCENT)
+_CPU_DECISIONS_ERROR = (18 * _PERCENT, 14 * _PERCENT)
+"""A figure 21 % too high must be lowered by 18 %; one 12 % too low must be raised by 14 %."""
+_NOT_TRACED_ERROR = (4 * _PERCENT, 4 * _PERCENT)
+_INEXACT_SIZES_ERROR = (20 * _PERCENT, 20 * _PERCENT)
+_OTHER_KERNELS_ERROR = (4 * _PERCENT, 4 * _PERCENT)
 _NCCL_BYTES = ByteInterval(low=500_000_000, expected=1_000_000_000, high=1_600_000_000)
-"""Of one communicator: 0.5 to 1.6 GB."""
-_SHOWN_LENGTH = 500
-_DOUBT = 2
-"""How many times the memory of a card what it surely has to hold must exceed, for nothing more to be looked at."""
-_MOST_LISTED = 4096
-"""Micro-batches of a plan that is told whole: an answer for many cards stays a matter of kilobytes."""
+"""Buffers of one communicator: 0.5 to 1.6 GB."""
+_MAX_MESSAGE_LENGTH = 500
+_FAR_TOO_LARGE = 2
+"""A size is not examined further if its certain part exceeds a GPU's memory by this factor."""
+_MAX_LISTED = 4096
+"""Micro-batches of a plan that is listed in full, so that an estimate for many GPUs stays within kilobytes."""
 
 
 def profiles(request: EstimateRequest) -> tuple[KernelProfile, ...]:
-    """The kernels that a workload has to be traced with, each once.
+    """Return the distinct kernel profiles with which the workload must be traced.
 
     Raises:
         EstimateError: when a GPU's name is not known, or is that of several.
@@ -59,38 +60,38 @@ def profiles(request: EstimateRequest) -> tuple[KernelProfile, ...]:
     return tuple(dict.fromkeys(find_gpu(name).profile for name in request.gpus))
 
 
-def answer(
+def make_estimate(
     request: EstimateRequest,
     traced: Mapping[KernelProfile, TracedWorkload | Exception],
     *,
     versions: dict[str, str],
     seconds: float,
 ) -> Estimate:
-    """What the traced workload takes on each GPU.
+    """Estimate the memory of the traced workload on each GPU.
 
     Args:
-        request: what is asked.
-        traced: the workload, for each of ``profiles(request)``, or why there is none; one object for those that run the
-            same kernels.
-        versions: of what took part in tracing.
+        request: the request.
+        traced: for each of ``profiles(request)`` the traced workload, or the error of tracing it. Profiles that run the
+            same kernels share one object.
+        versions: the versions of the packages that took part in tracing.
         seconds: time that tracing took.
 
     Raises:
         EstimateError: when a GPU's name is not known, or is that of several.
         PlanError: when a rank would have no sample.
-        Exception: what tracing failed with, when there is no trace for any of the GPUs.
+        Exception: the error of tracing, when there is no trace for any of the GPUs.
     """
     cards = [find_gpu(name) for name in request.gpus]
-    distinct = {id(it): it for it in (traced[card.profile] for card in cards)}
-    most_bytes = max(it.total_bytes for it in cards)
-    known = {key: _judged(request, it, most_bytes) for key, it in distinct.items()}
-    found = [it for it in known.values() if isinstance(it, _Workload)]
+    distinct = {id(traced[card.profile]): traced[card.profile] for card in cards}
+    largest_card_bytes = max(card.total_bytes for card in cards)
+    workloads = {key: _prepared(request, result, largest_card_bytes) for key, result in distinct.items()}
+    found = [workload for workload in workloads.values() if isinstance(workload, _Workload)]
     if not found:
-        raise next(it for it in known.values() if isinstance(it, Exception))
+        raise next(error for error in workloads.values() if isinstance(error, Exception))
     return Estimate(
-        decisions="cpu" if any(it.follows_cpu for it in found) else "cuda",
+        decisions="cpu" if any(workload.follows_cpu for workload in found) else "cuda",
         parameters=found[0].traced.parameters,
-        gpus=tuple(_estimate(request, card, known[id(traced[card.profile])]) for card in cards),
+        gpus=tuple(_estimate(request, card, workloads[id(traced[card.profile])]) for card in cards),
         versions=versions,
         seconds=seconds,
         notes=("Estimated, not measured: a tuning on the card proves what fits.",),
@@ -99,161 +100,171 @@ def answer(
 
 @dataclass(frozen=True)
 class _Workload:
-    """A traced workload with the curves that all cards of a profile share.
+    """A traced workload with the memory curves that all GPUs of a profile share.
 
     Attributes:
-        share: samples of a rank in one update; None when no effective batch was asked for.
-        several: the curve of updates with several micro-batches.
-        single: that of updates with one, in which no gradients wait while it runs.
-        whole: whether the whole share may fit in one micro-batch; else such updates are not traced.
+        share: samples of a rank in one update; None when no effective batch was requested.
+        whole_share: whether the whole share may fit in one micro-batch; if not, such updates are not traced.
+        accumulating: the curve of updates with several micro-batches.
+        single: the curve of updates with one micro-batch, which holds no gradients while it runs.
     """
 
     traced: TracedWorkload
     share: int | None
-    whole: bool
-    several: MemoryCurve
+    whole_share: bool
+    accumulating: MemoryCurve
     single: MemoryCurve
     follows_cpu: bool
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, request: EstimateRequest, traced: TracedWorkload, most_bytes: int) -> _Workload:
-        """The workload for cards of at most ``most_bytes``."""
+    def of(cls, request: EstimateRequest, traced: TracedWorkload, largest_card_bytes: int) -> _Workload:
+        """Trace the updates that matter for GPUs of at most ``largest_card_bytes``."""
         ranks, batch = request.spec.parallelism.world_size, request.effective_batch_size
         settings = EXPANDABLE_SEGMENTS if request.allocator == "expandable-segments" else DEFAULT_SETTINGS
         share = None if batch is None else share_per_rank(batch, ranks)[0]
-        several = MemoryCurve(traced, settings, accumulates=True)
-        whole = share is not None and (request.micro_batch_size == share or _may_fit_whole(several, share, most_bytes))
-        kinds = [True] * (share != 1) + [False] * whole  # of updates: with several micro-batches, or with one
-        traces = [traced.trace_at(share or 1, accumulates=it) for it in kinds]
+        accumulating = MemoryCurve(traced, settings, accumulates=True)
+        whole_share = share is not None and (
+            request.micro_batch_size == share or _may_fit_whole(accumulating, share, largest_card_bytes)
+        )
+        kinds = [True] * (share != 1) + [False] * whole_share  # of updates: with several micro-batches, or with one
+        traces = [traced.trace_at(share or 1, accumulates=accumulates) for accumulates in kinds]
         return cls(
             traced=traced,
             share=share,
-            whole=whole,
-            several=several,
+            whole_share=whole_share,
+            accumulating=accumulating,
             single=MemoryCurve(traced, settings, accumulates=False),
-            follows_cpu=any(it.decisions == "cpu" for it in traces),
-            notes=tuple(dict.fromkeys((*traced.notes, *(note for it in traces for note in it.notes)))),
+            follows_cpu=any(trace.decisions == "cpu" for trace in traces),
+            notes=tuple(dict.fromkeys((*traced.notes, *(note for trace in traces for note in trace.notes)))),
         )
 
     def accumulates(self, size: int) -> bool:
-        """Whether an update takes several micro-batches of this size."""
+        """Return whether an update has several micro-batches of this size."""
         return self.share is None or size < self.share
 
     def fits(self, size: int, limit_bytes: int) -> bool:
-        """Whether a size fits, of several micro-batches or of one, as the case may be."""
-        return (self.whole or self.accumulates(size)) and self.curve(size).fits(size, limit_bytes)
+        """Return whether updates with micro-batches of this size fit."""
+        return (self.whole_share or self.accumulates(size)) and self.curve(size).fits(size, limit_bytes)
 
     def curve(self, size: int) -> MemoryCurve:
-        """Of the updates that micro-batches of this size make."""
-        return self.several if self.accumulates(size) else self.single
+        """Return the memory curve of updates with micro-batches of this size."""
+        return self.accumulating if self.accumulates(size) else self.single
 
     def largest(self, limit_bytes: int) -> int:
-        """The largest size within a limit of the allocator: the whole share, or what fits below it; 0 for none."""
+        """Return the largest size within a limit of the allocator, at most the share; 0 if none fits."""
         if self.share is None:
-            return self.several.largest(limit_bytes)
+            return self.accumulating.largest(limit_bytes)
         if self.fits(self.share, limit_bytes):
             return self.share
-        return self.several.largest(limit_bytes, self.share - 1)
+        return self.accumulating.largest(limit_bytes, self.share - 1)
 
-    def perhaps(self, limit_bytes: int) -> int:
-        """The same without trying whether just this size fits: not below ``largest``."""
+    def optimistic(self, limit_bytes: int) -> int:
+        """Return a size not below ``largest``, interpolated without a replay at that size."""
         if self.share is None:
-            return self.several.candidate(limit_bytes)
+            return self.accumulating.candidate(limit_bytes)
         if self.fits(self.share, limit_bytes):
             return self.share
-        return self.several.candidate(limit_bytes, self.share - 1)
+        return self.accumulating.candidate(limit_bytes, self.share - 1)
 
 
-def _may_fit_whole(several: MemoryCurve, share: int, most_bytes: int) -> bool:
-    """Whether a card may hold an update of one micro-batch: all that one of several holds, but the gradients."""
+def _may_fit_whole(accumulating: MemoryCurve, share: int, largest_card_bytes: int) -> bool:
+    """Return whether a GPU may hold an update of one micro-batch: that of several, less the waiting gradients."""
     if share == 1:
         return True
-    gradients = several.held_at_peak(share).get(Category.GRADIENTS, 0)
-    return several.replayed(share).peak_allocated_bytes - gradients <= _DOUBT * most_bytes
+    gradients = accumulating.held_at_peak(share).get(Category.GRADIENTS, 0)
+    return accumulating.replayed(share).peak_allocated_bytes - gradients <= _FAR_TOO_LARGE * largest_card_bytes
 
 
-def _judged(request: EstimateRequest, traced: TracedWorkload | Exception, most_bytes: int) -> _Workload | Exception:
-    """The workload, traced at all kinds of updates that matter, or what that failed with."""
+def _prepared(
+    request: EstimateRequest, traced: TracedWorkload | Exception, largest_card_bytes: int
+) -> _Workload | Exception:
+    """Trace all kinds of updates that matter, and return the workload, or the error."""
     if isinstance(traced, Exception):
         return traced
     try:
-        return _Workload.of(request, traced, most_bytes)
-    except Exception as error:  # noqa: BLE001 - user code runs here; other cards may do without what fails
+        return _Workload.of(request, traced, largest_card_bytes)
+    except Exception as error:  # noqa: BLE001 - user code runs here, and may succeed for other GPUs
         return error
 
 
 def _estimate(request: EstimateRequest, gpu: Gpu, workload: _Workload | Exception) -> GpuEstimate:
-    """The answer for one card; where the workload cannot be traced for it, that nothing is known, and why."""
+    """Estimate for one GPU; if the workload cannot be traced for it, return an uncertain estimate with the reason."""
     if isinstance(workload, _Workload):
-        return _Card(request, gpu, workload).estimate()
-    words = " ".join(str(workload).split())[:_SHOWN_LENGTH]
+        return _CardEstimator(request, gpu, workload).estimate()
+    message = " ".join(str(workload).split())[:_MAX_MESSAGE_LENGTH]
     kind = "" if isinstance(workload, BatchwrightError) else f"{type(workload).__name__}: "
     return GpuEstimate(
         gpu=gpu.name,
-        usable_bytes=_usable_bytes(gpu, request),
+        usable_bytes=_usable_bytes_of(gpu, request),
         feasible=Verdict.UNCERTAIN,
         largest_micro_batch_size=0,
         surely_fits=0,
         may_fit=0,
-        notes=(*gpu.notes, f"Nothing is known: the workload cannot be traced for this GPU ({kind}{words})."),
+        notes=(*gpu.notes, f"Unknown: the workload cannot be traced for this GPU ({kind}{message})."),
     )
 
 
 @dataclass(frozen=True)
 class _Limits:
-    """What the allocator may need on a card, if the estimate is right, and if it is as far off as may be."""
+    """Limits of the allocator on a GPU: if the estimate is exact (``expected``), and at both ends of its interval."""
 
-    surely: int
+    certain: int
     expected: int
-    perhaps: int
+    optimistic: int
 
 
-class _Card:
-    """The answer for one card."""
+class _CardEstimator:
+    """Makes the estimate for one GPU."""
 
     def __init__(self, request: EstimateRequest, gpu: Gpu, workload: _Workload) -> None:
         self._request = request
         self._gpu = gpu
         self._workload = workload
-        self._usable = _usable_bytes(gpu, request)
-        self._lacking = _without_margin(gpu.total_bytes, request) - _without_margin(gpu.least_total_bytes, request)
-        self._too_high, self._too_low = _errors(gpu, workload)
-        self._outside = _outside(request, gpu)
+        self._usable_bytes = _usable_bytes_of(gpu, request)
+        self._shortfall_bytes = _less_margin(gpu.total_bytes, request) - _less_margin(gpu.least_total_bytes, request)
+        self._overestimate, self._underestimate = _error_shares(gpu, workload)
+        self._outside_bytes = _outside_bytes(request, gpu)
 
     def estimate(self) -> GpuEstimate:
-        """What fits, with the peak at the size of interest and the plan."""
+        """Return the sizes that fit, the peak at the requested or the largest size, and the plan."""
         limits = self._limits()
         workload, request = self._workload, self._request
         largest = workload.largest(limits.expected)
-        surely, perhaps = workload.largest(limits.surely), workload.perhaps(limits.perhaps)
+        certain, optimistic = workload.largest(limits.certain), workload.optimistic(limits.optimistic)
         ranks, batch = request.spec.parallelism.world_size, request.effective_batch_size
-        listed = _micro_batches(batch, ranks, largest) if batch is not None and largest else 0
+        plan_length = _plan_length(batch, ranks, largest) if batch is not None and largest else 0
         peak = self._peak(request.micro_batch_size or max(1, largest), limits)
         return GpuEstimate(
             gpu=self._gpu.name,
-            usable_bytes=self._usable,
-            feasible=_verdict(surely=surely > 0, perhaps=perhaps > 0),
+            usable_bytes=self._usable_bytes,
+            feasible=_verdict(certain=certain > 0, optimistic=optimistic > 0),
             largest_micro_batch_size=largest,
-            surely_fits=surely,
-            may_fit=perhaps,
+            surely_fits=certain,
+            may_fit=optimistic,
             peak=peak,
-            plan=balanced_plan(batch, ranks, largest) if batch is not None and 0 < listed <= _MOST_LISTED else None,
-            notes=(*self._notes(largest, listed), *_thrashing(peak)),
+            plan=balanced_plan(batch, ranks, largest) if batch is not None and 0 < plan_length <= _MAX_LISTED else None,
+            notes=(*self._notes(largest, plan_length), *_thrashing_note(peak)),
         )
 
     def _limits(self) -> _Limits:
-        """Where each bound of ``_device_bytes`` meets what the card offers."""
-        sure = Fraction(self._usable - self._lacking - self._outside.high) / (1 + self._too_low)
-        perhaps = Fraction(self._usable - self._outside.low) / (1 - self._too_high)
-        return _Limits(surely=floor(sure), expected=self._usable - self._outside.expected, perhaps=floor(perhaps))
+        """Return the allocator's limits at which the bounds of ``_device_bytes`` equal the usable memory."""
+        sure = Fraction(self._usable_bytes - self._shortfall_bytes - self._outside_bytes.high) / (
+            1 + self._underestimate
+        )
+        optimistic = Fraction(self._usable_bytes - self._outside_bytes.low) / (1 - self._overestimate)
+        return _Limits(
+            certain=floor(sure),
+            expected=self._usable_bytes - self._outside_bytes.expected,
+            optimistic=floor(optimistic),
+        )
 
     def _device_bytes(self, capacity: int) -> ByteInterval:
-        """What the card has to have; what it may have less than expected counts as needed."""
+        """Return the memory that the GPU needs; memory that it may have less than expected counts as needed."""
         return ByteInterval(
-            low=floor(capacity * (1 - self._too_high)) + self._outside.low,
-            expected=capacity + self._outside.expected,
-            high=ceil(capacity * (1 + self._too_low)) + self._outside.high + self._lacking,
+            low=floor(capacity * (1 - self._overestimate)) + self._outside_bytes.low,
+            expected=capacity + self._outside_bytes.expected,
+            high=ceil(capacity * (1 + self._underestimate)) + self._outside_bytes.high + self._shortfall_bytes,
         )
 
     def _peak(self, size: int, limits: _Limits) -> PeakEstimate:
@@ -263,79 +274,81 @@ class _Card:
         return PeakEstimate(
             micro_batch_size=size,
             accumulates=workload.accumulates(size),
-            verdict=_verdict(surely=workload.fits(size, limits.surely), perhaps=workload.fits(size, limits.perhaps)),
+            verdict=_verdict(
+                certain=workload.fits(size, limits.certain), optimistic=workload.fits(size, limits.optimistic)
+            ),
             allocated_bytes=replayed.peak_allocated_bytes,
             reserved_bytes=replayed.peak_reserved_bytes,
             capacity_bytes=capacity,
             device_bytes=self._device_bytes(capacity),
             thrashes=curve.thrashes(size, limits.expected),
-            breakdown=_peak_breakdown(curve.held_at_peak(size), self._outside.expected),
+            breakdown=_peak_breakdown(curve.held_at_peak(size), self._outside_bytes.expected),
         )
 
-    def _notes(self, largest: int, listed: int) -> tuple[str, ...]:
+    def _notes(self, largest: int, plan_length: int) -> tuple[str, ...]:
         gpu, workload = self._gpu, self._workload
         notes = [*gpu.notes, *workload.notes]
         if gpu.evidence == "derived":
-            notes.append(f"The memory of this card was not reported by anybody we know of, but {gpu.sources['total']}.")
+            notes.append(f"No report of this card's memory was found; it is derived: {gpu.sources['total']}.")
         if workload.follows_cpu:
-            notes.append("The kernels of the CPU were followed instead of CUDA's, which tends to be too high.")
+            notes.append("The CPU's kernels were traced instead of CUDA's, which tends to overestimate.")
         if self._request.spec.parallelism.world_size > 1:
-            notes.append("NCCL's buffers are counted with 0.5 to 1.6 GB.")
+            notes.append("NCCL's buffers are assumed to take 0.5 to 1.6 GB.")
         if workload.share is not None and largest == workload.share > 1:
-            notes.append(f"{largest} is the whole share of a rank: an update takes one micro-batch.")
-        if workload.share is not None and listed > _MOST_LISTED:
+            notes.append(f"{largest} is the whole share of a rank: an update has one micro-batch.")
+        if workload.share is not None and plan_length > _MAX_LISTED:
             steps = -(-workload.share // largest)
             notes.append(
-                f"The plan has {steps:,} accumulation steps of at most {largest:,} samples; its {listed:,} "
-                f"micro-batches are not listed, being more than {_MOST_LISTED:,}."
+                f"The plan has {steps:,} accumulation steps of at most {largest:,} samples; its {plan_length:,} "
+                f"micro-batches are not listed, being more than {_MAX_LISTED:,}."
             )
         if workload.share is None and largest == LARGEST_SIZE:
-            notes.append(f"Sizes above {LARGEST_SIZE} were not looked at.")
+            notes.append(f"Sizes above {LARGEST_SIZE} were not examined.")
         return tuple(notes)
 
 
-def _micro_batches(batch: int, ranks: int, largest: int) -> int:
-    """How many micro-batches a balanced plan lists over all ranks."""
+def _plan_length(batch: int, ranks: int, largest: int) -> int:
+    """Return the number of micro-batches that a balanced plan lists over all ranks."""
     shares = share_per_rank(batch, ranks)
     steps = -(-shares[0] // largest)
     return sum(min(steps, share) for share in shares)
 
 
-def _usable_bytes(gpu: Gpu, request: EstimateRequest) -> int:
-    return max(1, _without_margin(gpu.total_bytes, request))
+def _usable_bytes_of(gpu: Gpu, request: EstimateRequest) -> int:
+    return max(1, _less_margin(gpu.total_bytes, request))
 
 
-def _without_margin(total_bytes: int, request: EstimateRequest) -> int:
+def _less_margin(total_bytes: int, request: EstimateRequest) -> int:
     return int(total_bytes * (1.0 - request.memory_margin))
 
 
-def _thrashing(peak: PeakEstimate) -> tuple[str, ...]:
+def _thrashing_note(peak: PeakEstimate) -> tuple[str, ...]:
     size = f"At size {peak.micro_batch_size:,} the allocator"
-    return (f"{size} gives back its cache in every update: a smaller one may be faster.",) if peak.thrashes else ()
+    return (f"{size} frees its cache in every update: a smaller size may be faster.",) if peak.thrashes else ()
 
 
-def _verdict(*, surely: bool, perhaps: bool) -> Verdict:
-    if surely:
+def _verdict(*, certain: bool, optimistic: bool) -> Verdict:
+    if certain:
         return Verdict.FITS
-    return Verdict.UNCERTAIN if perhaps else Verdict.DOES_NOT_FIT
+    return Verdict.UNCERTAIN if optimistic else Verdict.DOES_NOT_FIT
 
 
-def _errors(gpu: Gpu, workload: _Workload) -> tuple[Fraction, Fraction]:
-    """By which shares what the allocator needs may be less, and more, than estimated."""
-    parts = [_METHOD]
+def _error_shares(gpu: Gpu, workload: _Workload) -> tuple[Fraction, Fraction]:
+    """Return by which shares the allocator may need less, and more, than estimated."""
+    parts = [_METHOD_ERROR]
     if workload.follows_cpu:
-        parts.append(_CPU_DECISIONS)
+        parts.append(_CPU_DECISIONS_ERROR)
     if workload.notes:
-        parts.append(_NOT_FOLLOWED)
+        parts.append(_NOT_TRACED_ERROR)
     if not workload.traced.exact_sizes:
-        parts.append(_SIZES_NOT_CHECKED)
+        parts.append(_INEXACT_SIZES_ERROR)
     if gpu.vendor != "nvidia":
-        parts.append(_OTHER_KERNELS)
-    return sum((it[0] for it in parts), Fraction()), sum((it[1] for it in parts), Fraction())
+        parts.append(_OTHER_KERNELS_ERROR)
+    return sum((low for low, _ in parts), Fraction()), sum((high for _, high in parts), Fraction())
 
 
-def _outside(request: EstimateRequest, gpu: Gpu) -> ByteInterval:
-    """What a process takes of the card outside of torch's allocator."""
+def _outside_bytes(request: EstimateRequest, gpu: Gpu) -> ByteInterval:
+    """Return the memory that a process takes outside of torch's allocator."""
     context = gpu.context_bytes
     if request.spec.parallelism.world_size == 1:
         return context

@@ -1,4 +1,4 @@
-"""The start of the process that traces. Imports next to nothing: it may be started before anything else."""
+"""Parameters of the tracing process. Imports almost nothing, because the process may be started first of all."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from tuner.hardware.allocator_env import CPU_THREADS
 from tuner.system.fork_server.spawn import Start
 
 
-def tracing(idle_seconds: float = 60.0) -> Start:
-    """Return the start of ``tuner.estimation.tracing.worker``, which sees no card of this host.
+def tracing_worker(idle_seconds: float = 60.0) -> Start:
+    """Return the parameters with which ``tuner.estimation.tracing.worker`` is started; it sees no GPU of this host.
 
     Args:
-        idle_seconds: how long it stays with nothing to do.
+        idle_seconds: how long the process waits for the next task.
     """
     environment = {"CUDA_VISIBLE_DEVICES": "", **CPU_THREADS}
     return Start("tuner.estimation.tracing.worker", (str(idle_seconds),), environment)

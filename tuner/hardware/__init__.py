@@ -1,4 +1,4 @@
-"""Know the devices: the memory they have, the limits set on it, and the meaning of their errors.
+"""Devices: their memory, the limits set on it, and the classification of their errors.
 
 ``failures`` is the one place that recognises an out-of-memory error, in a message or in the way a process ended. Every
 new message of a driver or library goes there, with its source.
@@ -6,9 +6,9 @@ new message of a driver or library goes there, with its source.
 From the request to the device:
 
 1. ``inventory`` lists the devices of this host, through NVML and the kernel, without torch.
-2. ``gpu_lookup`` finds a card by any of its names, and ``gpu_table`` reads the figures of each, with their sources,
+2. ``gpu_lookup`` finds a GPU by any of its names, and ``gpu_table`` reads the figures of each, with their sources,
    from `gpus.toml`.
-3. ``allocator_env`` has the environment variables under which a probe and its job allocate memory.
+3. ``allocator_env`` defines the environment variables under which a probe and its job allocate memory.
 4. ``memory_devices`` opens a device in the process that uses it, sets its limit, and reads its peaks.
 
 Where a new thing goes:

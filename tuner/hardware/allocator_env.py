@@ -1,4 +1,4 @@
-"""The environment variables that decide how memory is allocated: of a probe, and of the job made from it. No torch."""
+"""Environment variables that decide how a probe, and the job made from it, allocate memory. No torch."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ CPU_ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": "65536",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""glibc settings that give freed tensors back at once (mallopt(3)). Without them the largest batch of one process
-varied by up to 20 % from run to run, and a step of the demo's model took 334 MiB instead of 192; with them answers
-repeat. They must be in the environment before the process starts, and cost time, since every tensor's pages are mapped
-anew: 1.4 s became 3.1 s in the demo, of which transparent huge pages (the last setting) give back a quarter."""
+"""glibc settings that return freed tensors to the system at once (mallopt(3)). Without them the largest batch of one
+process varied by up to 20 % from run to run, and a step of the demo's model took 334 MiB instead of 192; with them
+results are repeatable. They must be in the environment before the process starts. They cost time, since every tensor's
+pages are mapped anew: 1.4 s became 3.1 s in the demo, of which transparent huge pages (the last setting) save a
+quarter."""
 
 CPU_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Idle OpenMP threads sleep instead of spinning. On two cores with other work on them, a step of a small ResNet took
 5.7 s with spinning threads and 0.09 s with sleeping ones; alone on the machine the two are alike."""
 
 CPU_MATH = {"MKL_DISABLE_FAST_MM": "1"}
-"""MKL gives its packing buffers back after each product. On an Intel processor it keeps one a thread otherwise: of the
-GPT-2 in README.md, 31 samples fitted in 128 MiB instead of 46, and one and the same probe took up to 36 % more."""
+"""MKL frees its packing buffers after each matrix product. On an Intel processor it otherwise keeps one per thread: of
+the GPT-2 in README.md, 31 samples fitted in 128 MiB instead of 46, and equal probes differed by up to 36 %."""
 
 CPU_ENVIRONMENT = {**CPU_ALLOCATOR, **CPU_THREADS, **CPU_MATH}
-"""All that probes on the CPU set, and the jobs made from them."""
+"""All variables that probes on the CPU set, and the jobs made from them."""
 
 CUDA_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Where torch's caching allocator reads its settings; the second name is the older one."""
+"""Variables from which torch's caching allocator reads its settings; the second name is the older one."""
 
 
 def allocator_environment(kind: Literal["cpu", "cuda"], environment: Mapping[str, str]) -> dict[str, str]:
-    """What probes set and the job must set, on top of the environment it has.
+    """Return the variables that probes set, and that the job must set too.
 
-    On CUDA the allocator's settings are the user's own: those of ``environment`` are carried over to the job.
+    On CUDA the allocator's settings are the user's: those of ``environment`` are copied to the job.
     """
     if kind == "cpu":
         return dict(CPU_ENVIRONMENT)
@@ -43,6 +44,6 @@ def allocator_environment(kind: Literal["cpu", "cuda"], environment: Mapping[str
 
 
 def job_environment(recommended: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` as a job needs it: with what the probes ran with, and without allocator settings they had not."""
+    """Return ``environment`` with the variables of the probes, and without other allocator settings."""
     kept = {name: value for name, value in environment.items() if name not in CUDA_ALLOCATOR_VARIABLES}
     return {**kept, **recommended}

@@ -1,7 +1,7 @@
-"""What a failure means: out of memory, an illegal size, or something else. The only place that knows an OOM.
+"""Classify failures: out of memory, an illegal size, or another error. The only module that recognises an OOM.
 
-Nothing here imports torch. Sources of the messages are named beside them; anything that is not in these tables is an
-ordinary error, never an OOM by guess.
+Nothing here imports torch. The source of each message is beside it. An error that is not in these tables is an ordinary
+error, never an OOM by guess.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from tuner.units import format_bytes
 
 
 class FailureKind(Enum):
-    """What a failure says about the micro-batch size."""
+    """The meaning of a failure for the micro-batch size."""
 
     OUT_OF_MEMORY = "out of memory"
     SUSPECTED_OUT_OF_MEMORY = "suspected out of memory"
-    """Libraries that hide the cause: out of memory only if the device was nearly full."""
+    """Errors of libraries that hide the cause: out of memory only if the device was nearly full."""
     INVALID_SIZE = "invalid size"
     OTHER = "other"
 
@@ -45,7 +45,7 @@ _SUSPICIOUS_MESSAGES = (
     "unable to find an engine",  # likewise, the newer wording
     "CUFFT_INTERNAL_ERROR",
     "could not create a primitive",  # oneDNN on the CPU, when its scratchpad cannot be allocated
-    "could not execute a primitive",  # likewise, for memory that it takes late
+    "could not execute a primitive",  # likewise, for memory that it allocates late
     "could not create a memory",  # likewise
     "CUBLAS_STATUS_NOT_INITIALIZED",  # a handle that found no room for its workspace
 )
@@ -58,9 +58,9 @@ _INVALID_SIZE_MESSAGES = (
 
 
 def classify_exception(error: BaseException) -> FailureKind:
-    """What an exception raised by a training step means.
+    """Classify an exception raised by a training step.
 
-    Follows the chain of causes, since frameworks wrap the error that says it.
+    Follows the chain of causes, since frameworks wrap the original error.
     """
     seen: list[BaseException] = []
     current: BaseException | None = error
@@ -77,17 +77,17 @@ def _classify_one(error: BaseException) -> FailureKind:
     if isinstance(error, MemoryError) or _is_torch_oom(type(error)):
         return FailureKind.OUT_OF_MEMORY
     if not isinstance(error, (RuntimeError, OSError)) and type(error).__name__ != "OutOfResources":
-        return FailureKind.OTHER  # a message that merely mentions memory, in a ValueError say, proves nothing
+        return FailureKind.OTHER  # a message that merely mentions memory, such as a ValueError's, proves nothing
     return classify_message(str(error))
 
 
 def _is_torch_oom(kind: type[BaseException]) -> bool:
-    """Whether ``kind`` is ``torch.OutOfMemoryError`` or derives from it, told without importing torch."""
+    """Return whether ``kind`` is ``torch.OutOfMemoryError`` or a subclass of it, without importing torch."""
     return any(base.__name__ == "OutOfMemoryError" and base.__module__.startswith("torch") for base in kind.__mro__)
 
 
 def classify_message(message: str) -> FailureKind:
-    """What the words of a ``RuntimeError`` mean."""
+    """Classify the message of a ``RuntimeError``."""
     tables = (
         (FailureKind.OUT_OF_MEMORY, _OOM_MESSAGES),
         (FailureKind.INVALID_SIZE, _INVALID_SIZE_MESSAGES),
@@ -105,10 +105,10 @@ _REQUESTED = (
 
 
 def shortage_in_words(message: str) -> str:
-    """Summarise an out-of-memory error in a few words: how much was asked for, where the error says it."""
+    """Summarise an out-of-memory error in a few words, with the size of the failed request if the message has it."""
     for pattern in _REQUESTED:
         if (found := pattern.search(message)) is not None:
             parts = found.groupdict()
-            asked = format_bytes(int(parts["bytes"])) if "bytes" in parts else f"{parts['figure']} {parts['unit']}"
-            return f"asked for {asked} more"
+            requested = format_bytes(int(parts["bytes"])) if "bytes" in parts else f"{parts['figure']} {parts['unit']}"
+            return f"asked for {requested} more"
     return "found no more memory"

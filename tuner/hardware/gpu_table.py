@@ -1,4 +1,4 @@
-"""The GPUs of ``gpus.toml``, which says how to add one, with the figures that follow from its own. No torch."""
+"""The GPUs of ``gpus.toml``, whose first lines say how to add one, with derived figures. No torch."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _WORKSPACE_SOURCE = (
 )
 
 _SLACK_BYTES = {"reported": 256 * MIB, "derived": 640 * MIB}
-"""Bytes that other drivers may leave less than the total, by its evidence. Where several reports of one card were found
-they differ by up to 212 MiB (A100 80 GB: 81,251 and 81,039 MiB; a T4: 15,110 MiB with older drivers, 14,912 with
-newer ones)."""
-_ECC_SHARE = 16
-"""Inline ECC of GDDR6 takes a sixteenth: RTX 6000 Ada 48,622 MiB without, 45,496 with; A5000 24,114 and 22,721."""
-_ECC_NOTE = "The total is that with ECC off, as it is shipped; with ECC on it is a sixteenth less."
+"""By how many bytes the total may be lower with other drivers, by the evidence for the total. Several reports of one
+card differ by up to 212 MiB (A100 80 GB: 81,251 and 81,039 MiB; T4: 15,110 MiB with older drivers, 14,912 with newer
+ones)."""
+_ECC_DIVISOR = 16
+"""Inline ECC of GDDR6 takes a sixteenth: RTX 6000 Ada 48,622 MiB without and 45,496 with; A5000 24,114 and 22,721."""
+_ECC_NOTE = "The total is for ECC off, the default; with ECC on it is a sixteenth less."
 
 
 def blas_workspace_bytes(capability: tuple[int, int], kind: Literal["cuda", "rocm"]) -> int:
-    """The bytes that cuBLAS (hipBLAS) keeps for each handle and stream.
+    """Return the workspace bytes that cuBLAS (hipBLAS) keeps for each handle and stream.
 
-    As ``parseChosenWorkspaceSize`` in torch's ``CublasHandlePool.cpp``. cuBLASLt shares them
+    Follows ``parseChosenWorkspaceSize`` in torch's ``CublasHandlePool.cpp``. cuBLASLt shares the workspace
     (``TORCH_CUBLASLT_UNIFIED_WORKSPACE``, on by default).
     """
     if kind == "rocm":
@@ -52,16 +52,16 @@ def _context_kind(entry: GpuEntry) -> ContextKind:
     )
 
 
-def _capability_source(entry: GpuEntry) -> str:
+def _compute_capability_source(entry: GpuEntry) -> str:
     if entry.vendor == "amd":
         return _AMD_SOURCE
     return _OLD_CAPABILITY_SOURCE if entry.compute_capability < (7, 5) else _CAPABILITY_SOURCE
 
 
-def _gpu(entry: GpuEntry, context: ContextEntry) -> Gpu:
-    """The card of an entry, with what follows from its figures."""
+def _build_gpu(entry: GpuEntry, context: ContextEntry) -> Gpu:
+    """Build the card of an entry, with its derived figures."""
     total = entry.total_mebibytes * MIB
-    least = total - total // _ECC_SHARE if entry.ecc_is_optional else total
+    least_bytes = total - total // _ECC_DIVISOR if entry.ecc_is_optional else total
     return Gpu(
         name=entry.name,
         family=entry.family or entry.name,
@@ -69,14 +69,14 @@ def _gpu(entry: GpuEntry, context: ContextEntry) -> Gpu:
         vendor=entry.vendor,
         marketed_memory=entry.marketed_memory,
         total_bytes=total,
-        least_total_bytes=least - _SLACK_BYTES[entry.evidence],
+        least_total_bytes=least_bytes - _SLACK_BYTES[entry.evidence],
         compute_capability=entry.compute_capability,
         context_bytes=context.interval,
         workspace_bytes=blas_workspace_bytes(entry.compute_capability, "rocm" if entry.vendor == "amd" else "cuda"),
         evidence=entry.evidence,
         sources={
             "total": entry.source,
-            "compute_capability": _capability_source(entry),
+            "compute_capability": _compute_capability_source(entry),
             "context": context.source,
             "workspace": _WORKSPACE_SOURCE,
         },
@@ -85,12 +85,12 @@ def _gpu(entry: GpuEntry, context: ContextEntry) -> Gpu:
 
 
 _TABLE = GpuFile.model_validate(tomllib.loads(_FILE.read_text(encoding="utf-8")))
-GPUS: tuple[Gpu, ...] = tuple(_gpu(entry, _TABLE.contexts[_context_kind(entry)]) for entry in _TABLE.gpus)
+GPUS: tuple[Gpu, ...] = tuple(_build_gpu(entry, _TABLE.contexts[_context_kind(entry)]) for entry in _TABLE.gpus)
 """The cards, in the order of the file."""
 
 
 def unknown_gpu(name: str, total_bytes: int) -> Gpu:
-    """A card of which only the memory is known."""
+    """Return a card of which only the memory is known."""
     context = _TABLE.contexts["unknown"]
     return Gpu(
         name=name,

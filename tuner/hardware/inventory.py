@@ -1,4 +1,4 @@
-"""Which devices this host has, without importing torch."""
+"""List the devices of this host, without importing torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tuner.system.processes import cgroup_files
 
 
 def devices() -> tuple[DeviceInfo, ...]:
-    """The GPUs NVML can see, in torch's order of ids, then the CPU. Never fails for want of a GPU or of NVML."""
+    """Return the GPUs that NVML lists, in torch's order, then the CPU. Does not fail without a GPU or NVML."""
     return (*_gpus(), cpu())
 
 
 def find_device(identifier: str | None) -> DeviceInfo:
-    """The device with this id; the first GPU, else the CPU, when ``identifier`` is none.
+    """Find the device with this id; the first GPU, else the CPU, when ``identifier`` is None.
 
     Raises:
-        DeviceError: when there is no such device; the message lists those there are.
+        DeviceError: when there is no such device; the message lists the available ones.
     """
     available = devices()
     if identifier is None:
@@ -35,7 +35,7 @@ def find_device(identifier: str | None) -> DeviceInfo:
 
 
 def cpu() -> DeviceInfo:
-    """The host's processor, with the memory of the host or of this container if that is less."""
+    """Return the host's processor, with the memory of the host, or of this container if that is less."""
     return DeviceInfo(id="cpu", kind="cpu", name=_processor_name(), total_bytes=_host_memory_bytes())
 
 
@@ -66,21 +66,21 @@ def _processor_name() -> str:
 
 
 def _gpus() -> tuple[DeviceInfo, ...]:
-    """The GPUs as torch numbers them: NVML's, through ``CUDA_VISIBLE_DEVICES``."""
+    """Return the GPUs in torch's numbering: those of NVML, filtered by ``CUDA_VISIBLE_DEVICES``."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return ()
     try:
-        return tuple(_gpu(handle, index) for index, handle in enumerate(visible_handles()))
+        return tuple(_device_info(handle, index) for index, handle in enumerate(visible_handles()))
     except pynvml.NVMLError:
         return ()
     finally:
         pynvml.nvmlShutdown()
 
 
-def lost(device: DeviceInfo) -> str | None:
-    """Say that a device which was there does not answer any more, in NVML's words; none for one that does."""
+def device_failure(device: DeviceInfo) -> str | None:
+    """Return NVML's error if a device that was listed before has stopped responding, else None."""
     if device.kind == "cpu":
         return None
     try:
@@ -92,30 +92,30 @@ def lost(device: DeviceInfo) -> str | None:
     except IndexError:
         return f"{device.id} is gone: NVML lists fewer devices"
     except pynvml.NVMLError as error:
-        return f"{device.id} does not answer: {error}"
+        return f"{device.id} does not respond: {error}"
     return None
 
 
 def visible_handles() -> list[object]:
-    """NVML handles of the GPUs that CUDA will number 0, 1, ... in this environment. NVML must be initialised.
+    """Return the NVML handles of the GPUs that CUDA numbers 0, 1, ... in this environment. NVML must be initialised.
 
-    CUDA sorts by speed unless ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; hosts with unlike GPUs should set that, as NVIDIA
-    advises, so that both number them alike.
+    CUDA sorts by speed unless ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` is set. Hosts with different GPUs should set it, as
+    NVIDIA advises, so that both orders agree.
     """
     handles: list[object] = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return handles
-    chosen: list[object] = []
+    selected: list[object] = []
     for entry in (part.strip() for part in visible.split(",")):
-        handle = _named_handle(entry, handles)
+        handle = _find_handle(entry, handles)
         if handle is None:
             break  # CUDA ignores everything from the first invalid entry on
-        chosen.append(handle)
-    return chosen
+        selected.append(handle)
+    return selected
 
 
-def _named_handle(entry: str, handles: list[object]) -> object | None:
+def _find_handle(entry: str, handles: list[object]) -> object | None:
     if entry.isdigit():
         return handles[int(entry)] if int(entry) < len(handles) else None
     matching = (handle for handle in handles if str(pynvml.nvmlDeviceGetUUID(handle)).startswith(entry))
@@ -123,9 +123,9 @@ def _named_handle(entry: str, handles: list[object]) -> object | None:
 
 
 def used_and_total_bytes(handle: object) -> tuple[int, int]:
-    """What processes hold on a GPU, and its memory. NVML must be initialised.
+    """Return the used and the total memory of a GPU. NVML must be initialised.
 
-    The second version of NVML's record leaves the driver's own reserve (hundreds of MB) out of what is used.
+    Version 2 of NVML's record does not count the driver's own reserve (hundreds of MB) as used.
     """
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
@@ -134,7 +134,7 @@ def used_and_total_bytes(handle: object) -> tuple[int, int]:
     return int(memory.used), int(memory.total)
 
 
-def _gpu(handle: object, index: int) -> DeviceInfo:
+def _device_info(handle: object, index: int) -> DeviceInfo:
     used, total = used_and_total_bytes(handle)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     return DeviceInfo(

@@ -1,4 +1,4 @@
-"""The ends of tasks that left no document: the meaning of each for a probe, a check of a spec, and one of a loss."""
+"""Results of tasks whose process left none: of probes, checks of a spec, and coupling checks."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from tuner.system.process_exit import ExitKind, ProcessExit
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a task's process ended, and what it left."""
+class EndedTask:
+    """A task whose process has ended, with the files that it left."""
 
     exit: ProcessExit | None
     """None when the fork server itself was lost."""
     timed_out: bool
-    requested: float
+    requested_at: float
     """When the task was sent to the server, on the monotonic clock."""
-    ended: float
+    ended_at: float
+    """When the task's end was noticed, on the monotonic clock."""
     output: str
-    """The end of its output; how the fork server ended, when that was lost."""
+    """The end of the task's output, or of the fork server's if the server was lost."""
     result: bytes | None
     """The document that the task left."""
-    entered: list[tuple[Phase, float]]
-    """The phases that it entered, with their times."""
+    phases: list[tuple[Phase, float]]
+    """The phases that the task entered, with their times."""
 
     def document(self, kind: type[DocumentT]) -> DocumentT | None:
-        """Return the document that the task left; None where there is none, or no whole one."""
+        """Parse the document that the task left; None if it is missing or invalid."""
         try:
             return None if self.result is None else kind.model_validate_json(self.result)
         except ValidationError:
@@ -40,32 +41,32 @@ class Ended:
 
     @property
     def was_lost(self) -> bool:
-        """Return whether something outside ended the process or the fork server, so that the task is not to blame."""
+        """True when the process or the fork server was killed from outside, so that the task is not to blame."""
         return not self.timed_out and (self.exit is None or self.exit.kind is ExitKind.KILLED)
 
 
-def uncompared(request: CouplingRequest, ended: Ended) -> CouplingCheck:
-    """The outcome of a check for coupled samples whose process left none."""
+def coupling_check_of_dead_process(request: CouplingRequest, ended: EndedTask) -> CouplingCheck:
+    """Build the outcome of a coupling check whose process left none."""
     cause = f"ended with {ended.exit.cause}" if ended.exit else "was lost"
     cause = f"did not end within {request.timeout_seconds:g} s" if ended.timed_out else cause
     return CouplingCheck(verdict="not-compared", message=f"the check {cause}.")
 
 
-def report_of_dead_check(ended: Ended, timeout_seconds: float) -> CheckReport:
-    """The report of a check whose process left none: a crash, or an end of its own making, is the workload's fault."""
+def check_report_of_dead_process(ended: EndedTask, timeout_seconds: float) -> CheckReport:
+    """Build the report of a spec check whose process left none. A crash or an exit is the workload's fault."""
     if ended.timed_out:
-        return CheckReport(error=f"it was not built within {timeout_seconds:g} s\n{ended.output}")
+        return CheckReport(error=f"the model was not built within {timeout_seconds:g} s\n{ended.output}")
     if ended.exit is None:
         return CheckReport(lost=f"the fork server was lost\n{ended.output}".strip())
     if ended.exit.kind in {ExitKind.KILLED, ExitKind.KERNEL_OOM}:
         return CheckReport(lost=f"{ended.exit.kind.value} ({ended.exit.cause})")
-    return CheckReport(error=f"{ended.exit.cause} while building it\n{ended.output}")
+    return CheckReport(error=f"{ended.exit.cause} while building the model\n{ended.output}")
 
 
-def result_of_dead_process(request: ProbeRequest, ended: Ended) -> ProbeResult:
-    """The result of a probe whose process left none."""
-    phase = ended.entered[-1][0] if ended.entered else Phase.START
-    outcome, message = _judge_death(request, ended, phase)
+def probe_result_of_dead_process(request: ProbeRequest, ended: EndedTask) -> ProbeResult:
+    """Build the result of a probe whose process left none."""
+    phase = ended.phases[-1][0] if ended.phases else Phase.START
+    outcome, message = _outcome_of_exit(request, ended, phase)
     return ProbeResult(
         micro_batch_size=request.micro_batch_size,
         accumulates=request.accumulates,
@@ -79,8 +80,8 @@ def result_of_dead_process(request: ProbeRequest, ended: Ended) -> ProbeResult:
     )
 
 
-def _judge_death(request: ProbeRequest, ended: Ended, phase: Phase) -> tuple[Outcome, str]:
-    """The outcome of a probe whose process left none, and why."""
+def _outcome_of_exit(request: ProbeRequest, ended: EndedTask, phase: Phase) -> tuple[Outcome, str]:
+    """Return the outcome of a probe whose process left none, with the reason."""
     if ended.timed_out:
         return Outcome.TIMED_OUT, f"did not end within {request.timeout_seconds:g} s; it was in phase {phase}"
     if ended.exit is None:

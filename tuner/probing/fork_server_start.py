@@ -1,4 +1,4 @@
-"""The start of the fork server of probes. Imports next to nothing: the server may be started before anything else."""
+"""Parameters of the probes' fork server. Imports almost nothing, because the server may be started first of all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tuner.system.fork_server.spawn import Start
 
 
 def fork_server(kind: Literal["cpu", "cuda"]) -> Start:
-    """Return the start of ``tuner.probing.child.fork_server``, for probes of one kind of device.
+    """Return the parameters with which ``tuner.probing.child.fork_server`` is started, for one kind of device.
 
-    Its environment is the one of the job, and has torch ask for cards without initialising CUDA (``cuInit``).
+    The environment is that of the job. It also makes torch detect GPUs without initialising CUDA (``cuInit``).
     """
     environment = {**allocator_environment(kind, os.environ), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     return Start("tuner.probing.child.fork_server", (), environment)

@@ -1,4 +1,4 @@
-"""Documents that a supervisor and its probe processes leave for each other, and the time of each phase. No torch."""
+"""Files that a supervisor and its probe processes exchange, and the time of each phase. No torch."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ TaskRequest: TypeAlias = ProbeRequest | WorkloadSpec | CouplingRequest | Expecta
 
 
 class CheckReport(Document):
-    """The outcome of building a workload without memory."""
+    """Outcome of building a workload without allocating its tensors."""
 
     problems: tuple[FieldProblem, ...] = ()
-    """Fields at fault, when the spec is wrong."""
+    """Invalid fields of the spec."""
     error: str | None = None
     """Any other reason why the workload cannot be built, with its traceback."""
     lost: str | None = None
-    """Why the check found nothing out, which says nothing of the spec: it was killed, or found no memory."""
+    """Why the check has no outcome, which says nothing about the spec: it was killed, or ran out of host memory."""
 
     def to_error(self) -> SpecError | None:
-        """The error to raise, if there is one."""
+        """Return the error to raise, or None."""
         problems = list(self.problems)
         if self.error is not None:
             problems.append(FieldProblem("model", f"cannot be built: {self.error}"))
@@ -43,31 +43,31 @@ class ProbePaths(TaskPaths):
 
     @property
     def phases(self) -> Path:
-        """One line per phase entered: how far a process that died had got."""
+        """One line per phase entered, which shows how far a process that died had come."""
         return self.directory / "phases.jsonl"
 
-    def enter(self, phase: Phase) -> None:
-        """Note that ``phase`` begins now, on the clock all processes of a host share."""
+    def record_phase(self, phase: Phase) -> None:
+        """Record that ``phase`` begins now, on the monotonic clock that all processes of a host share."""
         with self.phases.open("a") as stream:
             stream.write(json.dumps({"phase": phase, "at": time.monotonic()}) + "\n")
 
-    def entered(self) -> list[tuple[Phase, float]]:
-        """The phases entered so far, with their times on the monotonic clock."""
+    def recorded_phases(self) -> list[tuple[Phase, float]]:
+        """Return the phases entered so far, with their times on the monotonic clock."""
         if not self.phases.exists():
             return []
         rows = (json.loads(line) for line in self.phases.read_text().splitlines() if line.endswith("}"))
         return [(Phase(row["phase"]), float(row["at"])) for row in rows]
 
 
-def phase_seconds(entered: list[tuple[Phase, float]], requested: float, ended: float) -> PhaseSeconds:
-    """Seconds spent in each phase, from the times the phases were entered."""
-    ends = [*(at for _, at in entered[1:]), ended][: len(entered)]  # a process may end before its first phase
+def phase_seconds(entered: list[tuple[Phase, float]], requested_at: float, ended_at: float) -> PhaseSeconds:
+    """Compute the seconds spent in each phase, from the times at which the phases were entered."""
+    ends = [*(at for _, at in entered[1:]), ended_at][: len(entered)]  # a process may end before its first phase
     spent = {phase: max(0.0, end - at) for (phase, at), end in zip(entered, ends, strict=True)}
-    began = entered[0][1] if entered else ended
+    began = entered[0][1] if entered else ended_at
     return PhaseSeconds(
-        start=max(0.0, began - requested) + spent.get(Phase.START, 0.0),
+        start=max(0.0, began - requested_at) + spent.get(Phase.START, 0.0),
         build=spent.get(Phase.BUILD, 0.0),
         warmup=spent.get(Phase.WARMUP, 0.0),
         measure=spent.get(Phase.MEASURE, 0.0),
-        total=max(0.0, ended - requested),
+        total=max(0.0, ended_at - requested_at),
     )

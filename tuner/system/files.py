@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, folders that one process holds, and the ends of long files."""
+"""Write files and folders atomically, lock folders, and read the end of long files."""
 
 from __future__ import annotations
 
@@ -13,114 +13,115 @@ from typing import BinaryIO
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from tuner.system.disk_space import naming_full_disk, require_space
+from tuner.system.disk_space import require_space, translate_full_disk
 
 _LOCK = ".lock"
-_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
-"""Errors of a file system that has no locks."""
+_LOCKS_UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+"""Errors of a file system without file locks."""
 
 
 @contextmanager
-def replacing(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
-    """A path beside ``path`` to write to: what is there when the block ends well becomes ``path`` in one durable step.
+def atomic_path(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; its file replaces ``path`` durably when the block succeeds.
 
-    A reader, or a restart after a kill at any moment, sees the old file or the new one, never a part. What a killed
-    process left of its own attempt at the same file is removed.
+    A reader, or a restart after a kill at any moment, sees the old file or the new one, never a part. Temporary files
+    that killed processes left behind are removed.
 
     Args:
         path: the file.
-        needed_bytes: its size, where that is known beforehand: nothing is written unless the disk has room for it.
+        needed_bytes: its size, if known; nothing is written unless the disk has that much free.
 
     Raises:
-        StorageError: when the disk has no room, with the path, the space needed and the space free.
+        StorageError: when the disk is full, with the path, the space needed and the space free.
     """
-    with naming_full_disk(path, needed_bytes or None):
+    with translate_full_disk(path, needed_bytes or None):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path)
         require_space(path, needed_bytes)
-        beside = _beside(path)
+        temporary = _temporary_path(path)
         try:
-            yield beside
-            with beside.open("rb") as stream:
+            yield temporary
+            with temporary.open("rb") as stream:
                 os.fsync(stream.fileno())
-            beside.replace(path)
+            temporary.replace(path)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         sync_directory(path.parent)
 
 
-def try_writing(path: Path) -> None:
-    """Find out whether ``path`` could be written with ``replacing``; nothing is left of the attempt.
+def check_writable(path: Path) -> None:
+    """Check that ``path`` can be written with ``atomic_path``, leaving nothing behind.
 
     Raises:
-        OSError: when it could not.
+        OSError: when it cannot be written.
     """
     missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = _beside(path)
-        beside.open("wb").close()
-        beside.unlink()
+        temporary = _temporary_path(path)
+        temporary.open("wb").close()
+        temporary.unlink()
     finally:
         for folder in missing:
             with suppress(OSError):
                 folder.rmdir()
 
 
-def _beside(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def _remove_leftovers(path: Path) -> None:
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        writer = left.name.split(".")[-2]
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        writer = leftover.name.split(".")[-2]
         if writer.isdecimal() and not Path("/proc", writer).exists():
-            left.unlink(missing_ok=True)
+            leftover.unlink(missing_ok=True)
 
 
 @contextmanager
-def appearing_whole(path: Path, needed_bytes: int = 0) -> Iterator[BinaryIO]:
-    """A stream whose content becomes ``path`` as with ``replacing``."""
-    with replacing(path, needed_bytes) as beside, beside.open("wb") as stream:
+def atomic_writer(path: Path, needed_bytes: int = 0) -> Iterator[BinaryIO]:
+    """Yield a stream whose content replaces ``path`` as with ``atomic_path``."""
+    with atomic_path(path, needed_bytes) as temporary, temporary.open("wb") as stream:
         yield stream
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Make ``content`` the content of ``path`` in one durable step.
+    """Replace ``path`` with a file of this content, durably.
 
     Raises:
-        StorageError: when the disk has no room, with the path, the space needed and the space free.
+        StorageError: when the disk is full, with the path, the space needed and the space free.
     """
     encoded = content.encode() if isinstance(content, str) else content
-    with appearing_whole(path, len(encoded)) as stream:
+    with atomic_writer(path, len(encoded)) as stream:
         stream.write(encoded)
 
 
 @contextmanager
-def folder_appearing_whole(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
-    """A folder to write files into, which becomes ``path`` in one durable step when the block ends well.
+def atomic_folder(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
+    """Yield a temporary folder to write files into; it becomes ``path`` durably when the block succeeds.
 
     Args:
-        path: a folder of this name is replaced; a kill at that moment leaves neither, so name one nothing relies on.
-        needed_bytes: the size of its files: nothing is written unless the disk has room for them.
+        path: an existing folder of this name is replaced. A kill at that moment leaves neither, so nothing may rely on
+            the old one.
+        needed_bytes: the size of its files; nothing is written unless the disk has that much free.
 
     Raises:
-        StorageError: when the disk has no room, with the path, the space needed and the space free.
+        StorageError: when the disk is full, with the path, the space needed and the space free.
     """
-    with naming_full_disk(path, needed_bytes or None):
+    with translate_full_disk(path, needed_bytes or None):
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.part")
-        shutil.rmtree(beside, ignore_errors=True)
+        temporary = path.with_name(f".{path.name}.part")
+        shutil.rmtree(temporary, ignore_errors=True)
         require_space(path, needed_bytes)
-        beside.mkdir()
+        temporary.mkdir()
         try:
-            yield beside
-            _sync_files(beside)
-        except BaseException:  # a full disk, say: what there is of it would only take more room
-            shutil.rmtree(beside, ignore_errors=True)
+            yield temporary
+            _sync_files(temporary)
+        except BaseException:  # such as a full disk, where a partial folder would only take more space
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
     shutil.rmtree(path, ignore_errors=True)
-    beside.rename(path)
+    temporary.rename(path)
     sync_directory(path.parent)
 
 
@@ -141,33 +142,33 @@ def sync_directory(directory: Path) -> None:
 
 
 @contextmanager
-def holding(directory: Path, patience_seconds: float) -> Iterator[bool]:
-    """Hold ``directory`` for this process alone during the block, which gets false when another one holds it.
+def lock_directory(directory: Path, timeout_seconds: float) -> Iterator[bool]:
+    """Lock ``directory`` for this process during the block; yields False if another process keeps the lock.
 
-    The kernel lets go when a process ends in whatever way, which may take it a while: that is what the patience is for.
-    A process that is forked during the block does not hold the folder.
+    The kernel releases the lock when a process ends in any way. That may take a moment, hence ``timeout_seconds``. A
+    process that is forked during the block does not hold the lock.
     """
-    lock = FileLock(directory / _LOCK, timeout=patience_seconds, fallback_to_soft=False)
+    lock = FileLock(directory / _LOCK, timeout=timeout_seconds, fallback_to_soft=False)
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        yield _acquired(lock)
+        yield _acquire(lock)
     finally:
         lock.release()
 
 
-def _acquired(lock: BaseFileLock) -> bool:
+def _acquire(lock: BaseFileLock) -> bool:
     try:
         lock.acquire()
     except Timeout:
         return False
     except OSError as error:
-        if error.errno not in _NO_LOCKS:  # without locks there is nothing to wait for
+        if error.errno not in _LOCKS_UNSUPPORTED:  # without locks there is nothing to wait on
             raise
     return True
 
 
 def tail(path: Path, length_bytes: int) -> str:
-    """The end of a text file, however long the file is; bytes that are no text are replaced."""
+    """Read the end of a text file, without reading the rest. Bytes that are not UTF-8 are replaced."""
     with path.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - length_bytes))

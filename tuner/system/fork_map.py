@@ -1,4 +1,4 @@
-"""Run tasks in forked processes, side by side. No torch."""
+"""Run tasks in parallel forked processes. No torch."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from typing import IO, Any, TypeVar
 from tuner.system.processes import fork
 
 _T = TypeVar("_T")
-_SEVERAL = 4
-"""Processes at once. More than there are processors: tasks are few, and one for each would leave some idle at the end.
-No more than these: each may take as much memory as the one that forks it."""
+_MAX_PROCESSES = 4
+"""Parallel processes. May be more than there are processors: tasks are few, and one process per processor would leave
+some idle at the end. Not more: each process may take as much memory as its parent."""
 
 
-def worthwhile_processes() -> int:
-    """How many processes a few tasks are worth on this host."""
-    return _SEVERAL if len(os.sched_getaffinity(0)) > 1 else 1
+def default_process_count() -> int:
+    """Return how many processes a few tasks should use on this host."""
+    return _MAX_PROCESSES if len(os.sched_getaffinity(0)) > 1 else 1
 
 
-def side_by_side(tasks: Sequence[Callable[[], _T]], processes: int) -> list[_T | None]:
-    """Return the result of each task, in order; None for one that failed, or whose process ended too early.
+def run_in_forks(tasks: Sequence[Callable[[], _T]], processes: int) -> list[_T | None]:
+    """Return the result of each task, in order; None for a task that failed, or whose process ended too early.
 
-    Call it where no other thread runs, as ``fork``.
+    Call it only while no other thread runs, as with ``fork``.
 
     Args:
-        tasks: what to run; their results are pickled, and are never none.
+        tasks: functions to run; their results are pickled, and must not be None.
         processes: how many processes share the tasks.
     """
     count = min(processes, len(tasks))
-    found: list[_T | None] = [None] * len(tasks)
-    started = [_started(tasks[first::count]) for first in range(count)]
+    results: list[_T | None] = [None] * len(tasks)
+    started = [_start(tasks[first::count]) for first in range(count)]
     for first, process in enumerate(started):
         if process is not None:
-            found[first::count] = process.results(len(tasks[first::count]))
-    return found
+            results[first::count] = process.results(len(tasks[first::count]))
+    return results
 
 
 @dataclass(frozen=True)
@@ -48,25 +48,25 @@ class _Process:
     stream: IO[bytes]
 
     def results(self, count: int) -> list[Any]:
-        """One per task, as soon as all are done."""
+        """Wait for the process, and return one result per task."""
         results: list[Any] = [None] * count
         with self.stream, suppress(EOFError, pickle.UnpicklingError):  # the process may die at any moment
             results = pickle.load(self.stream)  # noqa: S301 - written by our own fork
-        with suppress(ChildProcessError):  # where SIGCHLD is ignored, nobody has to wait
+        with suppress(ChildProcessError):  # where SIGCHLD is ignored, the kernel reaps the process
             os.waitpid(self.pid, 0)
         return results
 
 
-def _started(tasks: Sequence[Callable[[], Any]]) -> _Process | None:
-    """A process that runs ``tasks`` one after the other; none where none can be started."""
-    ours, theirs = os.pipe()
-    with os.fdopen(theirs, "wb") as output:
+def _start(tasks: Sequence[Callable[[], Any]]) -> _Process | None:
+    """Start a process that runs ``tasks`` one after the other; None if it cannot be started."""
+    read_end, write_end = os.pipe()
+    with os.fdopen(write_end, "wb") as output:
         try:
             pid = fork(lambda: _run(tasks, output))
         except OSError:
-            os.close(ours)
+            os.close(read_end)
             return None
-    return _Process(pid, os.fdopen(ours, "rb"))
+    return _Process(pid, os.fdopen(read_end, "rb"))
 
 
 def _run(tasks: Sequence[Callable[[], Any]], output: IO[bytes]) -> None:
@@ -78,5 +78,5 @@ def _run(tasks: Sequence[Callable[[], Any]], output: IO[bytes]) -> None:
 def _result(task: Callable[[], _T]) -> _T | None:
     try:
         return task()
-    except BaseException:  # noqa: BLE001 - user code runs here and may raise anything; the caller runs it again, and sees it
+    except BaseException:  # noqa: BLE001 - user code may raise anything; the caller runs the task again, and sees the error
         return None

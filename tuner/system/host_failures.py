@@ -1,6 +1,6 @@
-"""Trouble of a host: system errors that are no fault of the work, distinguished from the work's own. No torch.
+"""Recognise failures of the host, such as a full disk, as opposed to failures of the work itself. No torch.
 
-The only place that knows them, as ``tuner.hardware.failures`` is the only place that knows an OOM.
+This is the only module that recognises them, as ``tuner.hardware.failures`` is the only one that recognises an OOM.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from tuner.errors import HostTroubleError, StorageError
+from tuner.errors import HostFailureError, StorageError
 from tuner.units import format_bytes
 
 
 class Cause(StrEnum):
-    """Kinds of trouble: stable words."""
+    """Kinds of host failures. The values are stable."""
 
     DISK_FULL = "disk-full"
     READ_ONLY = "read-only"
@@ -33,12 +33,12 @@ class Cause(StrEnum):
     DEVICE = "device"
 
 
-_BY_NUMBER = {
+_CAUSE_BY_ERRNO = {
     errno.ENOSPC: Cause.DISK_FULL,
     errno.EDQUOT: Cause.DISK_FULL,
     errno.EROFS: Cause.READ_ONLY,
     errno.EIO: Cause.INPUT_OUTPUT,
-    errno.ESTALE: Cause.INPUT_OUTPUT,  # a file of NFS whose server has forgotten it
+    errno.ESTALE: Cause.INPUT_OUTPUT,  # an NFS file that the server no longer knows
     errno.EREMOTEIO: Cause.INPUT_OUTPUT,
     errno.ENXIO: Cause.INPUT_OUTPUT,
     errno.ENODEV: Cause.INPUT_OUTPUT,
@@ -47,13 +47,13 @@ _BY_NUMBER = {
     errno.EPERM: Cause.PERMISSION,
     errno.ENOENT: Cause.MISSING,  # a folder or an interpreter that was removed or unmounted
     errno.ENOTDIR: Cause.MISSING,
-    errno.EEXIST: Cause.MISSING,  # a file in the place of a folder
+    errno.EEXIST: Cause.MISSING,  # a file where a folder is expected
     errno.EMFILE: Cause.DESCRIPTORS,
     errno.ENFILE: Cause.DESCRIPTORS,
     errno.EAGAIN: Cause.PROCESSES,  # fork(2) at a limit on processes
     errno.ENOMEM: Cause.MEMORY,
 }
-_BY_MESSAGE = {
+_CAUSE_BY_MESSAGE = {
     "No space left on device": Cause.DISK_FULL,
     "Disk quota exceeded": Cause.DISK_FULL,
     "database or disk is full": Cause.DISK_FULL,  # SQLite
@@ -63,62 +63,62 @@ _BY_MESSAGE = {
     "can't start new thread": Cause.PROCESSES,  # CPython's threading
     "Resource temporarily unavailable": Cause.PROCESSES,
 }
-"""Words of errors that carry no number: of safetensors, of torch, or of another process."""
-_OF_DISKS = frozenset({Cause.DISK_FULL, Cause.READ_ONLY, Cause.INPUT_OUTPUT})
+"""Messages of errors without an errno: from safetensors, torch, or another process."""
+_DISK_CAUSES = frozenset({Cause.DISK_FULL, Cause.READ_ONLY, Cause.INPUT_OUTPUT})
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """A lack of a host: its cause, and a message that names the lack."""
+class HostFailure:
+    """A failure of the host: its cause, and a message that names it."""
 
     cause: Cause
     message: str
     needed_bytes: int = 0
-    """Room on the disk without which the work cannot go on, where that is known."""
+    """Free disk space without which the work cannot continue, if known."""
 
     @property
-    def of_disk(self) -> bool:
-        """Return whether a disk is at fault. Every process of a host meets that, unlike a limit of one process."""
-        return self.cause in _OF_DISKS
+    def is_disk_failure(self) -> bool:
+        """True when a disk is at fault, which affects every process of the host, unlike a limit of one process."""
+        return self.cause in _DISK_CAUSES
 
 
-def trouble_of(error: BaseException | None) -> Trouble | None:
-    """The trouble of the host that ``error``, or what it was raised from, tells of; none for any other error."""
+def host_failure_of(error: BaseException | None) -> HostFailure | None:
+    """Return the host failure that ``error`` or its chain of causes reports; None for any other error."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
-        if (found := _trouble_of_one(error)) is not None:
+        if (found := _classify_one(error)) is not None:
             return found
         seen.append(error)
         error = error.__cause__
     return None
 
 
-def _trouble_of_one(error: BaseException) -> Trouble | None:
-    if isinstance(error, HostTroubleError):
-        return Trouble(Cause(error.cause), str(error), error.needed_bytes)
+def _classify_one(error: BaseException) -> HostFailure | None:
+    if isinstance(error, HostFailureError):
+        return HostFailure(Cause(error.cause), str(error), error.needed_bytes)
     cause = _cause_of(error)
     needed = error.needed_bytes if isinstance(error, StorageError) else 0
-    return None if cause is None else Trouble(cause, _in_words(error), needed)
+    return None if cause is None else HostFailure(cause, _describe(error), needed)
 
 
 def _cause_of(error: BaseException) -> Cause | None:
     if isinstance(error, MemoryError):
         return Cause.MEMORY
     if isinstance(error, OSError) and error.errno is not None:
-        return _BY_NUMBER.get(error.errno)
+        return _CAUSE_BY_ERRNO.get(error.errno)
     if any(base.__name__ == "NVMLError" for base in type(error).__mro__):
         return Cause.DEVICE
     if isinstance(error, (OSError, RuntimeError)) or type(error).__name__ == "SafetensorError":
-        return cause_in(str(error))
+        return cause_of_message(str(error))
     return None
 
 
-def cause_in(message: str) -> Cause | None:
-    """The trouble that the words of an error tell of; none when they tell of something else."""
-    return next((cause for words, cause in _BY_MESSAGE.items() if words.lower() in message.lower()), None)
+def cause_of_message(message: str) -> Cause | None:
+    """Return the host failure that an error message reports, else None."""
+    return next((cause for words, cause in _CAUSE_BY_MESSAGE.items() if words.lower() in message.lower()), None)
 
 
-def _in_words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, StorageError):
         place = f" ({error.filename})" if error.filename else ""
         return f"{os.strerror(error.errno)}{place}"
@@ -129,8 +129,8 @@ def _in_words(error: BaseException) -> str:
 
 
 @dataclass(frozen=True)
-class Room:
-    """How full the disk of a folder is, and how much of that the folder itself takes. Bytes."""
+class DiskUsage:
+    """Usage of the disk of a folder: its size, its free space, and the folder's own share. Bytes."""
 
     total: int
     free: int
@@ -138,22 +138,22 @@ class Room:
 
     @property
     def used_by_others(self) -> int:
-        """Bytes on the disk beside the folder."""
+        """Bytes used on the disk outside the folder."""
         return self.total - self.free - self.own
 
 
-def room_of(folder: Path) -> Room:
-    """Measure the disk of a folder that exists.
+def disk_usage_of(folder: Path) -> DiskUsage:
+    """Measure the disk of an existing folder.
 
     Raises:
-        OSError: when it cannot be read.
+        OSError: when the disk or the folder cannot be read.
     """
     disk = shutil.disk_usage(folder)
-    return Room(total=disk.total, free=disk.free, own=_size_of(folder))
+    return DiskUsage(total=disk.total, free=disk.free, own=_size_of(folder))
 
 
 def _size_of(folder: Path) -> int:
-    """Bytes that the files of a folder take on the disk; files that vanish meanwhile count for nothing."""
+    """Bytes that the files of a folder take on the disk; files that vanish meanwhile are skipped."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -164,50 +164,57 @@ def _size_of(folder: Path) -> int:
     return total
 
 
-def filled_by_itself(before: Room, now: Room, needed_bytes: int) -> bool:
-    """Tell a run that filled its disk with its own files from one whose disk others have filled.
+def is_filled_by_run(before: DiskUsage, now: DiskUsage, needed_bytes: int) -> bool:
+    """Return whether a run filled its disk with its own files, as opposed to the files of others.
 
-    A run is at fault when the disk is too small for what it writes at once, or when it would have had room without
-    its earlier files and took more since its start than everyone else did; where nobody took any, when most of the disk
-    is its own. Anything else is the host's trouble: a run that starts on a full disk, or beside something that grows,
-    fails for no reason of its own.
+    A run is at fault in three cases. The disk is too small for a single write of the run. Or the run would have had
+    space without its own files, and grew more since its start than everything else. Or nothing grew, and most of the
+    disk is the run's own. Otherwise it is a host failure: the run started on a full disk, or others filled it.
+
+    Args:
+        before: the usage when the run started.
+        now: the usage when a write failed.
+        needed_bytes: the size of the write that failed, 0 if unknown.
     """
     if needed_bytes > now.total:
         return True
     if now.own + now.free < max(1, needed_bytes):
         return False
-    own_growth = now.own - before.own
-    lost_otherwise = before.free - now.free - own_growth  # to other files, or to a disk or quota that has shrunk
-    if own_growth <= 0 and lost_otherwise <= 0:  # a run that was resumed without room
+    growth_of_run = now.own - before.own
+    growth_of_others = before.free - now.free - growth_of_run  # to other files, or to a disk or quota that has shrunk
+    if growth_of_run <= 0 and growth_of_others <= 0:  # a run that was resumed without room
         return now.own > now.used_by_others
-    return own_growth > lost_otherwise
+    return growth_of_run > growth_of_others
 
 
 # --- a check ---
 
 _CHECK_BYTES = 64 * 1024
-"""Written to a disk to prove that it takes writes: what the small files of a probe or run need."""
+"""Bytes written to prove that a disk accepts writes: as many as the small files of a probe or run need."""
 _CHECK_DESCRIPTORS = 24
-"""As many as the start of a fork server and of a run's processes take together, and some more."""
+"""Somewhat more than the start of a fork server and of a run's processes takes."""
 _CHECK_SECONDS = 60.0
 
 
-def check_host(folders: list[Path], needed_bytes: int = 0) -> Trouble | None:
-    """Find what this process lacks to run work: room to write, descriptors, a thread, a process. Some 20 ms.
+def check_host(folders: list[Path], needed_bytes: int = 0) -> HostFailure | None:
+    """Check that this process can write files, open descriptors, and start a thread and a process. Takes some 20 ms.
 
     Args:
-        folders: where work writes; made if they are not there. The first is where runs are.
-        needed_bytes: room that must be free on the disk of the first.
+        folders: folders that work writes to, created if missing. The first one contains the runs.
+        needed_bytes: space that must be free on the disk of the first folder.
+
+    Returns:
+        The first failure, or None.
     """
     try:
         _check_descriptors()
         for folder in folders:
             _check_writable(folder)
-        _check_room(folders[0], needed_bytes)
+        _check_space(folders[0], needed_bytes)
         _check_thread()
         _check_process()
-    except Exception as error:  # noqa: BLE001 - under want of descriptors or memory anything may be raised
-        return trouble_of(error) or Trouble(Cause.PROCESSES, f"{type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - without descriptors or memory anything may be raised
+        return host_failure_of(error) or HostFailure(Cause.PROCESSES, f"{type(error).__name__}: {error}")
     return None
 
 
@@ -239,11 +246,11 @@ def _check_writable(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _check_room(folder: Path, needed_bytes: int) -> None:
+def _check_space(folder: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         message = f"the disk of {folder} has {format_bytes(free)} free, and work needs {format_bytes(needed_bytes)}"
-        raise HostTroubleError(Cause.DISK_FULL, message, needed_bytes)
+        raise HostFailureError(Cause.DISK_FULL, message, needed_bytes)
 
 
 def _check_thread() -> None:

@@ -1,4 +1,4 @@
-"""Ends of processes: an exit, a crash, a kill from outside, or the kernel's for memory."""
+"""Classify how a process ended: an exit, a crash, a kill from outside, or a kill by the kernel for memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class ExitKind(Enum):
-    """How a process that left no result ended."""
+    """Ways in which a process that left no result ended."""
 
     KERNEL_OOM = "killed by the kernel for memory"
     KILLED = "killed from outside"
@@ -18,7 +18,7 @@ class ExitKind(Enum):
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """How a process ended, in the words of the operating system."""
+    """The end of a process, in the terms of the operating system."""
 
     kind: ExitKind
     cause: str
@@ -29,12 +29,12 @@ _CRASH_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, 
 
 
 def classify_exit(exit_code: int, kernel_oom_kills: int) -> ProcessExit:
-    """Tell how a process ended.
+    """Classify the end of a process.
 
     Args:
         exit_code: the exit status, or the signal as a negative number.
-        kernel_oom_kills: how much the cgroup's ``oom_kill`` counter rose while the process ran. Only with it is a
-            SIGKILL evidence of memory: operators and schedulers kill too.
+        kernel_oom_kills: how much the cgroup's ``oom_kill`` counter rose while the process ran. Without it a SIGKILL is
+            no evidence of an OOM, because operators and schedulers send it too.
     """
     if exit_code >= 0:
         return ProcessExit(ExitKind.EXITED, f"exit status {exit_code}")

@@ -1,4 +1,4 @@
-"""Processes that never outlive the one that started them. Linux; no torch."""
+"""Tie processes to their parent, pass environment variables on, set limits, read cgroups. Linux; no torch."""
 
 from __future__ import annotations
 
@@ -15,26 +15,30 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _CGROUPS = Path("/sys/fs/cgroup")
 
-_handed_on: ContextVar[Mapping[str, str]] = ContextVar("handed_on", default={})  # noqa: B039 - never changed in place
+_propagated: ContextVar[Mapping[str, str]] = ContextVar("propagated", default={})  # noqa: B039 - never changed in place
 
 
 @contextmanager
-def handing_on(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have probes and runs that are started in the block find these in their environment, such as their trace."""
-    token = _handed_on.set(variables)
+def propagate_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Add variables, such as a trace context, to the environment of probes and runs started in the block."""
+    token = _propagated.set(variables)
     try:
         yield
     finally:
-        _handed_on.reset(token)
+        _propagated.reset(token)
 
 
-def handed_on() -> dict[str, str]:
-    """The variables that a probe or run started here and now gets on top of its environment."""
-    return dict(_handed_on.get())
+def propagated_environment() -> dict[str, str]:
+    """Return the variables that a probe or run started now gets in addition to its environment."""
+    return dict(_propagated.get())
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when ``parent``, which started it, ends in whatever way."""
+    """Have the kernel kill this process when its parent process ends in any way.
+
+    Args:
+        parent: the id of the parent process.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)  # the parent ended before the line above
@@ -43,14 +47,14 @@ def die_with_parent(parent: int) -> None:
 def fork(body: Callable[[], None]) -> int:
     """Fork a process that runs ``body`` and ends without clean-up. It dies with this process.
 
-    Call it where no other thread runs: a forked process has but the thread that forked, and locks that others held stay
-    locked.
+    Call it only while no other thread runs: a forked process has only the thread that forked, and locks that other
+    threads held stay locked.
 
     Returns:
-        The id of the process, whose exit status is 1 where ``body`` raised: the traceback is in its error output.
+        The id of the process. Its exit status is 1 if ``body`` raised; the traceback is in its error output.
 
     Raises:
-        OSError: when it cannot be started.
+        OSError: when the process cannot be started.
     """
     parent = os.getpid()
     pid = os.fork()
@@ -68,12 +72,12 @@ def fork(body: Callable[[], None]) -> int:
 
 
 def outlive_parent() -> None:
-    """Take back ``die_with_parent``: this process learns of its parent's end by itself, and ends in its own time."""
+    """Revoke ``die_with_parent``. The process must then notice the end of its parent itself."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def kill_group(group: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to a process group; nothing happens when it is gone."""
+    """Send a signal to a process group; no error if the group is gone."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
@@ -81,7 +85,12 @@ def kill_group(group: int, number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def cgroup_files(unified: str, legacy: str) -> list[Path]:
-    """Where this process's memory cgroup may keep a file, the nearest first: cgroup v2 by one name, v1 by the other."""
+    """Return the possible paths of a file of this process's memory cgroup, the nearest first.
+
+    Args:
+        unified: the file's name in cgroup v2.
+        legacy: its name in cgroup v1.
+    """
     paths = []
     for line in _lines(Path("/proc/self/cgroup")):
         _, controllers, path = line.split(":", 2)
@@ -92,43 +101,43 @@ def cgroup_files(unified: str, legacy: str) -> list[Path]:
     return [*paths, _CGROUPS / unified, _CGROUPS / "memory" / legacy]
 
 
-def tighten_limit(kind: int, wanted: int) -> int:
-    """Bound what this process and those that it starts may take of a resource; a tighter bound that is there stays.
+def tighten_limit(kind: int, bound: int) -> int:
+    """Lower a resource limit of this process and its future children. A lower limit that is set already stays.
 
     Args:
         kind: ``resource.RLIMIT_...``.
-        wanted: the bound.
+        bound: the limit.
 
     Returns:
-        The bound that holds now.
+        The limit in effect.
     """
-    there = resource.getrlimit(kind)
-    own = min(it for it in (wanted, *there) if it != resource.RLIM_INFINITY)
-    resource.setrlimit(kind, (own, there[1]))
-    return own
+    current = resource.getrlimit(kind)
+    effective = min(limit for limit in (bound, *current) if limit != resource.RLIM_INFINITY)
+    resource.setrlimit(kind, (effective, current[1]))
+    return effective
 
 
-def raise_limit(kind: int, wanted: int) -> int:
-    """Raise the soft bound of a resource as far as ``wanted`` and the hard bound allow; a higher one stays.
+def raise_limit(kind: int, bound: int) -> int:
+    """Raise a soft resource limit to ``bound``, as far as the hard limit allows. A higher one stays.
 
     Args:
         kind: ``resource.RLIMIT_...``.
-        wanted: the bound.
+        bound: the limit.
 
     Returns:
-        The bound that holds now; ``wanted`` where there is none.
+        The soft limit in effect; ``bound`` if there is no limit.
     """
     soft, hard = resource.getrlimit(kind)
     if soft == resource.RLIM_INFINITY:
-        return wanted
-    reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        return bound
+    reachable = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
     if reachable > soft:
         resource.setrlimit(kind, (reachable, hard))
     return max(soft, reachable)
 
 
 def zombies() -> set[int]:
-    """Ids of children of this process that have ended, and that nobody has waited for."""
+    """Return the ids of children of this process that have ended and were not waited for."""
     found = set()
     for path in Path("/proc").glob("[0-9]*"):
         fields = "".join(_lines(path / "stat")).rpartition(")")[2].split()
@@ -138,14 +147,14 @@ def zombies() -> set[int]:
 
 
 def reap(children: Iterable[int]) -> None:
-    """Wait for children that have ended, so that the kernel forgets them."""
+    """Wait for children that have ended, so that the kernel removes them."""
     for child in children:
         with suppress(ChildProcessError):
             os.waitpid(child, os.WNOHANG)
 
 
 def kernel_oom_kills() -> int:
-    """How many processes the kernel has killed for memory: of this cgroup, or of the host where that is not counted."""
+    """Return the number of OOM kills of this cgroup, or of the host where the cgroup has no counter."""
     for path in (*cgroup_files("memory.events", "memory.oom_control"), Path("/proc/vmstat")):
         for line in _lines(path):
             name, _, value = line.partition(" ")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tuner.errors import CheckpointError, DamagedCheckpointError
-from tuner.system.files import folder_appearing_whole, replacing
+from tuner.system.files import atomic_folder, atomic_path
 from tuner.training.launching.checkpoint_files import (
     Manifest,
     check_files,
@@ -70,7 +70,7 @@ class Checkpoints:
         """
         path = checkpoint_folder(self.directory, update)
         needed = _bytes_of([weights[name] for name in unique_names(weights)]) + _bytes_of(state)
-        with folder_appearing_whole(path, needed) as folder:
+        with atomic_folder(path, needed) as folder:
             write_weights(weights, folder / _WEIGHTS)
             with (folder / _STATE).open("wb") as stream:  # a stream's error says more than torch's error for a path
                 torch.save(state, stream)
@@ -188,7 +188,7 @@ def save_weights(weights: Weights, path: Path) -> str:
     Raises:
         StorageError: when the disk is full.
     """
-    with replacing(path, _bytes_of([weights[name] for name in unique_names(weights)])) as temporary:
+    with atomic_path(path, _bytes_of([weights[name] for name in unique_names(weights)])) as temporary:
         write_weights(weights, temporary)
         with temporary.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()

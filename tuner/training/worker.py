@@ -25,8 +25,8 @@ from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, SystemTrouble, TrainingResult
-from tuner.system.files import holding, write_atomically
-from tuner.system.host_failures import trouble_of
+from tuner.system.files import lock_directory, write_atomically
+from tuner.system.host_failures import host_failure_of
 from tuner.system.processes import die_with_parent
 from tuner.training.accumulation.collectives import (
     Ranks,
@@ -181,8 +181,8 @@ def _restart_micro_batch_size(state: RunState) -> int | None:
 
 def _disk_trouble(failure: BaseException | None) -> SystemTrouble | None:
     """The trouble of a disk. Other trouble is this process's own, or its parent finds it too."""
-    found = trouble_of(failure)
-    if found is None or not found.of_disk:
+    found = host_failure_of(failure)
+    if found is None or not found.is_disk_failure:
         return None
     return SystemTrouble(cause=found.cause, message=found.message, needed_bytes=found.needed_bytes)
 
@@ -220,7 +220,7 @@ def main(arguments: list[str]) -> int:
     stop.install()
     if own_rank():
         return _train_as_other_rank(paths, stop)
-    with holding(paths.directory, _LOCK_WAIT_SECONDS) as locked:
+    with lock_directory(paths.directory, _LOCK_WAIT_SECONDS) as locked:
         if not locked:  # another process writes the files: this one may only append to the log
             _log(f"another process trains in {paths.directory}")
             return 1

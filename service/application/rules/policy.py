@@ -13,7 +13,7 @@ from tuner.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
 from tuner.schemas.dataset import PathRead
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.workload import PythonModel, WorkloadSpec
-from tuner.system.data_roots import DataRoots, expand, fixed_part
+from tuner.system.data_roots import DataRoots, expand_glob, literal_prefix
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _LONGEST_IDENTIFIER = 64
@@ -76,8 +76,8 @@ class Policy:
         if "\0" in path or not path.startswith("/") or ".." in Path(path).parts:
             raise DataPathNotAllowedError(f"{field}: {path!r} must be absolute and free of `..` in the service")
         try:
-            self._roots.resolve(path if pattern != path else fixed_part(pattern))
-            for _ in expand(pattern, self._roots, _MOST_ENTRIES):
+            self._roots.resolve(path if pattern != path else literal_prefix(pattern))
+            for _ in expand_glob(pattern, self._roots, _MOST_ENTRIES):
                 pass
         except DataOutsideRootsError as error:
             raise DataPathNotAllowedError(f"{field}: {path!r}: {error}") from None

@@ -15,8 +15,8 @@ from tuner.hardware import inventory
 from tuner.planning.session import ProbeRunner
 from tuner.schemas.results import DeviceInfo
 from tuner.schemas.training import RunOutcome, TrainingResult
-from tuner.system.data_roots import ANYWHERE, DataRoots
-from tuner.system.files import holding
+from tuner.system.data_roots import ANY_FILE, DataRoots
+from tuner.system.files import lock_directory
 from tuner.training.launching.launcher import TrainingProcess
 
 _POLL_SECONDS = 0.1
@@ -33,14 +33,14 @@ class LocalExecutor(Executor):
         device: DeviceInfo,
         runner: ProbeRunner,
         new_process: Callable[[Path], TrainingProcess] | None = None,
-        data_roots: DataRoots = ANYWHERE,
+        data_roots: DataRoots = ANY_FILE,
     ) -> None:
         super().__init__(device, runner)
         self._new_process = new_process or partial(TrainingProcess, restarts=_RESTARTS, data_roots=data_roots)
 
     @override
     def lost_device(self) -> str | None:
-        return inventory.lost(self.device)
+        return inventory.device_failure(self.device)
 
     @override
     def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
@@ -64,7 +64,7 @@ def _await_folder(directory: Path, grace_seconds: GraceSeconds) -> bool:
     ended when it wakes, or end by themselves.
     """
     while True:
-        with holding(directory, patience_seconds=0.0) as alone:
+        with lock_directory(directory, timeout_seconds=0.0) as alone:
             if alone:
                 return True
         if grace_seconds() is not None:

@@ -28,7 +28,7 @@ from tests.support.service.scripted import ScriptedRunner
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import ProbeRequest, TrainingRequest
 from tuner.schemas.results import Outcome
-from tuner.system.processes import handed_on
+from tuner.system.processes import propagated_environment
 from tuner.training.launching.launcher import TrainingProcess
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -244,7 +244,7 @@ def test_what_is_no_trace_parent_is_left_out(wrong: str | None) -> None:
 def test_the_trace_reaches_the_probes(start_service: StartService) -> None:
     """What a probe's process would find in its environment while the tuning runs; nothing for work without one."""
     seen: list[dict[str, str]] = []
-    service = start_service(ScriptedRunner(37, lambda _size, _stop: seen.append(handed_on())))
+    service = start_service(ScriptedRunner(37, lambda _size, _stop: seen.append(propagated_environment())))
     submit(service, traceparent=PARENT)
     assert seen
     assert all(it == {"TRACEPARENT": PARENT} for it in seen)

@@ -20,7 +20,7 @@ from tuner.errors import ProbeCancelledError, SpecError
 from tuner.schemas.requests import ProbeRequest, TrainingRequest
 from tuner.schemas.results import Outcome
 from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
-from tuner.system.files import holding
+from tuner.system.files import lock_directory
 from tuner.training.launching.launcher import TrainingProcess
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -281,7 +281,7 @@ def test_a_run_waits_for_the_process_that_still_has_its_folder(local: LocalExecu
     """A worker may be frozen while its processes go on in a shared folder. Told to stop, the one that waits does."""
     run = training_run(tmp_path, 3)
     told = iter([None, None, None, 0.5])
-    with holding(run.directory, 0.0) as alone:
+    with lock_directory(run.directory, 0.0) as alone:
         assert alone
         stopped = local.train(run, lambda _: None, lambda: next(told))
     assert (stopped.outcome, stopped.updates) == (RunOutcome.STOPPED, 0)

@@ -44,7 +44,7 @@ from tuner.errors import CheckLostError, ProbeError, SpecError
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Outcome, ProbeResult
 from tuner.schemas.training import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
-from tuner.system.host_failures import Cause, Trouble
+from tuner.system.host_failures import Cause, HostFailure
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -439,9 +439,9 @@ def test_a_host_in_trouble_is_looked_at_less_and_less_often(caplog: pytest.LogCa
     looks: list[float] = []
     over = [False]
 
-    def look(_needed: int) -> Trouble | None:
+    def look(_needed: int) -> HostFailure | None:
         looks.append(now[0])
-        return None if over[0] else Trouble(Cause.DISK_FULL, "no room")
+        return None if over[0] else HostFailure(Cause.DISK_FULL, "no room")
 
     health = Health("host/cpu", look, clock=lambda: now[0])
     with caplog.at_level(logging.WARNING):
@@ -467,13 +467,13 @@ def test_room_that_work_needs_is_waited_for_as_long_as_it_waits() -> None:
     """A checkpoint that found no room: less work is taken while there is less, unless the work is gone."""
     now, needs, waits = [0.0], [], [True]
 
-    def look(needed: int) -> Trouble | None:
+    def look(needed: int) -> HostFailure | None:
         needs.append(needed)
-        return Trouble(Cause.DISK_FULL, "too little", needed) if needed else None
+        return HostFailure(Cause.DISK_FULL, "too little", needed) if needed else None
 
     health = Health("host/cpu", look, clock=lambda: now[0])
     assert health.may_work()
-    health.suspect(Trouble(Cause.DISK_FULL, "full", 5000), lambda: waits[0])
+    health.suspect(HostFailure(Cause.DISK_FULL, "full", 5000), lambda: waits[0])
     now[0] += 10.0
     assert not health.may_work()
     waits[0] = False

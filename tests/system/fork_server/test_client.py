@@ -1,4 +1,4 @@
-"""Tasks of a fork server that imports no torch: their ends, and what is left of them."""
+"""Tasks of a fork server that imports no torch: their ends, and the processes left over."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Nothing(BaseModel):
 
 @pytest.fixture
 def server() -> Iterator[ForkServer]:
-    """Ready, and closed at the end."""
+    """A ready server, closed at the end."""
     with closing(ForkServer(lambda: ChildProcess(_START))) as found:
         found.await_ready(time.monotonic() + 120, _never)
         yield found
@@ -36,7 +36,7 @@ def server() -> Iterator[ForkServer]:
 @pytest.fixture
 def paths() -> Iterator[TaskPaths]:
     """The files of a task."""
-    with TaskPaths.holding(Nothing()) as found:
+    with TaskPaths.temporary(Nothing()) as found:
         yield found
 
 
@@ -51,7 +51,7 @@ def _run(
 
 
 def _gone(process: int) -> bool:
-    """Whether a process ends within a minute; one that nobody waits for has ended."""
+    """Return whether a process ends within a minute; a zombie has ended."""
     stat, deadline = Path(f"/proc/{process}/stat"), time.monotonic() + 60
     while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
         if time.monotonic() > deadline:
@@ -60,8 +60,8 @@ def _gone(process: int) -> bool:
     return True
 
 
-def test_a_task_that_takes_too_long_is_killed_and_says_where(server: ForkServer, paths: TaskPaths) -> None:
-    """The server runs the next one."""
+def test_a_task_that_exceeds_its_deadline_is_killed_with_its_stacks(server: ForkServer, paths: TaskPaths) -> None:
+    """The output has the stacks, and the server runs the next task."""
     with pytest.raises(DeadlineError):
         _run(server, paths, "sleep", seconds=1.0)
     assert "_run_task" in paths.output_tail()
@@ -69,15 +69,15 @@ def test_a_task_that_takes_too_long_is_killed_and_says_where(server: ForkServer,
 
 
 def test_a_task_that_is_stopped_is_gone(server: ForkServer, paths: TaskPaths) -> None:
-    """With its child, while the server stays."""
+    """The task and its child are gone, while the server stays."""
     with pytest.raises(StoppedError):
         _run(server, paths, "leave a child", paths.result.exists)
     assert _gone(int(paths.result.read_text()))
     assert _run(server, paths, "end").kind is ExitKind.EXITED
 
 
-def test_a_server_that_is_lost_takes_its_task_along(server: ForkServer, paths: TaskPaths) -> None:
-    """And what the task has started."""
+def test_a_lost_server_ends_its_task(server: ForkServer, paths: TaskPaths) -> None:
+    """The processes that the task has started end too."""
     process = server.start().process
 
     def kill() -> bool:
@@ -92,8 +92,8 @@ def test_a_server_that_is_lost_takes_its_task_along(server: ForkServer, paths: T
     assert _run(server, paths, "end").cause == "exit status 0", "another server runs the next task"
 
 
-def test_a_server_that_is_closed_in_the_middle_of_a_task_leaves_nothing(server: ForkServer, paths: TaskPaths) -> None:
-    """As on Ctrl-C, when nobody waits for the task any more."""
+def test_a_server_closed_during_a_task_leaves_no_process(server: ForkServer, paths: TaskPaths) -> None:
+    """Closing during a task, as on Ctrl-C, ends the task."""
 
     def interrupt() -> bool:
         if paths.result.exists():
@@ -107,7 +107,7 @@ def test_a_server_that_is_closed_in_the_middle_of_a_task_leaves_nothing(server: 
 
 
 def test_a_module_that_is_missing_is_named(server: ForkServer, paths: TaskPaths) -> None:
-    """By the task that needs it, not by one that may need it."""
+    """The error is raised by the task that needs the module, not by one that may need it."""
     server.import_modules(("missing",))
     command = RunTask(task="end", directory=paths.directory, modules=("missing",))
     with pytest.raises(ImportFailedError, match="no module named missing"):

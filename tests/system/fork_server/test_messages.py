@@ -1,4 +1,4 @@
-"""Messages between a fork server and its client: what arrives, and what is refused."""
+"""Messages between a fork server and its client: accepted and refused ones."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tuner.system.fork_server.messages import COMMANDS, EVENTS, Ended, KillTask,
 
 
 def test_a_connection_works_on_any_descriptor() -> None:
-    """A service with thousands of connections open still hears its probes."""
+    """Messages arrive on descriptors above 1024, as in a service with thousands of connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
-    ours, theirs = Pipe()
-    with ours, theirs, Connection(fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD_CLOEXEC, 2000)) as far:
-        send(theirs, Ended(exit_code=-9))
+    ours, child_end = Pipe()
+    with ours, child_end, Connection(fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD_CLOEXEC, 2000)) as far:
+        send(child_end, Ended(exit_code=-9))
         assert receive(far, EVENTS, 1.0) == Ended(exit_code=-9)
         assert receive(far, EVENTS, 0.0) is None
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -27,21 +27,21 @@ def test_a_connection_works_on_any_descriptor() -> None:
 
 def test_a_message_of_the_other_direction_is_refused() -> None:
     """The kind of a message decides its fields; a client sends no events."""
-    ours, theirs = Pipe()
-    with ours, theirs:
+    ours, child_end = Pipe()
+    with ours, child_end:
         send(ours, KillTask())
-        assert receive(theirs, COMMANDS, 1.0) == KillTask()
+        assert receive(child_end, COMMANDS, 1.0) == KillTask()
         send(ours, Ready())
         with pytest.raises(ValidationError, match="ready"):
-            receive(theirs, COMMANDS, 1.0)
+            receive(child_end, COMMANDS, 1.0)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0\0\0\x20half a message"])
 def test_a_closed_connection_ends_in_one_way(sent: bytes) -> None:
-    """The other side may be killed at any moment, in the middle of a message too."""
-    ours, theirs = Pipe()
+    """A kill of the other side at any moment, also in the middle of a message, raises EOFError."""
+    ours, child_end = Pipe()
     with ours:
-        os.write(theirs.fileno(), sent)
-        theirs.close()
+        os.write(child_end.fileno(), sent)
+        child_end.close()
         with pytest.raises(EOFError):
             receive(ours, EVENTS, 1.0)

@@ -1,4 +1,4 @@
-"""Child processes connected by a socket pair, started when they are needed and before that."""
+"""Child processes connected by a socket pair, started on demand or in advance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from tuner.cli import entry
 from tuner.estimation.client import tracing_server
-from tuner.estimation.worker_start import tracing
+from tuner.estimation.worker_start import tracing_worker
 from tuner.hardware.inventory import cpu
 from tuner.probing.fork_server_start import fork_server
 from tuner.probing.supervisor import ProbeSupervisor
@@ -34,7 +34,7 @@ def _reported(child: ChildProcess) -> dict[str, Any]:
 
 
 def _left(child: ChildProcess) -> int:
-    """The exit status of a process whose connection is closed."""
+    """Close the connection, and return the exit status of the process."""
     child.connection.close()
     status = child.process.wait(120)
     child.close()
@@ -43,13 +43,13 @@ def _left(child: ChildProcess) -> int:
 
 @pytest.fixture
 def prestarted() -> Iterator[Prestarted]:
-    """Closed at the end."""
+    """Prestarted processes, closed at the end."""
     with closing(Prestarted()) as found:
         yield found
 
 
-def test_a_child_process_knows_what_it_was_started_for() -> None:
-    """Its arguments, its environment and its parent; its input is the socket's no more. It ends when it is left."""
+def test_a_child_process_receives_its_parameters() -> None:
+    """The child has its arguments, environment and parent, has no input, and ends with its connection."""
     child = ChildProcess(_start())
     expected = {"parent": os.getpid(), "arguments": ["one", "two words"], "asked": "once", "input": ""}
     assert _reported(child) == expected
@@ -73,18 +73,18 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[ChildProcess]:
 
 
 def test_a_prestarted_process_is_taken_once(made: list[ChildProcess], prestarted: Prestarted) -> None:
-    """The first who asks in the same way has it; the second a new one."""
+    """The first request with equal parameters gets the process; the second gets a new one."""
     prestarted.prestart(_start())
     first, second = prestarted.take(_start()), prestarted.take(_start())
     prestarted.prestart(_start())
     third = prestarted.take(_start())
     assert made == [first, second, third]
-    assert [_reported(it)["asked"] for it in made] == ["once"] * 3
-    assert [_left(it) for it in made] == [0] * 3
+    assert [_reported(child)["asked"] for child in made] == ["once"] * 3
+    assert [_left(child) for child in made] == [0] * 3
 
 
-def test_what_has_ended_meanwhile_is_not_taken(made: list[ChildProcess], prestarted: Prestarted) -> None:
-    """It was killed, or had nothing to do for long."""
+def test_a_process_that_has_ended_is_not_taken(made: list[ChildProcess], prestarted: Prestarted) -> None:
+    """A process that was killed, or that ended when idle, is replaced."""
     prestarted.prestart(_start())
     made[0].process.kill()
     made[0].process.wait()
@@ -94,8 +94,8 @@ def test_what_has_ended_meanwhile_is_not_taken(made: list[ChildProcess], prestar
     assert _left(child) == 0
 
 
-def test_what_it_has_started_ends_with_it(made: list[ChildProcess], prestarted: Prestarted) -> None:
-    """A compiler, say: nobody is left to wait for it."""
+def test_descendants_end_with_the_process(made: list[ChildProcess], prestarted: Prestarted) -> None:
+    """A descendant, such as a compiler, is killed with the process."""
     prestarted.prestart(Start("tests.support.child_of_socket", ("has a child",), {"ASKED": ""}))
     child = Path(f"/proc/{_reported(made[0])['child']}")
     assert child.exists()
@@ -109,7 +109,7 @@ def test_what_it_has_started_ends_with_it(made: list[ChildProcess], prestarted: 
 def test_an_estimate_takes_the_process_that_the_command_started(
     made: list[ChildProcess], prestarted: Prestarted
 ) -> None:
-    """And a probe's supervisor its own: what ``begin`` starts is what they ask for."""
+    """The processes that the command prestarts are those that the estimate and the supervisor take."""
     entry.begin(["estimate", "spec.yaml"], prestarted)
     entry.begin(["tune", "spec.yaml", "--device", "cpu"], prestarted)
     with closing(tracing_server(prestarted.take)) as tracer, ProbeSupervisor(cpu(), prestarted.take) as supervisor:
@@ -117,22 +117,20 @@ def test_an_estimate_takes_the_process_that_the_command_started(
         assert [tracer.start(), supervisor._server.start()] == made
 
 
-def test_what_was_started_in_another_way_is_ended(made: list[ChildProcess], prestarted: Prestarted) -> None:
-    """A wrong guess costs its process, and no more."""
+def test_a_process_started_with_other_parameters_is_ended(made: list[ChildProcess], prestarted: Prestarted) -> None:
+    """A prestarted process with other parameters is ended, and a new one is started."""
     prestarted.prestart(_start("otherwise"))
     child = prestarted.take(_start())
     assert _reported(child)["asked"] == "once"
-    assert [it.process.returncode for it in made] == [-signal.SIGKILL, None]
+    assert [child.process.returncode for child in made] == [-signal.SIGKILL, None]
     prestarted.prestart(_start("unasked"))
     prestarted.close()
     assert made[-1].process.returncode == -signal.SIGKILL
     assert _left(child) == 0
 
 
-def test_what_cannot_be_prestarted_is_reported_when_it_is_taken(
-    monkeypatch: pytest.MonkeyPatch, prestarted: Prestarted
-) -> None:
-    """Not before: the command may not need it."""
+def test_a_failed_prestart_is_reported_by_take(monkeypatch: pytest.MonkeyPatch, prestarted: Prestarted) -> None:
+    """The failure is not raised by prestart, because the command may not need the process."""
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     prestarted.prestart(_start())
@@ -141,7 +139,7 @@ def test_what_cannot_be_prestarted_is_reported_when_it_is_taken(
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
-_CPU, _CARD, _TRACING = fork_server("cpu"), fork_server("cuda"), tracing()
+_CPU, _CARD, _TRACING = fork_server("cpu"), fork_server("cuda"), tracing_worker()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +157,7 @@ _CPU, _CARD, _TRACING = fork_server("cpu"), fork_server("cuda"), tracing()
         ("", None, None),
     ],
 )
-def test_the_command_starts_what_it_will_need(  # noqa: PLR0913, PLR0917 - fixtures and parameters
+def test_the_command_prestarts_the_processes_it_needs(  # noqa: PLR0913, PLR0917 - fixtures and parameters
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     prestarted: Prestarted,
@@ -167,18 +165,18 @@ def test_the_command_starts_what_it_will_need(  # noqa: PLR0913, PLR0917 - fixtu
     without_cards: Start | None,
     with_cards: Start | None,
 ) -> None:
-    """Before it knows more than its words, and whether the host has cards."""
+    """The command's arguments, and whether the host has GPUs, decide what is prestarted."""
     begun: list[Start | None] = []
     monkeypatch.setattr(prestarted, "prestart", begun.append)
     monkeypatch.setattr(entry, "_CARDS", tmp_path / "gpus")
     entry.begin(arguments.split(), prestarted)
     (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
     entry.begin(arguments.split(), prestarted)
-    assert begun == [it for it in (without_cards, with_cards) if it is not None]
+    assert begun == [module for module in (without_cards, with_cards) if module is not None]
 
 
-def test_what_starts_ahead_imports_next_to_nothing() -> None:
-    """Neither pydantic nor typer, which take longer to import than a process takes to start."""
+def test_prestarting_imports_almost_nothing() -> None:
+    """Neither pydantic nor typer is imported, which takes longer than the start of a process."""
     code = "import sys, tuner.cli.entry; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"pydantic", "typer", "rich", "yaml", "torch"} & set(modules)

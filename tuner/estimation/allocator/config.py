@@ -1,7 +1,7 @@
-"""The settings of torch's CUDA caching allocator, and the sizes that follow from them alone. No torch.
+"""Settings of torch's CUDA caching allocator, and the sizes derived from them. No torch.
 
-Checked against torch 2.13: the constants are those of `c10/core/AllocatorConfig.h`, the notation is read as
-`c10/core/AllocatorConfig.cpp` reads it.
+Checked against torch 2.13: the constants are those of `c10/core/AllocatorConfig.h`, and the notation is parsed as in
+`c10/core/AllocatorConfig.cpp`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 """`large_segment_size`: the segment for requests above 1 MiB and below 10 MiB, and the page of expandable segments."""
 MIN_LARGE_BYTES = 10 * MIB
-"""`kMinLargeAlloc`: from here on a request gets a segment of its own size."""
+"""`kMinLargeAlloc`: a request of at least this size gets its own segment."""
 ROUND_LARGE_BYTES = 2 * MIB
 """`kRoundLarge`: such a segment's size is rounded up to a multiple of it."""
 ROUNDING_INTERVALS = 16
@@ -33,15 +33,15 @@ _NO_DIVISIONS = (0,) * ROUNDING_INTERVALS
 
 @dataclass(frozen=True)
 class AllocatorSettings:
-    """What `PYTORCH_ALLOC_CONF` says, as far as it decides where blocks go.
+    """The settings of `PYTORCH_ALLOC_CONF` that affect the placement of blocks.
 
     Attributes:
         expandable_segments: one segment per pool that grows by pages, instead of one segment per `cudaMalloc`.
         max_split_bytes: larger blocks are neither split nor given to smaller requests; None for no such limit.
         max_non_split_rounding_bytes: how much larger than its request a block above that limit may be.
         large_segment_bytes: the segment of requests below 10 MiB, and the page of expandable segments.
-        roundup_power2_divisions: for sizes from 1 MiB, 2 MiB, ... 64 GiB on, into how many steps the way to the next
-            power of two is divided for rounding up; 0 and 1 mean rounding to 512 bytes.
+        roundup_power2_divisions: for sizes from 1 MiB, 2 MiB, ... 64 GiB, the number of steps between two powers of two
+            to which requests are rounded up; 0 and 1 mean rounding to 512 bytes.
     """
 
     expandable_segments: bool = False
@@ -52,26 +52,26 @@ class AllocatorSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> AllocatorSettings:
-        """What a process with this environment uses: of the two variables torch 2.13 reads only the older, if set."""
+        """Read the settings from an environment; as in torch 2.13, the older variable takes precedence."""
         return cls.parse(environment.get("PYTORCH_CUDA_ALLOC_CONF", environment.get("PYTORCH_ALLOC_CONF", "")))
 
     @classmethod
     def parse(cls, text: str) -> AllocatorSettings:
-        """Settings in torch's notation: ``max_split_size_mb:128,expandable_segments:True``. Unknown ones are skipped.
+        """Parse torch's notation: ``max_split_size_mb:128,expandable_segments:True``. Unknown settings are ignored.
 
         Raises:
-            EstimateError: when a value is none, or another allocator than torch's own is asked for.
+            EstimateError: when a value is invalid, or a backend other than torch's own allocator is set.
         """
         values = _options(text)
         if values.get("backend", "native") != "native":
             raise EstimateError(
-                f"the allocator {values['backend']!r} cannot be followed: only `backend:native` can; "
-                "take `backend` out of PYTORCH_ALLOC_CONF"
+                f"the allocator {values['backend']!r} cannot be simulated, only `backend:native` can: "
+                "remove `backend` from PYTORCH_ALLOC_CONF"
             )
         large = _mebibytes(values, "large_segment_size_mb", MIN_LARGE_BYTES // MIB + 1) or LARGE_SEGMENT_BYTES
         divisions = values.get("roundup_power2_divisions")
         return cls(
-            expandable_segments=_truth(values, "expandable_segments"),
+            expandable_segments=_boolean(values, "expandable_segments"),
             max_split_bytes=_mebibytes(values, "max_split_size_mb", large // MIB),
             max_non_split_rounding_bytes=_mebibytes(values, "max_non_split_rounding_mb", large // MIB) or large,
             large_segment_bytes=large,
@@ -79,7 +79,7 @@ class AllocatorSettings:
         )
 
     def rounded(self, requested: int) -> int:
-        """Bytes of the block for a request (`round_size`, `roundup_power2_next_division`)."""
+        """Return the bytes of the block for a request (`round_size`, `roundup_power2_next_division`)."""
         if requested < MIN_BLOCK_BYTES:
             return MIN_BLOCK_BYTES
         power = requested.bit_length() - 1
@@ -89,7 +89,7 @@ class AllocatorSettings:
         return rounded_up(requested, (1 << power) // divisions)
 
     def segment_bytes(self, rounded: int) -> int:
-        """Bytes of a new segment for a block (`get_allocation_size`)."""
+        """Return the bytes of a new segment for a block (`get_allocation_size`)."""
         if rounded <= SMALL_BYTES:
             return SMALL_SEGMENT_BYTES
         if rounded < MIN_LARGE_BYTES:
@@ -102,26 +102,26 @@ EXPANDABLE_SEGMENTS = AllocatorSettings(expandable_segments=True)
 
 
 def rounded_up(size: int, multiple: int) -> int:
-    """The smallest multiple that is not below ``size``."""
+    """Round ``size`` up to a multiple."""
     return -(-size // multiple) * multiple
 
 
 def _options(text: str) -> dict[str, str]:
-    """``a:1,b:[2:3,4:5]`` by name (`ConfigTokenizer`); spaces mean nothing, the last of two equal names counts."""
+    """Split ``a:1,b:[2:3,4:5]`` by name (`ConfigTokenizer`); spaces are ignored, and the last of equal names counts."""
     found = re.findall(r"([^,:\[\]]+):?(\[[^\]]*\]?|[^,:\[\]]*)", re.sub(r"\s", "", text))
     return dict(found)
 
 
-def _refused(name: str, value: str, allowed: str) -> EstimateError:
+def _invalid_setting(name: str, value: str, allowed: str) -> EstimateError:
     return EstimateError(
-        f"`{name}:{value}` is no setting of torch's allocator: it has to be {allowed}; mend PYTORCH_ALLOC_CONF"
+        f"`{name}:{value}` is not a setting of torch's allocator: it must be {allowed}; correct PYTORCH_ALLOC_CONF"
     )
 
 
-def _truth(values: Mapping[str, str], name: str) -> bool:
+def _boolean(values: Mapping[str, str], name: str) -> bool:
     value = values.get(name, "False")
     if value not in {"True", "False"}:
-        raise _refused(name, value, "True or False")
+        raise _invalid_setting(name, value, "True or False")
     return value == "True"
 
 
@@ -130,31 +130,33 @@ def _mebibytes(values: Mapping[str, str], name: str, least: int) -> int | None:
     if value is None:
         return None
     if not value.isdecimal() or int(value) < least:
-        raise _refused(name, value, f"a whole number of MiB, {least} or more")
+        raise _invalid_setting(name, value, f"a whole number of MiB, {least} or more")
     return int(value) * MIB
 
 
 def _divisions(value: str) -> tuple[int, ...]:
-    """For every interval its divisions (`parseRoundUpPower2Divisions`): one number, or a list by size in MiB.
+    """Parse the divisions of each interval (`parseRoundUpPower2Divisions`): one number, or a list by size in MiB.
 
-    The first size of a list speaks for the smaller ones too, ``>`` for those above the one before it.
+    The first size of a list also applies to smaller sizes, and ``>`` to those above the preceding size.
     """
     divisions = [0] * ROUNDING_INTERVALS
     if not value.startswith("["):
-        return (_power(value, value),) * ROUNDING_INTERVALS
+        return (_power_of_two(value, value),) * ROUNDING_INTERVALS
     index = 0
     for position, entry in enumerate(value.strip("[]").split(",")):
         size, _, count = entry.partition(":")
-        steps = 0 if count == "0" else _power(count, value)
+        steps = 0 if count == "0" else _power_of_two(count, value)
         if size == ">":
             divisions[index + 1 :] = [steps] * (ROUNDING_INTERVALS - index - 1)
             continue
-        index = min(_power(size, value).bit_length() - 1, ROUNDING_INTERVALS - 1)
+        index = min(_power_of_two(size, value).bit_length() - 1, ROUNDING_INTERVALS - 1)
         divisions[0 if position == 0 else index : index + 1] = [steps] * (index + 1 if position == 0 else 1)
     return tuple(divisions)
 
 
-def _power(text: str, value: str) -> int:
+def _power_of_two(text: str, value: str) -> int:
     if not text.isdecimal() or int(text).bit_count() != 1:
-        raise _refused("roundup_power2_divisions", value, "made of powers of two, as in `4` or `[256:1,512:2,>:4]`")
+        raise _invalid_setting(
+            "roundup_power2_divisions", value, "made of powers of two, as in `4` or `[256:1,512:2,>:4]`"
+        )
     return int(text)

@@ -1,4 +1,4 @@
-"""A trace's requests, replayed through the simulated allocator: peaks, and the least memory that suffices. No torch."""
+"""Replay a trace in the simulated allocator, to find its peaks and the smallest sufficient capacity. No torch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tuner.estimation.trace import Category, Trace
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """What the allocator came to.
+class ReplayResult:
+    """The result of a replay.
 
     Attributes:
-        peak_allocated_bytes: most bytes of taken blocks (`torch.cuda.max_memory_allocated`).
-        peak_reserved_bytes: most bytes of segments (`torch.cuda.max_memory_reserved`).
-        fits: whether every request was met. If not, the replay ends at the first that was not, and so do the peaks.
-        retries: how often the whole cache was given back (`num_alloc_retries`): a fit with retries thrashes.
-        peak_position: index of the event after which most was allocated for the first time; -1 without any event.
+        peak_allocated_bytes: peak of the bytes of allocated blocks (`torch.cuda.max_memory_allocated`).
+        peak_reserved_bytes: peak of the bytes of segments (`torch.cuda.max_memory_reserved`).
+        fits: whether every request succeeded. If not, the replay and its peaks end at the first failed request.
+        retries: how often the whole cache was freed (`num_alloc_retries`).
+        peak_position: index of the event that first reached the peak allocated; -1 without events.
     """
 
     peak_allocated_bytes: int
@@ -37,84 +37,83 @@ def replay(
     capacity_bytes: int | None = None,
     *,
     since: int = 0,
-) -> Replayed:
+) -> ReplayResult:
     """Run ``events`` (see ``Trace``) with blocks of ``sizes`` bytes through an allocator.
 
     Args:
-        events: ``i`` takes block ``i``, ``~i`` gives it back.
-        sizes: bytes asked for, by block.
-        settings: of the allocator.
-        capacity_bytes: what the device can give it; None for as much as it wants.
-        since: peaks count from this event on, what is held by then included, as after
-            `torch.cuda.reset_peak_memory_stats`. Retries count from the first.
+        events: ``i`` allocates block ``i``, ``~i`` frees it.
+        sizes: bytes requested, by block.
+        settings: the settings of the allocator.
+        capacity_bytes: the memory of the device; None for no limit.
+        since: peaks are reset before this event, as by `torch.cuda.reset_peak_memory_stats`. Retries are not.
     """
-    return _replayed(CachingAllocator(capacity_bytes, settings), events, sizes, since)
+    return _replay(CachingAllocator(capacity_bytes, settings), events, sizes, since)
 
 
 def minimum_capacity(
     events: Sequence[int], sizes: Sequence[int], settings: AllocatorSettings = DEFAULT_SETTINGS
 ) -> int:
-    """The least capacity found, in steps of 2 MiB, with which every request is met.
+    """Find the smallest capacity, in steps of 2 MiB, with which every request succeeds.
 
-    A replay tells more than its outcome. One that passes and has reserved ``r`` bytes at most passes in the same way
-    with a capacity of ``r``. One that fails, and was refused nothing that needed less than ``m``, fails in the same way
-    with every capacity up to ``m``.
+    A replay yields more than its outcome. A successful replay that reserved at most ``r`` bytes also succeeds with a
+    capacity of ``r``. A failed replay, in which every refused request needed at least ``m``, also fails with every
+    capacity below ``m``.
 
-    What fits is not monotone: with more memory the cache is given back at other moments, and blocks may come to lie
-    worse. The search halves an interval as if it were: a smaller capacity than the answer may pass too, and a larger
-    one may not. The answer itself was seen to pass. No capacity below the peak of the rounded requests can.
+    Success is not monotone in the capacity: with more memory the cache is freed at other times, and fragmentation may
+    be worse. The bisection assumes that it is. So a smaller capacity than the result may succeed too, and a larger one
+    may fail, but a replay with the result itself succeeded. No capacity below the peak of the rounded requests can.
 
     Raises:
-        EstimateError: when it does not get through with any.
+        EstimateError: when no capacity suffices.
     """
     free = replay(events, sizes, settings)
     if not free.fits:
-        raise EstimateError("an update takes more memory than can be addressed: lower the micro-batch size")
-    least = rounded_up(_peak_rounded(events, sizes, settings), ROUND_LARGE_BYTES)
+        raise EstimateError("an update needs more memory than can be addressed: lower the micro-batch size")
+    lower = rounded_up(_peak_requested(events, sizes, settings), ROUND_LARGE_BYTES)
     most = rounded_up(free.peak_reserved_bytes, ROUND_LARGE_BYTES)
-    tried = least
-    while least < most:
-        allocator = CachingAllocator(tried, settings)
-        replayed = _replayed(allocator, events, sizes)
+    capacity = lower
+    while lower < most:
+        allocator = CachingAllocator(capacity, settings)
+        replayed = _replay(allocator, events, sizes)
         if replayed.fits:
-            most = min(rounded_up(replayed.peak_reserved_bytes, ROUND_LARGE_BYTES), tried)
+            most = min(rounded_up(replayed.peak_reserved_bytes, ROUND_LARGE_BYTES), capacity)
         else:
-            least = min(rounded_up(allocator.least_refused_bytes, ROUND_LARGE_BYTES), most)
-        tried = least + (most - least) // 2 // ROUND_LARGE_BYTES * ROUND_LARGE_BYTES
+            lower = min(rounded_up(allocator.least_refused_bytes, ROUND_LARGE_BYTES), most)
+        capacity = lower + (most - lower) // 2 // ROUND_LARGE_BYTES * ROUND_LARGE_BYTES
     return most
 
 
 def breakdown(
     trace: Trace, position: int, settings: AllocatorSettings = DEFAULT_SETTINGS, capacity_bytes: int | None = None
 ) -> dict[Category, int]:
-    """What the blocks taken after event ``position`` hold, in bytes of the allocator; every category is in it.
+    """Return the allocated bytes of each category after event ``position``; every category is present.
 
-    At a replay's ``peak_position`` the values sum to its peak allocated, given the same settings and capacity.
+    At a replay's ``peak_position`` the values sum to its peak allocated, given equal settings and capacity.
     """
     allocator = CachingAllocator(capacity_bytes, settings)
     events = trace.events[: position + 1]
     addresses = [0] * len(trace.sizes)
-    _through(allocator, events, trace.sizes, addresses)
+    _run_events(allocator, events, trace.sizes, addresses)
     held = dict.fromkeys(Category, 0)
-    for block in _taken_after(events):
+    for block in _live_blocks(events):
         held[trace.categories[block]] += allocator.block_bytes(addresses[block])
     return held
 
 
-def _replayed(allocator: CachingAllocator, events: Sequence[int], sizes: Sequence[int], since: int = 0) -> Replayed:
+def _replay(allocator: CachingAllocator, events: Sequence[int], sizes: Sequence[int], since: int = 0) -> ReplayResult:
     addresses = [0] * len(sizes)
-    peak, position, fits = _through(allocator, events[:since], sizes, addresses)
+    peak, position, fits = _run_events(allocator, events[:since], sizes, addresses)
     if fits:
         allocator.reset_peaks()
-        peak, position, fits = _through(allocator, events[since:], sizes, addresses)
+        peak, position, fits = _run_events(allocator, events[since:], sizes, addresses)
         position += since
-    return Replayed(peak, allocator.peak_reserved_bytes, fits, allocator.retries, position)
+    return ReplayResult(peak, allocator.peak_reserved_bytes, fits, allocator.retries, position)
 
 
-def _through(
+def _run_events(
     allocator: CachingAllocator, events: Iterable[int], sizes: Sequence[int], addresses: list[int]
 ) -> tuple[int, int, bool]:
-    """Run events and note each block's address: most allocated, the index of its event or -1, and whether all fit."""
+    """Run events and store each block's address; return the peak allocated, the index of its event, and success."""
     malloc, free = allocator.malloc, allocator.free
     peak = allocator.allocated_bytes
     position = -1
@@ -132,7 +131,7 @@ def _through(
     return peak, position, True
 
 
-def _taken_after(events: Iterable[int]) -> set[int]:
+def _live_blocks(events: Iterable[int]) -> set[int]:
     taken: set[int] = set()
     for event in events:
         if event < 0:
@@ -142,10 +141,10 @@ def _taken_after(events: Iterable[int]) -> set[int]:
     return taken
 
 
-def _peak_rounded(events: Iterable[int], sizes: Sequence[int], settings: AllocatorSettings) -> int:
-    """Most bytes of rounded requests at once: no capacity below can do."""
-    known = {size: settings.rounded(size) if size else 0 for size in set(sizes)}
-    rounded = [known[size] for size in sizes]
+def _peak_requested(events: Iterable[int], sizes: Sequence[int], settings: AllocatorSettings) -> int:
+    """Return the peak of the rounded requests, which is a lower bound of the capacity."""
+    rounded_by_size = {size: settings.rounded(size) if size else 0 for size in set(sizes)}
+    rounded = [rounded_by_size[size] for size in sizes]
     held = most = 0
     for event in events:
         if event < 0:

@@ -1,4 +1,4 @@
-"""The dispatch mode of a trace: operators run on fake tensors, and what they take is recorded."""
+"""The dispatch mode of a trace: operators run on fake tensors, and their memory is recorded."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 from tuner.errors import EstimateError
 from tuner.estimation.trace import Bound, Category
 from tuner.estimation.tracing.kernel_workspaces import onednn_recurrent_workspace_bytes
-from tuner.estimation.tracing.known_values import KnownValues, mapped, tensors_in
+from tuner.estimation.tracing.known_values import KnownValues, map_tensors, tensors_in
 from tuner.estimation.tracing.recorder import Recorder
-from tuner.estimation.tracing.shape_cache import Shapes
+from tuner.estimation.tracing.shape_cache import ShapeCache
 from tuner.estimation.tracing.torch_internals import (
     LOCAL_SCALAR_DENSE,
     DynamicOutputShapeException,
@@ -30,34 +30,34 @@ _aten = torch.ops.aten
 _ONEDNN_RECURRENT = _aten.mkldnn_rnn_layer.default
 _ITEM = LOCAL_SCALAR_DENSE
 _DEVICE = torch.ops.prim.device.default
-_LIFTED = _aten.lift_fresh.default
-"""Takes in what ``torch.tensor`` has just made: memory of the trace's own, though it comes as a real tensor."""
+_LIFT_FRESH = _aten.lift_fresh.default
+"""Receives the result of ``torch.tensor``: memory that the trace allocates, although it is a real tensor."""
 _INDEXED = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default}
 
 
 class Kernels(Protocol):
-    """What a device's kernels take beside their results."""
+    """Workspaces of a device's kernels."""
 
-    def lasting(self, func: OpOverload, args: Sequence[Any]) -> Sequence[tuple[str, int]]:
-        """What ``func`` makes once and for all, by name, in bytes: handles' workspaces."""
+    def persistent(self, func: OpOverload, args: Sequence[Any]) -> Sequence[tuple[str, int]]:
+        """Return the workspaces of library handles that ``func`` creates and keeps: names and bytes."""
 
-    def passing(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int | Bound]:
-        """What ``func`` holds while it runs, in bytes."""
+    def temporary(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int | Bound]:
+        """Return the workspaces that ``func`` holds while it runs, in bytes."""
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own initialisation of subclasses
     """Runs operators on fake tensors and records the storages of one device. Enter it inside of ``fakes``.
 
-    Real tensors (a batch) are taken as fakes of the CPU whose values are known.
+    Real tensors (a batch) are converted to fake CPU tensors with known values.
 
     Args:
-        fakes: the mode that makes results.
+        fakes: the mode that creates results.
         device_type: the device whose storages are recorded.
-        kernels: what its kernels take by themselves.
-        shapes: what operators return.
+        kernels: the workspaces of its kernels.
+        shapes: the cache of operators' result shapes.
     """
 
-    def __init__(self, fakes: FakeTensorMode, device_type: str, kernels: Kernels, shapes: Shapes) -> None:
+    def __init__(self, fakes: FakeTensorMode, device_type: str, kernels: Kernels, shapes: ShapeCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fakes = fakes
         self.recorder = Recorder()
@@ -66,29 +66,29 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         self._kernels = kernels
         self._shapes = shapes
         self.notes: set[str] = set()
-        self._lasting: set[str] = set()
-        self._backward = -1
-        self._begun = 0
-        self._sees = True
+        self._persistent: set[str] = set()
+        self._backward_task = -1
+        self._section_start = 0
+        self._is_recording = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here; being wrapped against it would cost a tenth of the time."""
+        """Return False: nothing is compiled here, and torch's wrapper would cost a tenth of the time."""
         return False
 
     @contextmanager
-    def unseen(self) -> Iterator[None]:
-        """What is made in the block is not recorded, unless the recorder is shown it later."""
-        self._sees = False
+    def without_recording(self) -> Iterator[None]:
+        """Disable recording during the block. Tensors may be passed to the recorder later."""
+        self._is_recording = False
         try:
             yield
         finally:
-            self._sees = True
+            self._is_recording = True
 
-    def begin(self, name: str) -> None:
-        """A stretch of the trace begins."""
+    def begin_section(self, name: str) -> None:
+        """Begin a section of the trace."""
         self.recorder.mark(name)
-        self._begun = len(self.recorder.sizes)
+        self._section_start = len(self.recorder.sizes)
 
     def __torch_dispatch__(
         self,
@@ -97,94 +97,98 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - an operator's results
-        """Run ``func`` on fakes; record what it takes and what is known of its results."""
+        """Run ``func`` on fake tensors; record its memory and the known values of its results."""
         if DTensor in types:
-            return NotImplemented  # its own dispatch comes back with what this rank holds
+            return NotImplemented  # DTensor's own dispatch calls again with the local tensors
         kwargs = kwargs or {}
-        if func is _DEVICE:  # asked by C++ code of every other operator: most calls are these
+        if func is _DEVICE:  # C++ code queries it for every other operator: most calls are these
             return args[0].device
         if func is _ITEM:
             return self.values.scalar(args[0])
-        self._notice_backward()
-        if func is not _LIFTED:
-            args = tuple(mapped(it, self._faked) for it in args)
-        kwargs = {name: mapped(it, self._faked) for name, it in kwargs.items()}
+        self._label_activations()
+        if func is not _LIFT_FRESH:
+            args = tuple(map_tensors(argument, self._to_fake) for argument in args)
+        kwargs = {name: map_tensors(argument, self._to_fake) for name, argument in kwargs.items()}
         outputs = self._run(func, args, kwargs)
-        self.values.follow(func, args, kwargs, outputs)
+        self.values.propagate(func, args, kwargs, outputs)
         return outputs
 
     def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - see above
         if func in _INDEXED:
-            args = (args[0], self._positions(args[1]), *args[2:])
+            args = (args[0], self._masks_to_indices(args[1]), *args[2:])
         try:
             outputs = self._shapes.run(self.fakes, func, args, kwargs)
         except DynamicOutputShapeException:
-            outputs = self._of_known_shape(func, args, kwargs)
-        if func is _ONEDNN_RECURRENT:  # its fake has an empty workspace, which the backward pass keeps
+            outputs = self._run_on_known_values(func, args, kwargs)
+        if func is _ONEDNN_RECURRENT:  # the fake workspace, kept for the backward pass, is empty
             workspace = torch.empty(onednn_recurrent_workspace_bytes(args), dtype=torch.uint8)
-            outputs = (*outputs[:3], self._like(workspace, outputs[0].device))
-        if not self._sees:
+            outputs = (*outputs[:3], self._fake_with_values(workspace, outputs[0].device))
+        if not self._is_recording:
             return outputs
-        here = [it for it in tensors_in((outputs,)) if it.device.type == self.device_type]
-        if here:
-            self._record(func, args, here)
+        on_device = [tensor for tensor in tensors_in((outputs,)) if tensor.device.type == self.device_type]
+        if on_device:
+            self._record(func, args, on_device)
         return outputs
 
-    def _record(self, func: OpOverload, args: tuple[Any, ...], here: list[Tensor]) -> None:
-        for name, nbytes in self._kernels.lasting(func, args):
-            if name not in self._lasting:
-                self._lasting.add(name)
-                self.recorder.take(nbytes, Category.WORKSPACE)
-        blocks = [self.recorder.take(it, Category.WORKSPACE) for it in self._kernels.passing(func, args, here) if it]
-        self.recorder.see(here)
+    def _record(self, func: OpOverload, args: tuple[Any, ...], on_device: list[Tensor]) -> None:
+        for name, nbytes in self._kernels.persistent(func, args):
+            if name not in self._persistent:
+                self._persistent.add(name)
+                self.recorder.allocate(nbytes, Category.WORKSPACE)
+        blocks = [
+            self.recorder.allocate(nbytes, Category.WORKSPACE)
+            for nbytes in self._kernels.temporary(func, args, on_device)
+            if nbytes
+        ]
+        self.recorder.record(on_device)
         for block in blocks:
-            self.recorder.give_back(block)
+            self.recorder.free(block)
 
-    def _faked(self, tensor: Tensor) -> Tensor:
+    def _to_fake(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, FakeTensor):
             return tensor
         fake = self.fakes.from_tensor(tensor)
-        self.recorder.adopt(fake)
-        self.values.know(fake, tensor)
+        self.recorder.ignore(fake)
+        self.values.set_value(fake, tensor)
         return fake
 
-    def _positions(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Masks as the positions that they choose, as indexing does it."""
+    def _masks_to_indices(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Convert masks to indices, as indexing does."""
         positions: list[Tensor | None] = []
         for index in indices:
             if index is not None and index.dtype in {torch.bool, torch.uint8}:
                 found = _aten.nonzero.default
-                positions += self._of_known_shape(found, (index,), {}).unbind(1)
+                positions += self._run_on_known_values(found, (index,), {}).unbind(1)
             else:
                 positions.append(index)
         return positions
 
-    def _of_known_shape(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - see above
-        """Results whose shapes depend on values, where these are known.
+    def _run_on_known_values(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - see above
+        """Run ``func``, whose result shapes depend on values, on known values.
 
         Raises:
-            EstimateError: where they are not.
+            EstimateError: when the values are unknown.
         """
         inputs = list(tensors_in((*args, *kwargs.values())))
-        if any(self.values.value_of(it) is None for it in inputs):
+        if any(self.values.value_of(tensor) is None for tensor in inputs):
             raise EstimateError(
-                f"the workload makes a tensor whose shape depends on values that only a run knows ({func}): it can be "
-                "measured, not estimated"
+                f"the workload creates a tensor whose shape depends on values known only at run time ({func}): it can "
+                "be measured, not estimated"
             )
         device = inputs[0].device
-        return mapped(self.values.compute(func, args, kwargs), lambda it: self._like(it, device))
+        return map_tensors(self.values.compute(func, args, kwargs), lambda value: self._fake_with_values(value, device))
 
-    def _like(self, value: Tensor, device: torch.device) -> Tensor:
+    def _fake_with_values(self, value: Tensor, device: torch.device) -> Tensor:
         with self.fakes:
             fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-        self.values.know(fake, value)
+        self.values.set_value(fake, value)
         return fake
 
-    def _notice_backward(self) -> None:
-        """When a backward pass begins, what the forward pass has left are its activations."""
+    def _label_activations(self) -> None:
+        """When a backward pass begins, label the live blocks of the forward pass as activations."""
         task = backward_task()
-        if task >= 0 and task != self._backward:
-            self._backward = task
+        if task >= 0 and task != self._backward_task:
+            self._backward_task = task
             for block in self.recorder.live.values():
-                if block >= self._begun:
+                if block >= self._section_start:
                     self.recorder.categories.setdefault(block, Category.ACTIVATIONS)

@@ -1,4 +1,4 @@
-"""A device that is not there: what a traced run asks of it, and of ``torch.cuda``."""
+"""Stand-ins for a GPU in a traced run: a memory device without memory, and functions of ``torch.cuda``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tuner.hardware.memory_devices.base import MemoryDevice, Peaks
 
 _RANDOM_STATE_BYTES = 16
 """Philox's seed and offset, as ``torch.cuda.get_rng_state`` returns them."""
-_DROPOUT_PLACE = 4
-"""Among the arguments of attention: query, key, value, mask, dropout."""
+_DROPOUT_INDEX = 4
+"""Index among the arguments of attention: query, key, value, mask, dropout."""
 
 
 class FakeDevice(MemoryDevice):
-    """A device of which a trace takes any amount: there is no limit, and nothing is counted here."""
+    """A device without limits or counters: a trace may allocate any amount."""
 
     def translate(self, error: Exception) -> BatchwrightError | None:
-        """Nothing that happens in a trace is a lack of device memory."""
+        """Return None: no error in a trace is a lack of device memory."""
         del error
         return None
 
@@ -36,37 +36,37 @@ class FakeDevice(MemoryDevice):
     def _lift_limit(self) -> None: ...
 
     def total_bytes(self) -> int:
-        """Not told."""
+        """Return 0: unknown."""
         return 0
 
     def used_bytes(self) -> int:
-        """Not told."""
+        """Return 0: unknown."""
         return 0
 
     def peaks(self) -> Peaks:
-        """Not told."""
+        """Return no peaks."""
         return Peaks()
 
     def reset_peaks(self) -> None:
-        """Nothing to reset."""
+        """Do nothing."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing."""
 
     def release(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
     def other_processes_bytes(self) -> int | None:
-        """None."""
+        """Return None: unknown."""
         return None
 
     def context_bytes(self) -> int | None:
-        """None."""
+        """Return None: unknown."""
         return None
 
 
-class _Order:
-    """A stream or an event: everything is in order here, and nobody waits."""
+class _IdleStream:
+    """A stream or an event of an idle device: every operation returns at once."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.device = torch.device("cuda", 0)
@@ -74,8 +74,8 @@ class _Order:
     def record(self, *_: object) -> None: ...
 
     def record_event(self, event: object = None) -> object:
-        """An event that has happened."""
-        return event or _Order()
+        """Return an event that has completed."""
+        return event or _IdleStream()
 
     def wait(self, *_: object) -> None: ...
 
@@ -86,77 +86,76 @@ class _Order:
     def synchronize(self) -> None: ...
 
     def query(self) -> bool:
-        """It has happened."""
+        """Return True: all work is complete."""
         return True
 
 
 @contextmanager
-def answering_for_cuda(compute_capability: tuple[int, int]) -> Iterator[None]:
-    """While the block runs ``torch.cuda`` answers as if a card of this compute capability were there, and idle.
+def emulate_cuda(compute_capability: tuple[int, int]) -> Iterator[None]:
+    """Make the queries of ``torch.cuda`` return those of an idle GPU of this compute capability during the block.
 
-    Only questions are answered: nothing is computed, and ``torch.cuda.is_available()`` keeps saying what is true, as
-    torch itself would start CUDA on its word.
+    Nothing is computed. ``torch.cuda.is_available()`` is unchanged, because torch initialises CUDA if it returns True.
     """
-    answers: dict[str, Callable[..., Any]] = {
+    replacements: dict[str, Callable[..., Any]] = {
         "current_device": lambda: 0,
         "device_count": lambda: 1,
         "get_device_capability": lambda *_: compute_capability,
-        "get_rng_state": lambda *_: _random_state(),
-        "is_bf16_supported": lambda *_, **__: True,  # torch says so of every card: older ones emulate it
+        "get_rng_state": lambda *_: _rng_state(),
+        "is_bf16_supported": lambda *_, **__: True,  # as torch returns for every GPU: older ones emulate bf16
         "set_rng_state": lambda *_: None,
         "synchronize": lambda *_: None,
-        "Stream": _Order,
-        "Event": _Order,
-        "current_stream": lambda *_: _Order(),
+        "Stream": _IdleStream,
+        "Event": _IdleStream,
+        "current_stream": lambda *_: _IdleStream(),
         "stream": lambda *_: nullcontext(),
         "empty_cache": lambda: None,
         "is_current_stream_capturing": lambda: False,
     }
     with ExitStack() as stack:
-        for name, answer in answers.items():
-            stack.enter_context(patch.object(torch.cuda, name, answer))
+        for name, replacement in replacements.items():
+            stack.enter_context(patch.object(torch.cuda, name, replacement))
         stack.enter_context(patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
         yield
 
 
 @contextmanager
-def without_cudnn_in_recurrent_layers(told: Callable[[], None]) -> Iterator[None]:
-    """While the block runs recurrent layers take torch's own kernels: nobody but cuDNN knows what its own reserve.
+def without_cudnn_in_recurrent_layers(on_layer: Callable[[], None]) -> Iterator[None]:
+    """Make recurrent layers use torch's own kernels during the block, because cuDNN's workspaces are unknown.
 
     Args:
-        told: called for every layer that runs.
+        on_layer: called for every layer that runs.
     """
     with ExitStack() as stack:
         for kind in (nn.LSTM, nn.GRU, nn.RNN):
-            stack.enter_context(patch.object(kind, "forward", _without_cudnn(kind.forward, told)))
+            stack.enter_context(patch.object(kind, "forward", _without_cudnn(kind.forward, on_layer)))
             stack.enter_context(patch.object(kind, "flatten_parameters", lambda _: None))
         yield
 
 
 @contextmanager
 def without_dropout_in_attention() -> Iterator[None]:
-    """While the block runs attention drops nothing out; everything else that does is as it is.
+    """Disable the dropout of attention, and no other dropout, during the block.
 
-    With dropout the CPU has no kernel that does without the matrix of all pairs of tokens; those of cards keep a seed.
+    With dropout the CPU's only kernel allocates the matrix of all pairs of tokens; a GPU's kernels only keep a seed.
     """
-    found: Callable[..., Tensor] = nn.functional.scaled_dot_product_attention
+    attention: Callable[..., Tensor] = nn.functional.scaled_dot_product_attention
 
-    def attend(*args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401 - whatever it takes
-        given = args[:_DROPOUT_PLACE] + (0.0,) * (len(args) > _DROPOUT_PLACE) + args[_DROPOUT_PLACE + 1 :]
-        return found(*given, **{name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()})
+    def attend(*args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401 - the signature of the original
+        positional = args[:_DROPOUT_INDEX] + (0.0,) * (len(args) > _DROPOUT_INDEX) + args[_DROPOUT_INDEX + 1 :]
+        return attention(*positional, **{name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()})
 
     with patch.object(nn.functional, "scaled_dot_product_attention", attend):
         yield
 
 
-def _without_cudnn(forward: Callable[..., Any], told: Callable[[], None]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the layer takes
-        told()
+def _without_cudnn(forward: Callable[..., Any], on_layer: Callable[[], None]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the signature of the layer
+        on_layer()
         with torch.backends.cudnn.flags(enabled=False):
             return forward(*args, **kwargs)
 
     return run
 
 
-def _random_state() -> Tensor:
+def _rng_state() -> Tensor:
     return torch.zeros(_RANDOM_STATE_BYTES, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Blocks as they come and go: every storage of one device, from the operator that makes it to its last reference."""
+"""Record the blocks of one device: every storage, from the operator that creates it to its last reference."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from tuner.estimation.tracing.torch_internals import storage_key
 
 
 class Recorder:
-    """The events of a trace while it is made. Storages are known by their address while they live.
+    """The events of a trace in progress. Live storages are identified by ``storage_key``.
 
     Attributes:
         events: as in ``Trace``.
-        sizes: bytes asked for, by block.
-        categories: by block, where it is known already.
-        bounds: by block, of those that stop growing.
-        live: the blocks that are held now, by the address of their storage.
+        sizes: bytes requested, by block.
+        categories: categories that are known so far, by block.
+        bounds: upper bounds, by block.
+        live: the allocated blocks, by the key of their storage.
+        marks: as in ``Trace``.
     """
 
     def __init__(self) -> None:
@@ -32,16 +33,16 @@ class Recorder:
         self.bounds: dict[int, Bound] = {}
         self.live: dict[int, int] = {}
         self.marks: list[Mark] = []
-        self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._known: set[int] = set()
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._seen: set[int] = set()
         self._recording = True
 
     def mark(self, name: str) -> None:
-        """A stretch begins."""
+        """Begin a section."""
         self.marks.append(Mark(name=name, position=len(self.events)))
 
-    def take(self, nbytes: int | Bound, category: Category | None = None) -> int:
-        """A block is taken; returns its number."""
+    def allocate(self, nbytes: int | Bound, category: Category | None = None) -> int:
+        """Record the allocation of a block, and return its number."""
         block = len(self.sizes)
         if isinstance(nbytes, Bound):
             self.bounds[block] = nbytes
@@ -52,84 +53,84 @@ class Recorder:
             self.categories[block] = category
         return block
 
-    def give_back(self, block: int) -> None:
-        """A block is given back."""
+    def free(self, block: int) -> None:
+        """Record that a block is freed."""
         self.events.append(~block)
 
-    def settled_events(self) -> list[int]:
-        """The events, with blocks that go at one moment in the order of their numbers.
+    def ordered_events(self) -> list[int]:
+        """Return the events, with consecutive frees in the order of their blocks.
 
-        Which of them goes first may depend on addresses (sets of objects); an allocator ends up the same.
+        The original order may depend on addresses (sets of objects). The state of an allocator does not depend on it.
         """
-        settled: list[int] = []
-        going: list[int] = []
+        ordered: list[int] = []
+        freed: list[int] = []
         for event in self.events:
             if event < 0:
-                going.append(event)
+                freed.append(event)
                 continue
-            settled += sorted(going, reverse=True)
-            going.clear()
-            settled.append(event)
-        return settled + sorted(going, reverse=True)
+            ordered += sorted(freed, reverse=True)
+            freed.clear()
+            ordered.append(event)
+        return ordered + sorted(freed, reverse=True)
 
-    def see(self, tensors: Iterable[Tensor]) -> None:
-        """Results of an operator: storages that are new are taken, until they are gone."""
+    def record(self, tensors: Iterable[Tensor]) -> None:
+        """Record the new storages among an operator's results, until they are freed."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             address = storage_key(storage)
-            if address not in self._known:
+            if address not in self._seen:
                 nbytes = storage.nbytes()
-                self._watch(storage, address, self.take(nbytes) if nbytes else None)
+                self._track(storage, address, self.allocate(nbytes) if nbytes else None)
 
-    def adopt(self, tensor: Tensor) -> None:
-        """A tensor that stands for one outside of the trace: no block of it is recorded."""
+    def ignore(self, tensor: Tensor) -> None:
+        """Exclude the storage of a tensor that represents one outside of the trace."""
         storage = tensor.untyped_storage()
-        if storage_key(storage) not in self._known:
-            self._watch(storage, storage_key(storage), None)
+        if storage_key(storage) not in self._seen:
+            self._track(storage, storage_key(storage), None)
 
-    def fill(self, tensor: Tensor) -> None:
-        """The storage of a tensor gets the bytes that its shape needs, where it has not."""
+    def resize_to_shape(self, tensor: Tensor) -> None:
+        """Resize the storage of a tensor to the bytes that its shape needs."""
         storage = tensor.untyped_storage()
         nbytes = tensor.numel() * tensor.itemsize
         if storage.size() != nbytes:
             storage.resize_(nbytes)
-            self._watch(storage, storage_key(storage), self.take(nbytes))
+            self._track(storage, storage_key(storage), self.allocate(nbytes))
 
     def empty(self, tensor: Tensor) -> None:
-        """The storage of a tensor gives its bytes back; the tensor stays."""
+        """Resize the storage of a tensor to 0 bytes."""
         storage = tensor.untyped_storage()
         block = self.live.pop(storage_key(storage), None)
         if storage.size():
             storage.resize_(0)
         if block is not None:
-            self.give_back(block)
+            self.free(block)
 
     def block_of(self, tensor: Tensor) -> int | None:
-        """The block that holds ``tensor``; none when it is not recorded."""
+        """Return the block of ``tensor``; None if it is not recorded."""
         if isinstance(tensor, DTensor):
             tensor = tensor.to_local()
         return self.live.get(storage_key(tensor.untyped_storage()))
 
     def label(self, tensors: Iterable[Tensor], category: Category) -> None:
-        """Say what the blocks of ``tensors`` hold, if nobody has said so yet."""
+        """Set the category of the blocks of ``tensors`` that have none."""
         for tensor in tensors:
             block = self.block_of(tensor)
             if block is not None:
                 self.categories.setdefault(block, category)
 
     def stop(self) -> None:
-        """What goes from here on is no part of the trace."""
+        """Stop recording frees."""
         self._recording = False
 
-    def _watch(self, storage: torch.UntypedStorage, address: int, block: int | None) -> None:
-        self._known.add(address)
+    def _track(self, storage: torch.UntypedStorage, address: int, block: int | None) -> None:
+        self._seen.add(address)
         if block is not None:
             self.live[address] = block
-        self._watched[address] = weakref.ref(storage, partial(self._gone, address))
+        self._references[address] = weakref.ref(storage, partial(self._on_freed, address))
 
-    def _gone(self, address: int, _reference: object) -> None:
-        self._known.discard(address)
-        self._watched.pop(address, None)
+    def _on_freed(self, address: int, _reference: object) -> None:
+        self._seen.discard(address)
+        self._references.pop(address, None)
         block = self.live.pop(address, None)
         if block is not None and self._recording:
-            self.give_back(block)
+            self.free(block)

@@ -1,4 +1,4 @@
-"""The traced runs of one workload, at several sizes and for several kinds of cards, made side by side."""
+"""Trace one workload at several sizes and for several kernel profiles, in parallel processes."""
 
 from __future__ import annotations
 
@@ -11,96 +11,100 @@ from typing import TypeAlias, TypeVar
 import torch
 
 from tuner.estimation.cuda_shim import Shim
-from tuner.estimation.tracing.session import TracedRun, begun
-from tuner.estimation.tracing.shape_cache import Shapes
+from tuner.estimation.tracing.session import TracedRun, begin_trace
+from tuner.estimation.tracing.shape_cache import ShapeCache
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import WorkloadSpec
-from tuner.system.fork_map import side_by_side
+from tuner.system.fork_map import run_in_forks
 
-Wanted: TypeAlias = "tuple[KernelProfile | None, int, bool]"
-"""The kind of card (none for the CPU's own run), the micro-batch size, and whether updates accumulate."""
+RunKey: TypeAlias = "tuple[KernelProfile | None, int, bool]"
+"""The kernel profile (None for the CPU), the micro-batch size, and whether updates accumulate."""
 
 _T = TypeVar("_T")
-_SEVERAL = 2
+_MIN_PARALLEL = 2
 
 
 class TracedRuns:
-    """Runs of ``spec``, each traced once, when it is asked for.
+    """Traced runs of ``spec``, each traced once on demand.
 
     Args:
-        spec: what is trained.
-        shim: the device that stands in for a card; without one the CPU's decisions are traced.
-        shapes: what operators are known to return.
-        processes: how many processes may trace at once. More than one needs a process without threads, in which no
-            backward pass has run: autograd starts threads for its devices, and they are not there in a forked process.
-        warm_up: as of ``tuner.estimation.tracing.session.trace``.
-        shards: likewise.
+        spec: the workload.
+        shim: the stand-in for CUDA; without it the CPU's decisions are traced.
+        shapes: the cache of operators' result shapes.
+        processes: how many processes may trace in parallel. More than one requires that this process has no threads and
+            has run no backward pass: autograd starts threads for its devices, which do not exist in a forked process.
+        warm_up: as in ``tuner.estimation.tracing.session.trace``.
+        shards: as in ``tuner.estimation.tracing.session.trace``.
     """
 
-    def __init__(  # noqa: PLR0913 - what all runs share
+    def __init__(  # noqa: PLR0913 - the parameters that all runs share
         self,
         spec: WorkloadSpec,
         *,
         shim: Shim | None = None,
-        shapes: Shapes | None = None,
+        shapes: ShapeCache | None = None,
         processes: int = 1,
         warm_up: bool = True,
         shards: bool = True,
     ) -> None:
         self._processes = processes
-        self._begin = partial(begun, spec, shim=shim, shapes=shapes or Shapes(), warm_up=warm_up, shards=shards)
-        self._made: dict[Wanted, TracedRun] = {}
-        self._tried: set[Wanted] = set()
+        self._begin = partial(
+            begin_trace, spec, shim=shim, shapes=shapes or ShapeCache(), warm_up=warm_up, shards=shards
+        )
+        self._runs: dict[RunKey, TracedRun] = {}
+        self._prepared: set[RunKey] = set()
 
-    def prepare(self, wanted: Iterable[Wanted]) -> None:
-        """Trace what will be wanted, where several can be traced at once. What fails is left to ``get``."""
-        missing = [it for it in dict.fromkeys(wanted) if it not in self._tried]
-        if self._processes < _SEVERAL or len(missing) < _SEVERAL:
+    def prepare(self, wanted: Iterable[RunKey]) -> None:
+        """Trace several runs in parallel, if possible. Runs that fail are left to ``get``."""
+        new = [key for key in dict.fromkeys(wanted) if key not in self._prepared]
+        if self._processes < _MIN_PARALLEL or len(new) < _MIN_PARALLEL:
             return
-        self._tried.update(missing)
-        torch.set_num_threads(1)  # nothing here is worth a second thread, which a forked process would not have
-        profiles = list(dict.fromkeys(profile for profile, _, _ in missing))
-        alone = len(profiles) == 1
-        of_a_profile = partial(self._several, threads=_threads(), at_once=alone)
-        each = [partial(of_a_profile, [it for it in missing if it[0] == profile]) for profile in profiles]
-        for runs in [_nothing_if_it_fails(each[0])] if alone else side_by_side(each, self._processes):
-            self._made.update(runs or {})
+        self._prepared.update(new)
+        torch.set_num_threads(1)  # a forked process would not have the other threads
+        profiles = list(dict.fromkeys(profile for profile, _, _ in new))
+        single_profile = len(profiles) == 1
+        trace_profile = partial(self._trace_in_forks, threads_before=_thread_count(), in_parallel=single_profile)
+        tasks = [partial(trace_profile, [key for key in new if key[0] == profile]) for profile in profiles]
+        for runs in [_none_on_error(tasks[0])] if single_profile else run_in_forks(tasks, self._processes):
+            self._runs.update(runs or {})
 
-    def _several(self, wanted: Sequence[Wanted], *, threads: int, at_once: bool) -> dict[Wanted, TracedRun]:
-        """Runs for one kind of card: what they have in common is traced once, and each goes on in a fork.
+    def _trace_in_forks(
+        self, wanted: Sequence[RunKey], *, threads_before: int, in_parallel: bool
+    ) -> dict[RunKey, TracedRun]:
+        """Trace runs for one profile: the common part once, then each run in its own fork.
 
         Args:
-            wanted: few sizes.
-            threads: how many there were before any workload was built.
-            at_once: whether the forks run side by side, or one after the other.
+            wanted: a few runs that differ in their sizes.
+            threads_before: the number of threads before any workload was built.
+            in_parallel: whether the forks run in parallel, or one after the other.
         """
         with self._begin(profile=wanted[0][0]) as common:
-            if _threads() > threads:  # the workload's own
+            if _thread_count() > threads_before:  # the workload has started threads
                 return {}
-            tasks = [partial(common.updated, size, accumulates=accumulates) for _, size, accumulates in wanted]
-            found = side_by_side(tasks, len(tasks)) if at_once else [side_by_side([it], 1)[0] for it in tasks]
-        return {it: run for it, run in zip(wanted, found, strict=True) if run is not None}
+            tasks = [partial(common.trace_updates, size, accumulates=accumulates) for _, size, accumulates in wanted]
+            found = run_in_forks(tasks, len(tasks)) if in_parallel else [run_in_forks([task], 1)[0] for task in tasks]
+        return {key: run for key, run in zip(wanted, found, strict=True) if run is not None}
 
     def get(self, profile: KernelProfile | None, size: int, *, accumulates: bool) -> TracedRun:
-        """A run, traced here if it has not been before.
+        """Return a run, traced in this process unless it has been traced.
 
         Raises:
             SpecError, WorkloadError, EstimateError: as ``tuner.estimation.tracing.session.trace``.
         """
         wanted = (profile, size, accumulates)
-        if wanted not in self._made:
+        if wanted not in self._runs:
             self._processes = 1  # from here on there may be threads
             with self._begin(profile=profile) as started:
-                self._made[wanted] = started.updated(size, accumulates=accumulates)
-        return self._made[wanted]
+                self._runs[wanted] = started.trace_updates(size, accumulates=accumulates)
+        return self._runs[wanted]
 
 
-def _nothing_if_it_fails(task: Callable[[], _T]) -> _T | None:
-    with suppress(Exception):  # who asks for one run is told
+def _none_on_error(task: Callable[[], _T]) -> _T | None:
+    with suppress(Exception):  # ``get`` traces the run again, and raises the error
         return task()
     return None
 
 
-def _threads() -> int:
-    """Of this process, those of libraries included."""
+def _thread_count() -> int:
+    """Return the number of threads of this process, those of libraries included."""
     return len(list(Path("/proc/self/task").iterdir()))

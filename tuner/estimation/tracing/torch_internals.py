@@ -1,4 +1,4 @@
-"""The private names of torch that traces of fake tensors use, with the reason why no public name serves.
+"""Private names of torch that traces of fake tensors use, with the reason why no public name suffices.
 
 Tested with torch 2.13.0 (CPU build). See ``tuner.torch_internals`` for the names that training uses too.
 """
@@ -46,27 +46,27 @@ __all__ = [
 # OpOverload: the class of operators as a dispatch mode sees them, for annotations; torch.ops publishes only instances.
 # FakeTensor, FakeTensorMode, unset_fake_temporarily and the three exceptions: torch.compile's own tensors without
 #   values; no public API traces an eager program, its backward pass and its optimizer on them.
-# fsdp_param, fsdp_param_group: FSDP fills and empties storages in functions of these modules, past every operator.
-# ShardingPropagator: DTensor tries operators on fake tensors of its own there, which a trace must not count.
-# FakeStore: makes the process group whose collectives do nothing; torch has it for its tests alone.
+# fsdp_param, fsdp_param_group: FSDP resizes storages in functions of these modules, without an operator.
+# ShardingPropagator: DTensor runs operators on its own fake tensors there, which a trace must not count.
+# FakeStore: creates the process group whose collectives do nothing; torch has it for its own tests.
 
 PROPAGATE = "_propagate_tensor_meta_non_cached"
-"""The method of ``ShardingPropagator`` that tries an operator: its public ones remember, and so do not always try."""
+"""The method of ``ShardingPropagator`` that runs an operator; its public methods cache, and so do not always run it."""
 
 backward_task: Callable[[], int] = torch._C._current_graph_task_id  # noqa: SLF001
-"""The number of the backward pass that runs on this thread, or -1: autograd tells of one in no public way."""
+"""The number of the backward pass that runs on this thread, or -1; autograd has no public function for it."""
 
 without_dispatch: Callable[[], Any] = torch._C._DisableTorchDispatch  # noqa: SLF001
-"""Context without dispatch modes, in which torch makes its own fake tensors: the public modes cannot be left."""
+"""Context without dispatch modes, in which torch creates its own fake tensors; public modes cannot be left."""
 
 storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
-"""Identity of a storage while it lives, as torch's memory tracker uses it: a fake one has no address to compare."""
+"""Identity of a live storage, as in torch's memory tracker; a fake storage has no address to compare."""
 
 
 def fake_of(plain: Tensor, device: torch.device) -> FakeTensor:
-    """Make a fake tensor as ``FakeTensor.__new__`` does, without its ``__init__``, which takes most of a trace's time.
+    """Create a fake tensor as ``FakeTensor.__new__`` does, without the slow ``__init__``.
 
-    Reading the values of the result raises, as of any fake tensor; its attributes are to be set by the caller.
+    Reading the values of the result raises, as with any fake tensor. The caller must set its attributes.
     """
     fake: FakeTensor = Tensor._make_subclass(  # noqa: SLF001
         FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=device
@@ -75,7 +75,7 @@ def fake_of(plain: Tensor, device: torch.device) -> FakeTensor:
     return fake
 
 
-# Operators whose names begin with an underscore: decompositions call them, no public operator stands for them.
+# Operators whose names begin with an underscore: decompositions call them, and there are no public equivalents.
 _aten = torch.ops.aten
 ADDMM_ACTIVATION: OpOverload = _aten._addmm_activation.default  # noqa: SLF001
 CHECK_AND_UNSCALE: OpOverload = _aten._amp_foreach_non_finite_check_and_unscale_.default

@@ -1,6 +1,6 @@
-"""The fork server in which workloads are traced, started as ``tuner.estimation.worker_start`` defines.
+"""The fork server in which workloads are traced, started with the parameters of ``tuner.estimation.worker_start``.
 
-It runs no operation of torch itself, and nothing of a user. No card is there for what it imports.
+The server itself runs no operation of torch and no user code. It sees no GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from tuner.errors import BatchwrightError, EstimateError, SpecError
 from tuner.estimation.cuda_shim import NoCompilerError, Shim, load_shim
 from tuner.estimation.protocol import EstimatePaths, Failure
-from tuner.estimation.verdict import TracedWorkload, answer, profiles
+from tuner.estimation.verdict import TracedWorkload, make_estimate, profiles
 from tuner.hardware.failures import FailureKind, classify_exception
 from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.estimates import Estimate, EstimateRequest
@@ -25,102 +25,102 @@ from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.requests import ExpectationRequest
 from tuner.schemas.results import ExpectedPeaks
 from tuner.system.files import write_atomically
-from tuner.system.fork_map import worthwhile_processes
+from tuner.system.fork_map import default_process_count
 from tuner.system.fork_server.server import Application, serve
 from tuner.workloads.preload import import_early
 
-_NO_SHIM = "CUDA's decisions cannot be followed here, the CPU's are instead"
-_NOT_KEPT = "the device that stands in for CUDA was compiled for this estimate alone, which takes time"
+_NO_SHIM = "CUDA's decisions cannot be traced here, the CPU's are traced instead"
+_NOT_CACHED = "the stand-in for CUDA was compiled for this estimate alone, which takes time"
 
 
-class _Tracer:
-    """The work of the fork server. Its tasks run in forks, with what ``prepare`` has left."""
+class _TracingWorker:
+    """The functions of the fork server. Tasks run in forks, with the modules that ``prepare`` has imported."""
 
     def __init__(self) -> None:
         self._shim: Shim | None = None
         self._notes: tuple[str, ...] | None = None
 
     def prepare(self) -> None:
-        """Import what every estimate needs; what is in the way is reported by the first task that meets it."""
+        """Import the modules that every estimate needs; errors are reported by the first task."""
         with suppress(Exception):
-            self._make_ready()
+            self._import_tracing()
 
-    def _make_ready(self) -> None:
-        """Import what every estimate for a card needs; the second time at once.
+    def _import_tracing(self) -> None:
+        """Import the modules that every estimate for a GPU needs, unless they are imported.
 
         Raises:
             EstimateError: when torch is missing, or was imported too early.
         """
         if self._notes is None:
-            self._shim, self._notes = _loaded_shim()
+            self._shim, self._notes = _load_shim()
         import_early(("tuner.estimation.tracing.sized_workload",))
 
     def run_task(self, task: str, directory: Path) -> None:
-        """Run a task, and leave its result or its failure."""
+        """Run a task, and write its result or its failure."""
         paths = EstimatePaths(directory)
         try:
             request = paths.request.read_bytes()
             found = self._estimate(request) if task == "estimate" else self._expect(request)
             write_atomically(paths.result, found.model_dump_json())
         except BaseException as error:  # noqa: BLE001 - user code runs here and may raise anything
-            write_atomically(paths.failure, _failure(error).model_dump_json())
+            write_atomically(paths.failure, _failure_of(error).model_dump_json())
 
     def _expect(self, document: bytes) -> ExpectedPeaks:
-        from tuner.estimation.tracing.peak_curve import expected_peaks  # noqa: PLC0415 - torch comes with it, after the shim
+        from tuner.estimation.tracing.peak_curve import expected_peaks  # noqa: PLC0415 - imports torch, after the shim
 
-        self._make_ready()
+        self._import_tracing()
         request = ExpectationRequest.model_validate_json(document)
-        return expected_peaks(request, self._shim, processes=worthwhile_processes())
+        return expected_peaks(request, self._shim, processes=default_process_count())
 
     def _estimate(self, document: bytes) -> Estimate:
         request = EstimateRequest.model_validate_json(document)
         wanted = profiles(request)
-        self._make_ready()
-        traced = _traced(request, wanted, self._shim)
-        # the seconds are measured where the result is awaited
-        estimate = answer(request, traced, versions=installed_versions(), seconds=0.0)
+        self._import_tracing()
+        traced = _trace_profiles(request, wanted, self._shim)
+        # the seconds are measured by the process that waits for the result
+        estimate = make_estimate(request, traced, versions=installed_versions(), seconds=0.0)
         return estimate.model_copy(update={"notes": tuple(dict.fromkeys((*estimate.notes, *(self._notes or ()))))})
 
 
-def _loaded_shim() -> tuple[Shim | None, tuple[str, ...]]:
-    """The device that stands in for CUDA, loaded before torch; without a compiler none, and why."""
+def _load_shim() -> tuple[Shim | None, tuple[str, ...]]:
+    """Load the stand-in for CUDA before torch; without a compiler return None, with notes that say why."""
     try:
         shim = load_shim()
     except NoCompilerError as error:
         return None, (f"{_NO_SHIM}: {error}",)
-    return shim, () if shim.kept else (f"{_NOT_KEPT}: {shim.reason}",)
+    return shim, () if shim.is_cached else (f"{_NOT_CACHED}: {shim.uncached_reason}",)
 
 
-def _traced(
+def _trace_profiles(
     request: EstimateRequest, wanted: tuple[KernelProfile, ...], shim: Shim | None
 ) -> dict[KernelProfile, TracedWorkload | Exception]:
-    """The workload for each profile, or what stands in the way; profiles that run the same kernels share a trace.
+    """Trace the workload for each profile, or return the error; profiles that run the same kernels share a trace.
 
     Raises:
-        SpecError: when the spec is wrong.
+        SpecError: when the spec is invalid.
     """
-    from tuner.estimation.tracing.kernel_workspaces import representative  # noqa: PLC0415 - torch comes with it, after the shim
+    from tuner.estimation.tracing.kernel_workspaces import representative  # noqa: PLC0415 - imports torch, after the shim
     from tuner.estimation.tracing.runs import TracedRuns  # noqa: PLC0415 - likewise
-    from tuner.estimation.tracing.sized_workload import SizedWorkload, first_wanted  # noqa: PLC0415 - likewise
+    from tuner.estimation.tracing.sized_workload import SizedWorkload, first_run_keys  # noqa: PLC0415 - likewise
 
-    runs = TracedRuns(request.spec, shim=shim, processes=worthwhile_processes())
+    runs = TracedRuns(request.spec, shim=shim, processes=default_process_count())
     distinct = tuple(dict.fromkeys(map(representative, wanted)))
-    runs.prepare(it for profile in distinct for it in first_wanted(profile))
+    runs.prepare(key for profile in distinct for key in first_run_keys(profile))
     known: dict[KernelProfile, TracedWorkload | Exception] = {}
     for profile in distinct:
         try:
             known[profile] = SizedWorkload(runs, profile)
         except SpecError:
             raise
-        except Exception as error:  # noqa: BLE001 - user code runs here; other cards may do without what fails
+        except Exception as error:  # noqa: BLE001 - user code runs here, and may succeed for other GPUs
             known[profile] = error
     return {profile: known[representative(profile)] for profile in wanted}
 
 
-def _failure(error: BaseException) -> Failure:
+def _failure_of(error: BaseException) -> Failure:
     if isinstance(error, Exception) and classify_exception(error) is FailureKind.OUT_OF_MEMORY:
         limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
-        message = f"tracing took more than the {limit} bytes of host memory that it may take"
+        message = f"tracing needed more than its limit of {limit} bytes of host memory"
         return Failure(kind=EstimateError.__name__, message=message)
     if isinstance(error, SpecError):
         return Failure(kind=SpecError.__name__, message=str(error), problems=tuple(error.problems))
@@ -132,14 +132,14 @@ def _failure(error: BaseException) -> Failure:
 
 
 def main(connection: Connection, parent: int, arguments: Sequence[str]) -> None:
-    """Serve the process at the other end of the connection.
+    """Serve the parent process until it closes the connection.
 
     Args:
-        connection: to that process.
-        parent: its id.
-        arguments: how long to stay with nothing to do, in seconds.
+        connection: to the parent process.
+        parent: the id of the parent process.
+        arguments: the idle time after which the server ends, in seconds.
     """
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a card of this host is never touched
-    warnings.simplefilter("ignore")  # of torch and the workload: nobody reads them here
-    tracer = _Tracer()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU of this host is never touched
+    warnings.simplefilter("ignore")  # warnings of torch and the workload, which are not shown anywhere
+    tracer = _TracingWorker()
     serve(connection, parent, Application(tracer.prepare, import_early, tracer.run_task, float(arguments[0])))

@@ -1,6 +1,6 @@
-"""The devices a probe can run on: what they hold, what they may hold, and what their errors mean.
+"""The interface of devices that a probe can run on: memory in use, memory limits, and translation of errors.
 
-A ``MemoryDevice`` belongs to one process. Setting a limit is for good: the process is meant to end after its probe.
+A ``MemoryDevice`` belongs to one process, which is meant to end after its probe.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tuner.errors import BatchwrightError, DeviceError, InvalidSizeError, OutOfM
 from tuner.hardware.failures import FailureKind, classify_exception
 
 _NEARLY_FULL = 0.8
-"""A failure whose message only hints at memory counts as one when this share of the limit was in use."""
+"""An error whose message only hints at memory counts as an OOM when at least this share of the limit was in use."""
 
 
-def translate_certain(error: Exception) -> BatchwrightError | None:
-    """``error`` as an ``OutOfMemoryError`` or ``InvalidSizeError`` where its own words say so, else none."""
+def translate_by_message(error: Exception) -> BatchwrightError | None:
+    """Translate to ``OutOfMemoryError`` or ``InvalidSizeError`` if the message alone is evidence, else None."""
     message = " ".join(str(error).split()) or type(error).__name__
     match classify_exception(error):
         case FailureKind.OUT_OF_MEMORY:
@@ -33,7 +33,7 @@ def translate_certain(error: Exception) -> BatchwrightError | None:
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a device held at most since ``reset_peaks``. Bytes; none for what the device does not count."""
+    """Peak memory of a device since ``reset_peaks``, in bytes; None for figures that the device does not count."""
 
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -42,20 +42,21 @@ class Peaks:
 
 
 class MemoryDevice(ABC):
-    """One device as this process sees it."""
+    """One device, from the view of this process."""
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
         self.limit_bytes: int | None = None
 
     def limit(self, limit_bytes: int, margin: float = 0.0) -> None:
-        """Let this process take at most ``limit_bytes`` on the device from now on; ``limit_bytes`` then tells how much.
+        """Limit the memory of this process on the device. The attribute ``limit_bytes`` is then the effective limit.
 
-        It may be less: a card's context and other processes take their part. ``margin`` is the share of what is really
-        free that must stay so (it is already taken off ``limit_bytes``).
+        Args:
+            limit_bytes: the limit. The effective limit may be lower: a GPU's context and other processes take memory.
+            margin: the share of the free memory that must stay free (already deducted from ``limit_bytes``).
 
         Raises:
-            DeviceError: when the limit cannot be set.
+            DeviceError: when the limit cannot be set, or was set before.
         """
         if self.limit_bytes is not None:
             raise DeviceError("a limit was already set in this process")
@@ -64,14 +65,14 @@ class MemoryDevice(ABC):
         self.limit_bytes = effective
 
     def lift_limit(self) -> None:
-        """Take the limit back, so that a process that ran into it can still say so."""
+        """Remove the limit, so that a process that reached it can still report its result."""
         if self.limit_bytes is not None:
             self._lift_limit()
             self.limit_bytes = None
 
     @contextmanager
     def without_limit(self) -> Iterator[None]:
-        """A stretch that may take more than the run: reading or writing a checkpoint."""
+        """Suspend the limit during the block, such as reading or writing a checkpoint."""
         limit_bytes = self.limit_bytes
         if limit_bytes is None:
             yield
@@ -80,25 +81,25 @@ class MemoryDevice(ABC):
         try:
             yield
         finally:
-            self.release()  # what the stretch left behind would count against the limit
+            self.release()  # memory left over from the block would count against the limit
             self._set_limit(limit_bytes)
 
     def translate(self, error: Exception) -> BatchwrightError | None:
-        """``error`` as an ``OutOfMemoryError`` or ``InvalidSizeError``, or none when it is neither.
+        """Translate ``error`` to ``OutOfMemoryError`` or ``InvalidSizeError``; None when it is neither.
 
         Call it after the ``except`` block has ended: the traceback of an error keeps its tensors alive.
         """
         message = " ".join(str(error).split()) or type(error).__name__
         if classify_exception(error) is FailureKind.SUSPECTED_OUT_OF_MEMORY and self._nearly_full():
             return OutOfMemoryError(f"{message} (with {_NEARLY_FULL:.0%} or more of the limit in use)")
-        return translate_certain(error)
+        return translate_by_message(error)
 
     def _nearly_full(self) -> bool:
         capacity = self.limit_bytes or self.total_bytes()
         return self.peak_bytes() >= _NEARLY_FULL * capacity
 
     def peak_bytes(self) -> int:
-        """The most this process held since ``reset_peaks``: reserved on CUDA, private memory on the CPU."""
+        """Peak memory of this process since ``reset_peaks``: reserved on CUDA, private on the CPU."""
         peaks = self.peaks()
         return peaks.reserved_bytes if peaks.reserved_bytes is not None else peaks.process_bytes or 0
 
@@ -113,32 +114,32 @@ class MemoryDevice(ABC):
 
     @abstractmethod
     def total_bytes(self) -> int:
-        """Memory of the device."""
+        """Total memory of the device."""
 
     @abstractmethod
     def used_bytes(self) -> int:
-        """What this process holds now: in tensors on CUDA, private memory on the CPU."""
+        """Memory that this process uses now: in tensors on CUDA, private on the CPU."""
 
     @abstractmethod
     def peaks(self) -> Peaks:
-        """What was held at most since ``reset_peaks``."""
+        """Return the peaks since ``reset_peaks``."""
 
     @abstractmethod
     def reset_peaks(self) -> None:
-        """Start counting peaks anew."""
+        """Reset the peaks to the current use."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until the device has done all it was given."""
+        """Wait until the device has finished all submitted work."""
 
     @abstractmethod
     def release(self) -> None:
-        """Give back what no tensor holds, to the device or the operating system."""
+        """Return unused cached memory to the device or the operating system."""
 
     @abstractmethod
     def other_processes_bytes(self) -> int | None:
-        """What other processes hold on the device; none where it cannot be told."""
+        """Memory that other processes use on the device; None if unknown."""
 
     @abstractmethod
     def context_bytes(self) -> int | None:
-        """What this process holds on the device outside the allocator; none where it cannot be told."""
+        """Memory that this process uses on the device outside the allocator; None if unknown."""

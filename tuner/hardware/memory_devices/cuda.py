@@ -13,34 +13,34 @@ from tuner.hardware.memory_devices.base import MemoryDevice, Peaks
 
 
 class CudaDevice(MemoryDevice):
-    """A CUDA device. A limit is set through the caching allocator, so that one big card can stand for a small one.
+    """A CUDA device. The limit is set through the caching allocator, so that a large GPU can simulate a small one.
 
-    The limit is for all that the process takes: what the allocator may reserve is the limit less the context (0.25 to
-    0.45 GiB, ``context_bytes``), which lies outside it.
+    The limit covers all memory of the process. The allocator may therefore reserve the limit less the context (0.25 to
+    0.45 GiB, ``context_bytes``), which is outside the allocator.
     """
 
     def __init__(self, torch_device: torch.device) -> None:
         if not torch.cuda.is_available() or (torch_device.index or 0) >= torch.cuda.device_count():
             raise DeviceError(f"torch {torch.__version__} sees no {torch_device} (CUDA built in: {torch.version.cuda})")
         super().__init__(torch_device)
-        self._others_at_start = _nvml_used_bytes(torch_device.index or 0)
+        self._other_processes_bytes = _nvml_used_bytes(torch_device.index or 0)
         torch.cuda.set_device(torch_device)
-        torch.empty(1, device=torch_device)  # creates the context, so that what it takes is known
+        torch.empty(1, device=torch_device)  # creates the context, so that its size is known
         torch.cuda.synchronize(torch_device)
-        self._context = self._taken_outside_the_allocator()
+        self._context_bytes = self._bytes_outside_allocator()
         self._retries_at_reset = 0
 
-    def _taken_outside_the_allocator(self) -> int | None:
+    def _bytes_outside_allocator(self) -> int | None:
         now = _nvml_used_bytes(self.torch_device.index or 0)
-        if self._others_at_start is None or now is None:
+        if self._other_processes_bytes is None or now is None:
             return None
-        return max(0, now - self._others_at_start - int(torch.cuda.memory_reserved(self.torch_device)))
+        return max(0, now - self._other_processes_bytes - int(torch.cuda.memory_reserved(self.torch_device)))
 
     def _effective_limit(self, limit_bytes: int, margin: float) -> int:
-        """What the allocator may reserve: the limit less the context, and no more than is free on the card."""
+        """Bytes that the allocator may reserve: the limit less the context, at most the free memory of the GPU."""
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         available = int((free + torch.cuda.memory_reserved(self.torch_device)) * (1.0 - margin))
-        return max(1, min(limit_bytes - (self._context or 0), available, self.total_bytes()))
+        return max(1, min(limit_bytes - (self._context_bytes or 0), available, self.total_bytes()))
 
     def _set_limit(self, limit_bytes: int) -> None:
         torch.cuda.set_per_process_memory_fraction(limit_bytes / self.total_bytes(), self.torch_device)
@@ -49,7 +49,7 @@ class CudaDevice(MemoryDevice):
         torch.cuda.set_per_process_memory_fraction(1.0, self.torch_device)
 
     def total_bytes(self) -> int:
-        """Memory of the card, as torch's allocator counts it for its memory fraction."""
+        """Total memory of the GPU, as torch's allocator counts it for its memory fraction."""
         return int(torch.cuda.get_device_properties(self.torch_device).total_memory)
 
     def used_bytes(self) -> int:
@@ -57,7 +57,7 @@ class CudaDevice(MemoryDevice):
         return int(torch.cuda.memory_allocated(self.torch_device))
 
     def peaks(self) -> Peaks:
-        """The allocator's own counters."""
+        """Return the allocator's own counters."""
         stats = torch.cuda.memory_stats(self.torch_device)
         return Peaks(
             allocated_bytes=int(torch.cuda.max_memory_allocated(self.torch_device)),
@@ -66,7 +66,7 @@ class CudaDevice(MemoryDevice):
         )
 
     def reset_peaks(self) -> None:
-        """Peaks fall to what is held now; retries are counted from here."""
+        """Reset the peaks to the current use, and the count of retries to 0."""
         torch.cuda.reset_peak_memory_stats(self.torch_device)
         self._retries_at_reset = int(torch.cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0))
 
@@ -75,18 +75,18 @@ class CudaDevice(MemoryDevice):
         torch.cuda.synchronize(self.torch_device)
 
     def release(self) -> None:
-        """Collect cycles, then give cached blocks back to the driver."""
+        """Collect cycles, then return cached blocks to the driver."""
         gc.collect()
         torch.cuda.synchronize(self.torch_device)
         torch.cuda.empty_cache()
 
     def other_processes_bytes(self) -> int | None:
-        """What NVML counted on the card before this process made its context."""
-        return self._others_at_start
+        """Memory in use, by NVML, before this process created its context."""
+        return self._other_processes_bytes
 
     def context_bytes(self) -> int | None:
-        """What making the context took."""
-        return self._context
+        """Memory that the context takes."""
+        return self._context_bytes
 
 
 def _nvml_used_bytes(index: int) -> int | None:

@@ -10,10 +10,10 @@ from tuner.hardware.memory_devices.cuda import CudaDevice
 
 
 def open_device(identifier: str) -> MemoryDevice:
-    """The device with this id, for this process.
+    """Open the device with this id in this process.
 
     Raises:
-        DeviceError: when torch cannot see it.
+        DeviceError: when torch does not see the device.
     """
     torch_device = torch.device(identifier)
     return CudaDevice(torch_device) if torch_device.type == "cuda" else CpuDevice(torch_device)

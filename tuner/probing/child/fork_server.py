@@ -1,6 +1,6 @@
-"""The fork server of probes, started as ``tuner.probing.fork_server_start`` defines.
+"""The fork server of probes, started with the parameters of ``tuner.probing.fork_server_start``.
 
-For cards no model's module is imported here, which might start CUDA.
+No model's module is imported here for GPUs, because that might initialise CUDA.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tuner.workloads.preload import import_early, late_imports
 
 
 def main(connection: Connection, parent: int, _arguments: Sequence[str]) -> None:
-    """Serve the process at the other end of the connection."""
+    """Serve the parent process until it closes the connection."""
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
     serve(connection, parent, Application(_prepare, import_early, _run_task))
 
@@ -25,6 +25,6 @@ def _prepare() -> None:
 
 
 def _run_task(task: str, directory: Path) -> None:
-    from tuner.probing.child.worker import run_task  # noqa: PLC0415 - torch is in it, and was imported before the fork
+    from tuner.probing.child.worker import run_task  # noqa: PLC0415 - imports torch, which was imported before the fork
 
     run_task(task, directory)

@@ -1,7 +1,7 @@
-"""Times the updates of a probe: when each micro-batch began, and how long the whole took.
+"""Time the updates of a probe, and the micro-batches within each update.
 
-Nothing waits for the device between the micro-batches of an update, as nothing does in a run: on CUDA their times come
-from events in the stream.
+As in a run, the device is not synchronised between the micro-batches of an update: on CUDA their times come from events
+in the stream.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tuner.training.micro_batches.splitting import MicroBatch
 from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.base import Batch, LossTerms
 
-_FEWEST_UPDATES, _MOST_UPDATES = 3, 50
-_ENOUGH_SECONDS = 2.0
-"""Short updates are timed until this much time has passed, long ones a few times."""
+_MIN_UPDATES, _MAX_UPDATES = 3, 50
+_SUFFICIENT_SECONDS = 2.0
+"""Updates are repeated until they have taken this long in total."""
 _NORMAL_QUARTILES = 1.349
 """Standard deviations between the quartiles of a normal distribution."""
 _MEDIAN_ERROR = math.sqrt(math.pi / 2)
@@ -36,72 +36,72 @@ class TimedUpdate:
     """One update, in seconds.
 
     Attributes:
-        sizes: its micro-batches, in order.
-        seconds: the whole, until the device was done.
-        earlier: for each micro-batch but the last, from its start to that of the next.
+        sizes: its micro-batch sizes, in order.
+        seconds: from its start until the device was done.
+        gap_seconds: for each micro-batch but the last, from its start to that of the next.
     """
 
     sizes: tuple[int, ...]
     seconds: float
-    earlier: tuple[float, ...]
+    gap_seconds: tuple[float, ...]
 
 
 class TimedEngine(UpdateEngine):
     """An engine that times its updates.
 
     Attributes:
-        timed: the last one.
+        timed: the last update.
     """
 
     timed: TimedUpdate
 
     def update(self, micro_batches: Sequence[MicroBatch]) -> UpdateReport:
-        """One update; returns when the device is done with it."""
-        self._marks = _Marks(self.device)
-        _wait_for(self.device)
-        began = time.perf_counter()
+        """Run and time one update; returns when the device is done."""
+        self._timestamps = _Timestamps(self.device)
+        _synchronize(self.device)
+        started = time.perf_counter()
         report = super().update(micro_batches)
-        _wait_for(self.device)
-        seconds = time.perf_counter() - began
-        sizes = tuple(it.size for it in micro_batches)
-        self.timed = TimedUpdate(sizes, seconds, self._marks.gaps())
+        _synchronize(self.device)
+        seconds = time.perf_counter() - started
+        sizes = tuple(micro_batch.size for micro_batch in micro_batches)
+        self.timed = TimedUpdate(sizes, seconds, self._timestamps.gaps())
         return report
 
     def _loss(self, model: nn.Module, batch: Batch) -> LossTerms:
-        self._marks.add()
+        self._timestamps.add()
         return super()._loss(model, batch)
 
 
-def enough(updates: Sequence[TimedUpdate]) -> bool:
-    """Whether these updates tell how long one takes."""
-    timed = sum(it.seconds for it in updates)
-    return len(updates) >= _MOST_UPDATES or (len(updates) >= _FEWEST_UPDATES and timed >= _ENOUGH_SECONDS)
+def has_enough_updates(updates: Sequence[TimedUpdate]) -> bool:
+    """Return whether there are enough updates for a median."""
+    timed = sum(update.seconds for update in updates)
+    return len(updates) >= _MAX_UPDATES or (len(updates) >= _MIN_UPDATES and timed >= _SUFFICIENT_SECONDS)
 
 
 def timing(updates: Sequence[TimedUpdate]) -> UpdateTiming:
-    """What updates of the same micro-batches took."""
-    seconds = [it.seconds for it in updates]
-    earlier = [taken for it in updates for taken in it.earlier]
+    """Summarise the times of updates with equal micro-batches."""
+    seconds = [update.seconds for update in updates]
+    gap_seconds = [gap for update in updates for gap in update.gap_seconds]
     return UpdateTiming(
         updates=len(updates),
         micro_batch_sizes=updates[0].sizes,
         update_seconds=statistics.median(seconds),
-        micro_batch_seconds=statistics.median(earlier) if earlier else None,
+        micro_batch_seconds=statistics.median(gap_seconds) if gap_seconds else None,
         noise=_noise(seconds),
     )
 
 
 def _noise(seconds: Sequence[float]) -> float:
-    """The standard error of the median as a share of it; from the quartiles, as a single slow update means little."""
-    if len(seconds) < _FEWEST_UPDATES:
+    """Relative standard error of the median; from the quartiles, which a single slow update hardly moves."""
+    if len(seconds) < _MIN_UPDATES:
         return 0.0
     low, median, high = statistics.quantiles(seconds, method="inclusive")
     deviation = (high - low) / _NORMAL_QUARTILES
     return _MEDIAN_ERROR * deviation / math.sqrt(len(seconds)) / median if median > 0 else 0.0
 
 
-class _Marks:
-    """Places in a device's work, and the time between them once the device is past them."""
+class _Timestamps:
+    """Timestamps in the stream of a device, and the gaps between them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -109,7 +109,7 @@ class _Marks:
         self._events: list[torch.cuda.Event] = []
 
     def add(self) -> None:
-        """Note this place."""
+        """Record a timestamp at the current position of the stream."""
         if self._device.type != "cuda":
             self._times.append(time.perf_counter())
             return
@@ -118,12 +118,12 @@ class _Marks:
         self._events.append(event)
 
     def gaps(self) -> tuple[float, ...]:
-        """Seconds from each place to the next."""
+        """Seconds from each timestamp to the next; the device must be synchronised."""
         if self._events:
             return tuple(float(start.elapsed_time(end)) / 1000.0 for start, end in pairwise(self._events))
         return tuple(end - start for start, end in pairwise(self._times))
 
 
-def _wait_for(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,10 +1,11 @@
-"""A probe, inside its own process: build the workload, run two optimizer updates, measure the second.
+"""Run a probe in its own process: build the workload, run two optimizer updates, measure the second.
 
-A probe that measures time goes on with updates of the plan's own micro-batches, in the environment and under the limit
-that a job has: its times are a job's, whatever that environment costs.
+The first update makes the late allocations (handles, workspaces, caches). The second shows the peak of a run:
+parameters, optimizer state, the gradients of one micro-batch held while the next one runs, and the optimizer's
+temporaries.
 
-The first update makes what is made late (handles, workspaces, caches); the second shows the peak of a run: parameters,
-the optimizer's state, the gradients of one micro-batch held while the next one runs, and the optimizer's temporaries.
+A probe that measures time repeats updates of the plan's own micro-batches, in the environment and under the limit of a
+job, so that its times are those of a job.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from pathlib import Path
 from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
 from tuner.estimation.tracing.peak_curve import expected_peaks
 from tuner.hardware.failures import shortage_in_words
-from tuner.hardware.memory_devices.base import MemoryDevice, translate_certain
+from tuner.hardware.memory_devices.base import MemoryDevice, translate_by_message
 from tuner.hardware.memory_devices.factory import open_device
 from tuner.planning.accumulation import balanced_split
-from tuner.probing.child.timing import TimedEngine, TimedUpdate, enough, timing
+from tuner.probing.child.timing import TimedEngine, TimedUpdate, has_enough_updates, timing
 from tuner.probing.protocol import CheckReport, ProbePaths
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
 from tuner.schemas.results import ModelSummary, Outcome, Phase, ProbeResult, UpdateTiming
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.files import write_atomically
-from tuner.system.fork_map import worthwhile_processes
+from tuner.system.fork_map import default_process_count
 from tuner.training.accumulation.collectives import Ranks, single_rank_group
 from tuner.training.coupling.admission import measure_coupling
 from tuner.training.micro_batches.splitting import MicroBatch, sliced
@@ -37,12 +38,12 @@ _MESSAGE_LENGTH = 2000
 _TRACEBACK_LENGTH = 8000
 
 
-_MOST_SKIPPED_UPDATES = 40
-"""The loss scale starts at 2**16 and is halved by every overflow: after 40 it is below anything fp16 can need."""
+_MAX_SKIPPED_UPDATES = 40
+"""The loss scale starts at 2**16 and is halved by every overflow: after 40 it is below any scale that fp16 needs."""
 
 
 _TIMED_MICRO_BATCHES = 4
-"""In an update that is timed: some that another one follows, and the last, which the optimizer's step follows."""
+"""Micro-batches of a timed update: some that are followed by another, and the last, followed by the optimizer step."""
 
 
 _PHASES = {
@@ -52,12 +53,12 @@ _PHASES = {
     Phase.MEASURE: "in the measured update",
     Phase.DONE: "at the end",
 }
-"""The phases in words, for messages."""
+"""Phases in messages."""
 
 
 @dataclass
-class Seen:
-    """What a probe has seen so far; still there when it fails."""
+class Progress:
+    """Figures that a probe has gathered so far, kept when it fails."""
 
     model: ModelSummary | None = None
     resident_bytes: int | None = None
@@ -66,81 +67,81 @@ class Seen:
 
 
 def run_probe(paths: ProbePaths) -> None:
-    """Run the probe requested in ``paths`` and leave its result there. Never raises for what the workload does."""
+    """Run the probe requested in ``paths``, and write its result there. Errors of the workload are not raised."""
     request = ProbeRequest.model_validate_json(paths.request.read_bytes())
-    seen = Seen()
+    progress = Progress()
     device: MemoryDevice | None = None
     failure: BaseException | None = None
     try:
-        _enter(paths, seen, Phase.START)
+        _enter(paths, progress, Phase.START)
         device = open_device(request.device)
         if request.limit_bytes is not None:
             device.limit(request.limit_bytes, request.memory_margin)
-        _measure(request, device, paths, seen)
-    except BaseException as error:  # noqa: BLE001 - a user's SystemExit must become an outcome too
+        _measure(request, device, paths, progress)
+    except BaseException as error:  # noqa: BLE001 - a SystemExit of user code must become an outcome too
         failure = error
-    write_atomically(paths.result, _result(request, device, seen, failure).model_dump_json())
+    write_atomically(paths.result, _result(request, device, progress, failure).model_dump_json())
 
 
-def _enter(paths: ProbePaths, seen: Seen, phase: Phase) -> None:
-    seen.phase = phase
-    paths.enter(phase)
+def _enter(paths: ProbePaths, progress: Progress, phase: Phase) -> None:
+    progress.phase = phase
+    paths.record_phase(phase)
 
 
-def _measure(request: ProbeRequest, device: MemoryDevice, paths: ProbePaths, seen: Seen) -> None:
-    _enter(paths, seen, Phase.BUILD)
+def _measure(request: ProbeRequest, device: MemoryDevice, paths: ProbePaths, progress: Progress) -> None:
+    _enter(paths, progress, Phase.BUILD)
     workload = build_workload(request.spec)
     model = build_model(request.spec, workload).to(device.torch_device)
-    seen.model = summarize(model)
+    progress.model = summarize(model)
     if request.spec.compile:
         model.compile()
     ranks = _ranks(request.spec, device)
     engine = TimedEngine(request.spec, workload, model, device, ranks=ranks, recovers=False)
-    micro_batches, ballast = _window(request, workload)
-    _enter(paths, seen, Phase.WARMUP)
+    micro_batches, waiting_batches = _micro_batches(request, workload)
+    _enter(paths, progress, Phase.WARMUP)
     _update(engine, micro_batches)
     device.synchronize()
-    seen.resident_bytes = device.used_bytes()
+    progress.resident_bytes = device.used_bytes()
     device.reset_peaks()
-    _enter(paths, seen, Phase.MEASURE)
-    seen.timing = _timed(engine, micro_batches, several=request.measures_time)
-    del ballast
-    _enter(paths, seen, Phase.DONE)
+    _enter(paths, progress, Phase.MEASURE)
+    progress.timing = _time_updates(engine, micro_batches, several=request.measures_time)
+    del waiting_batches
+    _enter(paths, progress, Phase.DONE)
 
 
 def _ranks(spec: WorkloadSpec, device: MemoryDevice) -> Ranks:
-    """With several ranks gradients are reduced, in buckets that are as large with one rank as with many."""
+    """Return a real group of one rank for a workload with several ranks: DDP's buckets are as large as with many."""
     return single_rank_group(device.torch_device) if spec.parallelism.world_size > 1 else Ranks()
 
 
 def _update(engine: TimedEngine, micro_batches: list[MicroBatch]) -> None:
-    """One update that really steps: while the loss scaler looks for its scale, updates that it skips are repeated.
+    """Run updates until the optimizer steps: the loss scaler skips updates while it searches for its scale.
 
     Raises:
-        WorkloadError: when no update ever steps: what was measured would not be what a run takes.
+        WorkloadError: when no update steps, since the peak would then not be that of a run.
     """
-    for _ in range(_MOST_SKIPPED_UPDATES):
+    for _ in range(_MAX_SKIPPED_UPDATES):
         report = engine.update(micro_batches)
         if not report.skipped:
             return
         if not engine.scaler.is_enabled():
-            raise WorkloadError("the batches of make_batch() weigh nothing (no token or sample counts in the loss)")
-    raise WorkloadError(f"no optimizer step in {_MOST_SKIPPED_UPDATES} updates: the gradients in fp16 are never finite")
+            raise WorkloadError("the batches of make_batch() have no weight (no token or sample counts in the loss)")
+    raise WorkloadError(f"no optimizer step in {_MAX_SKIPPED_UPDATES} updates: the gradients in fp16 are never finite")
 
 
-def _timed(engine: TimedEngine, micro_batches: list[MicroBatch], *, several: bool) -> UpdateTiming:
-    """Make one update, or as many as it takes to tell how long one takes."""
+def _time_updates(engine: TimedEngine, micro_batches: list[MicroBatch], *, several: bool) -> UpdateTiming:
+    """Run one update, or as many as are needed to time one."""
     updates: list[TimedUpdate] = []
-    while not updates or (several and not enough(updates)):
+    while not updates or (several and not has_enough_updates(updates)):
         _update(engine, micro_batches)
         updates.append(engine.timed)
     return timing(updates)
 
 
-def _window(request: ProbeRequest, workload: Workload) -> tuple[list[MicroBatch], list[Batch]]:
-    """The micro-batches of a measured update, and the rest of a run's window, which only takes host memory.
+def _micro_batches(request: ProbeRequest, workload: Workload) -> tuple[list[MicroBatch], list[Batch]]:
+    """Return the micro-batches of the measured update, and the other samples of a run's accumulation window.
 
-    Together they hold as many samples as a run's window.
+    Together they have as many samples as the window. The other samples only take host memory.
     """
     window, sizes = request.samples_per_window, _sizes(request)
     micro_batches = [sliced(workload.make_batch(part), part) for part in sizes]
@@ -149,27 +150,29 @@ def _window(request: ProbeRequest, workload: Workload) -> tuple[list[MicroBatch]
 
 
 def _sizes(request: ProbeRequest) -> list[int]:
-    """The sizes of the measured micro-batches: the larger ones come last, when gradients are held."""
+    """Return the sizes of the measured micro-batches; the larger ones come last, when gradients are held."""
     size, window = request.micro_batch_size, request.samples_per_window
     if request.measures_time:
-        return _typical(sorted(balanced_split(window, -(-window // size))))
-    first = max(window - size, min(2, size))  # never a lone sample, which BatchNorm may refuse: no plan has one here
+        return _representative_sizes(sorted(balanced_split(window, -(-window // size))))
+    first = max(
+        window - size, min(2, size)
+    )  # not a single sample, which BatchNorm may refuse, and which no plan has here
     return [min(size, first), size] if request.accumulates else [size]
 
 
-def _typical(sizes: list[int]) -> list[int]:
-    """A few of a plan's sizes, evenly from the smallest to the largest."""
+def _representative_sizes(sizes: list[int]) -> list[int]:
+    """Select a few of a plan's sizes, evenly from the smallest to the largest."""
     count = min(_TIMED_MICRO_BATCHES, len(sizes))
-    return [sizes[place * (len(sizes) - 1) // max(1, count - 1)] for place in range(count)]
+    return [sizes[index * (len(sizes) - 1) // max(1, count - 1)] for index in range(count)]
 
 
 def _result(
-    request: ProbeRequest, device: MemoryDevice | None, seen: Seen, failure: BaseException | None
+    request: ProbeRequest, device: MemoryDevice | None, progress: Progress, failure: BaseException | None
 ) -> ProbeResult:
-    """The result of a probe that ended by itself; called outside ``except``, so that failed frames can be freed."""
-    translate = device.translate if device is not None else translate_certain
+    """Build the result of a probe; called outside of ``except``, so that the frames of the error can be freed."""
+    translate = device.translate if device is not None else translate_by_message
     translated = translate(failure) if isinstance(failure, Exception) else None
-    outcome, message, details = _judge(seen, failure, translated)
+    outcome, message, details = _outcome(progress, failure, translated)
     error_type = None if failure is None else _qualified_name(failure)
     trace = _traceback(failure) if outcome is Outcome.ERROR else None
     del failure
@@ -181,7 +184,7 @@ def _result(
         micro_batch_size=request.micro_batch_size,
         accumulates=request.accumulates,
         outcome=outcome,
-        phase=seen.phase,
+        phase=progress.phase,
         message=message[:_MESSAGE_LENGTH],
         details=details[:_MESSAGE_LENGTH] if details else None,
         error_type=error_type,
@@ -189,22 +192,22 @@ def _result(
         peak_allocated_bytes=peaks.allocated_bytes if peaks else None,
         peak_reserved_bytes=peaks.reserved_bytes if peaks else None,
         process_peak_bytes=peaks.process_bytes if peaks else None,
-        resident_bytes=seen.resident_bytes,
+        resident_bytes=progress.resident_bytes,
         limit_bytes=limit_bytes,
         context_bytes=device.context_bytes() if device else None,
         other_processes_bytes=device.other_processes_bytes() if device else None,
         allocator_retries=peaks.allocator_retries if peaks else None,
-        model=seen.model,
+        model=progress.model,
         measures_time=request.measures_time,
-        timing=seen.timing,
+        timing=progress.timing,
     )
 
 
-def _judge(
-    seen: Seen, failure: BaseException | None, translated: BatchwrightError | None
+def _outcome(
+    progress: Progress, failure: BaseException | None, translated: BatchwrightError | None
 ) -> tuple[Outcome, str, str | None]:
-    """The outcome, what happened in a line, and the words of the device where the line says them in short."""
-    where = _PHASES[seen.phase]
+    """Return the outcome, a one-line message, and the original error message where the line abbreviates it."""
+    where = _PHASES[progress.phase]
     if failure is None:
         return Outcome.FIT, "two optimizer updates ran within the limit", None
     if isinstance(translated, OutOfMemoryError):
@@ -228,7 +231,7 @@ def _traceback(error: BaseException | None) -> str | None:
 
 
 def run_check(paths: ProbePaths) -> None:
-    """Build the workload of the spec in ``paths`` without memory, and leave a ``CheckReport`` there."""
+    """Build the workload of the spec in ``paths`` without its tensors, and write a ``CheckReport`` there."""
     spec = WorkloadSpec.model_validate_json(paths.request.read_bytes())
     write_atomically(paths.result, _check(spec).model_dump_json())
 
@@ -238,39 +241,39 @@ def _check(spec: WorkloadSpec) -> CheckReport:
         check_workload(spec)
     except SpecError as error:
         return CheckReport(problems=tuple(error.problems))
-    except MemoryError as error:  # a check allocates no tensors: the host has no memory left
+    except MemoryError as error:  # a check allocates no tensors, so the host has no memory left
         return CheckReport(lost=f"out of memory: {error}")
     except BaseException as error:  # noqa: BLE001 - user code is imported here and may raise anything
         return CheckReport(error=_traceback(error))
     return CheckReport()
 
 
-def run_couple(paths: ProbePaths) -> None:
-    """Compare the loss of a batch with that of its parts, as requested in ``paths``, and leave the outcome there."""
+def run_coupling_check(paths: ProbePaths) -> None:
+    """Compare the loss of a batch with that of its parts, as requested in ``paths``, and write the outcome there."""
     request = CouplingRequest.model_validate_json(paths.request.read_bytes())
     write_atomically(paths.result, _coupling(request).model_dump_json())
 
 
 def _coupling(request: CouplingRequest) -> CouplingCheck:
-    """The outcome; a workload that fails here fails in a probe as well, which says so with its traceback."""
+    """Return the outcome. A workload that fails here also fails in a probe, which reports the traceback."""
     try:
         device = open_device(request.device)
         device.limit(request.limit_bytes)
         return measure_coupling(request.spec, build_workload(request.spec), device)
     except BaseException as error:  # noqa: BLE001 - user code runs here and may raise anything
-        said = " ".join(str(error).split())[:_MESSAGE_LENGTH]
-        return CouplingCheck(verdict="not-compared", message=f"the check ended with {type(error).__name__}: {said}.")
+        message = " ".join(str(error).split())[:_MESSAGE_LENGTH]
+        return CouplingCheck(verdict="not-compared", message=f"the check ended with {type(error).__name__}: {message}.")
 
 
-def run_expect(paths: ProbePaths) -> None:
-    """Estimate the memory curve that the request in ``paths`` asks for, and leave it there."""
+def run_expectation(paths: ProbePaths) -> None:
+    """Estimate the memory curve that is requested in ``paths``, and write it there."""
     request = ExpectationRequest.model_validate_json(paths.request.read_bytes())
-    write_atomically(paths.result, expected_peaks(request, processes=worthwhile_processes()).model_dump_json())
+    write_atomically(paths.result, expected_peaks(request, processes=default_process_count()).model_dump_json())
 
 
-TASKS = {"probe": run_probe, "check": run_check, "couple": run_couple, "expect": run_expect}
+TASKS = {"probe": run_probe, "check": run_check, "couple": run_coupling_check, "expect": run_expectation}
 
 
 def run_task(task: str, directory: Path) -> None:
-    """Run a task by name, in this process."""
+    """Run a task by name in this process."""
     TASKS[task](ProbePaths(directory))

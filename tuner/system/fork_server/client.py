@@ -1,4 +1,4 @@
-"""Run tasks in a fork server, and report how each ended with the evidence."""
+"""Run tasks in a fork server, and report how each one ended."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _Event = TypeVar("_Event", messages.Ready, messages.Ended)
 
 
 class ServerLostError(Exception):
-    """The fork server ended by itself or from outside, and its task with it.
+    """The fork server ended, and its task with it.
 
     Attributes:
-        exit: how it ended.
-        output: the end of its output.
+        exit: how the server ended.
+        output: the end of the server's output.
     """
 
     def __init__(self, exit_: ProcessExit, output: str) -> None:
@@ -33,16 +33,16 @@ class ServerLostError(Exception):
 
     @property
     def was_killed(self) -> bool:
-        """True when a signal ended it."""
+        """True when a signal ended the server."""
         return self.exit.kind is not ExitKind.EXITED
 
 
 class DeadlineError(Exception):
-    """The fork server is not ready in time, or its task took too long and was killed."""
+    """The fork server was not ready in time, or its task exceeded its deadline and was killed."""
 
 
 class ImportFailedError(Exception):
-    """A module that a task needs cannot be imported by the server."""
+    """The server cannot import a module that a task needs."""
 
 
 class StoppedError(Exception):
@@ -50,7 +50,7 @@ class StoppedError(Exception):
 
 
 class ForkServer:
-    """A fork server, started when it is needed, and again after it was lost. Not for several threads at once.
+    """A fork server, started on demand and restarted after it was lost. Not thread-safe.
 
     Args:
         start_child: starts a process that calls ``tuner.system.fork_server.server.serve``.
@@ -61,7 +61,7 @@ class ForkServer:
         self._child: ChildProcess | None = None
         self._is_ready = False
         self._group: int | None = None
-        """The process group of the task that runs."""
+        """The process group of the running task."""
 
     def start(self) -> ChildProcess:
         """Start the server unless it runs, without waiting for it.
@@ -75,11 +75,11 @@ class ForkServer:
         return self._child
 
     def import_modules(self, modules: tuple[str, ...]) -> None:
-        """Have modules imported that tasks will need, without waiting for it."""
+        """Import modules that later tasks need, without waiting for the server."""
         _send(self.start(), messages.ImportModules(modules=modules))
 
     def await_ready(self, deadline: float, should_stop: Callable[[], bool]) -> None:
-        """Wait until the server has imported its modules. A server that is late, or not waited for, goes on with that.
+        """Wait until the server has imported its modules. A server that misses the deadline continues to import.
 
         Args:
             deadline: on the monotonic clock.
@@ -96,10 +96,10 @@ class ForkServer:
             self._is_ready = True
 
     def run(self, task: messages.RunTask, deadline: float, should_stop: Callable[[], bool]) -> ProcessExit:
-        """Run a task to its end. A task that takes too long, or is stopped, is killed with all that it has started.
+        """Run a task to its end. At the deadline, or on request, it is killed with all processes it has started.
 
         Returns:
-            How its process ended.
+            The end of the task's process.
 
         Raises:
             StoppedError: when ``should_stop`` returned true.
@@ -117,7 +117,7 @@ class ForkServer:
         return classify_exit(ended.exit_code, kernel_oom_kills() - kills_before)
 
     def _kill_task(self, child: ChildProcess, *, dumps_stacks: bool) -> None:
-        """Kill the running task, and wait until its process is gone; without an answer the server is ended too."""
+        """Kill the running task, and wait until its process is gone. A server that does not respond is closed."""
         _send(child, messages.KillTask(dumps_stacks=dumps_stacks))
         try:
             with suppress(ServerLostError, ImportFailedError):
@@ -135,7 +135,7 @@ class ForkServer:
             try:
                 event = self._receive(child, _POLL_SECONDS)
             except EOFError:
-                raise self._lost(child) from None
+                raise self._lost_error(child) from None
             if isinstance(event, messages.ImportFailed):
                 raise ImportFailedError(event.error)
             if isinstance(event, kind):
@@ -143,14 +143,14 @@ class ForkServer:
         raise DeadlineError
 
     def _receive(self, child: ChildProcess, timeout: float) -> messages.Event | None:
-        """Return the next event, if there is one; the group of a task is known from its start to its end."""
+        """Return the next event, if there is one, and track the process group of the running task."""
         event = messages.receive(child.connection, messages.EVENTS, timeout)
         if event is not None:
             self._group = event.pid if isinstance(event, messages.Started) else None
         return event
 
-    def _lost(self, child: ChildProcess) -> ServerLostError:
-        """Close what is left of a server that has closed its side."""
+    def _lost_error(self, child: ChildProcess) -> ServerLostError:
+        """Close a server that has ended, and return the error."""
         with suppress(TimeoutExpired):
             child.process.wait(_KILL_SECONDS)
         output = child.output_tail()
@@ -158,15 +158,15 @@ class ForkServer:
         return ServerLostError(classify_exit(child.process.returncode, 0), output)
 
     def close(self) -> None:
-        """End the server, its task, and all that they have started. Idempotent."""
+        """End the server, its task, and all processes they have started. Idempotent."""
         child, self._child, self._is_ready = self._child, None, False
         if child is None:
             return
         child.end()
         with suppress(EOFError):
-            while self._receive(child, 0.0) is not None:  # it may have started a task since its last message
+            while self._receive(child, 0.0) is not None:  # it may have started a task meanwhile
                 pass
-        if self._group is not None:  # a server that was killed could not end what its task had started
+        if self._group is not None:  # a server that was killed could not end its task's processes
             kill_group(self._group)
             self._group = None
         child.close()

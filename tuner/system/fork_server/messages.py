@@ -1,4 +1,4 @@
-"""Messages between a fork server and its client: JSON of pydantic models, one a frame of the connection."""
+"""Messages between a fork server and its client: pydantic models as JSON, one per frame of the connection."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _Message = TypeVar("_Message")
 
 
 class Message(BaseModel):
-    """Frozen, and closed to unknown fields."""
+    """Base class of messages: frozen, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class ImportModules(Message):
-    """Import modules that later tasks need; one that is missing or broken is reported by the task that needs it."""
+    """Import modules that later tasks need. A missing or broken module is reported when a task needs it."""
 
     kind: Literal["import-modules"] = "import-modules"
     modules: tuple[str, ...]
@@ -38,9 +38,9 @@ class RunTask(Message):
     environment: dict[str, str] = {}
     """Variables on top of the server's own."""
     data_bytes: int | None = None
-    """The most private memory that the task may take."""
+    """Limit of the task's private memory (``RLIMIT_DATA``)."""
     file_bytes: int | None = None
-    """The largest file that the task may write."""
+    """Limit of the size of files that the task writes (``RLIMIT_FSIZE``)."""
 
 
 class KillTask(Message):
@@ -48,7 +48,7 @@ class KillTask(Message):
 
     kind: Literal["kill-task"] = "kill-task"
     dumps_stacks: bool = False
-    """Whether the task first writes the stack of each of its threads to its output."""
+    """True if the task first writes the stack of each of its threads to its output."""
 
 
 class Ready(Message):
@@ -58,7 +58,7 @@ class Ready(Message):
 
 
 class ImportFailed(Message):
-    """A module of ``RunTask`` cannot be imported: the task is not run."""
+    """A module of ``RunTask`` cannot be imported, so the task is not run."""
 
     kind: Literal["import-failed"] = "import-failed"
     error: str
@@ -66,7 +66,7 @@ class ImportFailed(Message):
 
 
 class Started(Message):
-    """The task runs."""
+    """The task has started."""
 
     kind: Literal["started"] = "started"
     pid: int
@@ -74,7 +74,7 @@ class Started(Message):
 
 
 class Ended(Message):
-    """The task's process has ended, and so has its group."""
+    """The task's process and its process group have ended."""
 
     kind: Literal["ended"] = "ended"
     exit_code: int
@@ -104,5 +104,5 @@ def receive(connection: Connection, kinds: TypeAdapter[_Message], timeout: float
     """
     try:
         return kinds.validate_json(connection.recv_bytes()) if connection.poll(timeout) else None
-    except OSError as error:  # it was killed, in the middle of a message or with one unread
+    except OSError as error:  # the process was killed, perhaps in the middle of a message
         raise EOFError(str(error)) from error

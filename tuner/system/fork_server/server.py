@@ -1,10 +1,9 @@
-"""The fork server: a process that has torch imported, and forks one task at a time from that state.
+"""The fork server: a process that has imported torch, and forks one task at a time.
 
 Importing torch takes seconds; forking takes milliseconds. The server never runs an operation of torch and never touches
-CUDA, so a task starts with no threads and no context, as a fresh process does. It ends when the other side closes the
-connection: a parent that dies takes its server and its task with it. The kernel kills a server without a task together
-with its parent. A server that has a task reads of its parent's end, for only the server can end what its task has
-started.
+CUDA, so a task starts without threads and without a CUDA context, as a fresh process does. The server ends when its
+parent closes the connection or dies. The kernel kills an idle server together with its parent. A server with a running
+task notices the closed connection itself, because it must still end the processes that the task has started.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tuner.system.processes import die_with_parent, fork, kill_group, outlive_pa
 
 _POLL_SECONDS = 0.005
 _DUMP_SECONDS = 0.3
-"""How long a hanging task gets to write where it hangs before it is killed."""
+"""Time for a hanging task to dump its stacks before it is killed."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,10 @@ class Application:
     """The work of a fork server.
 
     Attributes:
-        prepare: imports what every task needs, before the first one.
-        import_modules: imports modules, in the server.
-        run_task: runs the task of this name, whose files are in this directory, in a fork of the server.
-        idle_seconds: how long the server stays without a command; None for as long as its parent.
+        prepare: imports the modules that every task needs.
+        import_modules: imports further modules into the server.
+        run_task: runs a task in a fork of the server, given its name and the directory of its files.
+        idle_seconds: the server ends after this time without a command; None for no such limit.
     """
 
     prepare: Callable[[], None]
@@ -53,11 +52,11 @@ def serve(connection: Connection, parent: int, application: Application) -> NoRe
 
     Args:
         connection: to the parent process.
-        parent: its id.
-        application: the work.
+        parent: the id of the parent process.
+        application: the functions that prepare and run tasks.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, the kernel forgets how a task ended
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, the kernel discards exit statuses
     application.prepare()
     server = _Server(connection, parent, application)
     with suppress(EOFError, ConnectionError):
@@ -79,7 +78,7 @@ class _Server:
             timeout = self._application.idle_seconds if self._task is None else _POLL_SECONDS
             command = messages.receive(self._connection, messages.COMMANDS, timeout)
             if command is not None:
-                self._obey(command)
+                self._execute(command)
             elif self._task is None:
                 return
             self._reap()
@@ -88,7 +87,7 @@ class _Server:
         if self._task is not None:
             kill_group(self._task)
 
-    def _obey(self, command: messages.Command) -> None:
+    def _execute(self, command: messages.Command) -> None:
         if isinstance(command, messages.RunTask):
             self._run(command)
         elif isinstance(command, messages.ImportModules):
@@ -103,16 +102,16 @@ class _Server:
     def _run(self, command: messages.RunTask) -> None:
         try:
             self._application.import_modules(command.modules)
-        except Exception as error:  # noqa: BLE001 - a package that is missing or broken: the client names it
+        except Exception as error:  # noqa: BLE001 - a package may be missing or broken: the client names it
             messages.send(self._connection, messages.ImportFailed(error=f"{type(error).__name__}: {error}"))
             return
         outlive_parent()
-        self._task = fork(lambda: self._become_task(command))
+        self._task = fork(lambda: self._run_in_fork(command))
         os.setpgid(self._task, self._task)
         messages.send(self._connection, messages.Started(pid=self._task))
 
-    def _become_task(self, command: messages.RunTask) -> None:
-        """Run the task in a process group of its own, within its limits, its output in a file."""
+    def _run_in_fork(self, command: messages.RunTask) -> None:
+        """Run the task in its own process group, within its limits, with its output in a file."""
         self._connection.close()
         if os.getpgrp() != os.getpid():
             os.setpgid(0, 0)
@@ -128,7 +127,7 @@ class _Server:
             sys.stdout.flush()
 
     def _reap(self) -> None:
-        """Report a task that has ended. Its group is killed while its id still stands for it."""
+        """Report a task that has ended. Its group is killed before it is reaped, while the id is still valid."""
         if self._task is None or os.waitid(os.P_PID, self._task, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
         self.kill_task()

@@ -21,13 +21,13 @@ from tuner.system.processes import die_with_parent, kill_group
 
 @dataclass(frozen=True)
 class Start:
-    """How a child process is started.
+    """Parameters of the start of a child process.
 
     Attributes:
-        module: its function ``main(connection, parent, arguments)`` is called with the connection to the parent
-            process, and that process's id.
-        arguments: passed to that function.
-        environment: variables on top of this process's own.
+        module: the module whose ``main(connection, parent, arguments)`` is called, with the connection to the parent
+            process and the parent's id.
+        arguments: passed to ``main``.
+        environment: variables in addition to this process's own.
     """
 
     module: str
@@ -36,29 +36,29 @@ class Start:
 
 
 class ChildProcess:
-    """A running child process. It leads a session of its own, and ends with the thread that starts it.
+    """A running child process. It leads its own session, and ends with the thread that started it.
 
     Args:
-        start: how to start it.
+        start: the parameters of its start.
 
     Raises:
-        OSError: when it cannot be started.
+        OSError: when the process cannot be started.
 
     Attributes:
-        start: how it was started.
-        connection: to the process; it should end when this is closed.
-        process: its handle.
+        start: the parameters of its start.
+        connection: to the process, which should end when the connection is closed.
+        process: the handle of the process.
     """
 
     def __init__(self, start: Start) -> None:
         self.start = start
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rest
-        self.connection, theirs = Pipe()
-        with theirs:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _close_files
+        self.connection, child_end = Pipe()
+        with child_end:
             try:
-                self.process = subprocess.Popen(  # noqa: S603 - our own module, in the interpreter that runs this
+                self.process = subprocess.Popen(  # noqa: S603 - this module, in this interpreter
                     [sys.executable, "-P", "-m", __name__, start.module, str(os.getpid()), *start.arguments],
-                    stdin=theirs.fileno(),
+                    stdin=child_end.fileno(),
                     stdout=self._output,
                     stderr=self._output,
                     env={**os.environ, **start.environment},
@@ -75,8 +75,8 @@ class ChildProcess:
         return os.pread(descriptor, length_bytes, max(0, size - length_bytes)).decode(errors="replace").strip()
 
     def end(self) -> None:
-        """Kill the process and those in its group, such as a compiler; the connection stays readable. Idempotent."""
-        if self.process.returncode is None:  # until it is waited for, the group's id is its own
+        """Kill the process and its group, such as a compiler. The connection stays readable. Idempotent."""
+        if self.process.returncode is None:  # until the process is reaped, its group id cannot be reused
             kill_group(self.process.pid)
         self.process.wait()
 
@@ -95,23 +95,23 @@ StartChild: TypeAlias = Callable[[Start], ChildProcess]
 
 
 class Prestarted:
-    """Child processes started before they are needed, at most one per module; closing ends those not taken."""
+    """Child processes started in advance, at most one per module. Closing ends those that were not taken."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, ChildProcess] = {}
+        self._unused: dict[str, ChildProcess] = {}
 
     def prestart(self, start: Start) -> None:
-        """Start a process that is needed later. Where that fails nothing happens: ``take`` reports it."""
+        """Start a process that is needed later. A failure is ignored: ``take`` reports it."""
         with suppress(OSError):
-            self._waiting[start.module] = ChildProcess(start)
+            self._unused[start.module] = ChildProcess(start)
 
     def take(self, start: Start) -> ChildProcess:
-        """Return the process that was prestarted in just this way, if it still runs, else a new one.
+        """Return the process that was prestarted with equal parameters if it still runs, else a new one.
 
         Raises:
-            OSError: when it cannot be started.
+            OSError: when a new process cannot be started.
         """
-        child = self._waiting.pop(start.module, None)
+        child = self._unused.pop(start.module, None)
         if child is not None and child.start == start and child.process.poll() is None:
             return child
         if child is not None:
@@ -120,8 +120,8 @@ class Prestarted:
 
     def close(self) -> None:
         """End the processes that were not taken. Idempotent."""
-        while self._waiting:
-            self._waiting.popitem()[1].close()
+        while self._unused:
+            self._unused.popitem()[1].close()
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -133,9 +133,9 @@ def main(arguments: Sequence[str]) -> None:
     module, parent, *rest = arguments
     die_with_parent(int(parent))
     connection = Connection(os.dup(0))
-    silence = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(silence, 0)
-    os.close(silence)
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
+    os.close(devnull)
     importlib.import_module(module).main(connection, int(parent), rest)
 
 

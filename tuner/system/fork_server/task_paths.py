@@ -1,4 +1,4 @@
-"""The files by which a task gets its request and leaves its result."""
+"""The files of a task: its request, its result and its output."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tuner.system.files import tail, write_atomically
 
 @dataclass(frozen=True)
 class TaskPaths:
-    """The files of one task, in a directory of its own. Nothing else builds these names."""
+    """The files of one task, in its own directory. Nothing else builds these names."""
 
     directory: Path
 
     @classmethod
     @contextmanager
-    def holding(cls, request: BaseModel) -> Iterator[Self]:
-        """Make a temporary directory with the request in it; the directory is removed at the end of the block.
+    def temporary(cls, request: BaseModel) -> Iterator[Self]:
+        """Create a temporary directory that contains the request, and remove it at the end of the block.
 
         Raises:
-            OSError: when it cannot be made.
+            OSError: when the directory or the request cannot be written.
         """
         with tempfile.TemporaryDirectory(prefix="batchwright-", ignore_cleanup_errors=True) as directory:
             paths = cls(Path(directory))
@@ -40,12 +40,12 @@ class TaskPaths:
 
     @property
     def result(self) -> Path:
-        """The document that the task leaves (JSON); absent when the task ended before that."""
+        """The result (JSON); absent if the task ended before writing it."""
         return self.directory / "result.json"
 
     @property
     def output(self) -> Path:
-        """The output of the process, with the stacks that it dumped."""
+        """The output of the process, including dumped stacks."""
         return self.directory / "output.txt"
 
     def output_tail(self, length_bytes: int = 4000) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from tuner.errors import DataOutsideRootsError
-from tuner.system.data_roots import ANYWHERE, DataRoots, expand
+from tuner.system.data_roots import ANY_FILE, DataRoots, expand_glob
 from tuner.training.data.base import data_problem
 
 _T = TypeVar("_T")
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 class DataFolders:
     """The folders that a run may read data from, and the folder for its copies."""
 
-    roots: DataRoots = ANYWHERE
+    roots: DataRoots = ANY_FILE
     """Folders that must hold every file that is read."""
     cache: Path | None = None
     """Folder for the copies that `datasets` maps into memory; the default of `datasets` when None."""
@@ -28,7 +28,7 @@ class DataFolders:
     @classmethod
     def of_run(cls, cache: Path) -> DataFolders:
         """The folders of this process's run, whose roots are in the environment."""
-        return cls(DataRoots.of_environment(os.environ), cache)
+        return cls(DataRoots.from_environment(os.environ), cache)
 
     def matching(self, patterns: Sequence[str]) -> list[Path]:
         """The real paths of the files that the patterns name, sorted, so that every host reads the same stream.
@@ -75,7 +75,7 @@ class DataFolders:
         return folder.iterdir()
 
     def _files(self, pattern: str) -> set[Path]:
-        return {self.roots.resolve(path) for path in expand(pattern, self.roots) if path.is_file()}
+        return {self.roots.resolve(path) for path in expand_glob(pattern, self.roots) if path.is_file()}
 
 
 def _as_field_problem(field: str, value: object, read: Callable[[], _T]) -> _T:

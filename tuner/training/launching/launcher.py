@@ -14,12 +14,12 @@ from tuner.hardware.allocator_env import job_environment
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
-from tuner.system.data_roots import ANYWHERE, DataRoots
+from tuner.system.data_roots import ANY_FILE, DataRoots
 from tuner.system.disk_space import free_bytes
-from tuner.system.files import holding, tail, write_atomically
+from tuner.system.files import lock_directory, tail, write_atomically
 from tuner.system.host_failures import Cause
 from tuner.system.process_exit import ExitKind, ProcessExit, classify_exit
-from tuner.system.processes import handed_on, kernel_oom_kills
+from tuner.system.processes import kernel_oom_kills, propagated_environment
 from tuner.training.launching.rank_processes import RankProcesses
 from tuner.training.launching.run_directory import ProgressLog, RunPaths, run_identity
 from tuner.units import format_bytes
@@ -48,7 +48,7 @@ class TrainingProcess:
         data_roots: the folders that the run may read its data from.
     """
 
-    def __init__(self, directory: Path, restarts: int = 0, data_roots: DataRoots = ANYWHERE) -> None:
+    def __init__(self, directory: Path, restarts: int = 0, data_roots: DataRoots = ANY_FILE) -> None:
         self.paths = RunPaths(directory)
         self._restarts = restarts
         self._data_roots = data_roots
@@ -78,7 +78,7 @@ class TrainingProcess:
         """
         if self._ranks is not None:
             raise TrainingError(f"the run in {self.paths.directory} was already started by this object")
-        with holding(self.paths.directory, _LOCK_WAIT_SECONDS) as locked:
+        with lock_directory(self.paths.directory, _LOCK_WAIT_SECONDS) as locked:
             if not locked:
                 raise TrainingError(
                     f"another process trains in {self.paths.directory}: stop that process, or choose another folder"
@@ -88,8 +88,8 @@ class TrainingProcess:
                 write_atomically(path, document.model_dump_json(indent=2))
             self.paths.micro_batch_bound_file.unlink(missing_ok=True)
         self._oom_kills = kernel_oom_kills()
-        environment = job_environment(recommendation.environment, os.environ) | handed_on()
-        environment |= self._data_roots.variables()
+        environment = job_environment(recommendation.environment, os.environ) | propagated_environment()
+        environment |= self._data_roots.to_environment()
         count = request.processes_per_node or recommendation.request.spec.parallelism.world_size
         self._start_ranks = lambda: RankProcesses(self.paths, count, environment)
         self._log.skip_to_end()

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import TrainingProgress
-from tuner.system.disk_space import naming_full_disk
+from tuner.system.disk_space import translate_full_disk
 from tuner.system.files import write_atomically
 from tuner.training.launching.checkpoint_files import newest_update
 
@@ -166,7 +166,7 @@ class ProgressLog:
             StorageError: when the disk is full.
         """
         line = progress.model_dump_json() + "\n"
-        with naming_full_disk(self.path, len(line)), self.path.open("a") as stream:
+        with translate_full_disk(self.path, len(line)), self.path.open("a") as stream:
             stream.write(line)
 
     def truncate_after(self, update: int) -> None:
