@@ -29,7 +29,7 @@ from typing import Self
 
 from service.domain.problems import FieldFault
 
-MOST_FAULTS = 20
+MAX_FAULTS = 20
 """Faults that a problem lists: nobody reads more, and a request may have as many as its body has bytes."""
 
 
@@ -182,14 +182,14 @@ class InvalidInputError(RequestError):
     title = "The request is invalid"
 
     def __init__(self, message: str, faults: Sequence[FieldFault] = (), count: int = 0) -> None:
-        self.faults = tuple(faults[:MOST_FAULTS])
+        self.faults = tuple(faults[:MAX_FAULTS])
         self.count = max(count, len(faults))
         super().__init__(message)
 
     @classmethod
     def listing(cls, faults: Sequence[FieldFault], count: int = 0) -> InvalidInputError:
         """An error whose message lists the first faults, and tells how many there are."""
-        shown = faults[:MOST_FAULTS]
+        shown = faults[:MAX_FAULTS]
         listed = "; ".join(f"{fault.field}: {fault.message}" for fault in shown)
         total = max(count, len(faults))
         begin = f"{total} faults, of which the first {len(shown)}: " if total > len(shown) else ""

@@ -15,7 +15,7 @@ from service.api.events.streaming import Watch
 from service.application.views import PREFIXES
 from service.domain.api_keys import Caller
 from service.domain.states import State, WorkKind
-from service.errors import MOST_FAULTS
+from service.errors import MAX_FAULTS
 from service.store.models import Idempotency
 from tuner.schemas.base import Document
 from tuner.schemas.field_errors import described_pattern, reworded
@@ -168,6 +168,6 @@ def strictly(document: type[Document]) -> WrapValidator:
         try:
             return document.model_validate_json(text, strict=True)
         except ValidationError as error:
-            raise reworded(error, document, MOST_FAULTS) from None
+            raise reworded(error, document, MAX_FAULTS) from None
 
     return WrapValidator(read)

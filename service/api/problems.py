@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from service.domain.problems import FieldFault, Problem
 from service.errors import (
-    MOST_FAULTS,
+    MAX_FAULTS,
     IdempotencyKeyInFlightError,
     InvalidInputError,
     MalformedJsonError,
@@ -140,7 +140,7 @@ def _on_invalid_request(_request: Request, error: Exception) -> Response:
         invalid = next(item for item in found if item["type"] == "json_invalid")
         reason = invalid.get("ctx", {}).get("error") or invalid["msg"].removeprefix("is not valid JSON: ")
         return problem_response(MalformedJsonError(f"the body is not valid JSON: {reason}"))
-    faults = [_fault(item, error.body) for item in found[:MOST_FAULTS]]
+    faults = [_fault(item, error.body) for item in found[:MAX_FAULTS]]
     return problem_response(InvalidInputError.listing(faults, len(found)))
 
 

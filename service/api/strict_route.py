@@ -12,7 +12,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from service.domain.problems import FieldFault
-from service.errors import MOST_FAULTS, InvalidInputError
+from service.errors import MAX_FAULTS, InvalidInputError
 from tuner.suggestions import suggestion
 
 _SHOWN_LENGTH = 80
@@ -62,12 +62,12 @@ def check_query(query: bytes, single: dict[str, bool]) -> None:
     times = Counter(name for name, _ in given)
     repeated = [name for name, count in times.items() if count > 1 and single.get(name)]
     unknown = [(name, value) for name, value in dict(given).items() if name not in single]
-    faults = [_fault(name, value, single) for name, value in unknown[:MOST_FAULTS]]  # a suggestion takes time
+    faults = [_fault(name, value, single) for name, value in unknown[:MAX_FAULTS]]  # a suggestion takes time
     faults += [
         FieldFault(field=name, message=f"can be given once, and is given {times[name]} times") for name in repeated
     ]
     if faults:
-        raise InvalidInputError.listing(faults[:MOST_FAULTS], len(unknown) + len(repeated))
+        raise InvalidInputError.listing(faults[:MAX_FAULTS], len(unknown) + len(repeated))
 
 
 def _fault(name: str, value: str, single: dict[str, bool]) -> FieldFault:
