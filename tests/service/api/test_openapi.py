@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from service.api.examples import ANSWERS, REQUESTS
+from service.api.examples import REQUESTS, RESPONSES
 from service.domain import api_keys, exports, work
 from service.entrypoints.export_openapi import export_openapi
 from tests.support.paths import OPENAPI
@@ -79,12 +79,12 @@ def test_what_a_scheduler_does_is_linked() -> None:
     } <= there
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("name", RESPONSES)
 def test_examples_of_answers_are_what_they_stand_for(name: str) -> None:
     """Each reads as its document, and is written the same again."""
     kinds: dict[str, type[BaseModel]] = {**vars(exports), **vars(work), "Recommendation": Recommendation}
-    kind = kinds[ANSWERS[name]["document"]]
-    value = ANSWERS[name]["value"]
+    kind = kinds[RESPONSES[name]["document"]]
+    value = RESPONSES[name]["value"]
     assert TypeAdapter(kind).validate_python(value).model_dump(mode="json") == value
 
 

@@ -37,7 +37,7 @@ def test_every_route_refuses_a_parameter_that_it_does_not_have(shared_service: R
             "zzz",
             "zzz: is not a query parameter of this route (known: state, device, model, fingerprint, limit, cursor)",
         ),
-        ("limit=1&limit=2", "limit: can be given once, and is given 2 times"),
+        ("limit=1&limit=2", "limit: can be given once, and was given 2 times"),
         ("state=DONE", "must be one of 'QUEUED', 'RUNNING', "),
         ("limit=many", "limit: must be a whole number"),
         ("limit=0", "limit: must be at least 1"),

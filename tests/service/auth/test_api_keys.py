@@ -23,7 +23,7 @@ from service.api.authentication import PUBLIC_PATHS
 from service.api.docs_page import DOCS_FILES
 from service.api.events import streaming
 from service.auth import api_keys as access_module
-from service.auth.api_keys import Access
+from service.auth.api_keys import KeyAuthenticator
 from service.client import ApiError, Client, ClientError
 from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
 from service.domain.problems import Problem
@@ -40,7 +40,7 @@ from tests.support.paths import OPENAPI
 from tests.support.service.running import Running, StartService, running
 from tests.support.service.scripted import ScriptedRunner, Trainer, new_work, until_stopped
 
-PATIENCE_SECONDS = 120.0
+TIMEOUT_SECONDS = 120.0
 DOCUMENT = json.loads(OPENAPI.read_text(encoding="utf-8"))
 """What the service says of itself; another test compares it with the service."""
 
@@ -261,12 +261,12 @@ def test_the_service_listens_elsewhere_once_there_is_a_key(tmp_path: Path) -> No
     with pytest.raises(ConfigurationError, match=r"0\.0\.0\.0.*no API key.*batchwright keys create"):
         check_and_build(settings)
     local = check_and_build(Settings(data_dir=tmp_path, devices="cpu"))
-    assert local.context.doors.access.admit(None, local=True) == KEYLESS
+    assert local.context.authenticators.api_keys.authenticate(None, local=True) == KEYLESS
     new_key(local.store.keys, Scope.ADMIN)
     local.stop()
     system = check_and_build(settings)
     with pytest.raises(NotAuthenticatedError):
-        system.context.doors.access.admit(None, local=True)
+        system.context.authenticators.api_keys.authenticate(None, local=True)
     system.stop()
 
 
@@ -305,9 +305,9 @@ def counted(store: Store) -> CountedKeys:
     return CountedKeys(store.keys)
 
 
-def access_to(counted: CountedKeys, clock: Clock) -> Access:
+def access_to(counted: CountedKeys, clock: Clock) -> KeyAuthenticator:
     """What is tested, over counted keys."""
-    return Access(counted, keyless_here=True, clock=clock)  # type: ignore[arg-type]
+    return KeyAuthenticator(counted, allow_keyless_local=True, clock=clock)  # type: ignore[arg-type]
 
 
 def test_a_key_is_trusted_for_a_moment_only(store: Store, counted: CountedKeys) -> None:
@@ -316,16 +316,16 @@ def test_a_key_is_trusted_for_a_moment_only(store: Store, counted: CountedKeys) 
     clock = Clock()
     access = access_to(counted, clock)
     caller = Caller(id_of(key), frozenset({Scope.JOBS_READ}))
-    assert access.admit(key, local=False) == caller
+    assert access.authenticate(key, local=False) == caller
     asked = len(counted.calls)
     store.keys.revoke(id_of(key))
     clock.now += TRUST_SECONDS - 0.01
-    assert access.admit(key, local=False) == access.remembered(key, local=False) == caller
+    assert access.authenticate(key, local=False) == access.cached_caller(key, local=False) == caller
     assert len(counted.calls) == asked
     clock.now += 0.02
-    assert access.remembered(key, local=False) is None
+    assert access.cached_caller(key, local=False) is None
     with pytest.raises(NotAuthenticatedError, match="revoked"):
-        access.admit(key, local=False)
+        access.authenticate(key, local=False)
     assert TRUST_SECONDS < 5
 
 
@@ -334,23 +334,23 @@ def test_a_key_is_not_trusted_beyond_its_end(store: Store, counted: CountedKeys)
     key = new_key(store.keys, Scope.JOBS_READ, expires=1.0)
     clock = Clock()
     access = access_to(counted, clock)
-    access.admit(key, local=False)
+    access.authenticate(key, local=False)
     clock.now += 1.0
-    assert access.remembered(key, local=False) is None
+    assert access.cached_caller(key, local=False) is None
 
 
 def test_that_there_are_no_keys_is_trusted_for_a_moment_only(store: Store, counted: CountedKeys) -> None:
     """One look in three seconds; once there is a key, none."""
     clock = Clock()
     access = access_to(counted, clock)
-    assert access.admit(None, local=True) == access.admit(None, local=True) == KEYLESS
+    assert access.authenticate(None, local=True) == access.authenticate(None, local=True) == KEYLESS
     assert counted.calls == ["exist"]
     new_key(store.keys, Scope.ADMIN)
     clock.now += TRUST_SECONDS
-    assert access.remembered(None, local=True) is None
+    assert access.cached_caller(None, local=True) is None
     for _ in range(2):
         with pytest.raises(NotAuthenticatedError):
-            access.admit(None, local=True)
+            access.authenticate(None, local=True)
     assert counted.calls == ["exist", "exist"]
 
 
@@ -362,14 +362,14 @@ def test_no_more_keys_are_remembered_than_a_bound(
     access = access_to(counted, Clock())
     keys = [new_key(store.keys, Scope.ADMIN) for _ in range(3)]
     for key in keys:
-        access.admit(key, local=False)
-    assert [access.remembered(key, local=False) is None for key in keys] == [True, False, False]
+        access.authenticate(key, local=False)
+    assert [access.cached_caller(key, local=False) is None for key in keys] == [True, False, False]
 
 
 def test_the_use_of_a_key_is_noted(store: Store, counted: CountedKeys) -> None:
     """When it was last used is in the list; a store that cannot write it down refuses nobody."""
     key = new_key(store.keys, Scope.ADMIN)
-    access_to(counted, Clock()).admit(key, local=False)
+    access_to(counted, Clock()).authenticate(key, local=False)
     assert store.keys.list()[0].last_used_at is not None
 
 
@@ -383,7 +383,7 @@ def test_a_note_that_cannot_be_written_refuses_nobody(
 
     key = new_key(store.keys, Scope.ADMIN)
     monkeypatch.setattr(type(store.keys), "touch", fail)
-    assert access_to(counted, Clock()).admit(key, local=False).key_id == id_of(key)
+    assert access_to(counted, Clock()).authenticate(key, local=False).key_id == id_of(key)
 
 
 def test_a_store_that_is_gone_admits_nobody(store: Store, counted: CountedKeys) -> None:
@@ -392,7 +392,7 @@ def test_a_store_that_is_gone_admits_nobody(store: Store, counted: CountedKeys) 
     counted.broken = True
     for given in (key, None):
         with pytest.raises(StoreUnavailableError):
-            access_to(counted, Clock()).admit(given, local=True)
+            access_to(counted, Clock()).authenticate(given, local=True)
 
 
 def test_digests_are_compared_in_constant_time(
@@ -407,10 +407,10 @@ def test_digests_are_compared_in_constant_time(
 
     monkeypatch.setattr("service.auth.api_keys.hmac", type("Hmac", (), {"compare_digest": staticmethod(compare)}))
     access = access_to(counted, Clock())
-    access.admit(new_key(store.keys, Scope.ADMIN), local=False)
+    access.authenticate(new_key(store.keys, Scope.ADMIN), local=False)
     for wrong in (make_key("never stored", ())[1], "nonsense"):
         with pytest.raises(NotAuthenticatedError):
-            access.admit(wrong, local=False)
+            access.authenticate(wrong, local=False)
     assert compared == [(64, 64)] * 3
 
 
@@ -433,7 +433,7 @@ def test_a_stream_ends_when_its_key_does(start_service: StartService, short_trus
     key = new_key(service.system.store.keys, Scope.TUNINGS_READ, Scope.TUNINGS_WRITE)
     with Client(service.url, api_key=key) as client:
         tuning = client.tunings.submit(tuning_request())
-        assert started.wait(PATIENCE_SECONDS)
+        assert started.wait(TIMEOUT_SECONDS)
         events = client.tunings.events(tuning.id)
         assert next(events).state is State.QUEUED
         service.system.store.keys.revoke(id_of(key))
@@ -451,7 +451,7 @@ def test_a_long_poll_ends_when_its_key_does(start_service: StartService, short_t
     key = new_key(keys, Scope.TUNINGS_READ, Scope.TUNINGS_WRITE)
     with Client(service.url, api_key=key) as client:
         tuning = client.tunings.submit(tuning_request())
-        assert started.wait(PATIENCE_SECONDS)
+        assert started.wait(TIMEOUT_SECONDS)
         threading.Timer(0.2, keys.revoke, [id_of(key)]).start()
         response = httpx.get(f"{service.url}/v1/tunings/{tuning.id}", params={"wait": 1}, headers=bearer(key))
         problem_in(response, 401, "not-authenticated")
@@ -488,7 +488,7 @@ def test_a_key_queues_no_more_than_its_quota(start_service: StartService) -> Non
     one, other = (new_key(keys, Scope.TUNINGS_WRITE) for _ in range(2))
     body = [tuning_request(effective_batch_size=size).model_dump(mode="json") for size in (5, 6, 7)]
     assert service.http.post("/v1/tunings", json=body[0], headers=bearer(one)).status_code == 202
-    assert started.wait(PATIENCE_SECONDS)
+    assert started.wait(TIMEOUT_SECONDS)
     assert service.http.post("/v1/tunings", json=body[1], headers=bearer(one)).status_code == 202
     refused = service.http.post("/v1/tunings", json=body[2], headers=bearer(one))
     assert "1 tunings and jobs queued, of 1" in problem_in(refused, 429, "quota-exceeded").detail

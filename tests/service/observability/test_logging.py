@@ -15,8 +15,8 @@ from typing import Any, Literal
 import pytest
 
 from service.errors import ConfigurationError
-from service.observability.instruments import open_spans
-from service.observability.logging import RepeatLimit, configure_logging, logging_about, say, sparse_logger
+from service.observability.instruments import create_spans
+from service.observability.logging import RepeatLimit, announce, configure_logging, log_context, rate_limited_logger
 from service.observability.tracing import Spans, current_trace_parent, parse_trace_parent, within_trace
 from service.worker.executors.base import TrainingRun
 from service.worker.executors.local import LocalExecutor
@@ -69,7 +69,7 @@ def submit(service: Running, **headers: str) -> str:
 def test_a_line_is_an_object_with_its_context(stream: io.StringIO) -> None:
     """Time, level, logger, message, what it is about, its trace, and a traceback in one field."""
     log = logging.getLogger("test")
-    with logging_about(request_id="r1", device=None), within_trace(PARENT):
+    with log_context(request_id="r1", device=None), within_trace(PARENT):
         log.info("half %d", 1, extra={"fields": {"status": 200}})
         log.error("two\nlines", exc_info=ValueError("broken"))
     log.info("outside")
@@ -95,7 +95,7 @@ def test_text_lines_end_with_what_they_are_about() -> None:
     stream = io.StringIO()
     try:
         configure_logging("info", "text", stream)
-        with logging_about(tuning_id="tun_1"):
+        with log_context(tuning_id="tun_1"):
             logging.getLogger("test").info("done")
     finally:
         root.handlers = before
@@ -141,7 +141,7 @@ def test_what_is_said_at_the_start_is_an_object_too(
     stream: io.StringIO, capsys: pytest.CaptureFixture[str], style: Literal["text", "json"], said: str
 ) -> None:
     """A collector of objects meets no bare line."""
-    say("ready", style)
+    announce("ready", style)
     assert capsys.readouterr().err == said
     assert [line["message"] for line in lines_of(stream)] == ([] if said else ["ready"])
 
@@ -182,7 +182,7 @@ def test_messages_that_differ_behind_their_first_line_are_one(caplog: pytest.Log
 def test_a_sparse_logger_writes_each_text_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """Two devices have a line each, with the name of the logger above; however many texts there are, few are kept."""
     clock = Clock()
-    sparse = sparse_logger(logging.getLogger("tests.above"), clock)
+    sparse = rate_limited_logger(logging.getLogger("tests.above"), clock)
     for _ in range(3):
         for device in ("cpu", "cuda:0"):
             sparse.warning("%s is full", device)
@@ -302,7 +302,7 @@ def test_nothing_of_opentelemetry_is_imported_unless_asked_for() -> None:
     """A service is built without it."""
     code = (
         "import sys, service.entrypoints.serve, service.entrypoints.work; "
-        "from service.observability.instruments import open_spans; open_spans('1', {});"
+        "from service.observability.instruments import create_spans; create_spans('1', {});"
         "print([it for it in sys.modules if it.startswith('opentelemetry.sdk')], "
         "'service.observability.opentelemetry' in sys.modules)"
     )
@@ -321,7 +321,7 @@ def test_nothing_of_opentelemetry_is_imported_unless_asked_for() -> None:
 )
 def test_spans_are_made_only_where_they_go_somewhere(variables: dict[str, str]) -> None:
     """Neither for want of a destination nor against the operator's word."""
-    assert type(open_spans("1", variables)) is Spans
+    assert type(create_spans("1", variables)) is Spans
 
 
 def test_spans_without_the_extra_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +332,7 @@ def test_spans_without_the_extra_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ConfigurationError, match=r"batchwright\[otel\]"):
-        open_spans("1", {"OTEL_TRACES_EXPORTER": "console"})
+        create_spans("1", {"OTEL_TRACES_EXPORTER": "console"})
 
 
 def test_a_plain_span_keeps_the_trace_it_was_given() -> None:

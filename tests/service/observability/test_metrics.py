@@ -56,12 +56,12 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 def used() -> Metrics:
     """Metrics with something in every family."""
     metrics = Metrics("1.0")
-    metrics.watch_queue(lambda: [QueueDepth("cpu", 2, 3.5)])
+    metrics.collect_queue(lambda: [QueueDepth("cpu", 2, 3.5)])
     with metrics.device_busy("cpu"):
-        metrics.probed("cpu", "FIT")
-    metrics.answered(hit=True)
-    metrics.estimated("made")
-    metrics.requested("GET", "/v1/tunings/{tuning_id}", 200, 0.003)
+        metrics.count_probe("cpu", "FIT")
+    metrics.count_submission(hit=True)
+    metrics.count_estimate("made")
+    metrics.observe_request("GET", "/v1/tunings/{tuning_id}", 200, 0.003)
     return metrics
 
 
@@ -140,7 +140,7 @@ def test_what_waits_is_told_by_device(store: Store) -> None:
     for _ in range(2):
         store.submissions.add(new_work(IdentifierSource().new("tun")))
     metrics = Metrics()
-    metrics.watch_queue(store.queue.depths)
+    metrics.collect_queue(store.queue.depths)
     samples = samples_of(metrics.exposition().decode())
     assert value(samples, "batchwright_queue_items", device="cpu") == 2
     assert 0 <= value(samples, "batchwright_queue_oldest_age_seconds", device="cpu") < 60
@@ -153,8 +153,8 @@ def test_metrics_go_on_without_the_database() -> None:
         raise StoreUnavailableError("away")
 
     metrics = Metrics()
-    metrics.watch_queue(away)
-    metrics.answered(hit=True)
+    metrics.collect_queue(away)
+    metrics.count_submission(hit=True)
     samples = samples_of(metrics.exposition().decode())
     assert value(samples, "batchwright_recommendation_hits_total", result="hit") == 1
     assert not [name for name, _ in samples if "queue" in name]
@@ -163,7 +163,7 @@ def test_metrics_go_on_without_the_database() -> None:
 def test_a_busy_device_is_seen_while_it_is_busy() -> None:
     """The gauge is 1, and the seconds rise before the work has ended."""
     metrics = Metrics()
-    metrics.device_served("cpu")
+    metrics.register_device("cpu")
     assert value(samples_of(metrics.exposition().decode()), "batchwright_device_busy_seconds_total", device="cpu") == 0
     with metrics.device_busy("cpu"):
         samples = samples_of(metrics.exposition().decode())

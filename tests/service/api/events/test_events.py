@@ -16,7 +16,7 @@ import pytest
 from service.api.etags import Tagged, tagged
 from service.api.events import streaming
 from service.api.events.change_feed import ChangeFeed
-from service.api.events.streaming import Watch
+from service.api.events.streaming import Follower
 from service.client import Client
 from service.domain.api_keys import KEYLESS, Caller
 from service.domain.states import State
@@ -103,21 +103,21 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def _stands() -> Caller:
+async def _is_authenticated() -> Caller:
     """A key that stays good."""
     return KEYLESS
 
 
-def _watch(read_events: Callable[[tuple[str, int]], list[Event]]) -> Watch:
+def _follower(read_events: Callable[[tuple[str, int]], list[Event]]) -> Follower:
     """What followers look at, where no work is known to the feed."""
     reads: Any = SimpleNamespace(events=CoalescedReads(read_events))
-    return Watch(ChangeFeed(lambda _: {}, tick_seconds=0.01), reads, _stands)
+    return Follower(ChangeFeed(lambda _: {}, tick_seconds=0.01), reads, _is_authenticated)
 
 
 @pytest.mark.anyio
 async def test_a_stream_of_what_was_deleted_ends() -> None:
     """There is no event and never will be one: the follower is not kept."""
-    lines = [line async for line in streaming._lines("tun_1", _watch(lambda _: []), 3)]
+    lines = [line async for line in streaming._lines("tun_1", _follower(lambda _: []), 3)]
     assert lines == [": following\nretry: 1000\n\n"]
 
 
@@ -128,7 +128,7 @@ async def test_a_stream_ends_quietly_while_the_database_is_away() -> None:
     def away(_: tuple[str, int]) -> list[Event]:
         raise StoreUnavailableError("the database is away")
 
-    assert len([line async for line in streaming._lines("tun_1", _watch(away), 0)]) == 1
+    assert len([line async for line in streaming._lines("tun_1", _follower(away), 0)]) == 1
 
 
 @pytest.mark.anyio
@@ -144,4 +144,4 @@ async def test_a_wait_for_what_is_deleted_ends(client: Client) -> None:
         raise NotFoundError("it was deleted")
 
     with pytest.raises(NotFoundError):
-        await streaming.polled(read, _watch(lambda _: []), streaming.Poll(60.0, None))
+        await streaming.long_poll(read, _follower(lambda _: []), streaming.Poll(60.0, None))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from service.api.middleware.host_names import host_name
-from service.api.middleware.json_bounds import DEEPEST, MOST_VALUES, check_structure
+from service.api.middleware.json_bounds import MAX_DEPTH, MAX_VALUES, check_structure
 from service.domain.api_keys import Scope, make_key
 from service.errors import BodyTooLargeError, MalformedJsonError
 from tests.support.factories import recommendation, tuning_request
@@ -165,12 +165,12 @@ def test_what_is_in_strings_is_no_structure() -> None:
     check_structure(json.dumps({"text": '[{,"\\' * 30_000}).encode())
     check_structure(b'"' + b"[" * 100_000)
     check_structure(b'"\\')
-    check_structure(json.dumps([[0]] * (MOST_VALUES // 2 - 1)).encode())
+    check_structure(json.dumps([[0]] * (MAX_VALUES // 2 - 1)).encode())
     with pytest.raises(BodyTooLargeError):
-        check_structure(json.dumps([0] * (MOST_VALUES + 2)).encode())
-    check_structure(b"[" * DEEPEST + b"]" * DEEPEST)
+        check_structure(json.dumps([0] * (MAX_VALUES + 2)).encode())
+    check_structure(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
     with pytest.raises(BodyTooLargeError):
-        check_structure(b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1))
+        check_structure(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1))
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])

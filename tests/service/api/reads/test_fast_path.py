@@ -70,4 +70,4 @@ def test_a_fast_path_asks_for_the_scope(service: Running) -> None:
 def _leave_to_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the fast paths take nothing from now on."""
     monkeypatch.setattr(work, "plain_page", lambda _: None)
-    monkeypatch.setattr(recommendations, "is_plain", lambda _: False)
+    monkeypatch.setattr(recommendations, "fits_fast_path", lambda _: False)
