@@ -71,7 +71,7 @@ _EXPORT_STATUSES: dict[ExportRefusal, int] = {
 
 def faults_of(problems: Sequence[FieldProblem]) -> tuple[FieldFault, ...]:
     """Convert the field problems of the tuner to those of a problem document."""
-    return tuple(FieldFault(field=item.field, message=item.message, value=item.value) for item in problems)
+    return tuple(FieldFault(field=problem.field, message=problem.message, value=problem.value) for problem in problems)
 
 
 def problem_of(error: Exception) -> Problem:

@@ -71,10 +71,10 @@ def check_query(query: bytes, single: dict[str, bool]) -> None:
 
 
 def _fault(name: str, value: str, single: dict[str, bool]) -> FieldFault:
-    near = suggestion(name, single)
-    known = f" (known: {', '.join(single)})" if single and not near else ""
+    hint = suggestion(name, single)
+    known = f" (known: {', '.join(single)})" if single and not hint else ""
     return FieldFault(
         field=name[:_SHOWN_LENGTH],
-        message=f"is not a query parameter of this route{near}{known}",
+        message=f"is not a query parameter of this route{hint}{known}",
         value=repr(value[:_SHOWN_LENGTH]),
     )

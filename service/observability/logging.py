@@ -145,7 +145,9 @@ class TextFormatter(logging.Formatter):
 def _printable(text: str) -> str:
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
 def _context_fields(record: logging.LogRecord) -> dict[str, object]:

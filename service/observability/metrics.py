@@ -99,7 +99,7 @@ class Metrics:
             registry=self.registry,
         )
         build.labels(version).set(1)
-        self._answers = Counter(
+        self._hits = Counter(
             "batchwright_recommendation_hits",
             "Tunings submitted: `hit` were served a stored recommendation, `miss` were queued.",
             ["result"],
@@ -120,7 +120,7 @@ class Metrics:
         )
         self._request_series: dict[tuple[str, str, int], Histogram] = {}
 
-    # --- of workers ---
+    # --- metrics of workers ---
 
     @contextmanager
     def device_busy(self, device: str) -> Iterator[None]:
@@ -150,11 +150,11 @@ class Metrics:
         """Observe the duration of work that ended."""
         self._work[kind].labels(state.value).observe(seconds)
 
-    # --- of the API ---
+    # --- metrics of the API ---
 
     def count_submission(self, *, hit: bool) -> None:
         """Count a submitted tuning as a hit or miss of the stored recommendations."""
-        self._answers.labels("hit" if hit else "miss").inc()
+        self._hits.labels("hit" if hit else "miss").inc()
 
     def count_estimate(self, result: str) -> None:
         """Count an estimate: `made`, `cached`, `refused` because no slot was free, or `failed`."""
@@ -176,7 +176,7 @@ class Metrics:
         """Include the metrics of workers in another process in each scrape."""
         self._work_families.source = families
 
-    # --- for readers ---
+    # --- exposition ---
 
     def work_families(self) -> list[Metric]:
         """Return the metrics of the workers, in this process or in another one."""

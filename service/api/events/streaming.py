@@ -100,17 +100,17 @@ async def _lines(work_id: str, follower: Follower, after: int) -> AsyncIterator[
     """Generate the stream. It ends early when the service stops or the database fails; the client then reconnects."""
     yield _STREAM_START
     try:
-        has_news = False
+        was_notified = False
         while not follower.feed.closed and await _is_authenticated(follower.reauthenticate):
             events = await follower.reads.events.get((work_id, after))
             if events:
-                has_news, after = False, events[-1].id
+                was_notified, after = False, events[-1].id
                 yield "".join(map(_line, events))  # in one send: a disconnected client is noticed between sends
                 if _is_final(events) and not await follower.reads.events.get((work_id, after)):
                     return
-            elif has_news:  # without an event: the work was deleted
+            elif was_notified:  # without an event: the work was deleted
                 return
-            elif not (has_news := await follower.feed.wait(work_id, after, _KEEP_ALIVE_SECONDS)):
+            elif not (was_notified := await follower.feed.wait(work_id, after, _KEEP_ALIVE_SECONDS)):
                 yield ": keep-alive\n\n"
     except StoreUnavailableError as error:
         _log.warning("the stream of %s ends, and its client has to reconnect: %s", work_id, error)

@@ -61,10 +61,10 @@ class ObservabilityMiddleware:
         exchange = _Exchange(scope, send, request_id)
         bind_log_context(request_id=request_id)  # a request has a context of its own: no reset needed
         if trace_parent is None and not self._spans.recording:
-            await self._answer(exchange, receive)
+            await self._respond(exchange, receive)
             return
         with self._spans.span(exchange.method, SpanKind.SERVER, trace_parent) as span:
-            await self._answer(exchange, receive)
+            await self._respond(exchange, receive)
             span.rename(f"{exchange.method} {exchange.route}")
             span.set("status", exchange.status)
 
@@ -80,7 +80,7 @@ class ObservabilityMiddleware:
             return request_id.decode(), trace_parent
         return f"{self._process}-{next(self._numbers):x}", trace_parent
 
-    async def _answer(self, exchange: _Exchange, receive: Receive) -> None:
+    async def _respond(self, exchange: _Exchange, receive: Receive) -> None:
         try:
             await self._app(exchange.scope, receive, exchange.send)
         except Exception as error:

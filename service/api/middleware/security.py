@@ -101,19 +101,19 @@ class SecurityMiddleware:
             return
         private_send = send if session is None else _private(send)
         if scope["method"] == "HEAD":
-            await self._answer_head(scope, receive, private_send)
+            await self._respond_to_head(scope, receive, private_send)
         else:
             await self._app(scope, receive, private_send)
 
-    async def _answer_head(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond_to_head(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond as to GET, without the body. A stream is cancelled after its start."""
         get_scope = {**scope, "method": "GET"}
-        with anyio.CancelScope() as answering:
+        with anyio.CancelScope() as response_scope:
 
             async def send_head(message: Message) -> None:
                 await send(message if message["type"] != "http.response.body" else _NO_BODY)
                 if message["type"] == "http.response.body":
-                    answering.cancel()
+                    response_scope.cancel()
 
             await self._app(get_scope, receive, send_head)
         scope.update(

@@ -51,7 +51,7 @@ _WORK = WorkRoutes(
     item_links=("getJob",),
     links=("getJob", "followJob", "cancelJob", "resumeJob", "deleteJob", "readJobLog", "listJobCheckpoints"),
     example="JobQueued",
-    event_nouns=("an update", "optimizer updates"),
+    event_nouns=("update", "optimizer updates"),
     deletion="""\
 Delete a job that has ended, with its events, and its folder with log, checkpoints and weights.
 

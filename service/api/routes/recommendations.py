@@ -77,16 +77,16 @@ async def _respond(context: ApiContext, recommendation_id: str, if_none_match: s
     return conditional(tagged(text.encode()), if_none_match, _UNCHANGING)
 
 
-def fits_fast_path(known: str | None) -> bool:
+def fits_fast_path(if_none_match: str | None) -> bool:
     """Return whether the fast path accepts this value of `If-None-Match`."""
-    return known is None or len(known) <= MAX_ETAGS_LENGTH
+    return if_none_match is None or len(if_none_match) <= MAX_ETAGS_LENGTH
 
 
 async def _fast_response(request: Request) -> Response | None:
-    known = request.headers.get("if-none-match")
-    if not fits_fast_path(known):
+    if_none_match = request.headers.get("if-none-match")
+    if not fits_fast_path(if_none_match):
         return None
-    return await _respond(context_of(request), request.path_params["recommendation_id"], known)
+    return await _respond(context_of(request), request.path_params["recommendation_id"], if_none_match)
 
 
 @router.get(

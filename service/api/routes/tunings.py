@@ -52,7 +52,7 @@ _WORK = WorkRoutes(
     item_links=("getTuning", "listProbes"),
     links=("getTuning", "listProbes", "followTuning", "cancelTuning", "deleteTuning"),
     example="TuningWithAnswer",
-    event_nouns=("a probe", "probes"),
+    event_nouns=("probe", "probes"),
     deletion="""\
 Delete a tuning that has ended, with its probes and events. Its recommendation stays.
 

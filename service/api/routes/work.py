@@ -59,7 +59,7 @@ class WorkRoutes:
     example: str
     """Name of the document's example."""
     event_nouns: tuple[str, str]
-    """Nouns for the events other than state changes: one with its article, and the plural."""
+    """Singular and plural noun for the events other than state changes."""
     deletion: str
     """Description of the deletion."""
 
@@ -133,7 +133,7 @@ class WorkRoutes:
             self._path(),
             operation_id=self._operation("get"),
             summary=f"Read a {self.kind}",
-            description=_GET_DESCRIPTION.format(kind=self.kind, event=self.event_nouns[0].partition(" ")[2]),
+            description=_GET_DESCRIPTION.format(kind=self.kind, event=self.event_nouns[0]),
             dependencies=[requires_scope(self.read_scope)],
             response_model=self.document,
             responses=on_success(
