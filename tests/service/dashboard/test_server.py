@@ -444,7 +444,7 @@ def test_signing_out_needs_the_pages_token(browser: Browser, key: str) -> None:
     for fields in ({}, {"csrf_token": "0" * 64}, {f"f{number}": "1" for number in range(20)}):
         response = browser.ask("POST", "/sign-out", data=fields)
         assert (response.status_code, response.headers["content-type"]) == (403, "text/html; charset=utf-8")
-        assert "load the page again" in response.text
+        assert "reload the page" in response.text
     assert browser.get("/v1/jobs").status_code == 200
 
 
