@@ -31,7 +31,7 @@ from starlette.concurrency import run_in_threadpool
 
 from service.api.reads.fast_path import FastRoute
 from service.api.strict_route import StrictRoute
-from service.auth.api_keys import Access
+from service.auth.api_keys import KeyAuthenticator
 from service.fast_path.coalescing import BatchedReads, CoalescedReads
 from service.fast_path.queue_positions import QueuePositions
 from service.fast_path.trusted_callers import TrustedCallers
@@ -69,7 +69,7 @@ PARTS: dict[str, list[tuple[Any, str, Any]]] = {
     "rows as JSON": [(WorkRow, "summary_json", property(lambda row: to_json(row.summary())))],
     "queue positions": [(QueuePositions, "_is_fresh", lambda *_: False)],
     "trusted callers": [(TrustedCallers, "find", lambda *_: None)],
-    "known absence of keys": [(Access, "_keys_known_absent", lambda _: False)],
+    "known absence of keys": [(KeyAuthenticator, "_keys_known_absent", lambda _: False)],
 }
 """The parts, and the replacements in a server without them."""
 READS = {

@@ -10,7 +10,7 @@ from importlib import metadata
 from fastapi import FastAPI
 
 from service.api.app import AppOptions, make_app
-from service.api.authentication import Doors
+from service.api.authentication import Authenticators
 from service.api.context import ApiContext
 from service.api.events.change_feed import ChangeFeed
 from service.api.reads.coalesced import Reads
@@ -25,13 +25,13 @@ from service.application.readiness import Readiness
 from service.application.rules.policy import Policy
 from service.application.statistics import SummaryCases
 from service.application.tunings import TuningCases
-from service.auth.api_keys import Access
+from service.auth.api_keys import KeyAuthenticator
 from service.auth.sessions import Sessions
 from service.dashboard import routes as dashboard
 from service.errors import ConfigurationError
 from service.fast_path.queue_positions import QueuePositions
 from service.folders import make_own
-from service.observability.instruments import Instruments, open_spans
+from service.observability.instruments import Instruments, create_spans
 from service.observability.metrics import Metrics
 from service.settings import Settings
 from service.store.models import Quota
@@ -111,7 +111,7 @@ def app_of(system: System, settings: Settings) -> FastAPI:
         pages=dashboard.PATHS,
     )
     app = make_app(system.context, options, on_start=system.start, on_stop=system.stop)
-    dashboard.install(app, system.context.doors, options.version)
+    dashboard.install(app, system.context.authenticators, options.version)
     return app
 
 
@@ -143,7 +143,7 @@ def build(
     if settings.worker and apart is not None:
         worker = _with_process(worker, WorkerProcess(settings, apart))
     store, coordinator, watch = worker.store, worker.coordinator, worker.instruments
-    watch.metrics.watch_queue(store.queue.depths)
+    watch.metrics.collect_queue(store.queue.depths)
     policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
     shared = ApplicationContext(store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify)
     estimator = EstimatePool()
@@ -167,7 +167,7 @@ def _context(
     fleet = FleetCases(shared)
     places = QueuePositions(fleet.queue)
     tunings, jobs = TuningCases(shared, places), JobCases(shared, places)
-    access = Access(store.keys, keyless_here=settings.listens_on_loopback)
+    access = KeyAuthenticator(store.keys, allow_keyless_local=settings.listens_on_loopback)
     return ApiContext(
         tunings=tunings,
         jobs=jobs,
@@ -178,7 +178,7 @@ def _context(
         estimates=estimates,
         readiness=Readiness(store.queue, store.devices, settings.lease_seconds, settings.ready_queue_seconds),
         instruments=instruments,
-        doors=Doors(access, Sessions(store.sessions, access)),
+        authenticators=Authenticators(access, Sessions(store.sessions, access)),
         feed=ChangeFeed(store.evidence.event_counts),
         reads=Reads(tunings, jobs, store.evidence.events),
     )
@@ -204,13 +204,13 @@ def build_worker(
 
 def _with_process(system: WorkerSystem, process: WorkerProcess) -> WorkerSystem:
     """A system whose workers run in a process of their own."""
-    system.instruments.metrics.watch_workers(process.families)
+    system.instruments.metrics.collect_workers(process.families)
     return replace(system, coordinator=process)
 
 
 def _worker(settings: Settings, executors: Sequence[Executor], versions: dict[str, str]) -> WorkerSystem:
     version = metadata.version("batchwright")
-    instruments = Instruments(Metrics(version), open_spans(version))
+    instruments = Instruments(Metrics(version), create_spans(version))
     make_own(settings.data_dir)  # specs, logs and weights
     store = open_store(settings.url)
     shared = WorkerSettings(

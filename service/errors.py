@@ -1,16 +1,16 @@
-"""The errors of the service: one base class and the tree below it, each with its status and its code.
+"""The errors of the service: one base class and the tree below it, each with its HTTP status and code.
 
 ::
 
     ServiceError
-    |- ConfigurationError      the settings cannot be served; raised at start
+    |- ConfigurationError      the settings are invalid; raised at start
     |- DeviceTakenError        another process serves this device; raised at start
-    |- StaleLeaseError         a report came after its lease had ended; never reaches HTTP
+    |- StaleLeaseError         a report came after the end of its lease; never reaches HTTP
     |- StoreUnavailableError   the database cannot be reached or written
     |- NotReadyError           a part of the service does not work
     |- EstimatesBusyError      every slot for estimates is taken
-    |- TooManyFollowersError   every connection for requests that last is taken
-    |- RequestError            the caller can mend it; each has a status and a code
+    |- TooManyFollowersError   every connection for long requests is taken
+    |- RequestError            the caller can correct the request; each has a status and a code
        |- NotFoundError, ConflictError, NotEndedError, InvalidCursorError, InvalidInputError
        |- IdempotencyKeyInFlightError, IdempotencyKeyReusedError, NotOnThisHostError
        |- NotResumableError
@@ -29,12 +29,12 @@ from typing import Self
 
 from service.domain.problems import FieldFault
 
-MOST_FAULTS = 20
-"""Faults that a problem lists: nobody reads more, and a request may have as many as its body has bytes."""
+MAX_FAULTS = 20
+"""Maximum number of faults that a problem lists. A request may have as many as its body has bytes."""
 
 
 class ServiceError(Exception):
-    """Base of every error of the service. Its class carries what the problem document says."""
+    """Base of every error of the service. The class has the status, code and title of the problem document."""
 
     status: int = HTTPStatus.INTERNAL_SERVER_ERROR
     code: str = "internal-error"
@@ -42,7 +42,7 @@ class ServiceError(Exception):
 
 
 class ConfigurationError(ServiceError):
-    """The settings contradict each other or ask for what may not be."""
+    """The settings contradict each other or are not permitted."""
 
     code = "invalid-configuration"
 
@@ -54,13 +54,13 @@ class DeviceTakenError(ServiceError):
 
 
 class StaleLeaseError(ServiceError):
-    """The lease has expired, or another owner has taken the work over: what was reported is not recorded."""
+    """The lease has expired, or another holder has taken over the work. The report is not recorded."""
 
     code = "stale-lease"
 
 
 class StoreUnavailableError(ServiceError):
-    """The database cannot be reached or written now."""
+    """The database cannot be reached or written."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "store-unavailable"
@@ -84,7 +84,7 @@ class EstimatesBusyError(ServiceError):
 
 
 class TooManyFollowersError(ServiceError):
-    """Nearly every connection is held by requests that last; the others are kept for those that do not."""
+    """Long requests hold nearly every connection; the others are reserved for short requests."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "too-many-followers"
@@ -92,7 +92,7 @@ class TooManyFollowersError(ServiceError):
 
 
 class RequestError(ServiceError):
-    """Base of what the caller can mend."""
+    """Base of the errors that the caller can correct."""
 
     status = HTTPStatus.BAD_REQUEST
     code = "bad-request"
@@ -108,32 +108,32 @@ class NotFoundError(RequestError):
 
     @classmethod
     def of(cls, kind: str, identifier: str) -> Self:
-        """Return the error for an id of this kind that names nothing."""
+        """Return the error for an unknown id of this kind of resource."""
         return cls(f"No {kind} with the id {identifier!r}. It may have been deleted.")
 
 
 class ConflictError(RequestError):
-    """The state of the resource does not allow it, or it exists already."""
+    """The state of the resource does not permit the request, or the resource exists already."""
 
     status = HTTPStatus.CONFLICT
     code = "conflict"
-    title = "The current state does not allow it"
+    title = "The current state does not permit this"
 
 
 class NotEndedError(RequestError):
-    """Only what has ended can be deleted."""
+    """The tuning or job has not ended, so that it cannot be deleted."""
 
     status = HTTPStatus.CONFLICT
     code = "not-ended"
-    title = "It has not ended"
+    title = "The work has not ended"
 
 
 class NotResumableError(RequestError):
-    """The job cannot go on; the message says why."""
+    """The job cannot be resumed; the message gives the reason."""
 
     status = HTTPStatus.CONFLICT
     code = "not-resumable"
-    title = "The job cannot go on"
+    title = "The job cannot be resumed"
 
 
 class NotOnThisHostError(RequestError):
@@ -145,7 +145,7 @@ class NotOnThisHostError(RequestError):
 
 
 class IdempotencyKeyInFlightError(RequestError):
-    """A request with the same idempotency key is being answered right now."""
+    """A request with the same idempotency key is in progress."""
 
     status = HTTPStatus.CONFLICT
     code = "idempotency-key-in-flight"
@@ -153,7 +153,7 @@ class IdempotencyKeyInFlightError(RequestError):
 
 
 class IdempotencyKeyReusedError(RequestError):
-    """Another request was answered under the same idempotency key."""
+    """The idempotency key was used for another request."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     code = "idempotency-key-reused"
@@ -165,16 +165,16 @@ class InvalidCursorError(RequestError):
 
     status = HTTPStatus.BAD_REQUEST
     code = "invalid-cursor"
-    title = "The cursor is not one of ours"
+    title = "The cursor is invalid"
 
 
 class InvalidInputError(RequestError):
-    """The request does not have the shape it needs.
+    """The request is invalid.
 
     Args:
-        message: what is wrong.
+        message: the faults, in words.
         faults: the fields at fault.
-        count: how many there are, when ``faults`` does not hold them all.
+        count: the number of faults, where ``faults`` does not hold all of them.
     """
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
@@ -182,18 +182,18 @@ class InvalidInputError(RequestError):
     title = "The request is invalid"
 
     def __init__(self, message: str, faults: Sequence[FieldFault] = (), count: int = 0) -> None:
-        self.faults = tuple(faults[:MOST_FAULTS])
+        self.faults = tuple(faults[:MAX_FAULTS])
         self.count = max(count, len(faults))
         super().__init__(message)
 
     @classmethod
     def listing(cls, faults: Sequence[FieldFault], count: int = 0) -> InvalidInputError:
-        """An error whose message lists the first faults, and tells how many there are."""
-        shown = faults[:MOST_FAULTS]
+        """Return an error whose message lists the first faults and gives the number of all."""
+        shown = faults[:MAX_FAULTS]
         listed = "; ".join(f"{fault.field}: {fault.message}" for fault in shown)
         total = max(count, len(faults))
-        begin = f"{total} faults, of which the first {len(shown)}: " if total > len(shown) else ""
-        return cls(begin + listed, faults, count)
+        prefix = f"{total} faults, of which the first {len(shown)}: " if total > len(shown) else ""
+        return cls(prefix + listed, faults, count)
 
 
 class MalformedJsonError(RequestError):
@@ -204,19 +204,19 @@ class MalformedJsonError(RequestError):
 
 
 class TargetNotAllowedError(RequestError):
-    """A `python` target that the operator has not allow-listed."""
+    """The operator has not allow-listed this `python` target."""
 
     status = HTTPStatus.FORBIDDEN
     code = "python-target-not-allowed"
-    title = "This service does not run that code"
+    title = "This service does not run this code"
 
 
 class DataPathNotAllowedError(RequestError):
-    """A path outside the folders that jobs may read."""
+    """The path is outside the folders that jobs may read."""
 
     status = HTTPStatus.FORBIDDEN
     code = "data-path-not-allowed"
-    title = "This service does not read that path"
+    title = "This service does not read this path"
 
 
 class UnknownDeviceError(RequestError):
@@ -224,7 +224,7 @@ class UnknownDeviceError(RequestError):
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     code = "unknown-device"
-    title = "No worker serves that device"
+    title = "No worker serves this device"
 
 
 class DeviceMismatchError(RequestError):
@@ -236,31 +236,31 @@ class DeviceMismatchError(RequestError):
 
 
 class InfeasibleRecommendationError(RequestError):
-    """A job cannot be made from an answer that says that nothing fits."""
+    """The recommendation is that nothing fits, so that no job can run."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     code = "infeasible-recommendation"
-    title = "Nothing fits, so nothing can be trained"
+    title = "Nothing fits, so that nothing can be trained"
 
 
 class UnsupportedJobError(RequestError):
-    """The job needs something that this service cannot run."""
+    """This service cannot run the job; the message gives the reason."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     code = "unsupported-job"
-    title = "This service cannot run that job"
+    title = "This service cannot run this job"
 
 
 class HostNotAllowedError(RequestError):
-    """The Host header names another machine: the request was led here by a forged name."""
+    """The Host header names another host, as after DNS rebinding."""
 
     status = HTTPStatus.FORBIDDEN
     code = "host-not-allowed"
-    title = "The service does not answer to that name"
+    title = "The host name is not allowed"
 
 
 class ForeignOriginError(RequestError):
-    """A page of another origin made a browser send it."""
+    """A browser sent the request for a page of another origin."""
 
     status = HTTPStatus.FORBIDDEN
     code = "foreign-origin"
@@ -268,15 +268,15 @@ class ForeignOriginError(RequestError):
 
 
 class CsrfTokenError(RequestError):
-    """A browser that is signed in sent it without showing the page's token."""
+    """A request with a session cookie has no valid CSRF token."""
 
     status = HTTPStatus.FORBIDDEN
     code = "csrf-token-missing"
-    title = "The page's token is missing or old"
+    title = "The CSRF token is missing or outdated"
 
 
 class BodyTooLargeError(RequestError):
-    """The body is above the cap, holds too many values, or is nested too deep."""
+    """The body exceeds the size limit, has too many values, or is nested too deeply."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     code = "body-too-large"
@@ -284,19 +284,19 @@ class BodyTooLargeError(RequestError):
 
 
 class UnsupportedMediaTypeError(RequestError):
-    """The body is not declared as what it must be: JSON, but for the forms of pages."""
+    """The media type of the body is not JSON, or not a form where a page expects one."""
 
     status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
     code = "unsupported-media-type"
-    title = "The body is of another kind"
+    title = "The media type is not supported"
 
 
 class NotAuthenticatedError(RequestError):
-    """The request carries no API key that is good. ``challenge`` is what `WWW-Authenticate` says."""
+    """The request has no valid API key. ``challenge`` is the value of `WWW-Authenticate`."""
 
     status = HTTPStatus.UNAUTHORIZED
     code = "not-authenticated"
-    title = "A good API key is needed"
+    title = "A valid API key is required"
 
     def __init__(self, message: str, *, key_given: bool) -> None:
         self.challenge = 'Bearer realm="batchwright"' + (', error="invalid_token"' if key_given else "")
@@ -304,39 +304,39 @@ class NotAuthenticatedError(RequestError):
 
 
 class ScopeMissingError(RequestError):
-    """The API key was not given the scope that this needs."""
+    """The API key lacks the scope that the request requires."""
 
     status = HTTPStatus.FORBIDDEN
     code = "scope-missing"
-    title = "The API key may not do that"
+    title = "The API key lacks a scope"
 
 
 class NotOwnerError(RequestError):
-    """Another API key made it."""
+    """Another API key created the resource."""
 
     status = HTTPStatus.FORBIDDEN
     code = "not-owner"
-    title = "It belongs to another API key"
+    title = "The resource belongs to another API key"
 
 
 class FirstKeyError(RequestError):
-    """The first key is made by who can write to the database."""
+    """The first API key is created by a command on a host with access to the database."""
 
     status = HTTPStatus.FORBIDDEN
     code = "first-key"
-    title = "The first API key is made by the command"
+    title = "The first API key is created by a command"
 
 
 class OwnKeyError(RequestError):
-    """Nobody revokes the key that they call with: they could not see what they did, nor undo it."""
+    """A key cannot revoke itself: its caller could neither see the result nor undo it."""
 
     status = HTTPStatus.CONFLICT
     code = "own-key"
-    title = "It is the key of this call"
+    title = "The key authenticates this request"
 
 
 class QuotaExceededError(RequestError):
-    """The API key has used what it may. ``retry_after_seconds`` is when to ask again."""
+    """The API key has used its quota. ``retry_after_seconds`` is the delay before another request can succeed."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
     code = "quota-exceeded"

@@ -1,4 +1,4 @@
-"""Puts the routes together."""
+"""Assemble the FastAPI application from its routes and middleware."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from service.api.context import ApiContext
-from service.api.middleware.observability import Observed
-from service.api.middleware.security import Guard, PagePaths
+from service.api.middleware.observability import ObservabilityMiddleware
+from service.api.middleware.security import PagePaths, SecurityMiddleware
 from service.api.openapi import DESCRIPTION, TAGS, install_document
 from service.api.problems import install_handlers
 from service.api.routes import api_keys, estimates, exports, health, jobs, operations, recommendations, tunings
@@ -19,7 +19,7 @@ from service.api.routes import api_keys, estimates, exports, health, jobs, opera
 
 @dataclass(frozen=True)
 class AppOptions:
-    """What an operator can set about the HTTP side."""
+    """HTTP settings of the operator."""
 
     version: str
     allowed_hosts: Sequence[str]
@@ -30,12 +30,12 @@ class AppOptions:
 def make_app(
     context: ApiContext, options: AppOptions, on_start: Callable[[], None], on_stop: Callable[[], None]
 ) -> FastAPI:
-    """The application. ``on_start`` and ``on_stop`` may block; they run around its life."""
+    """Build the application. ``on_start`` and ``on_stop`` run at its start and end, and may block."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(on_start)
-        await run_in_threadpool(app.openapi)  # which takes seconds: not while anyone waits
+        await run_in_threadpool(app.openapi)  # generating the document takes seconds: do so before the first request
         yield
         context.feed.close()
         await run_in_threadpool(on_stop)
@@ -63,16 +63,16 @@ def make_app(
         api_keys,
         operations,
         health,
-    ):  # most asked first
+    ):  # most frequently requested first
         app.router.routes.extend(module.router.routes)  # `include_router` would match every request twice
     install_document(app)
     install_handlers(app)
     app.add_middleware(
-        Guard,
-        doors=context.doors,
+        SecurityMiddleware,
+        authenticators=context.authenticators,
         allowed_hosts=options.allowed_hosts,
         max_body_bytes=options.max_body_bytes,
         pages=options.pages,
     )
-    app.add_middleware(Observed, metrics=context.instruments.metrics, spans=context.instruments.spans)
+    app.add_middleware(ObservabilityMiddleware, metrics=context.instruments.metrics, spans=context.instruments.spans)
     return app

@@ -1,4 +1,4 @@
-"""Who a request comes from, and what its route asks of them."""
+"""Authenticate the caller of a request, and check the scopes that its route requires."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from starlette.requests import HTTPConnection, cookie_parser
 from starlette.types import Scope as AsgiScope
 
 from service.api.docs_page import DOCS_FILES
-from service.auth.api_keys import Access
+from service.auth.api_keys import KeyAuthenticator
 from service.auth.sessions import Sessions
 from service.domain.api_keys import Caller, Scope
 from service.errors import NotAuthenticatedError, ScopeMissingError
 
 HEALTH_PATHS = frozenset({"/livez", "/readyz"})
-"""Asked by orchestrators, under whatever name or address they know this host by."""
+"""Requested by orchestrators, under any name or address of this host."""
 METRICS_PATH = "/metrics"
 PUBLIC_PATHS = HEALTH_PATHS | {"/openapi.json", "/docs", *(f"/docs/{name}" for name in DOCS_FILES)}
-"""What anyone may read: whether the service works, and its description. Everything else needs a caller."""
+"""Paths that need no authentication: the health checks and the API's description."""
 
 
-class _DescribedOnly(HTTPBearer):
-    """Only there for the document: the guard has verified the key before any route sees the request."""
+class _DocumentedBearer(HTTPBearer):
+    """Describe the authentication in the OpenAPI document. ``SecurityMiddleware`` has verified the key already."""
 
     async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials | None:
         del request
@@ -36,75 +36,77 @@ class _DescribedOnly(HTTPBearer):
 
 
 SESSION_COOKIE = "batchwright_session"
-"""Carries the token of who signed in on the pages."""
+"""The cookie that carries the session token of the dashboard."""
 
-_SCHEME = _DescribedOnly(
+_SCHEME = _DocumentedBearer(
     scheme_name="apiKey",
     bearerFormat="bw_<id>_<secret>",
-    description="An API key, made by `batchwright keys create`. Each operation names the scope it needs; `admin` has "
-    "all. A service that listens on loopback needs none while no key was ever made.",
+    description="An API key, created by `batchwright keys create`. Each operation names the scope it requires; `admin` "
+    "includes all. A service that listens on loopback needs no key until the first one is created.",
     auto_error=False,
 )
 
-_Described = Annotated[HTTPAuthorizationCredentials | None, Depends(_SCHEME)]
+_Documented = Annotated[HTTPAuthorizationCredentials | None, Depends(_SCHEME)]
 
 # Dependencies are coroutines: a plain function would cost a hop to a thread each.
 
-Standing = Callable[[], Awaitable[Caller]]
-"""Who the caller of a request that lasts is by now; raises NotAuthenticatedError once the key is no longer good."""
+Reauthenticate = Callable[[], Awaitable[Caller]]
+"""Authenticate the caller of a long request again; raises NotAuthenticatedError once the key is no longer valid."""
 
 
 @dataclass(frozen=True)
-class Doors:
-    """The ways in: with an API key, or signed in."""
+class Authenticators:
+    """The ways to authenticate: by API key or by session."""
 
-    access: Access
+    api_keys: KeyAuthenticator
     sessions: Sessions
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who sent a request, and the token of the session it was sent in, if that is how they are known."""
+    """The caller of a request, and the session token where the caller is authenticated by session."""
 
     caller: Caller
     session: str | None = field(default=None, repr=False)
 
 
-async def identify(doors: Doors, scope: AsgiScope) -> Identity:
-    """Who sent this request. A key comes first; a session that is over counts as none where none is needed.
+async def authenticate(authenticators: Authenticators, scope: AsgiScope) -> Identity:
+    """Authenticate the sender of a request. An API key takes precedence over a session.
+
+    An ended session is ignored where no authentication is required.
 
     Raises:
-        NotAuthenticatedError: when that needs a key or a session, and there is no good one.
-        StoreUnavailableError: when it cannot be looked up.
+        NotAuthenticatedError: when a key or a session is required, and the request has no valid one.
+        StoreUnavailableError: when the key or session cannot be looked up.
     """
     headers, local = Headers(scope=scope), is_local(scope)
     key = _key_in(headers)
-    if key is None and (token := session_in(headers)) is not None:
+    if key is None and (token := session_token(headers)) is not None:
         try:
-            signed_in = doors.sessions.remembered(token)
+            signed_in = authenticators.sessions.cached_caller(token)
             if signed_in is None:
-                signed_in = await run_in_threadpool(doors.sessions.admit, token)
+                signed_in = await run_in_threadpool(authenticators.sessions.authenticate, token)
             return Identity(signed_in, token)
         except NotAuthenticatedError:
-            if not await run_in_threadpool(doors.access.is_open, local=local):
+            if not await run_in_threadpool(authenticators.api_keys.is_open, local=local):
                 raise
-    caller = doors.access.remembered(key, local=local)
+    caller = authenticators.api_keys.cached_caller(key, local=local)
     if caller is None:
-        caller = await run_in_threadpool(doors.access.admit, key, local=local)
+        caller = await run_in_threadpool(authenticators.api_keys.authenticate, key, local=local)
     return Identity(caller)
 
 
-def session_in(headers: Headers) -> str | None:
-    """The token of a session that a browser sends along."""
+def session_token(headers: Headers) -> str | None:
+    """Return the session token in the cookies of a request, or None."""
     sent = ";".join(headers.getlist("cookie"))
     return cookie_parser(sent).get(SESSION_COOKIE) if SESSION_COOKIE in sent else None
 
 
 def _key_in(headers: Headers) -> str | None:
-    """The key that a request carries.
+    """Return the API key in a request's `Authorization` header, or None.
 
     Raises:
-        NotAuthenticatedError: when it authenticates in another way than with one key.
+        NotAuthenticatedError: when the header is not one bearer token.
     """
     given = headers.getlist("authorization")
     if not given:
@@ -116,7 +118,7 @@ def _key_in(headers: Headers) -> str | None:
 
 
 def is_local(scope: AsgiScope) -> bool:
-    """Whether it comes from this machine: over loopback, not handed on by a proxy that says so, or a Unix socket."""
+    """Return whether a request comes from this machine, by loopback or Unix socket, and not through a proxy."""
     client = scope.get("client")
     return client is None or _is_loopback(client[0])
 
@@ -129,31 +131,31 @@ def _is_loopback(address: str) -> bool:
 
 
 async def _caller(request: Request) -> Caller:
-    """Put there by the guard; its absence is a fault, and fails."""
+    """Return the caller that ``SecurityMiddleware`` has authenticated; fails where there is none."""
     caller: Caller = request.state.caller
     return caller
 
 
-Calling = Annotated[Caller, Depends(_caller)]
+CurrentCaller = Annotated[Caller, Depends(_caller)]
 
 
 def check_scope(request: Request, scope: Scope) -> None:
-    """Refuse a caller who has not the scope.
+    """Refuse a caller without the scope.
 
     Raises:
-        ScopeMissingError: naming it, and those that the caller has.
+        ScopeMissingError: names the scope, and the scopes of the caller.
     """
     caller: Caller = request.state.caller
     if not caller.may(scope):
         held = ", ".join(sorted(caller.scopes)) or "none"
-        raise ScopeMissingError(f"this needs the scope {scope}; API key {caller.key_id} has: {held}")
+        raise ScopeMissingError(f"this request requires the scope {scope}; API key {caller.key_id} has: {held}")
 
 
-async def _check(request: Request, needed: SecurityScopes, _described: _Described) -> None:
+async def _check(request: Request, needed: SecurityScopes, _documented: _Documented) -> None:
     for scope in needed.scopes:
         check_scope(request, Scope(scope))
 
 
-def needs(scope: Scope) -> Any:  # noqa: ANN401 - what FastAPI's `Security` gives
-    """A route's dependency: the caller must have ``scope``. The document tells of it."""
+def requires_scope(scope: Scope) -> Any:  # noqa: ANN401 - the type that FastAPI's `Security` returns
+    """Return a route dependency that requires ``scope``, and names the scope in the OpenAPI document."""
     return Security(_check, scopes=[scope.value])

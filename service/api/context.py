@@ -1,4 +1,4 @@
-"""The context of the application: everything that routes call, made once in ``service.bootstrap``."""
+"""The application context: the objects that routes call, built once in ``service.bootstrap``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from service.api.authentication import Doors
+from service.api.authentication import Authenticators
 from service.api.events.change_feed import ChangeFeed
 from service.api.reads.coalesced import Reads
 from service.application.api_keys import KeyCases
@@ -24,7 +24,7 @@ from service.observability.instruments import Instruments
 
 @dataclass(frozen=True, kw_only=True)
 class ApiContext:
-    """The use cases, and what requests share: the ways in, the feed of changes and the coalesced reads."""
+    """The use cases and the objects that requests share: authenticators, change feed and coalesced reads."""
 
     tunings: TuningCases
     jobs: JobCases
@@ -35,17 +35,17 @@ class ApiContext:
     estimates: Estimates
     readiness: Readiness
     instruments: Instruments
-    doors: Doors
+    authenticators: Authenticators
     feed: ChangeFeed
     reads: Reads
 
     def cases(self, kind: WorkKind) -> TuningCases | JobCases:
-        """The use cases of a kind of work."""
+        """Return the use cases of a kind of work."""
         return self.tunings if kind is WorkKind.TUNING else self.jobs
 
 
 def context_of(request: Request) -> ApiContext:
-    """The context of the application that a request came to."""
+    """Return the context of the application that serves a request."""
     context: ApiContext = request.app.state.context
     return context
 

@@ -9,13 +9,13 @@ from typing import Annotated, Any, get_args
 from fastapi import Depends, Header, Path, Query, Request
 from pydantic import BeforeValidator, ValidationError, WithJsonSchema, WrapValidator
 
-from service.api.authentication import Calling, identify
+from service.api.authentication import CurrentCaller, authenticate
 from service.api.context import Context
-from service.api.events.streaming import Watch
+from service.api.events.streaming import Follower
 from service.application.views import PREFIXES
 from service.domain.api_keys import Caller
 from service.domain.states import State, WorkKind
-from service.errors import MOST_FAULTS
+from service.errors import MAX_FAULTS
 from service.store.models import Idempotency
 from tuner.schemas.base import Document
 from tuner.schemas.field_errors import described_pattern, reworded
@@ -25,18 +25,18 @@ from tuner.schemas.workload import Precision
 _LARGEST_EVENT_ID = 2**31 - 1
 
 
-async def _watching(request: Request, context: Context) -> Watch:
-    async def standing() -> Caller:
-        return (await identify(context.doors, request.scope)).caller
+async def _follower(request: Request, context: Context) -> Follower:
+    async def reauthenticate() -> Caller:
+        return (await authenticate(context.authenticators, request.scope)).caller
 
-    return Watch(context.feed, context.reads, standing)
-
-
-Watching = Annotated[Watch, Depends(_watching)]
+    return Follower(context.feed, context.reads, reauthenticate)
 
 
-def identified_by(kind: WorkKind) -> Any:  # noqa: ANN401 - what FastAPI's `Path` gives
-    """The path's parameter that identifies work of a kind, whatever the endpoint calls it."""
+CurrentFollower = Annotated[Follower, Depends(_follower)]
+
+
+def identified_by(kind: WorkKind) -> Any:  # noqa: ANN401 - the type that FastAPI's `Path` returns
+    """Return the path parameter that identifies work of a kind, under any name of the endpoint's argument."""
     example = f"{PREFIXES[kind]}_0192f3a1b2c3700089abcdef01234567"
     return Path(alias=f"{kind}_id", description=f"Identifier of a {kind}.", examples=[example])
 
@@ -52,28 +52,28 @@ Wait = Annotated[
         ge=0.0,
         le=60.0,
         allow_inf_nan=False,
-        description="Seconds to wait for its end before answering with what there is. With `If-None-Match` the answer "
-        "comes as soon as the representation is another one than that.",
+        description="Seconds to wait for the end before responding with the current state. With `If-None-Match` the "
+        "response is sent as soon as the representation changes.",
     ),
 ]
-Limit = Annotated[int, Query(ge=1, le=200, description="Most rows to return.")]
+Limit = Annotated[int, Query(ge=1, le=200, description="Maximum number of rows to return.")]
 Tail = Annotated[int, Query(ge=1, le=4 * 1024**2, description="Bytes to return, counted from the end of the log.")]
 
 
-# --- what may be left out: `null` cannot be written in a query, so that the document does not offer it ---
+# --- optional parameters: `null` cannot be written in a query, so that the document does not offer it ---
 
 
 def _text(**schema: object) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", **schema})
 
 
-_PAGE_BEFORE = "`next_cursor` of the page before."
+_PAGE_BEFORE = "`next_cursor` of the previous page."
 TuningCursor = Annotated[str | None, _text(pattern="^t[0-9a-f]{32}$"), Query(max_length=200, description=_PAGE_BEFORE)]
 JobCursor = Annotated[str | None, _text(pattern="^j[0-9a-f]{32}$"), Query(max_length=200, description=_PAGE_BEFORE)]
 RecommendationCursor = Annotated[
     str | None, _text(pattern="^r[0-9a-f]{32}$"), Query(max_length=200, description=_PAGE_BEFORE)
 ]
-"""What has the shape of a list's cursor is one; anything else is `invalid-cursor`."""
+"""The prefix names the list of a cursor; any other text is refused with `invalid-cursor`."""
 
 _NO_CONTROL_CHARACTERS = described_pattern(r"^[^\x00-\x1f]*$", "must not contain control characters")
 _NAME = _text(maxLength=300, pattern=_NO_CONTROL_CHARACTERS)
@@ -82,22 +82,30 @@ _HEXADECIMAL = described_pattern("^[0-9a-f]*$", "must consist of the hexadecimal
 FingerprintFilter = Annotated[
     str | None,
     _text(maxLength=64, pattern=_HEXADECIMAL),
-    Query(max_length=64, pattern=_HEXADECIMAL, description="Only what has this fingerprint."),
+    Query(max_length=64, pattern=_HEXADECIMAL, description="Return only items with this fingerprint."),
 ]
 DeviceFilter = Annotated[
     str | None,
     _NAME,
-    Query(max_length=300, pattern=_NO_CONTROL_CHARACTERS, description="Only this device, by its id."),
+    Query(max_length=300, pattern=_NO_CONTROL_CHARACTERS, description="Return only items of this device, by its id."),
 ]
 DeviceOrNameFilter = Annotated[
     str | None,
     _NAME,
-    Query(max_length=300, pattern=_NO_CONTROL_CHARACTERS, description="Only this device: its id or product name."),
+    Query(
+        max_length=300,
+        pattern=_NO_CONTROL_CHARACTERS,
+        description="Return only items of this device, by its id or product name.",
+    ),
 ]
 ModelFilter = Annotated[
     str | None,
     _NAME,
-    Query(max_length=300, pattern=_NO_CONTROL_CHARACTERS, description="Only this model, by its short name."),
+    Query(
+        max_length=300,
+        pattern=_NO_CONTROL_CHARACTERS,
+        description="Return only items of this model, by its short name.",
+    ),
 ]
 
 
@@ -109,24 +117,35 @@ _STATES = {"type": "array", "items": {"type": "string", "enum": [state.value for
 StateFilter = Annotated[
     list[Annotated[State, BeforeValidator(_upper)]] | None,
     WithJsonSchema(_STATES),
-    Query(description="Only what is in this state. May be repeated: what is in any of them. Of either letter case."),
+    Query(
+        description="Return only items in this state, in either letter case. Repeat the parameter for several states."
+    ),
 ]
 PrecisionFilter = Annotated[
-    Precision | None, _text(enum=list(get_args(Precision))), Query(description="Only what has this precision.")
+    Precision | None, _text(enum=list(get_args(Precision))), Query(description="Return only items with this precision.")
 ]
 ObjectiveFilter = Annotated[
-    Objective | None, _text(enum=list(get_args(Objective))), Query(description="Only what was tuned for this.")
+    Objective | None,
+    _text(enum=list(get_args(Objective))),
+    Query(description="Return only items tuned for this objective."),
 ]
-LONGEST_TAGS = 2000
+MAX_ETAGS_LENGTH = 2000
 IfNoneMatch = Annotated[
     str | None,
-    _text(maxLength=LONGEST_TAGS),
-    Header(alias="If-None-Match", max_length=LONGEST_TAGS, description="The `ETag` of what is known: then 304."),
+    _text(maxLength=MAX_ETAGS_LENGTH),
+    Header(
+        alias="If-None-Match",
+        max_length=MAX_ETAGS_LENGTH,
+        description="The `ETag` of a known representation: 304 if current.",
+    ),
 ]
 LastEventId = Annotated[
     int,
     Header(
-        alias="Last-Event-ID", ge=0, le=_LARGEST_EVENT_ID, description="Send only events after this one: how to resume."
+        alias="Last-Event-ID",
+        ge=0,
+        le=_LARGEST_EVENT_ID,
+        description="Send only events after this one, to resume a stream.",
     ),
 ]
 
@@ -139,26 +158,26 @@ _Key = Annotated[
         min_length=1,
         max_length=255,
         pattern=_KEY_PATTERN,
-        description="Any text of the caller's that is new for each request, such as a UUID. The same request sent "
-        "again under it within a day is given the first answer and creates nothing; another request is refused with "
-        "422. What was refused is not remembered.",
+        description="A text that the caller chooses for each request, such as a UUID. Within a day, the same request "
+        "with the same key gets the first response and creates nothing, and another request is refused with 422. "
+        "Refused requests are not stored.",
     ),
 ]
 
 
-async def _once(request: Request, caller: Calling, key: _Key = None) -> Idempotency | None:
+async def _idempotency(request: Request, caller: CurrentCaller, key: _Key = None) -> Idempotency | None:
     if key is None:
         return None
-    asked = f"{request.method} {request.url.path}\n".encode() + await request.body()
-    return Idempotency(caller.key_id or "", key, hashlib.sha256(asked).hexdigest())
+    content = f"{request.method} {request.url.path}\n".encode() + await request.body()
+    return Idempotency(caller.key_id or "", key, hashlib.sha256(content).hexdigest())
 
 
-Once = Annotated[Idempotency | None, Depends(_once)]
-"""The request's idempotency key, if it has one, with what it asks."""
+IdempotencyHeader = Annotated[Idempotency | None, Depends(_idempotency)]
+"""The idempotency key of a request, with a digest of the request; None without the header."""
 
 
-def strictly(document: type[Document]) -> WrapValidator:
-    """A body that is JSON of exactly this shape: 0 is no `false`, "7" no number, and NaN no JSON."""
+def strict_body(document: type[Document]) -> WrapValidator:
+    """Validate a body without conversions: 0 is not `false`, "7" is not a number, and NaN is not JSON."""
 
     def read(value: object, _: object) -> object:
         try:
@@ -168,6 +187,6 @@ def strictly(document: type[Document]) -> WrapValidator:
         try:
             return document.model_validate_json(text, strict=True)
         except ValidationError as error:
-            raise reworded(error, document, MOST_FAULTS) from None
+            raise reworded(error, document, MAX_FAULTS) from None
 
     return WrapValidator(read)

@@ -1,4 +1,4 @@
-"""The files of the page that shows the API's document: ours, and those of Swagger UI, which come in a package."""
+"""The files of the page that shows the OpenAPI document: our own, and those of the Swagger UI package."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SwaggerUIBundle({
 
 @dataclass(frozen=True)
 class DocsFile:
-    """One file: its media type, and the name it has in the package; none for one of ours."""
+    """A file of the page: its media type, and its name in the Swagger UI package or its own text."""
 
     media_type: str
     packaged: str | None = None
@@ -48,7 +48,7 @@ class DocsFile:
 
     @property
     def content(self) -> bytes:
-        """What it holds."""
+        """The bytes of the file."""
         return self.text.encode() if self.packaged is None else _packaged(self.packaged)
 
 
@@ -58,7 +58,7 @@ DOCS_FILES = {
     "swagger-ui.css": DocsFile("text/css", "swagger-ui.css"),
     "favicon.png": DocsFile("image/png", "favicon-32x32.png"),
 }
-"""By their names below `/docs/`."""
+"""The files by their names below `/docs/`."""
 
 PAGE = DocsFile("text/html", text=_PAGE)
 

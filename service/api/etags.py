@@ -1,4 +1,4 @@
-"""Representations with entity tags: 304 for what the caller has already."""
+"""Representations with entity tags, and 304 responses to callers that have the current one."""
 
 from __future__ import annotations
 
@@ -11,44 +11,47 @@ from typing import Any
 from fastapi import Response
 
 _DIGEST_BYTES = 16
-_ASIDE = "-"
-"""Between the two parts of a tag."""
+_SEPARATOR = "-"
+"""Separates the two parts of a tag."""
 
 TAG_HEADERS: dict[str, Any] = {
-    "ETag": {"description": "Names this representation: another one has another tag.", "schema": {"type": "string"}},
-    "Cache-Control": {"description": "How long a cache of the caller's own may keep it.", "schema": {"type": "string"}},
+    "ETag": {
+        "description": "Identifies this representation; each representation has its own tag.",
+        "schema": {"type": "string"},
+    },
+    "Cache-Control": {"description": "How long a private cache may keep the response.", "schema": {"type": "string"}},
 }
 NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
-    304: {"description": "The representation is the one that `If-None-Match` names.", "headers": TAG_HEADERS}
+    304: {"description": "The current representation is the one that `If-None-Match` names.", "headers": TAG_HEADERS}
 }
 
 
 @dataclass(frozen=True)
 class Tagged:
-    """A representation and its strong entity tag, which is a hash of it: it changes whenever a byte does."""
+    """A representation and its strong entity tag, a hash of the bytes."""
 
     body: bytes
     etag: str
     media_type: str
 
-    def is_known(self, if_none_match: str | None) -> bool:
-        """Whether the caller has it. Tags are compared weakly, as RFC 9110 asks for here: a proxy may weaken them."""
+    def matches(self, if_none_match: str | None) -> bool:
+        """Return whether `If-None-Match` names this representation, by weak comparison (RFC 9110, section 13.1.2)."""
         return if_none_match is not None and not {self.etag, "*"}.isdisjoint(_tags(if_none_match))
 
-    def is_essentially_known(self, if_none_match: str) -> bool:
-        """Return whether the caller has all of it but the aside, for which a poll does not end."""
-        known = {tag.strip('"').partition(_ASIDE)[0] for tag in _tags(if_none_match)}
-        return not {self.etag.strip('"').partition(_ASIDE)[0], "*"}.isdisjoint(known)
+    def matches_stable_part(self, if_none_match: str) -> bool:
+        """Return whether a tag differs at most in its volatile part, for which a long poll does not end."""
+        known = {tag.strip('"').partition(_SEPARATOR)[0] for tag in _tags(if_none_match)}
+        return not {self.etag.strip('"').partition(_SEPARATOR)[0], "*"}.isdisjoint(known)
 
 
 def tagged(body: bytes, media_type: str = "application/json") -> Tagged:
-    """A representation with its tag."""
+    """Tag a representation."""
     return Tagged(body, f'"{_digest(body)}"', media_type)
 
 
-def tagged_with_aside(body: bytes, essential: bytes, aside: bytes) -> Tagged:
-    """A representation of JSON whose tag tells apart what is worth waiting for and what changes all the time."""
-    return Tagged(body, f'"{_digest(essential)}{_ASIDE}{_digest(aside)}"', "application/json")
+def tagged_with_volatile_part(body: bytes, stable: bytes, volatile: bytes) -> Tagged:
+    """Tag a JSON representation by its stable part and the part that changes all the time."""
+    return Tagged(body, f'"{_digest(stable)}{_SEPARATOR}{_digest(volatile)}"', "application/json")
 
 
 def _digest(body: bytes) -> str:
@@ -60,8 +63,8 @@ def _tags(if_none_match: str) -> set[str]:
 
 
 def conditional(current: Tagged, if_none_match: str | None, headers: Mapping[str, str]) -> Response:
-    """The representation, or that it is still the one the caller has."""
-    told = {"ETag": current.etag, **headers}
-    if current.is_known(if_none_match):
-        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=told)
-    return Response(current.body, media_type=current.media_type, headers=told)
+    """Respond with the representation, or with 304 where the caller has it."""
+    tagged_headers = {"ETag": current.etag, **headers}
+    if current.matches(if_none_match):
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=tagged_headers)
+    return Response(current.body, media_type=current.media_type, headers=tagged_headers)

@@ -1,4 +1,4 @@
-"""The examples in the document. The answers were given by a service; a test reads them all as what they stand for."""
+"""The examples in the OpenAPI document. A service gave the responses, and a test validates them all."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 from importlib import resources
 from typing import Any
 
-ANSWERS: dict[str, dict[str, Any]] = json.loads(
+RESPONSES: dict[str, dict[str, Any]] = json.loads(
     resources.files("service.api").joinpath("examples.json").read_text(encoding="utf-8")
 )
-"""By name: the `document` that it is an example of, and its `value`."""
+"""The examples by name: the `document` that an example is of, and its `value`."""
 
 _TUNING: dict[str, Any] = {
     "spec": {
@@ -32,7 +32,9 @@ _RECOMMENDATION = "rec_0192f3a1b2c3700089abcdef01234567"
 REQUESTS: dict[str, dict[str, Any]] = {
     "TuningSubmission": {
         "a small GPT": {"value": _TUNING},
-        "GPT-2, probed again": {"value": {"spec": _GPT2, "effective_batch_size": 512, "fresh": True}},
+        "GPT-2, without the stored recommendation": {
+            "value": {"spec": _GPT2, "effective_batch_size": 512, "fresh": True}
+        },
     },
     "JobSubmission": {
         "a run": {
@@ -52,9 +54,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
         "GPT-2": {"value": {"spec": _GPT2, "gpus": ["H100-80GB", "A10G", "48GiB"], "effective_batch_size": 512}}
     },
 }
-"""By document, then by name."""
+"""The examples by document, then by name."""
 
 
-def of(name: str) -> dict[str, Any]:
-    """The ``content`` of a response, with the example of that name."""
-    return {"application/json": {"example": ANSWERS[name]["value"]}}
+def response_content(name: str) -> dict[str, Any]:
+    """Return the OpenAPI ``content`` of a response, with the example of that name."""
+    return {"application/json": {"example": RESPONSES[name]["value"]}}

@@ -1,4 +1,4 @@
-"""The OpenAPI document, and the page that shows it. Nothing on that page comes from elsewhere."""
+"""The OpenAPI document, and the page that shows it. The page loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from fastapi import FastAPI, Request, Response
 
 from service.api.docs_page import DOCS_FILES, PAGE, DocsFile
 from service.api.etags import conditional, tagged
-from service.api.middleware.compression import compressed, takes_gzip
+from service.api.middleware.compression import accepts_gzip, compressed
 from service.domain.work import Event
 
 DESCRIPTION = """\
-Finds the largest micro-batch that really fits a device, proves it, and plans the gradient accumulation that gives
-exactly the effective batch that was asked for.
+Finds the largest micro-batch that fits a device, proves it by measurement, and plans the gradient accumulation for
+exactly the requested effective batch size.
 
 Every error is a problem document (RFC 9457) with a stable `code`. Requests that create something take an
-`Idempotency-Key`: sent again, they are given the first answer. Tunings, jobs and recommendations carry an `ETag`;
-`?wait=` answers when a tuning or job has ended, and `/events` tells what happens meanwhile.
+`Idempotency-Key`: repeated requests get the first response. Tunings, jobs and recommendations have an `ETag`. `?wait=`
+delays the response until a tuning or job has ended, and `/events` streams the events until then.
 """
 
 TAGS: list[dict[str, Any]] = [
-    {"name": "tunings", "description": "The search for the largest micro-batch, from the question to the evidence."},
-    {"name": "recommendations", "description": "The durable answers of tunings: decision, plan and proof."},
+    {"name": "tunings", "description": "The search for the largest micro-batch, from the request to the evidence."},
+    {"name": "recommendations", "description": "The durable results of tunings: decision, plan and proof."},
     {"name": "jobs", "description": "Training runs made from recommendations."},
-    {"name": "exports", "description": "Recommendations in the words of frameworks and launchers."},
-    {"name": "estimates", "description": "What would fit on GPUs that need not be here; nothing is measured."},
-    {"name": "keys", "description": "Who may call, and what for."},
-    {"name": "operations", "description": "Devices, the queue, and how well the service is."},
+    {"name": "exports", "description": "Recommendations in the configuration formats of frameworks and launchers."},
+    {"name": "estimates", "description": "Memory estimates for any GPU, without measurements."},
+    {"name": "keys", "description": "API keys and their scopes."},
+    {"name": "operations", "description": "Devices, the queue, and the health of the service."},
 ]
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -47,34 +47,34 @@ _PAGE_HEADERS = {
 
 
 def install_document(app: FastAPI) -> None:
-    """Serve the document at /openapi.json and the page at /docs; neither is part of the document."""
+    """Serve the document at /openapi.json and the page at /docs. The document describes neither route."""
     generated: Callable[[], dict[str, Any]] = app.openapi
-    written: list[tuple[bytes, bytes]] = []
+    encoded: list[tuple[bytes, bytes]] = []
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = finished(generated())
+            app.openapi_schema = complete_document(generated())
         return app.openapi_schema
 
     async def document(request: Request) -> Response:
-        if not written:
+        if not encoded:
             text = json.dumps(openapi(), ensure_ascii=False, separators=(",", ":")).encode()
-            written.append((text, compressed(text)))
-        plain, zipped = written[0]
-        if not takes_gzip(request.headers):
-            return _cached(request, plain, "application/json", {"Vary": "Accept-Encoding"})
-        told = {"Vary": "Accept-Encoding", "Content-Encoding": "gzip"}
-        return _cached(request, zipped, "application/json", told)
+            encoded.append((text, compressed(text)))
+        plain, zipped = encoded[0]
+        if not accepts_gzip(request.headers):
+            return _revalidated(request, plain, "application/json", {"Vary": "Accept-Encoding"})
+        headers = {"Vary": "Accept-Encoding", "Content-Encoding": "gzip"}
+        return _revalidated(request, zipped, "application/json", headers)
 
-    app.openapi = openapi  # type: ignore[method-assign] # the way FastAPI names for changing it
+    app.openapi = openapi  # type: ignore[method-assign] # the way to extend the document that FastAPI documents
     app.add_route("/openapi.json", document, methods=["GET"], include_in_schema=False)
     app.add_route("/docs", _page(PAGE), methods=["GET"], include_in_schema=False)
     for name, file in DOCS_FILES.items():
         app.add_route(f"/docs/{name}", _page(file), methods=["GET"], include_in_schema=False)
 
 
-def finished(document: dict[str, Any]) -> dict[str, Any]:
-    """The document as the framework makes it, with what it cannot be told."""
+def complete_document(document: dict[str, Any]) -> dict[str, Any]:
+    """Add to the generated document what the framework cannot generate."""
     for operations in document["paths"].values():
         for operation in operations.values():
             operation.setdefault("security", [])
@@ -82,12 +82,12 @@ def finished(document: dict[str, Any]) -> dict[str, Any]:
     schemas = document["components"]["schemas"]
     schemas.update({**event.pop("$defs"), **schemas, "Event": event})
     document["components"]["schemas"] = dict(sorted(schemas.items()))
-    _give_items(document)
+    _add_items(document)
     return document | {"servers": [{"url": "/", "description": "This service."}]}
 
 
-def _give_items(part: object) -> None:
-    """Describe the items of every array: tools do not know `prefixItems` alone, which is how pydantic writes tuples."""
+def _add_items(part: object) -> None:
+    """Replace `prefixItems`, which pydantic writes for tuples, by `items`, which more tools support."""
     if isinstance(part, dict):
         if "prefixItems" in part and "items" not in part:
             kinds = part.pop("prefixItems")
@@ -95,17 +95,17 @@ def _give_items(part: object) -> None:
         part = list(part.values())
     if isinstance(part, list):
         for inner in part:
-            _give_items(inner)
+            _add_items(inner)
 
 
 def _page(file: DocsFile) -> Callable[[Request], Any]:
     async def page(request: Request) -> Response:
-        return _cached(request, file.content, file.media_type)
+        return _revalidated(request, file.content, file.media_type)
 
     return page
 
 
-def _cached(request: Request, body: bytes, media_type: str, headers: Mapping[str, str] = _NO_HEADERS) -> Response:
-    """A file that a browser keeps, asking each time whether it is still the same."""
+def _revalidated(request: Request, body: bytes, media_type: str, headers: Mapping[str, str] = _NO_HEADERS) -> Response:
+    """Respond with a file that a browser caches and revalidates each time."""
     known = request.headers.get("if-none-match")
     return conditional(tagged(body, media_type=media_type), known, {**_PAGE_HEADERS, **headers})

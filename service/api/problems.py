@@ -1,4 +1,4 @@
-"""Every error as `application/problem+json`, and how routes declare those they can answer with."""
+"""Respond to every error with `application/problem+json`, and declare the errors of routes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from service.domain.problems import FieldFault, Problem
 from service.errors import (
-    MOST_FAULTS,
+    MAX_FAULTS,
     IdempotencyKeyInFlightError,
     InvalidInputError,
     MalformedJsonError,
@@ -28,25 +28,24 @@ from tuner.schemas.field_errors import described, located, shown
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_SECONDS = "2"
 
-
 _DESCRIPTIONS = {
     HTTPStatus.BAD_REQUEST: "The cursor or the JSON is malformed.",
-    HTTPStatus.UNAUTHORIZED: "There is no API key, or it is unknown, revoked or expired.",
-    HTTPStatus.FORBIDDEN: "The API key may not, the operator does not allow it, or another site asks for it.",
+    HTTPStatus.UNAUTHORIZED: "The API key is missing, unknown, revoked or expired.",
+    HTTPStatus.FORBIDDEN: "The API key, the settings of the operator or the origin of the request do not permit it.",
     HTTPStatus.NOT_FOUND: "Nothing has this id. It may have been deleted.",
-    HTTPStatus.CONFLICT: "The current state does not allow it; `code` says what stands in the way.",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is above the cap, or holds too many values.",
+    HTTPStatus.CONFLICT: "The current state does not permit it; `code` names the reason.",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large, or has too many values.",
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The body is not declared as JSON.",
     HTTPStatus.UNPROCESSABLE_ENTITY: "The request is invalid; `errors` lists the first fields at fault.",
     HTTPStatus.TOO_MANY_REQUESTS: "The API key has used its quota; try again later.",
     HTTPStatus.INTERNAL_SERVER_ERROR: "The service failed.",
-    HTTPStatus.SERVICE_UNAVAILABLE: "The database, a worker or a slot is not to be had now; try again later.",
-    HTTPStatus.GATEWAY_TIMEOUT: "It took longer than the time it was given.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "The database, a worker or a slot is unavailable; try again later.",
+    HTTPStatus.GATEWAY_TIMEOUT: "The time limit was exceeded.",
 }
-"""In our words: those of Python's `HTTPStatus` differ between its versions."""
+"""Fixed texts, because those of Python's `HTTPStatus` differ between its versions."""
 
 RETRY_AFTER_HEADER: dict[str, Any] = {
-    "Retry-After": {"description": "Seconds to wait first.", "schema": {"type": "integer"}}
+    "Retry-After": {"description": "Seconds to wait before the next request.", "schema": {"type": "integer"}}
 }
 _CHALLENGE = {"WWW-Authenticate": {"description": "How to authenticate.", "schema": {"type": "string"}}}
 _HEADERS: dict[HTTPStatus, dict[str, Any]] = {
@@ -57,7 +56,7 @@ _HEADERS: dict[HTTPStatus, dict[str, Any]] = {
 
 
 def problem_response(error: Exception) -> Response:
-    """The response for an error of ours or of anyone's."""
+    """Return the response to any error."""
     problem = problem_of(error)
     return _response(problem, _headers(error, problem))
 
@@ -73,7 +72,7 @@ def _headers(error: Exception, problem: Problem) -> dict[str, str] | None:
 
 
 def declared(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
-    """The ``responses`` of a route: these problems, by `content` alone so that no other media type is advertised."""
+    """Return the ``responses`` of a route for these problems, by `content`, so that no other media type is declared."""
     content = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {
         int(status): {"description": _DESCRIPTIONS[status], "content": content, **_HEADERS.get(status, {})}
@@ -82,7 +81,7 @@ def declared(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Have every error of ``app`` answered with a problem."""
+    """Install the handlers that respond to every error of ``app`` with a problem."""
     app.add_exception_handler(ServiceError, _on_error)
     app.add_exception_handler(BatchwrightError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
@@ -100,10 +99,10 @@ def _on_error(_request: Request, error: Exception) -> Response:
 
 
 def _on_http_exception(request: Request, error: Exception) -> Response:
-    """What the framework answers by itself: an unknown path, a method that a path does not have."""
+    """Handle the errors of the framework, such as an unknown path or method."""
     if not isinstance(error, HTTPException):
         return problem_response(error)
-    if isinstance(error.__cause__, ValueError):  # of the parser, which the framework does not tell
+    if isinstance(error.__cause__, ValueError):  # of the parser, which the framework does not report
         return problem_response(MalformedJsonError(f"the body is not valid JSON: {_why_unreadable(error.__cause__)}"))
     status = HTTPStatus(error.status_code)
     headers = dict(error.headers or {})
@@ -123,7 +122,7 @@ def _why_unreadable(error: ValueError) -> str:
 
 
 def _methods_of(request: Request) -> list[str]:
-    """Every method that the path has: the framework names those of one route only."""
+    """Return every method of the path. The framework names those of one route only."""
     found = {"GET"}
     for template, operations in request.app.openapi()["paths"].items():
         if re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), request.url.path):
@@ -140,12 +139,12 @@ def _on_invalid_request(_request: Request, error: Exception) -> Response:
         invalid = next(item for item in found if item["type"] == "json_invalid")
         reason = invalid.get("ctx", {}).get("error") or invalid["msg"].removeprefix("is not valid JSON: ")
         return problem_response(MalformedJsonError(f"the body is not valid JSON: {reason}"))
-    faults = [_fault(item, error.body) for item in found[:MOST_FAULTS]]
+    faults = [_fault(item, error.body) for item in found[:MAX_FAULTS]]
     return problem_response(InvalidInputError.listing(faults, len(found)))
 
 
 def _fault(item: ErrorDetails, body: object) -> FieldFault:
-    """A fault with the path as the caller wrote it: without the part of the request, and the tags of unions."""
+    """Convert a fault, with its path as the caller wrote it, without the request's part and the tags of unions."""
     part, *rest = item["loc"] or ("body",)
     inner = item.copy()
     inner["loc"] = tuple(rest)
@@ -160,7 +159,7 @@ COMMON_STATUSES = (
     HTTPStatus.INTERNAL_SERVER_ERROR,
     HTTPStatus.SERVICE_UNAVAILABLE,
 )
-"""What any route may answer."""
+"""Statuses of the problems of every route."""
 
 ALWAYS = declared(HTTPStatus.UNAUTHORIZED, *COMMON_STATUSES)
-"""What any route may answer that needs a caller."""
+"""Problems of every route that requires authentication."""

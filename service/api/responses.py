@@ -1,4 +1,4 @@
-"""What routes answer with beside their documents, and how the document tells of it: headers, links, streams."""
+"""Headers, links and streams of responses, and their descriptions in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Responses = dict[int | str, dict[str, Any]]
 
 _EVENT: dict[str, Any] = {
     "type": "object",
-    "description": "One event of the stream, by the names of its fields.",
+    "description": "One event of the stream.",
     "properties": {
         "id": {"type": "string", "description": "The event's number within the tuning or job."},
-        "event": {"type": "string", "enum": [kind.value for kind in EventKind], "description": "Its kind."},
+        "event": {"type": "string", "enum": [kind.value for kind in EventKind], "description": "The event's kind."},
         "data": {
             "type": "string",
             "description": "An `Event`.",
@@ -32,9 +32,9 @@ _EVENT: dict[str, Any] = {
 
 EVENT_STREAM: Responses = {
     200: {
-        "description": "Server-sent events. `id` is the event's number, `event` its kind, `data` an `Event` as JSON. "
-        "`Last-Event-ID` resumes after any of them; a comment comes every 15 seconds while nothing happens. The stream "
-        "ends after the event of the last state.",
+        "description": "Server-sent events. `id` is the event's number, `event` is its kind, and `data` is an `Event` "
+        "as JSON. `Last-Event-ID` resumes after any event. A comment is sent after 15 seconds without an event. The "
+        "stream ends after the event of the final state.",
         "content": {
             "text/event-stream": {
                 "schema": _EVENT,
@@ -47,24 +47,24 @@ EVENT_STREAM: Responses = {
             }
         },
     },
-    204: {"description": "It has ended, and there is nothing after `Last-Event-ID`."},
+    204: {"description": "The work has ended, and has no event after `Last-Event-ID`."},
 }
 
 _REPLAYED = {
     "Idempotency-Replayed": {
-        "description": "`true` where this answer was given before, under the same `Idempotency-Key`.",
+        "description": "`true` if this response was sent before, under the same `Idempotency-Key`.",
         "schema": {"type": "string", "enum": ["true"]},
     }
 }
 SUBMITTED_HEADERS: dict[str, Any] = {
-    "Location": {"description": "Where to look.", "schema": {"type": "string"}},
+    "Location": {"description": "Path of the tuning or job.", "schema": {"type": "string"}},
     **_REPLAYED,
 }
 QUEUED_HEADERS: dict[str, Any] = {**SUBMITTED_HEADERS, **RETRY_AFTER_HEADER}
 
 
 def submitted(answer: Submitted, location: str) -> Response:
-    """The answer to a submission: 202, or 200 where nothing needs to run."""
+    """Respond to a submission: 202, or 200 if nothing needs to run."""
     headers = {"Location": location}
     if answer.status is HTTPStatus.ACCEPTED:
         headers |= RETRY_AFTER
@@ -74,19 +74,19 @@ def submitted(answer: Submitted, location: str) -> Response:
 
 
 def json_response(body: str | bytes) -> Response:
-    """A document that is JSON already."""
+    """Respond with a document that is already JSON."""
     return Response(body, media_type="application/json")
 
 
-def on_success(**told: dict[str, Any]) -> Responses:
-    """What the document tells of status 200, beside the schema."""
-    return {200: told}
+def on_success(**described: dict[str, Any]) -> Responses:
+    """Describe status 200 in the OpenAPI document, beside the schema."""
+    return {200: described}
 
 
 DELETED: Responses = {204: {"description": "Deleted."}}
 
 
 def links(parameter: str, pointer: str, *operations: str) -> dict[str, Any]:
-    """Links to operations that take an identifier which the answer holds at ``pointer``."""
-    given = {parameter: f"$response.body#/{pointer}"}
-    return {name: {"operationId": name, "parameters": given} for name in operations}
+    """Return links to operations that take the identifier at ``pointer`` of the response."""
+    parameters = {parameter: f"$response.body#/{pointer}"}
+    return {name: {"operationId": name, "parameters": parameters} for name in operations}

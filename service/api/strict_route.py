@@ -1,4 +1,4 @@
-"""Routes that refuse query parameters which nothing reads, instead of answering another question."""
+"""Routes that refuse unknown query parameters, instead of ignoring them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from service.domain.problems import FieldFault
-from service.errors import MOST_FAULTS, InvalidInputError
+from service.errors import MAX_FAULTS, InvalidInputError
 from tuner.suggestions import suggestion
 
 _SHOWN_LENGTH = 80
@@ -21,10 +21,10 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class StrictRoute(APIRoute):
-    """A route that answers 422 to a query parameter that it does not have, and to one given too often."""
+    """A route that responds 422 to unknown query parameters, and to single ones that are repeated."""
 
     def get_route_handler(self) -> Handler:
-        """The handler of a request, behind the check of its query."""
+        """Return a handler that checks the query before the request is handled."""
         handler = self.strict_handler()
         single = _parameters(self.dependant)
 
@@ -36,45 +36,45 @@ class StrictRoute(APIRoute):
         return handle
 
     def strict_handler(self) -> Handler:
-        """The handler of a request whose query has known parameters only."""
+        """Return the handler of a request whose query was checked."""
         return super().get_route_handler()
 
 
 def _parameters(dependant: Dependant) -> dict[str, bool]:
-    """The names of the query parameters that a route or its dependencies read, and whether each has one value."""
-    found = {it.alias: "list[" not in str(it.field_info.annotation) for it in dependant.query_params}
+    """Return, for each query parameter of a route and its dependencies, whether it has a single value."""
+    found = {field.alias: "list[" not in str(field.field_info.annotation) for field in dependant.query_params}
     for inner in dependant.dependencies:
         found |= _parameters(inner)
     return found
 
 
 def check_query(query: bytes, single: dict[str, bool]) -> None:
-    """Refuse what nothing reads.
+    """Refuse unknown parameters, and single parameters that are repeated.
 
     Args:
-        query: the query string as it was sent.
-        single: by the names of the parameters: whether only one value is read.
+        query: the query string of the request.
+        single: whether a parameter has a single value, by its name.
 
     Raises:
-        InvalidInputError: naming every parameter at fault, with the most similar one.
+        InvalidInputError: names every parameter at fault, with the most similar known one.
     """
     given = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     times = Counter(name for name, _ in given)
     repeated = [name for name, count in times.items() if count > 1 and single.get(name)]
     unknown = [(name, value) for name, value in dict(given).items() if name not in single]
-    faults = [_fault(name, value, single) for name, value in unknown[:MOST_FAULTS]]  # a suggestion takes time
+    faults = [_fault(name, value, single) for name, value in unknown[:MAX_FAULTS]]  # suggestions are slow
     faults += [
-        FieldFault(field=name, message=f"can be given once, and is given {times[name]} times") for name in repeated
+        FieldFault(field=name, message=f"can be given once, and was given {times[name]} times") for name in repeated
     ]
     if faults:
-        raise InvalidInputError.listing(faults[:MOST_FAULTS], len(unknown) + len(repeated))
+        raise InvalidInputError.listing(faults[:MAX_FAULTS], len(unknown) + len(repeated))
 
 
 def _fault(name: str, value: str, single: dict[str, bool]) -> FieldFault:
-    near = suggestion(name, single)
-    known = f" (known: {', '.join(single)})" if single and not near else ""
+    hint = suggestion(name, single)
+    known = f" (known: {', '.join(single)})" if single and not hint else ""
     return FieldFault(
         field=name[:_SHOWN_LENGTH],
-        message=f"is not a query parameter of this route{near}{known}",
+        message=f"is not a query parameter of this route{hint}{known}",
         value=repr(value[:_SHOWN_LENGTH]),
     )

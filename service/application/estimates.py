@@ -97,7 +97,7 @@ class Estimates:
         self._policy.check_model(request.spec)
         question = self._question(request)
         if (known := self._known.get(question)) is not None:
-            self._metrics.estimated("cached")
+            self._metrics.count_estimate("cached")
             return known
         with self._counted(), self._slot(should_stop):
             found = self._known.get(question) or self._estimator(request, should_stop)
@@ -111,12 +111,12 @@ class Estimates:
         try:
             yield
         except EstimatesBusyError:
-            self._metrics.estimated("refused")
+            self._metrics.count_estimate("refused")
             raise
         except Exception:
-            self._metrics.estimated("failed")
+            self._metrics.count_estimate("failed")
             raise
-        self._metrics.estimated("made")
+        self._metrics.count_estimate("made")
 
     @staticmethod
     def gpus() -> GpuList:

@@ -1,18 +1,17 @@
-"""Authenticate callers: by an API key, or by a session that rests on one.
+"""Authenticate callers by an API key, or by a session that was opened with one.
 
-The pipeline of a request that needs a caller:
+The pipeline of a request that requires authentication:
 
 1. ``service.api.authentication`` takes the key or the session token from the request's headers.
-2. ``api_keys`` compares the key's digest with the store, or ``sessions`` does so with a session's token. A caller that
-   was verified is trusted for a few seconds, so that most requests cost no read. A revoked key works no longer than
-   that.
+2. ``api_keys`` compares the key's digest with the store, or ``sessions`` does so with a session's token. A verified
+   caller is trusted for a few seconds, so that most requests cost no read. A revoked key works no longer than that.
 3. The route compares the caller's scopes with its own (``service.api.authentication``).
 
-Without any API key a service that listens on loopback is open to its own host.
+While no API key exists, a service that listens on loopback requires none from its own host.
 
-Where a new thing goes: another way to authenticate, a module here and a case in ``service.api.authentication``; a
+Where a new thing goes: another way to authenticate, a module here and a branch in ``service.api.authentication``; a
 scope, ``service.domain.api_keys``; what is stored of a key, ``service.store.api_keys``.
 
 The package may import ``service.store.interface``, ``service.errors`` and ``service.domain``; not ``observability``,
-which stands beside it.
+which is on the same level.
 """

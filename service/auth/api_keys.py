@@ -1,4 +1,4 @@
-"""Access by API key: keys are verified against the store, and trusted for a moment."""
+"""Authentication by API key: keys are verified against the store, and then trusted for a few seconds."""
 
 from __future__ import annotations
 
@@ -15,107 +15,109 @@ from service.store.models import StoredKey
 
 _log = logging.getLogger(__name__)
 
-_NOTED_EVERY_SECONDS = 60.0
-"""How often the use of a key is written down, at most."""
+_USE_RECORDED_EVERY_SECONDS = 60.0
+"""Minimum interval between two records of the use of a key."""
 _NO_DIGEST = "0" * 64
 
 
-class Access:
-    """Verify keys. Safe to share between threads; several services may share the store.
+class KeyAuthenticator:
+    """Authenticate callers by API key. Instances are safe to share between threads, and services may share the store.
 
-    A key costs one read when it was not seen for ``TRUST_SECONDS``, and one write a minute.
+    A key costs one read in ``TRUST_SECONDS``, and one write a minute.
 
     Args:
         keys: the store of the keys.
-        keyless_here: whether callers of this machine need no key while the store has none.
-        clock: seconds that only rise.
+        allow_keyless_local: whether callers on this machine need no key while the store has none.
+        clock: monotonic, in seconds.
     """
 
-    def __init__(self, keys: KeyStore, *, keyless_here: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, keys: KeyStore, *, allow_keyless_local: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._keys = keys
-        self._keyless_here = keyless_here
+        self._allow_keyless_local = allow_keyless_local
         self._clock = clock
         self._trusted = TrustedCallers(clock)
         self._keys_exist = False
-        self._keys_looked_up = -TRUST_SECONDS
+        self._keys_checked_at = -TRUST_SECONDS
 
-    def remembered(self, key: str | None, *, local: bool) -> Caller | None:
-        """Return the caller, where the store need not be read. Never blocks."""
+    def cached_caller(self, key: str | None, *, local: bool) -> Caller | None:
+        """Return the caller if it is known without a read of the store, else None. Never blocks."""
         if key is None:
-            return KEYLESS if self._keyless_here and local and self._keys_known_absent() else None
+            return KEYLESS if self._allow_keyless_local and local and self._keys_known_absent() else None
         return self._trusted.find(digest_of(key))
 
-    def admit(self, key: str | None, *, local: bool) -> Caller:
-        """Return the caller who sends ``key``, or no key at all. May read, and seldom write, the store.
+    def authenticate(self, key: str | None, *, local: bool) -> Caller:
+        """Return the caller who sent ``key``, or no key. May read, and seldom write, the store.
 
         Args:
             key: the text of the key.
             local: whether the request comes from this machine.
 
         Raises:
-            NotAuthenticatedError: when there is no key, or it is unknown, revoked or expired.
+            NotAuthenticatedError: when the key is missing, unknown, revoked or expired.
             StoreUnavailableError: when the store cannot be read.
         """
         if key is not None:
-            return self.remembered(key, local=local) or self._verify(key)
+            return self.cached_caller(key, local=local) or self._verify(key)
         if self.is_open(local=local):
             return KEYLESS
         raise NotAuthenticatedError("send an API key: `Authorization: Bearer bw_...`", key_given=False)
 
     def is_open(self, *, local: bool) -> bool:
-        """Tell whether a caller needs no key. May read the store.
+        """Return whether a caller needs no key. May read the store.
 
         Raises:
             StoreUnavailableError: when the store cannot be read.
         """
-        return self._keyless_here and local and not self._look_for_keys()
+        return self._allow_keyless_local and local and not self._have_keys()
 
-    def caller_with(self, stored: StoredKey) -> Caller:
-        """Return the caller with a key that is known to be theirs, and record the use of the key.
+    def caller_for_key(self, stored: StoredKey) -> Caller:
+        """Return the caller of a verified key, and record the use of the key.
 
         Raises:
-            NotAuthenticatedError: when it is revoked or expired.
+            NotAuthenticatedError: when the key is revoked or expired.
         """
-        _check_standing(stored)
-        self._note_use(stored.key.id)
+        _check_usable(stored)
+        self._record_use(stored.key.id)
         return Caller(stored.key.id, frozenset(stored.key.scopes))
 
     def _verify(self, key: str) -> Caller:
         began = self._clock()
         key_id, digest = id_in(key), digest_of(key)
         stored = None if key_id is None else self._keys.find(key_id)
-        same = hmac.compare_digest(_NO_DIGEST if stored is None else stored.digest, digest)
-        if stored is None or not same:
-            raise NotAuthenticatedError("this API key is not one of this service's", key_given=True)
-        caller = self.caller_with(stored)
+        matches = hmac.compare_digest(_NO_DIGEST if stored is None else stored.digest, digest)
+        if stored is None or not matches:
+            raise NotAuthenticatedError("this API key is unknown to this service", key_given=True)
+        caller = self.caller_for_key(stored)
         self._trusted.add(digest, caller, began, stored.seconds_left)
         return caller
 
-    def _note_use(self, key_id: str) -> None:
-        """Record the use of a key for the operator; no request fails for that."""
+    def _record_use(self, key_id: str) -> None:
+        """Record the use of a key for the operator. A failure is logged, and the request continues."""
         try:
-            self._keys.touch(key_id, _NOTED_EVERY_SECONDS)
+            self._keys.touch(key_id, _USE_RECORDED_EVERY_SECONDS)
         except StoreUnavailableError as error:
-            _log.warning("the use of key %s is not noted: %s", key_id, error)
+            _log.warning("the use of key %s is not recorded: %s", key_id, error)
 
     def _keys_known_absent(self) -> bool:
-        """Tell whether there was no key a moment ago. Gain, as `service.fast_path` defines it: 1.4 without keys."""
-        return not self._keys_exist and self._clock() - self._keys_looked_up < TRUST_SECONDS
+        """Return whether no key existed recently. Gain, as `service.fast_path` defines it: 1.4 without keys."""
+        return not self._keys_exist and self._clock() - self._keys_checked_at < TRUST_SECONDS
 
-    def _look_for_keys(self) -> bool:
-        """Tell whether there are keys. Once there are, that stays so: rows of keys are never deleted."""
+    def _have_keys(self) -> bool:
+        """Return whether any key exists. This stays true, because keys are never deleted."""
         if not self._keys_exist and not self._keys_known_absent():
             began = self._clock()
             self._keys_exist = self._keys.exist()
-            self._keys_looked_up = began
+            self._keys_checked_at = began
         return self._keys_exist
 
 
-def _check_standing(stored: StoredKey) -> None:
-    """Refuse a key that was good once. Only a caller who has the key learns that.
+def _check_usable(stored: StoredKey) -> None:
+    """Refuse a revoked or expired key. Only a caller with the secret of the key learns that.
 
     Raises:
-        NotAuthenticatedError: with the time of the end.
+        NotAuthenticatedError: names the time of the revocation or expiry.
     """
     key = stored.key
     if key.revoked_at is not None:

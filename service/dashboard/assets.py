@@ -13,7 +13,7 @@ from fastapi import Response
 from starlette.datastructures import Headers
 
 from service.api.etags import conditional, tagged
-from service.api.middleware.compression import compressed, takes_gzip
+from service.api.middleware.compression import accepts_gzip, compressed
 from service.dashboard.responses import PROTECTING
 from service.errors import ConfigurationError
 
@@ -52,7 +52,7 @@ class Asset:
             for_good: whether the address names this very content.
         """
         told = {**PROTECTING, "Cache-Control": _FOR_GOOD if for_good else _ASK_AGAIN}
-        zipped = takes_gzip(asked) and self.media_type.startswith(_TEXT)
+        zipped = accepts_gzip(asked) and self.media_type.startswith(_TEXT)
         if zipped:
             told["Content-Encoding"] = "gzip"
         body = self.gzipped if zipped else self.plain

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from service.api import examples
 from service.api.etags import conditional, tagged
-from service.api.middleware.compression import compressed, takes_gzip
+from service.api.middleware.compression import accepts_gzip, compressed
 from service.errors import InvalidInputError
 from tuner.schemas.yaml_loader import Loader, fault_in_words
 
@@ -44,7 +44,7 @@ def _schema_endpoint(app: FastAPI, name: str) -> Callable[[Request], Awaitable[R
     async def schema(request: Request) -> Response:
         if not written:
             written.append(compressed(json.dumps(form_document(app.openapi(), name)).encode()))
-        if not takes_gzip(request.headers):
+        if not accepts_gzip(request.headers):
             return Response(json.dumps(form_document(app.openapi(), name)), media_type="application/json")
         told = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding", "Cache-Control": "no-cache"}
         return conditional(tagged(written[0]), request.headers.get("if-none-match"), told)

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from fastapi import Response
 from starlette.datastructures import Headers
 
-from service.api.middleware.compression import compressed, takes_gzip
+from service.api.middleware.compression import accepts_gzip, compressed
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -29,7 +29,7 @@ def page(text: str, asked: Headers, status: int = HTTPStatus.OK, headers: Mappin
     """A page, which no cache keeps: it shows who is signed in."""
     body = text.encode()
     told = {**PROTECTING, "Cache-Control": "no-store", **(headers or {})}
-    if len(body) > _UNCOMPRESSED_BYTES and takes_gzip(asked):
+    if len(body) > _UNCOMPRESSED_BYTES and accepts_gzip(asked):
         body, told["Content-Encoding"] = compressed(body), "gzip"
     return Response(body, status_code=status, media_type="text/html", headers=told)
 

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from service.api.authentication import Doors
+from service.api.authentication import Authenticators
 from service.api.middleware.security import PagePaths
 from service.dashboard import new_tuning, sign_in
 from service.dashboard.assets import Assets
@@ -48,7 +48,7 @@ _PAGES = (
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def install(app: FastAPI, doors: Doors, version: str) -> None:
+def install(app: FastAPI, authenticators: Authenticators, version: str) -> None:
     """Add the pages, none of which is in the API's document; and show problems as pages to browsers.
 
     Raises:
@@ -58,7 +58,7 @@ def install(app: FastAPI, doors: Doors, version: str) -> None:
     pages = Pages(assets, version)
     for it in _PAGES:
         app.add_route(it.path, _endpoint(it, pages), methods=["GET"], include_in_schema=False)
-    sign_in.install(app, doors, pages)
+    sign_in.install(app, authenticators, pages)
     new_tuning.install(app)
     app.add_route("/static/{version}/{name}", _static(assets), methods=["GET"], include_in_schema=False)
     app.add_middleware(ProblemPages, pages=pages)

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, quote
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from service.api.authentication import SESSION_COOKIE, Doors, is_local, session_in
+from service.api.authentication import SESSION_COOKIE, Authenticators, is_local, session_token
 from service.auth.sessions import SESSION_SECONDS
 from service.dashboard.error_pages import SIGN_IN
 from service.dashboard.pages import Pages
@@ -26,9 +26,9 @@ _LOCAL_PATH = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]*")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def install(app: FastAPI, doors: Doors, pages: Pages) -> None:
+def install(app: FastAPI, authenticators: Authenticators, pages: Pages) -> None:
     """Add the form, and what takes it; and what signs out."""
-    door = _Door(doors, pages)
+    door = _Door(authenticators, pages)
     app.add_route(SIGN_IN, door.form, methods=["GET"], include_in_schema=False)
     app.add_route(SIGN_IN, door.sign_in, methods=["POST"], include_in_schema=False)
     app.add_route(SIGN_OUT, door.sign_out, methods=["POST"], include_in_schema=False)
@@ -37,8 +37,8 @@ def install(app: FastAPI, doors: Doors, pages: Pages) -> None:
 class _Door:
     """The three routes."""
 
-    def __init__(self, doors: Doors, pages: Pages) -> None:
-        self._doors = doors
+    def __init__(self, authenticators: Authenticators, pages: Pages) -> None:
+        self._authenticators = authenticators
         self._pages = pages
 
     async def form(self, request: Request) -> Response:
@@ -46,7 +46,7 @@ class _Door:
         back = local_path(request.query_params.get("next", ""))
         if await self._is_signed_in(request):
             return _onward(back)
-        is_open = await run_in_threadpool(self._doors.access.is_open, local=is_local(request.scope))
+        is_open = await run_in_threadpool(self._authenticators.api_keys.is_open, local=is_local(request.scope))
         return self._shown(request, back, is_open=is_open)
 
     async def sign_in(self, request: Request) -> Response:
@@ -54,7 +54,7 @@ class _Door:
         fields = _fields(await request.body())
         back = local_path(fields.get("next", ""))
         try:
-            token = await run_in_threadpool(self._doors.sessions.open, fields.get("key", "").strip())
+            token = await run_in_threadpool(self._authenticators.sessions.open, fields.get("key", "").strip())
         except NotAuthenticatedError as error:
             return self._shown(request, back, message=_sentence(error), challenge=error.challenge)
         await self._close(request)
@@ -70,16 +70,18 @@ class _Door:
         return response
 
     async def _is_signed_in(self, request: Request) -> bool:
-        token = session_in(request.headers)
+        token = session_token(request.headers)
         try:
-            return token is not None and bool(await run_in_threadpool(self._doors.sessions.admit, token))
+            return token is not None and bool(
+                await run_in_threadpool(self._authenticators.sessions.authenticate, token)
+            )
         except NotAuthenticatedError:
             return False
 
     async def _close(self, request: Request) -> None:
         """End the session that the request came in, if any."""
-        if (token := session_in(request.headers)) is not None:
-            await run_in_threadpool(self._doors.sessions.close, token)
+        if (token := session_token(request.headers)) is not None:
+            await run_in_threadpool(self._authenticators.sessions.close, token)
 
     def _shown(
         self, request: Request, back: str, *, is_open: bool = False, message: str = "", challenge: str = ""

@@ -89,7 +89,7 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Return whether requests that last may begin: the connections beyond the bound are for short ones."""
         return len(self._open) <= self.limits.most
 

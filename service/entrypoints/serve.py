@@ -17,7 +17,7 @@ from service.bootstrap import System, app_of, build
 from service.entrypoints.connections import BoundedListener, Connections, bounded, limit_repeated_messages, limits_here
 from service.entrypoints.signals import exiting_at_signals, handling_signals
 from service.errors import ConfigurationError, ServiceError
-from service.observability.logging import configure_logging, say
+from service.observability.logging import announce, configure_logging
 from service.settings import Settings
 from service.store.interface import KeyStore
 from service.worker.hosting.child_process import ENTRY
@@ -108,7 +108,7 @@ def _cannot_listen(settings: Settings, error: OSError) -> ConfigurationError:
 
 def _run(settings: Settings, system: System, app: FastAPI, listener: socket.socket) -> None:
     connections = Connections(limits_here(settings.max_connections))
-    system.context.feed.has_room = connections.has_room
+    system.context.feed.has_capacity = connections.has_capacity
     limit_repeated_messages()
     config = uvicorn.Config(
         app,
@@ -171,7 +171,7 @@ class _Server(uvicorn.Server):
         for listener in sockets or []:
             host, port = listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
-            say(f"Batchwright listens on http://{shown}:{port}", self._log_format)
+            announce(f"Batchwright listens on http://{shown}:{port}", self._log_format)
 
     async def on_tick(self, counter: int) -> bool:
         """Once a second, end connections whose peers take too long."""

@@ -6,7 +6,7 @@ import threading
 
 from service.bootstrap import WorkerSystem, build_worker
 from service.entrypoints.signals import handling_signals
-from service.observability.logging import configure_logging, say
+from service.observability.logging import announce, configure_logging
 from service.settings import Settings
 
 
@@ -35,7 +35,7 @@ def work_system(settings: Settings, system: WorkerSystem) -> None:
     try:
         with handling_signals(stopping.set, system.coordinator.force_stop):
             system.start()
-            say(f"Batchwright works on {', '.join(system.coordinator.slots)}", settings.log_format)
+            announce(f"Batchwright works on {', '.join(system.coordinator.slots)}", settings.log_format)
             stopping.wait()
             system.stop()
     finally:

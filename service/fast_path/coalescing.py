@@ -1,10 +1,10 @@
-"""Coalescing of concurrent reads: one hop to a thread, and one statement, for all reads that wait.
+"""Coalescing of concurrent reads: one hop to a thread, and one statement, for all waiting reads.
 
-Nothing is cached: a read that arrives while another is under way is made after that one, so that the caller sees
-everything that was written before the call.
+Nothing is cached: a read that arrives during another is made after that one, so that the caller sees everything that
+was written before the call.
 
-Gain: 1.6 for recommendations, 1.8 for one page of a list that all read, 1.1 for different pages, 1.2 for tunings that
-wait.
+Gain: 1.6 for recommendations, 1.8 for a page of a list that all callers read, 1.1 for different pages, 1.2 for queued
+tunings.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")
 
 MAX_BATCH = 200
-"""Keys that are read together: databases bound the parameters of a statement."""
+"""Maximum number of keys of one read: databases limit the parameters of a statement."""
 _LANES = 2
 _MAX_PER_HOP = 8
-"""Reads that are made one after the other before any caller gets a result."""
+"""Maximum number of sequential reads before any caller gets a result."""
 
 
 class BatchedReads(Generic[KeyT, ValueT]):
-    """Read the keys that wait with one call. An instance belongs to one event loop.
+    """Read all waiting keys with one call. An instance belongs to one event loop.
 
     Args:
-        read: returns the stored value of each of some distinct keys; may block. Keys without a value are left out.
-        max_batch: the most keys of one call.
+        read: returns the stored values of distinct keys, without the keys that have none; may block.
+        max_batch: maximum number of keys of one call.
     """
 
     def __init__(self, read: Callable[[Sequence[KeyT]], Mapping[KeyT, ValueT]], max_batch: int = MAX_BATCH) -> None:
@@ -41,7 +41,7 @@ class BatchedReads(Generic[KeyT, ValueT]):
         self._reader: asyncio.Task[None] | None = None
 
     async def get(self, key: KeyT) -> ValueT | None:
-        """Return the value that is stored under ``key`` now, or None where there is none.
+        """Return the current value of ``key``, or None if there is none.
 
         Raises:
             Exception: the error of the read.
@@ -54,7 +54,7 @@ class BatchedReads(Generic[KeyT, ValueT]):
 
     @property
     def idle(self) -> bool:
-        """Tell whether no read is under way."""
+        """Whether no read is in progress."""
         return self._reader is None
 
     async def _read_all(self) -> None:
@@ -69,7 +69,7 @@ class BatchedReads(Generic[KeyT, ValueT]):
     async def _read_batch(self, batch: dict[KeyT, list[asyncio.Future[ValueT | None]]]) -> None:
         try:
             found = await run_in_threadpool(self._read, list(batch))
-        except Exception as error:  # noqa: BLE001 - the callers get it
+        except Exception as error:  # noqa: BLE001 - the callers get the error
             for future in _pending(batch):
                 future.set_exception(error)
             return
@@ -79,14 +79,14 @@ class BatchedReads(Generic[KeyT, ValueT]):
 
 
 def _pending(batch: dict[KeyT, list[asyncio.Future[ValueT]]]) -> list[asyncio.Future[ValueT]]:
-    """Return the futures that are still awaited: a caller may be gone."""
+    """Return the futures that are still awaited; a caller may be cancelled."""
     return [future for futures in batch.values() for future in futures if not future.done()]
 
 
 class CoalescedReads(Generic[KeyT, ValueT]):
-    """Make equal reads once, and a few different ones in a hop: for reads that cost more, or may fail.
+    """Make concurrent equal reads once, and a few different ones in a hop; for reads that are slow or may fail.
 
-    Two threads make them: Python runs one thread at a time, so that more would only wait for each other.
+    Two threads make the reads. Python runs one thread at a time, so that more would only wait for each other.
 
     Args:
         read: returns the result of one read; may block.
@@ -97,7 +97,7 @@ class CoalescedReads(Generic[KeyT, ValueT]):
         self._lanes = [BatchedReads[KeyT, ValueT | Exception](self._read_each, _MAX_PER_HOP) for _ in range(_LANES)]
 
     async def get(self, key: KeyT) -> ValueT:
-        """Return the result of reading ``key`` now.
+        """Return the current result of reading ``key``.
 
         Raises:
             Exception: the error of the read.
@@ -115,5 +115,5 @@ class CoalescedReads(Generic[KeyT, ValueT]):
     def _outcome(self, key: KeyT) -> ValueT | Exception:
         try:
             return self._read(key)
-        except Exception as error:  # noqa: BLE001 - the caller of this one gets it
+        except Exception as error:  # noqa: BLE001 - the caller of this read gets the error
             return error

@@ -1,6 +1,6 @@
-"""The position in the queue of each tuning and job that waits, read once for all callers that poll.
+"""Queue positions of the queued tunings and jobs, read once for all polling callers.
 
-Gain: 7.7 for tunings that wait, with 100 in the queue; it grows with the queue.
+Gain: 7.7 for queued tunings, with 100 in the queue. The gain grows with the queue.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from service.domain.states import State
 from service.domain.work import QueuePosition
 from service.domain.workers import Queue
 
-KEPT_SECONDS = 1.0
-"""How long one read of the queue serves further callers."""
-_PAUSE = 4
-"""The queue is not read again for so many times as long as the last read took, for work that was queued since: reading
-thousands of entries takes tenths of a second."""
-MOST_POSITIONS = 5000
-"""Positions that are reported; work behind them has none yet."""
+MAX_AGE_SECONDS = 1.0
+"""How long the result of a read is used."""
+_REFRESH_PAUSE_FACTOR = 4
+"""Minimum pause before a read for work that was queued after the last one, in durations of that read.
+
+Reading thousands of entries takes tenths of a second.
+"""
+MAX_POSITIONS = 5000
+"""Maximum number of positions that are read; work behind them has no position yet."""
 
 
 class QueuePositions:
-    """The positions of the work that waits. Safe to share between threads.
+    """Positions of the queued work. Instances are safe to share between threads.
 
     Args:
-        read: reads at most that many entries of the queue.
-        clock: seconds that only rise.
+        read: reads at most a number of entries of the queue.
+        clock: monotonic, in seconds.
     """
 
     def __init__(self, read: Callable[[int], Queue], clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,13 +37,13 @@ class QueuePositions:
         self._clock = clock
         self._lock = threading.Lock()
         self._positions: Mapping[str, QueuePosition] = {}
-        self._read_at = -KEPT_SECONDS
+        self._read_at = -MAX_AGE_SECONDS
         self._read_seconds = 0.0
 
     def of(self, work_id: str, state: State) -> QueuePosition | None:
-        """Return the position of a tuning or job.
+        """Return the position of a tuning or job in its queue.
 
-        None where it does not wait, waits behind ``MOST_POSITIONS`` others, or was queued after the newest read of a
+        None if the work is not queued, is behind ``MAX_POSITIONS`` others, or was queued after the newest read of a
         long queue.
         """
         if state is not State.QUEUED:
@@ -53,16 +55,16 @@ class QueuePositions:
 
     def _refresh(self) -> None:
         began = self._clock()
-        entries = self._read(MOST_POSITIONS).items
+        entries = self._read(MAX_POSITIONS).items
         self._positions = {entry.id: _position(entry.position, entry.expected_wait_seconds) for entry in entries}
         self._read_at = self._clock()
         self._read_seconds = self._read_at - began
 
     def _is_fresh(self, work_id: str) -> bool:
-        """Tell whether the last read answers for this work; work that was queued since is looked up soon."""
-        is_known = work_id in self._positions or len(self._positions) >= MOST_POSITIONS
-        kept = KEPT_SECONDS if is_known else min(KEPT_SECONDS, _PAUSE * self._read_seconds)
-        return self._clock() - self._read_at < kept
+        """Return whether the last read can be used for this work; unknown work allows a shorter age."""
+        is_known = work_id in self._positions or len(self._positions) >= MAX_POSITIONS
+        max_age = MAX_AGE_SECONDS if is_known else min(MAX_AGE_SECONDS, _REFRESH_PAUSE_FACTOR * self._read_seconds)
+        return self._clock() - self._read_at < max_age
 
 
 def _position(position: int, seconds: float | None) -> QueuePosition:

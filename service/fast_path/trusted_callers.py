@@ -1,4 +1,4 @@
-"""Callers that were verified a moment ago, so that not each request reads the store for its API key or session.
+"""Cache of verified callers, so that not every request reads the store for its API key or session.
 
 Gain: 3.6 for recommendations that are read with an API key.
 """
@@ -13,16 +13,16 @@ from cachetools import TLRUCache
 from service.domain.api_keys import Caller
 
 TRUST_SECONDS = 3.0
-"""How long an answer of the store is trusted: a revoked key works no longer than this."""
+"""How long a verification is valid: a revoked key works no longer than this."""
 _MAX_CALLERS = 1024
-"""The keys, or sessions, that are trusted at a time; further ones are verified each time."""
+"""Maximum number of cached callers; further ones are verified on each request."""
 
 
 class TrustedCallers:
-    """Verified callers, by the digests of their keys or tokens. Safe to share between threads.
+    """Verified callers, by the digests of their keys or tokens. Instances are safe to share between threads.
 
     Args:
-        clock: seconds that only rise.
+        clock: monotonic, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -32,18 +32,18 @@ class TrustedCallers:
         )
 
     def find(self, digest: str) -> Caller | None:
-        """Return the caller with this digest, while it is trusted."""
+        """Return the caller with this digest, or None if there is none or its time has passed."""
         with self._lock:
             found = self._callers.get(digest)
         return None if found is None else found[0]
 
     def add(self, digest: str, caller: Caller, began: float, *seconds_left: float | None) -> None:
-        """Trust a caller from ``began`` on, for ``TRUST_SECONDS`` or the least of ``seconds_left``."""
+        """Trust a caller from ``began`` on, for the minimum of ``TRUST_SECONDS`` and ``seconds_left``."""
         until = began + min([TRUST_SECONDS, *(left for left in seconds_left if left is not None)])
         with self._lock:
             self._callers[digest] = caller, until
 
-    def forget(self, digest: str) -> None:
-        """Trust the caller no more."""
+    def remove(self, digest: str) -> None:
+        """Remove a caller, which is verified on its next request."""
         with self._lock:
             self._callers.pop(digest, None)

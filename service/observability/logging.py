@@ -1,4 +1,4 @@
-"""What is written on standard error: lines for people, or one JSON object per line for a collector."""
+"""Log to standard error: text lines, or one JSON object per line for a collector."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s%(about)s"
 
 
 @contextmanager
-def logging_about(**fields: str | None) -> Iterator[None]:
-    """Have every line that is logged in the block say what it is about: request, tuning, job, device."""
+def log_context(**fields: str | None) -> Iterator[None]:
+    """Add fields to every line that is logged in the block, such as the ids of request, tuning, job or device."""
     token = _context.set({**_context.get(), **{name: value for name, value in fields.items() if value is not None}})
     try:
         yield
@@ -32,39 +32,39 @@ def logging_about(**fields: str | None) -> Iterator[None]:
         _context.reset(token)
 
 
-def log_about(**fields: str) -> None:
-    """The same for the rest of this task or thread, where it ends with what the lines are about."""
+def bind_log_context(**fields: str) -> None:
+    """Add fields to every line that is logged in the rest of this task or thread."""
     _context.set({**_context.get(), **fields})
 
 
 def configure_logging(level: str, style: Literal["text", "json"], stream: TextIO | None = None) -> None:
-    """Log to standard error, in one style, whatever was configured before."""
+    """Log to standard error in one style, and remove earlier configuration."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter(_TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
-def say(text: str, style: Literal["text", "json"]) -> None:
-    """Tell whoever started this process something; whoever collects objects gets one, at `info`."""
+def announce(text: str, style: Literal["text", "json"]) -> None:
+    """Print a message to standard error, or log it at `info` where the log consists of JSON objects."""
     if style == "json":
         _log.info(text)
     else:
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - as the docstring says
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the purpose of this function
 
 
 class RepeatLimit(logging.Filter):
-    """Pass each message some times a period; the first one of the next period tells how many were held back.
+    """Limit how often each message is logged. The first message of the next period gives the number suppressed.
 
     Args:
-        times: how often within the period.
-        seconds: the period.
-        highest: the highest level that is held back; what is above passes.
-        key: what makes two records the same message: the template by default, without the values in it.
-        clock: seconds.
+        times: maximum number of records per period.
+        seconds: length of a period.
+        highest: highest level that is limited; records above it pass.
+        key: identifies the message of a record; by default the first line of its template, without the values.
+        clock: monotonic, in seconds.
     """
 
-    _MOST_MESSAGES = 100
-    """Messages that are remembered: values may come from peers."""
+    _MAX_MESSAGES = 100
+    """Maximum number of messages that are counted: their texts may hold values from callers."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class RepeatLimit(logging.Filter):
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether to write the record."""
+        """Return whether to log the record."""
         if record.levelno > self._highest:
             return True
         message, now = self._key(record), self._clock()
@@ -93,22 +93,22 @@ class RepeatLimit(logging.Filter):
             if count > self._times:
                 record.msg = f"{record.msg} (and {count - self._times} more times)"
             began, count = now, 0
-        if message not in self._counts and len(self._counts) >= self._MOST_MESSAGES:
+        if message not in self._counts and len(self._counts) >= self._MAX_MESSAGES:
             self._counts.clear()
         self._counts[message] = began, count + 1
         return count < self._times
 
 
-def sparse_logger(logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> logging.Logger:
-    """A logger below ``logger``, with its name, for what is tried again and again: each text once a minute."""
-    made = logging.Logger(logger.name)  # noqa: LOG001 - one for each owner, gone with it
-    made.parent = logger
-    made.addFilter(RepeatLimit(times=1, key=logging.LogRecord.getMessage, clock=clock))
-    return made
+def rate_limited_logger(logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> logging.Logger:
+    """Return a child of ``logger``, with its name, that logs each text once a minute; for repeated attempts."""
+    limited = logging.Logger(logger.name)  # noqa: LOG001 - one for each owner, with its lifetime
+    limited.parent = logger
+    limited.addFilter(RepeatLimit(times=1, key=logging.LogRecord.getMessage, clock=clock))
+    return limited
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line: `time`, `level`, `logger`, `message`, and what the line is about."""
+    """Format a record as one JSON object: `time`, `level`, `logger`, `message` and the context fields."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -117,7 +117,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **_about(record),
+            **_context_fields(record),
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
@@ -125,16 +125,16 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people; what it is about stands at its end, in brackets.
+    """Format a record as a text line, with the context fields in brackets at its end.
 
-    What cannot be printed is escaped: messages quote what strangers have sent. Only tracebacks have several lines.
+    Unprintable characters are escaped, because messages quote the input of callers. Only tracebacks have several lines.
     """
 
     @override
     def formatMessage(self, record: logging.LogRecord) -> str:
-        about = " ".join(f"{name}={value}" for name, value in _about(record).items())
+        context = " ".join(f"{name}={value}" for name, value in _context_fields(record).items())
         record.message = _printable(record.message)
-        record.about = _printable(f" [{about}]") if about else ""
+        record.about = _printable(f" [{context}]") if context else ""
         return super().formatMessage(record)
 
     @override
@@ -145,12 +145,14 @@ class TextFormatter(logging.Formatter):
 def _printable(text: str) -> str:
     if text.isprintable():
         return text
-    return "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
-def _about(record: logging.LogRecord) -> dict[str, object]:
-    """The context of the thread or task that logs, its trace, and the `fields` that the line itself was given."""
-    found: dict[str, object] = dict(_context.get())
+def _context_fields(record: logging.LogRecord) -> dict[str, object]:
+    """Return the context fields of the task or thread, its trace id, and the `fields` of the record."""
+    fields: dict[str, object] = dict(_context.get())
     if (trace_id := current_trace_id()) is not None:
-        found["trace_id"] = trace_id
-    return found | getattr(record, "fields", {})
+        fields["trace_id"] = trace_id
+    return fields | getattr(record, "fields", {})

@@ -1,9 +1,8 @@
-"""What Prometheus reads: names with base units (`_seconds`, `_bytes`, `_total`), and never an identifier as a label.
+"""Prometheus metrics: names have base units (`_seconds`, `_bytes`, `_total`), and no label is an identifier.
 
-The API serves them at `/metrics`, to whoever may read tunings (scope `tunings:read`; on loopback nobody needs a key
-while there is none): they tell less than `/v1/devices` does, and a scraper should not hold a key that can do more. A
-process can also serve them without a key on a port of its own (`--metrics-port`), on loopback unless the operator names
-another address: that is how workers, which have no API, are scraped.
+The API serves them at `/metrics` to callers with the scope `tunings:read`. The metrics disclose less than `/v1/devices`
+does, and a scraper needs no key with more scopes. A process can also serve them without a key on a separate port
+(`--metrics-port`), on loopback unless the operator names another address. Workers are scraped there.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from service.store.models import QueueDepth
 _log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Prometheus' text format, which `exposition` returns."""
+"""The media type of Prometheus' text format, which `exposition` returns."""
 
 _REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _WORK_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
@@ -43,14 +42,14 @@ _WORK_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_60
 QueueDepths = Callable[[], Sequence[QueueDepth]]
 Families = Callable[[], Iterable[Metric]]
 Snapshot = list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]
-"""Families as JSON: name, help, type, and samples with their names, labels and values."""
+"""Metric families as JSON: name, help, type, and samples with their names, labels and values."""
 
 
 class Metrics:
-    """The measurements of one process. Safe to share between threads; each call takes about a microsecond.
+    """The metrics of one process. Instances are safe to share between threads. Each call takes about a microsecond.
 
     Args:
-        version: of this service.
+        version: version of this service.
     """
 
     def __init__(self, version: str = "") -> None:
@@ -71,13 +70,13 @@ class Metrics:
         )
         self._unready = Gauge(
             "batchwright_device_unready",
-            "1 while trouble of the host keeps a device from taking work.",
+            "1 while a host problem prevents a device from taking work.",
             ["device"],
             registry=self._work_registry,
         )
         self._troubles = Counter(
             "batchwright_host_troubles",
-            "Times that trouble of the host was met, each check that met it included, by cause.",
+            "Occurrences of host problems, each failed check included, by cause.",
             ["device", "cause"],
             registry=self._work_registry,
         )
@@ -95,12 +94,12 @@ class Metrics:
     def _make_request_families(self, version: str) -> None:
         build = Gauge(
             "batchwright_build_info",
-            "Always 1; the label tells which version runs.",
+            "Always 1; the label is the running version.",
             ["version"],
             registry=self.registry,
         )
         build.labels(version).set(1)
-        self._answers = Counter(
+        self._hits = Counter(
             "batchwright_recommendation_hits",
             "Tunings submitted: `hit` were served a stored recommendation, `miss` were queued.",
             ["result"],
@@ -114,84 +113,84 @@ class Metrics:
         )
         self._requests = Histogram(
             "batchwright_http_request_seconds",
-            "From a request to the start of its response. Requests that ask to wait have a route of their own.",
+            "From a request to the start of its response. Long polls have a route label of their own.",
             ["method", "route", "status"],
             buckets=_REQUEST_SECONDS,
             registry=self.registry,
         )
         self._request_series: dict[tuple[str, str, int], Histogram] = {}
 
-    # --- of workers ---
+    # --- metrics of workers ---
 
     @contextmanager
     def device_busy(self, device: str) -> Iterator[None]:
-        """Count the block as time in which a device runs something."""
+        """Count the time of the block as busy time of a device."""
         self._busy.begin(device)
         try:
             yield
         finally:
             self._busy.end(device)
 
-    def device_served(self, device: str) -> None:
-        """Tell of a device before it runs anything."""
-        self._busy.know(device)
-        self._unready.labels(device)  # there from the start, at 0
+    def register_device(self, device: str) -> None:
+        """Report a device, with metrics of 0, before it runs anything."""
+        self._busy.register(device)
+        self._unready.labels(device)  # present from the start, at 0
 
-    def device_troubled(self, device: str, cause: str | None) -> None:
-        """Tell that trouble of the host keeps a device from work; no cause when that is over."""
+    def set_device_trouble(self, device: str, cause: str | None) -> None:
+        """Record the cause of the host problem that prevents a device from working; None when the problem is solved."""
         self._unready.labels(device).set(0 if cause is None else 1)
         if cause is not None:
             self._troubles.labels(device, cause).inc()
 
-    def probed(self, device: str, outcome: str) -> None:
-        """Count a probe that was run to its end."""
+    def count_probe(self, device: str, outcome: str) -> None:
+        """Count a completed probe."""
         self._probes.labels(device, outcome).inc()
 
-    def ended(self, kind: WorkKind, state: State, seconds: float) -> None:
-        """Count work that ended, and how long that took."""
+    def observe_work(self, kind: WorkKind, state: State, seconds: float) -> None:
+        """Observe the duration of work that ended."""
         self._work[kind].labels(state.value).observe(seconds)
 
-    # --- of the API ---
+    # --- metrics of the API ---
 
-    def answered(self, *, hit: bool) -> None:
-        """Count a tuning that was submitted, and whether a stored answer spared it."""
-        self._answers.labels("hit" if hit else "miss").inc()
+    def count_submission(self, *, hit: bool) -> None:
+        """Count a submitted tuning as a hit or miss of the stored recommendations."""
+        self._hits.labels("hit" if hit else "miss").inc()
 
-    def estimated(self, result: str) -> None:
-        """Count an estimate: `made`, `cached`, `refused` for want of a slot, or `failed`."""
+    def count_estimate(self, result: str) -> None:
+        """Count an estimate: `made`, `cached`, `refused` because no slot was free, or `failed`."""
         self._estimates.labels(result).inc()
 
-    def requested(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count a response, and how long it took to begin. ``route`` is a template, never a path."""
+    def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Observe the seconds until a response started. ``route`` is a template, never a path."""
         series = self._request_series.get((method, route, status))
         if series is None:
             series = self._requests.labels(method, route, str(status))
             self._request_series[method, route, status] = series
         series.observe(seconds)
 
-    def watch_queue(self, depths: QueueDepths) -> None:
-        """Ask for what waits whenever somebody reads the metrics. For one process of a service: the queue is shared."""
+    def collect_queue(self, depths: QueueDepths) -> None:
+        """Include the depth of the queue in each scrape."""
         self.registry.register(_QueueCollector(depths))
 
-    def watch_workers(self, families: Families) -> None:
-        """Ask for the workers' measurements whenever somebody reads the metrics: they run in another process."""
+    def collect_workers(self, families: Families) -> None:
+        """Include the metrics of workers in another process in each scrape."""
         self._work_families.source = families
 
-    # --- for readers ---
+    # --- exposition ---
 
     def work_families(self) -> list[Metric]:
-        """The measurements of workers, of this process or of the one that is asked for them."""
+        """Return the metrics of the workers, in this process or in another one."""
         return list(self._work_families.collect())
 
     def exposition(self) -> bytes:
-        """Everything, in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def serve(self, host: str, port: int) -> Callable[[], None]:
-        """Serve them over HTTP, without keys, from a thread; call what is returned to end that.
+        """Serve the metrics over HTTP, without authentication, from a thread. Return a function that stops the server.
 
         Raises:
-            ConfigurationError: when the address cannot be listened on.
+            ConfigurationError: when the server cannot listen on the address.
         """
         try:
             server, thread = start_http_server(port, host, self.registry)
@@ -209,14 +208,14 @@ class Metrics:
 
 
 class _BusyDevices(Collector):
-    """Which devices run something, and for how long they have in all."""
+    """Collect which devices are busy, and their total busy time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
         self._since: dict[str, float] = {}
 
-    def know(self, device: str) -> None:
+    def register(self, device: str) -> None:
         with self._lock:
             self._seconds.setdefault(device, 0.0)
 
@@ -231,7 +230,7 @@ class _BusyDevices(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        """Both families, what runs now included."""
+        """Collect both families, including the time of running work."""
         busy = GaugeMetricFamily(
             "batchwright_device_busy", "1 while a tuning or job holds the device.", labels=["device"]
         )
@@ -249,31 +248,36 @@ class _BusyDevices(Collector):
 
 
 class _WorkFamilies(Collector):
-    """Measurements of workers, wherever they run."""
+    """Collect the metrics of the workers, in this process or another one."""
 
     def __init__(self, source: Families) -> None:
         self.source = source
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the names are those of another registry."""
+        """Describe nothing, because the names are registered in another registry."""
         yield from ()
 
     @override
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Collect all families."""
         yield from self.source()
 
 
 def snapshot(families: Iterable[Metric]) -> Snapshot:
-    """Families as they are sent to another process."""
+    """Convert families to JSON values for another process."""
     return [
-        (it.name, it.documentation, it.type, [(found.name, dict(found.labels), found.value) for found in it.samples])
-        for it in families
+        (
+            family.name,
+            family.documentation,
+            family.type,
+            [(sample.name, dict(sample.labels), sample.value) for sample in family.samples],
+        )
+        for family in families
     ]
 
 
-def families_in(sent: Snapshot) -> list[Metric]:
-    """Families that another process has sent."""
+def families_from(sent: Snapshot) -> list[Metric]:
+    """Convert the JSON values of ``snapshot`` back to families."""
     families = []
     for name, documentation, kind, samples in sent:
         family = Metric(name, documentation, kind)
@@ -284,22 +288,22 @@ def families_in(sent: Snapshot) -> list[Metric]:
 
 
 class _QueueCollector(Collector):
-    """What waits, as the store has it when somebody reads the metrics; nothing when it cannot be asked."""
+    """Collect the depth of the queue from the store; nothing when the store is unavailable."""
 
     def __init__(self, depths: QueueDepths) -> None:
         self._depths = depths
 
     def describe(self) -> Iterator[Metric]:
-        """The families' names, without asking the store."""
+        """Describe the families without a read of the store."""
         yield from _queue_families(())
 
     @override
     def collect(self) -> Iterator[Metric]:
-        """Both families."""
+        """Collect both families."""
         try:
             found = self._depths()
         except StoreUnavailableError as error:
-            _log.warning("the metrics are without the queue: %s", error)
+            _log.warning("the metrics omit the queue: %s", error)
             return
         yield from _queue_families(found)
 
@@ -307,11 +311,11 @@ class _QueueCollector(Collector):
 def _queue_families(found: Sequence[QueueDepth]) -> Iterator[Metric]:
     waiting = GaugeMetricFamily(
         "batchwright_queue_items",
-        "Tunings and jobs that wait for a device; every API process tells the same.",
+        "Queued tunings and jobs by device; every API process reports the same value.",
         labels=["device"],
     )
     oldest = GaugeMetricFamily(
-        "batchwright_queue_oldest_age_seconds", "How long the oldest of them has waited.", labels=["device"]
+        "batchwright_queue_oldest_age_seconds", "Waiting time of the oldest queued tuning or job.", labels=["device"]
     )
     for depth in found:
         waiting.add_metric([depth.device], depth.waiting)

@@ -1,4 +1,4 @@
-"""Spans by OpenTelemetry. Imported only where its standard variables ask for it; needs the extra ``otel``."""
+"""Spans recorded by OpenTelemetry. Imported only if its standard variables enable spans; needs the extra ``otel``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class RecordedSpan(Span):
-    """A span of OpenTelemetry's."""
+    """A span that OpenTelemetry records."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
@@ -41,11 +41,11 @@ class RecordedSpan(Span):
 
 
 class RecordedSpans(Spans):
-    """Hands spans to an exporter, from a thread of its own.
+    """Record spans, and pass them to an exporter from a background thread.
 
     Args:
-        exporter: where they go.
-        version: of this service.
+        exporter: receives the spans.
+        version: version of this service.
     """
 
     recording = True
@@ -62,7 +62,7 @@ class RecordedSpans(Spans):
     def span(
         self, name: str, kind: SpanKind = SpanKind.INTERNAL, parent: str | None = None, **attributes: Attribute
     ) -> Iterator[Span]:
-        """A span that is exported when the block ends, with the error that ended it."""
+        """Record the block as a span, with the error that ended it."""
         followed = parent or current_trace_parent()
         context = _PROPAGATOR.extract({} if followed is None else {"traceparent": followed})
         given = {f"batchwright.{key}": value for key, value in attributes.items()}
@@ -80,14 +80,14 @@ class RecordedSpans(Spans):
 
 
 def exporter_of(environment: Mapping[str, str]) -> SpanExporter:
-    """The exporter that OTEL_TRACES_EXPORTER names; it reads its own variables.
+    """Return the exporter that OTEL_TRACES_EXPORTER names. The exporter reads its own variables.
 
     Raises:
-        ConfigurationError: when it is none that the extra brings.
+        ConfigurationError: when the extra ``otel`` has no such exporter.
     """
     name = environment.get("OTEL_TRACES_EXPORTER", "otlp")
     if name == "otlp":
         return OTLPSpanExporter()
     if name == "console":
         return ConsoleSpanExporter()
-    raise ConfigurationError(f"OTEL_TRACES_EXPORTER is {name!r}; it can be otlp, console or none")
+    raise ConfigurationError(f"OTEL_TRACES_EXPORTER is {name!r}; use otlp, console or none")

@@ -1,9 +1,9 @@
-"""Which trace the present work belongs to (W3C Trace Context), and spans where OpenTelemetry is set up.
+"""The current trace (W3C Trace Context), and the interface of spans.
 
-A ``traceparent`` that a request brings is kept with the work it creates, told to the log, and handed on to the
-processes of its probes and jobs as the environment variable TRACEPARENT. Spans are made only with the extra ``otel``
-and its ``OTEL_`` variables (see ``service.observability.opentelemetry``); without them nothing of
-OpenTelemetry is imported.
+The ``traceparent`` header of a request is stored with the work that the request creates, added to log lines, and passed
+to the processes of probes and jobs in the environment variable TRACEPARENT. Spans are recorded only with the extra
+``otel`` and the ``OTEL_`` variables (see ``service.observability.opentelemetry``). Otherwise OpenTelemetry is not
+imported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import Enum
 from tuner.system.processes import propagate_environment
 
 ENVIRONMENT_VARIABLE = "TRACEPARENT"
-"""Where processes look for the trace they belong to, as OpenTelemetry's environment carrier names it."""
+"""The environment variable with the trace of a process, as OpenTelemetry's environment carrier names it."""
 
 _TRACE_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACE_ID = slice(3, 35)
@@ -28,24 +28,24 @@ Attribute = str | int | float | bool
 
 
 def parse_trace_parent(text: str | None) -> str | None:
-    """A ``traceparent`` header's value, if it is one; none otherwise, as the standard asks."""
+    """Return the value of a ``traceparent`` header if it is valid, else None, as the standard requires."""
     return text if text is not None and _TRACE_PARENT.fullmatch(text) else None
 
 
 def current_trace_parent() -> str | None:
-    """What the present work's children should name as their parent; none outside of any trace."""
+    """Return the ``traceparent`` for children of the current work, or None outside of a trace."""
     return _current.get()
 
 
 def current_trace_id() -> str | None:
-    """The trace that the present work belongs to."""
+    """Return the trace id of the current work, or None outside of a trace."""
     parent = _current.get()
     return None if parent is None else parent[_TRACE_ID]
 
 
 @contextmanager
 def within_trace(parent: str | None) -> Iterator[None]:
-    """Have the block, and the processes it starts, belong to a trace."""
+    """Make the block, and the processes that it starts, part of a trace."""
     token = _current.set(parent)
     try:
         with propagate_environment({} if parent is None else {ENVIRONMENT_VARIABLE: parent}):
@@ -55,47 +55,47 @@ def within_trace(parent: str | None) -> Iterator[None]:
 
 
 class SpanKind(Enum):
-    """Whom a span serves."""
+    """The role of a span, after OpenTelemetry."""
 
     SERVER = "server"
-    """It answers a request."""
+    """The handling of a request."""
     CONSUMER = "consumer"
-    """It takes work from the queue."""
+    """The processing of work from the queue."""
     INTERNAL = "internal"
-    """It is a part of the span around it."""
+    """A part of the enclosing span."""
 
 
 class Span:
-    """A stretch of work that others can follow. This one tells nobody."""
+    """No-op span, used when OpenTelemetry is not configured."""
 
     def rename(self, name: str) -> None:
-        """Name it by what is only known later."""
+        """Rename the span."""
 
     def set(self, name: str, value: Attribute) -> None:
-        """Add what is only known later."""
+        """Set an attribute of the span."""
 
 
 class Spans:
-    """Makes spans. These only keep the trace that the caller named."""
+    """Factory of no-op spans, which only propagate the trace of their caller."""
 
     recording: bool = False
-    """Whether anybody reads them."""
+    """Whether the spans are recorded."""
 
     @contextmanager
     def span(
         self, name: str, kind: SpanKind = SpanKind.INTERNAL, parent: str | None = None, **attributes: Attribute
     ) -> Iterator[Span]:
-        """A span around the block, which the block's own trace parent then names.
+        """Make the block a span, which is the parent of traces in the block.
 
         Args:
-            name: what is done, without identifiers.
-            kind: whom it serves.
-            parent: the ``traceparent`` it follows; the block's around it when left out.
-            attributes: what is known of it.
+            name: name of the operation, without identifiers.
+            kind: role of the span.
+            parent: ``traceparent`` of the parent; that of the enclosing block when omitted.
+            attributes: attributes of the span.
         """
         del name, kind, attributes
         with within_trace(parent or _current.get()):
             yield Span()
 
     def close(self) -> None:
-        """Hand over what was not sent yet."""
+        """Flush the spans that were not exported."""

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from service.domain.states import State
 from service.errors import ConflictError, NotFoundError, StaleLeaseError, StoreUnavailableError
 from service.observability.instruments import Instruments
-from service.observability.logging import logging_about
+from service.observability.logging import log_context
 from service.observability.tracing import Attribute, SpanKind
 from service.problem_mapping import stored_problem
 from service.store.interface import LeaseStore, WorkStore
@@ -78,7 +78,7 @@ class Attempts:
         with (
             self._watch.metrics.device_busy(device),
             self._watch.spans.span(item.kind.value, SpanKind.CONSUMER, item.trace_parent, **attributes) as span,
-            logging_about(**{f"{item.kind}_id": item.id}),
+            log_context(**{f"{item.kind}_id": item.id}),
         ):
             _log.info("%s: %s, attempt %d", self._slot, item.id, claim.lease.token)
             try:
@@ -137,7 +137,7 @@ class Attempts:
         holder.retry(lambda: self._leases.finish(holder.lease, ending))
         began = claim.item.started_at or datetime.now(UTC)
         seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
-        self._watch.metrics.ended(claim.item.kind, ending.state, seconds)
+        self._watch.metrics.observe_work(claim.item.kind, ending.state, seconds)
         _log.info("%s: %s %s", self._slot, holder.lease.work_id, ending.state)
         return ending.state.value
 

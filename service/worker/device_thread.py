@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 
 from service.domain.workers import ServedDevice
-from service.observability.logging import logging_about
+from service.observability.logging import log_context
 
 
 class DeviceThread(ABC):
@@ -47,7 +47,7 @@ class DeviceThread(ABC):
         self._thread.join()
 
     def _repeat(self) -> None:
-        with logging_about(device=self._device):
+        with log_context(device=self._device):
             while not self._stopping.is_set():
                 if not self._step():
                     self._due.wait(self._pause_seconds)

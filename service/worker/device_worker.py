@@ -54,7 +54,7 @@ class DeviceWorker:
             DeviceTakenError: when another live process serves it.
         """
         self._slot.take()
-        self._settings.instruments.metrics.device_served(self.served.device.id)
+        self._settings.instruments.metrics.register_device(self.served.device.id)
         try:
             self._health.may_work()
             self._devices.announce(self._with_health())
@@ -99,5 +99,5 @@ class DeviceWorker:
         return None if lost is None else HostFailure(Cause.DEVICE, lost)
 
     def _report_health(self, cause: str | None) -> None:
-        self._settings.instruments.metrics.device_troubled(self.served.device.id, cause)
+        self._settings.instruments.metrics.set_device_trouble(self.served.device.id, cause)
         self._heartbeat.announce_now()

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from service.domain.workers import ServedDevice
 from service.errors import StoreUnavailableError
-from service.observability.logging import sparse_logger
+from service.observability.logging import rate_limited_logger
 from service.store.interface import DeviceStore
 from service.worker.device_thread import DeviceThread
 from service.worker.settings import WorkerSettings
@@ -43,7 +43,7 @@ class Heartbeat(DeviceThread):
         self._devices = devices
         self._announce_seconds = settings.lease_seconds / 3
         self._announce_due = 0.0
-        self._warnings = sparse_logger(_log)
+        self._warnings = rate_limited_logger(_log)
 
     def announce_now(self) -> None:
         """Beat at once, and announce the device with it."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from service.observability.logging import sparse_logger
+from service.observability.logging import rate_limited_logger
 from tuner.system.host_failures import HostFailure
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Health:
         self._row = 0
         """Troubles since work last went well."""
         self._due = 0.0
-        self._warnings = sparse_logger(_log, clock)
+        self._warnings = rate_limited_logger(_log, clock)
 
     @property
     def unready(self) -> str | None:

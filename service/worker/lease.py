@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from service.domain.states import State
 from service.errors import StaleLeaseError, StoreUnavailableError
-from service.observability.logging import sparse_logger
+from service.observability.logging import rate_limited_logger
 from service.store.interface import LeaseStore
 from service.store.models import Lease
 
@@ -69,7 +69,7 @@ class LeaseHolder:
             Stop.CANCELLED: _CANCEL_GRACE_SECONDS,
             Stop.LOST: 0.0,
         }
-        self._warnings = sparse_logger(_log)
+        self._warnings = rate_limited_logger(_log)
         self._unanswered = False
         self._stops: set[Stop] = set()  # only ever added to, and copied to be read: safe between threads
 

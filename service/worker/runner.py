@@ -149,7 +149,7 @@ class Driver:
         if result.outcome in _UNEXPLAINED:
             self._excuse()
         holder.retry(lambda: self._evidence.record_probe(holder.lease, ordinal, result))
-        self._watch.metrics.probed(self._served.device.id, result.outcome.value)
+        self._watch.metrics.count_probe(self._served.device.id, result.outcome.value)
         return result
 
     def _rebuild(self, item: WorkItem, request: TuningRequest, holder: LeaseHolder) -> Tuning:

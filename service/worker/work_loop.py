@@ -7,7 +7,7 @@ import logging
 from typing_extensions import override
 
 from service.errors import StoreUnavailableError
-from service.observability.logging import sparse_logger
+from service.observability.logging import rate_limited_logger
 from service.worker.attempts import Attempts
 from service.worker.claiming import Claims
 from service.worker.device_thread import DeviceThread
@@ -27,7 +27,7 @@ class WorkLoop(DeviceThread):
         self._claims = claims
         self._attempts = attempts
         self._health = health
-        self._warnings = sparse_logger(_log)
+        self._warnings = rate_limited_logger(_log)
 
     @override
     def _step(self) -> bool:

@@ -1,5 +1,5 @@
 """Let callers wait for changes: long polls and event streams (SSE).
 
-``change_feed`` reads the newest event of all that are waited for, once per tick, however many wait. ``streaming``
-answers long polls and streams from it, checks meanwhile that the caller's key is still good, and sends keep-alives.
+``change_feed`` reads the ids of the newest events once per tick, for all waiting callers. ``streaming`` serves long
+polls and event streams from the feed, checks that the caller's key is still valid, and sends keep-alives.
 """

@@ -1,4 +1,4 @@
-"""Tells many waiters about changes with one short read per tick, however many there are."""
+"""Notify all waiting requests about changes, with one short read per tick."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ _log = logging.getLogger(__name__)
 _CHUNK = 500
 """Identifiers per read: databases bound the parameters of a statement."""
 
-Counts = Callable[[Sequence[str]], dict[str, int]]
+ReadLatestEventIds = Callable[[Sequence[str]], dict[str, int]]
 
 
 class ChangeFeed:
-    """Waits for events of tunings and jobs. Belongs to one event loop.
+    """Wait for events of tunings and jobs. An instance belongs to one event loop.
 
     Args:
-        counts: the id of the newest event of each; may block.
-        tick_seconds: time between reads while someone waits: bounds how late a change is seen.
+        read_latest_ids: returns the id of the newest event of each tuning or job; may block.
+        tick_seconds: time between reads while a request waits, which bounds the delay of a notification.
     """
 
-    def __init__(self, counts: Counts, tick_seconds: float = 0.2) -> None:
-        self._counts = counts
+    def __init__(self, read_latest_ids: ReadLatestEventIds, tick_seconds: float = 0.2) -> None:
+        self._read_latest_ids = read_latest_ids
         self._tick_seconds = tick_seconds
         self._waiting: dict[str, set[tuple[int, asyncio.Future[None]]]] = defaultdict(set)
         self._poller: asyncio.Task[None] | None = None
         self._closed = False
-        self.has_room: Callable[[], bool] = lambda: True
-        """True if another request may wait. The server, which counts its connections, sets it."""
+        self.has_capacity: Callable[[], bool] = lambda: True
+        """Returns whether another request may wait. Set by the server, which counts its connections."""
 
     @property
     def closed(self) -> bool:
-        """Whether the service is ending: followers should end too."""
+        """Whether the service is stopping, so that followers should end."""
         return self._closed
 
-    async def wait(self, work_id: str, seen: int, timeout: float) -> bool:  # noqa: ASYNC109 - a bounded wait is its point
-        """Wait for events after the id ``seen``; true when there are, false after ``timeout`` seconds.
+    async def wait(self, work_id: str, seen: int, timeout: float) -> bool:  # noqa: ASYNC109 - a bounded wait is the purpose
+        """Wait for events after the id ``seen``. Return true when there are some, and false after ``timeout`` seconds.
 
-        Also true when there is no such work, or not any more. Returns, either way, when the service ends.
+        Also return true when the work does not exist or is deleted. Return at once when the service stops.
         """
         if self._closed:
             return False
@@ -56,43 +56,43 @@ class ChangeFeed:
             done, _ = await asyncio.wait([waiter[1]], timeout=timeout)
             return bool(done)
         finally:
-            self._forget(work_id, waiter)
+            self._remove_waiter(work_id, waiter)
 
     def close(self) -> None:
-        """Let every waiter go, now and from now on."""
+        """Release every waiter, and let no request wait from now on."""
         self._closed = True
         for waiters in self._waiting.values():
             for _, future in waiters:
                 _release(future)
 
-    def _forget(self, work_id: str, waiter: tuple[int, asyncio.Future[None]]) -> None:
+    def _remove_waiter(self, work_id: str, waiter: tuple[int, asyncio.Future[None]]) -> None:
         self._waiting[work_id].discard(waiter)
         if not self._waiting[work_id]:
             del self._waiting[work_id]
 
     async def _poll(self) -> None:
-        """Read and release until nobody waits. Whatever goes wrong, the next tick is another try."""
+        """Read and notify until no request waits. A failure is logged, and the next tick retries."""
         try:
             while self._waiting and not self._closed:
                 try:
                     await self._tick(list(self._waiting))
                 except ServiceError as error:
-                    _log.warning("followers wait: %s", error)
-                except Exception:  # noqa: BLE001 - an end here would leave every follower waiting
-                    _log.exception("followers wait")
+                    _log.warning("reading new events failed, followers keep waiting: %s", error)
+                except Exception:  # noqa: BLE001 - ending here would leave every follower waiting
+                    _log.exception("reading new events failed, followers keep waiting")
                 await asyncio.sleep(self._tick_seconds)
         finally:
             self._poller = None
 
     async def _tick(self, work_ids: list[str]) -> None:
         for start in range(0, len(work_ids), _CHUNK):
-            asked = work_ids[start : start + _CHUNK]
-            counts = await run_in_threadpool(self._counts, asked)
-            for work_id in asked:
-                self._tell(work_id, counts.get(work_id))
+            chunk = work_ids[start : start + _CHUNK]
+            read_latest_ids = await run_in_threadpool(self._read_latest_ids, chunk)
+            for work_id in chunk:
+                self._notify(work_id, read_latest_ids.get(work_id))
 
-    def _tell(self, work_id: str, count: int | None) -> None:
-        """Release who has not seen as many events; everyone, when the work is gone: nothing more will come."""
+    def _notify(self, work_id: str, count: int | None) -> None:
+        """Release the waiters with new events, or all waiters when the work is deleted."""
         for seen, future in self._waiting.get(work_id, ()):
             if count is None or count > seen:
                 _release(future)

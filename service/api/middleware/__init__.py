@@ -1,6 +1,6 @@
-"""Wrap every request before a route sees it.
+"""Process every request before a route does.
 
 From the outside in: ``observability`` identifies, traces and measures a request. ``security`` refuses foreign hosts and
-origins, unauthenticated callers and bodies that are too large, with the help of ``host_names`` and ``json_bounds``.
-``compression`` is called for the OpenAPI document and the pages.
+origins, unauthenticated callers and bodies that are too large, by means of ``host_names`` and ``json_bounds``.
+``compression`` compresses the OpenAPI document and the pages.
 """

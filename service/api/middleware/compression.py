@@ -1,4 +1,4 @@
-"""Bodies in gzip, for those who take it."""
+"""Compress responses by gzip for clients that accept it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import gzip
 from starlette.datastructures import Headers
 
 
-def takes_gzip(headers: Headers) -> bool:
-    """Whether the answer may be compressed."""
+def accepts_gzip(headers: Headers) -> bool:
+    """Return whether a client accepts a response in gzip."""
     for part in ",".join(headers.getlist("accept-encoding")).lower().split(","):
         coding, _, weight = part.partition(";")
         if coding.strip() == "gzip":
@@ -17,5 +17,5 @@ def takes_gzip(headers: Headers) -> bool:
 
 
 def compressed(body: bytes) -> bytes:
-    """The same bytes are compressed to the same bytes."""
+    """Compress a body by gzip, reproducibly: the output depends on the body alone."""
     return gzip.compress(body, mtime=0)

@@ -1,4 +1,4 @@
-"""Sees every request from outside: gives it an identifier, a trace and a measurement, and logs how it ended."""
+"""Identify, trace, measure and log every request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import quote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import PROBLEM_MEDIA_TYPE
-from service.observability.logging import log_about
+from service.observability.logging import bind_log_context
 from service.observability.metrics import Metrics
 from service.observability.tracing import SpanKind, Spans, parse_trace_parent
 from service.problem_mapping import problem_of
@@ -24,25 +24,25 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _QUIET_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _UNMATCHED = "unmatched"
-"""The route of a request that none of ours takes: its path is the caller's invention."""
+"""The route label of a request that matches no route; its path would be an unbounded label."""
 _LOWEST_FAILURE = 500
-_SUBMITTING = "/v1/tunings"
-_STORED_ANSWER = {200: True, 202: False}
-"""What the status of a submitted tuning says of the store: it had the answer, or not."""
+_SUBMISSION_ROUTE = "/v1/tunings"
+_HIT_BY_STATUS = {200: True, 202: False}
+"""Whether a tuning was served a stored recommendation, by the status of its submission."""
 
 
-class Observed:
-    """An ASGI middleware, meant to be the outermost.
+class ObservabilityMiddleware:
+    """The outermost ASGI middleware.
 
-    - `X-Request-ID` of the request is taken if it is well formed, else one is made; the response carries it.
-    - An error that nothing has turned into a problem ends here: it is logged with its traceback, and the caller gets a
-      problem with status 500 that names the request, so that an operator finds the line.
-    - What changes something is logged at `info`, what only reads at `debug`, what failed at `error`.
+    - The `X-Request-ID` of a request is adopted if it is well formed, and generated otherwise. The response carries it.
+    - An unhandled error is logged with its traceback. The caller gets a problem with status 500 that names the request
+      id, by which an operator finds the log line.
+    - Requests that change something are logged at `info`, reads at `debug`, and failures at `error`.
 
     Args:
-        app: what it wraps.
-        metrics: where the time to the start of the response is counted.
-        spans: where requests become spans, if anybody reads those.
+        app: the wrapped application.
+        metrics: receives the time to the start of each response.
+        spans: makes a span of each request, where spans are recorded.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, spans: Spans) -> None:
@@ -53,23 +53,23 @@ class Observed:
         self._numbers = count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Observe a request."""
+        """Identify, trace, measure and log a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request_id, trace_parent = self._identify(scope)
         exchange = _Exchange(scope, send, request_id)
-        log_about(request_id=request_id)  # a request has a task, and so a context, of its own: no need to undo this
+        bind_log_context(request_id=request_id)  # a request has a context of its own: no reset needed
         if trace_parent is None and not self._spans.recording:
-            await self._answer(exchange, receive)
+            await self._respond(exchange, receive)
             return
         with self._spans.span(exchange.method, SpanKind.SERVER, trace_parent) as span:
-            await self._answer(exchange, receive)
+            await self._respond(exchange, receive)
             span.rename(f"{exchange.method} {exchange.route}")
             span.set("status", exchange.status)
 
     def _identify(self, scope: Scope) -> tuple[str, str | None]:
-        """The request's identifier, and the trace it belongs to."""
+        """Return the request id, and the parent of the request's trace."""
         request_id, trace_parent = b"", None
         for name, value in scope["headers"]:
             if name == b"x-request-id":
@@ -80,18 +80,18 @@ class Observed:
             return request_id.decode(), trace_parent
         return f"{self._process}-{next(self._numbers):x}", trace_parent
 
-    async def _answer(self, exchange: _Exchange, receive: Receive) -> None:
+    async def _respond(self, exchange: _Exchange, receive: Receive) -> None:
         try:
             await self._app(exchange.scope, receive, exchange.send)
         except Exception as error:
             _log.exception("%s %s failed", exchange.method, exchange.path)
             if exchange.status:
-                raise  # a part of the answer is gone already: the server has to cut the connection
+                raise  # a part of the response was sent: the server has to close the connection
             await _send_failure(error, exchange)
         method, route, status = exchange.method, exchange.route, exchange.status
-        self._metrics.requested(method, route, status, exchange.seconds)
-        if method == "POST" and route == _SUBMITTING and status in _STORED_ANSWER and not exchange.replayed:
-            self._metrics.answered(hit=_STORED_ANSWER[status])
+        self._metrics.observe_request(method, route, status, exchange.seconds)
+        if method == "POST" and route == _SUBMISSION_ROUTE and status in _HIT_BY_STATUS and not exchange.replayed:
+            self._metrics.count_submission(hit=_HIT_BY_STATUS[status])
         level = _level_of(method, status)
         if _log.isEnabledFor(level):
             fields = {"method": method, "route": route, "status": status, "seconds": round(exchange.seconds, 6)}
@@ -99,7 +99,7 @@ class Observed:
 
 
 class _Exchange:
-    """A request and the beginning of its response."""
+    """A request and the start of its response."""
 
     def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
         self.scope = scope
@@ -107,12 +107,12 @@ class _Exchange:
         self.status = 0
         self.seconds = 0.0
         self.replayed = False
-        """Whether it repeats the first answer to an idempotency key."""
+        """Whether the response repeats the first response to an idempotency key."""
         self._send = send
         self._began = time.perf_counter()
 
     async def send(self, message: Message) -> None:
-        """Pass a message on; the first one tells the status, and gets the identifier."""
+        """Send a message; record the status of the first one, and add the request id to its headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.seconds = time.perf_counter() - self._began
@@ -123,18 +123,18 @@ class _Exchange:
 
     @property
     def method(self) -> str:
-        """The method, where it is one of the standard's."""
+        """The method if it is a standard one, else `other`."""
         method: str = self.scope["method"]
         return method if method in _METHODS else "other"
 
     @property
     def path(self) -> str:
-        """The path as it was sent, without what would forge lines or move a terminal's cursor."""
+        """The path, quoted, so that control characters cannot forge log lines or control a terminal."""
         return quote(self.scope["path"])
 
     @property
     def route(self) -> str:
-        """The template of the route that took it, and whether it was asked to wait."""
+        """The template of the matched route, with `?wait` for long polls."""
         path = getattr(self.scope.get("route"), "path", _UNMATCHED)
         return f"{path}?wait" if b"wait=" in self.scope.get("query_string", b"") else path
 
@@ -146,7 +146,7 @@ def _level_of(method: str, status: int) -> int:
 
 
 async def _send_failure(error: Exception, exchange: _Exchange) -> None:
-    """A problem that names the request under which the log has the details."""
+    """Send a problem that names the request id, by which the log has the details."""
     problem = problem_of(error)
     detail = f"{problem.detail} (request {exchange.request_id})"
     body = problem.model_copy(update={"detail": detail}).model_dump_json(exclude_none=True).encode()

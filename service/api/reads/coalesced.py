@@ -1,11 +1,11 @@
-"""The reads that many callers make at the same time, coalesced."""
+"""The coalesced reads of the API: concurrent equal reads are made once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from service.api.etags import Tagged, tagged, tagged_with_aside
+from service.api.etags import Tagged, tagged, tagged_with_volatile_part
 from service.application.jobs import JobCases
 from service.application.tunings import TuningCases
 from service.domain.work import Event, Job, Tuning
@@ -14,25 +14,25 @@ from service.store.models import RecommendationFilter, WorkFilter
 
 
 @dataclass(frozen=True)
-class Page:
-    """One page of a list."""
+class WorkListQuery:
+    """The parameters of one page of a list of tunings or jobs."""
 
     limit: int
     cursor: str | None
-    wanted: WorkFilter
+    filters: WorkFilter
 
 
 @dataclass(frozen=True)
-class AnswersPage:
-    """One page of the list of recommendations."""
+class RecommendationListQuery:
+    """The parameters of one page of the list of recommendations."""
 
     limit: int
     cursor: str | None
-    wanted: RecommendationFilter
+    filters: RecommendationFilter
 
 
-Written = tuple[Tuning | Job, Tagged]
-"""A tuning or job, and its representation."""
+TaggedWork = tuple[Tuning | Job, Tagged]
+"""A tuning or job, and its tagged representation."""
 
 
 class Reads:
@@ -43,22 +43,22 @@ class Reads:
         self.work = {cases.kind: _document_reads(cases) for cases in (tunings, jobs)}
         self.pages = {cases.kind: _page_reads(cases) for cases in (tunings, jobs)}
         self.recommendation = BatchedReads[str, str](tunings.recommendation_texts)
-        self.recommendations = CoalescedReads[AnswersPage, bytes](
-            lambda page: tunings.recommendations(page.wanted, page.limit, page.cursor)
+        self.recommendations = CoalescedReads[RecommendationListQuery, bytes](
+            lambda page: tunings.recommendations(page.filters, page.limit, page.cursor)
         )
 
 
-def _document_reads(cases: TuningCases | JobCases) -> CoalescedReads[str, Written]:
-    return CoalescedReads(lambda work_id: _written(cases.get(work_id)))
+def _document_reads(cases: TuningCases | JobCases) -> CoalescedReads[str, TaggedWork]:
+    return CoalescedReads(lambda work_id: _tagged_work(cases.get(work_id)))
 
 
-def _page_reads(cases: TuningCases | JobCases) -> CoalescedReads[Page, bytes]:
-    return CoalescedReads(lambda page: cases.page(page.limit, page.cursor, page.wanted))
+def _page_reads(cases: TuningCases | JobCases) -> CoalescedReads[WorkListQuery, bytes]:
+    return CoalescedReads(lambda page: cases.page(page.limit, page.cursor, page.filters))
 
 
-def _written(document: Tuning | Job) -> Written:
+def _tagged_work(document: Tuning | Job) -> TaggedWork:
     body = document.model_dump_json().encode()
     if document.queue is None:
         return document, tagged(body)
-    essential = document.model_copy(update={"queue": None}).model_dump_json().encode()
-    return document, tagged_with_aside(body, essential, document.queue.model_dump_json().encode())
+    stable = document.model_copy(update={"queue": None}).model_dump_json().encode()
+    return document, tagged_with_volatile_part(body, stable, document.queue.model_dump_json().encode())

@@ -1,8 +1,8 @@
-"""Routes that are called so often that reading their parameters counts.
+"""Routes with a fast path, which avoids the cost of the framework's parsing of parameters.
 
-The framework resolves parameters and dependencies in about the time of everything else together. An endpoint of a route
-of the class here may have a fast path, which answers requests of the usual shape itself and leaves every other request,
-the invalid ones included, to the framework. The OpenAPI document describes the endpoint alone.
+Resolving parameters and dependencies takes about half of the time of a request. An endpoint of a ``FastRoute`` may have
+a fast path, which serves requests of the usual shape and leaves every other request, the invalid ones included, to the
+framework. The OpenAPI document describes the endpoint alone.
 
 Gain, as `service.fast_path` defines it: 1.25 for recommendations, 1.4 for pages of 50 tunings.
 """
@@ -19,8 +19,8 @@ from service.api.authentication import check_scope
 from service.api.strict_route import Handler, StrictRoute
 from service.domain.api_keys import Scope
 
-Answer = Callable[[Request], Awaitable[Response | None]]
-"""Answers a request, or returns None to leave it to the framework."""
+FastPath = Callable[[Request], Awaitable[Response | None]]
+"""Returns the response to a request, or None to leave the request to the framework."""
 
 EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 
@@ -30,11 +30,11 @@ _MAX_ROWS = 200
 _DEFAULT_ROWS = 50
 
 
-def fast_path(scope: Scope, answer: Answer) -> Callable[[EndpointT], EndpointT]:
-    """Give an endpoint a fast path, for callers that have ``scope``."""
+def fast_path(scope: Scope, respond: FastPath) -> Callable[[EndpointT], EndpointT]:
+    """Give an endpoint a fast path, for callers with ``scope``."""
 
     def mark(endpoint: EndpointT) -> EndpointT:
-        setattr(endpoint, _ATTRIBUTE, (scope, answer))
+        setattr(endpoint, _ATTRIBUTE, (scope, respond))
         return endpoint
 
     return mark
@@ -45,16 +45,16 @@ class FastRoute(StrictRoute):
 
     def strict_handler(self) -> Handler:
         """Return a handler that tries the fast path before the framework's handler."""
-        usual = super().strict_handler()
-        found: tuple[Scope, Answer] | None = getattr(self.endpoint, _ATTRIBUTE, None)
+        general = super().strict_handler()
+        found: tuple[Scope, FastPath] | None = getattr(self.endpoint, _ATTRIBUTE, None)
         if found is None:
-            return usual
-        scope, answer = found
+            return general
+        scope, respond = found
 
         async def handle(request: Request) -> Response:
             check_scope(request, scope)
-            response = await answer(request)
-            return await usual(request) if response is None else response
+            response = await respond(request)
+            return await general(request) if response is None else response
 
         return handle
 

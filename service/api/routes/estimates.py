@@ -1,4 +1,4 @@
-"""/v1/estimates and /v1/gpus."""
+"""The routes of `/v1/estimates` and `/v1/gpus`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from anyio import to_thread
 from fastapi import APIRouter, Body, Request
 
 from service.api import examples
-from service.api.authentication import needs
+from service.api.authentication import requires_scope
 from service.api.context import Context
-from service.api.dependencies import strictly
+from service.api.dependencies import strict_body
 from service.api.events.change_feed import ChangeFeed
 from service.api.problems import ALWAYS, declared
 from service.api.strict_route import StrictRoute
@@ -30,7 +30,7 @@ router = APIRouter(prefix="/v1", tags=["estimates"], responses=ALWAYS, route_cla
     "/estimates",
     operation_id="createEstimate",
     summary="Estimate what fits on GPUs",
-    dependencies=[needs(Scope.TUNINGS_WRITE)],
+    dependencies=[requires_scope(Scope.TUNINGS_WRITE)],
     responses=declared(
         HTTPStatus.BAD_REQUEST,
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -41,15 +41,15 @@ router = APIRouter(prefix="/v1", tags=["estimates"], responses=ALWAYS, route_cla
 )
 async def create_estimate(
     submission: Annotated[
-        EstimateRequest, strictly(EstimateRequest), Body(openapi_examples=examples.REQUESTS["EstimateRequest"])
+        EstimateRequest, strict_body(EstimateRequest), Body(openapi_examples=examples.REQUESTS["EstimateRequest"])
     ],
     context: Context,
     request: Request,
 ) -> Estimate:
-    """What a workload takes on GPUs that need not be here, with an interval and the plan. Nothing is measured.
+    """Estimate the memory of a workload on GPUs, with an interval and the plan. Nothing is measured, no GPU is needed.
 
-    Answers when it is done, in seconds; a question asked before is answered from memory. Few are made at once: others
-    wait for ten seconds, then are answered with `estimates-busy` and `Retry-After`. Closing the connection ends it.
+    The response takes seconds; repeated requests are served from a cache. Few estimates are made at once: others wait
+    for ten seconds, then fail with `estimates-busy` and `Retry-After`. Closing the connection cancels the estimate.
     """
     estimates = context.estimates
     async with _while_connected(request, context.feed) as should_stop:
@@ -57,26 +57,29 @@ async def create_estimate(
 
 
 @router.get(
-    "/gpus", operation_id="listGpus", summary="List the GPUs of the catalogue", dependencies=[needs(Scope.TUNINGS_READ)]
+    "/gpus",
+    operation_id="listGpus",
+    summary="List the known GPUs",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
 )
 async def list_gpus(context: Context) -> GpuList:
-    """The GPUs that an estimate can name, with their memory and the source of every figure."""
+    """List the GPUs that an estimate can name, with their memory and the source of every figure."""
     return context.estimates.gpus()
 
 
 @asynccontextmanager
 async def _while_connected(request: Request, feed: ChangeFeed) -> AsyncIterator[Callable[[], bool]]:
-    """Tells whether to stop: the client is gone, or the service ends."""
-    gone = threading.Event()
-    watcher = asyncio.create_task(_watch(request, gone))
+    """Yield a function that returns whether the client has disconnected or the service is stopping."""
+    disconnected = threading.Event()
+    watcher = asyncio.create_task(_wait_for_disconnect(request, disconnected))
     try:
-        yield lambda: gone.is_set() or feed.closed
+        yield lambda: disconnected.is_set() or feed.closed
     finally:
         watcher.cancel()
 
 
-async def _watch(request: Request, gone: threading.Event) -> None:
-    """Wait for the end of the connection: the body has been read, so that nothing else can come."""
+async def _wait_for_disconnect(request: Request, disconnected: threading.Event) -> None:
+    """Wait for the end of the connection. The body has been read, so that no other message can follow."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    gone.set()
+    disconnected.set()

@@ -1,4 +1,4 @@
-"""/readyz and /metrics: what those ask who watch the service."""
+"""The health routes: `/readyz` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, Response
 
-from service.api.authentication import METRICS_PATH, needs
+from service.api.authentication import METRICS_PATH, requires_scope
 from service.api.context import Context
 from service.api.problems import COMMON_STATUSES, declared
 from service.api.strict_route import StrictRoute
@@ -20,17 +20,17 @@ router = APIRouter(tags=["operations"], responses=declared(*COMMON_STATUSES), ro
 
 _EXPOSITION: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "The measurements of this process, and the queue, in Prometheus' text format.",
+        "description": "The metrics of this process and of the queue, in Prometheus' text format.",
         "content": {"text/plain": {"schema": {"type": "string"}}},
     }
 }
 
 
-@router.get("/readyz", operation_id="checkReadiness", summary="Whether work can be done")
+@router.get("/readyz", operation_id="checkReadiness", summary="Check readiness")
 async def readyz(context: Context) -> Health:
-    """Writes to the database, looks whether a worker was heard of lately, and whether work that waits is being taken.
+    """Check that the database can be written, that a worker is alive, and that queued work is being taken.
 
-    Answers 503 with every reason when not. Work that waits behind other work, however long, is no reason.
+    Responds 503 with every reason otherwise. Work that waits behind other work, however long, is not a reason.
     """
     return await to_thread.run_sync(context.readiness.check, limiter=context.readiness.threads)
 
@@ -39,10 +39,10 @@ async def readyz(context: Context) -> Health:
     METRICS_PATH,
     operation_id="readMetrics",
     summary="Read the metrics",
-    dependencies=[needs(Scope.TUNINGS_READ)],
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
     response_class=Response,
     responses=_EXPOSITION | declared(HTTPStatus.UNAUTHORIZED),
 )
 def read_metrics(context: Context) -> Response:
-    """What Prometheus reads. Workers that run apart serve theirs on a port of their own (`--metrics-port`)."""
+    """Read the metrics for Prometheus. Separate worker processes serve theirs on another port (`--metrics-port`)."""
     return Response(context.instruments.metrics.exposition(), headers={"Content-Type": MEDIA_TYPE})

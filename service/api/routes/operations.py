@@ -1,4 +1,4 @@
-"""/v1/devices, /v1/queue and what a supervisor of the service asks."""
+"""The routes of `/v1/devices`, `/v1/queue`, `/v1/summary` and `/livez`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from service.api.authentication import Calling, needs
+from service.api.authentication import CurrentCaller, requires_scope
 from service.api.context import Context
 from service.api.dependencies import Limit
 from service.api.problems import COMMON_STATUSES, declared
@@ -15,7 +15,7 @@ from service.api.strict_route import StrictRoute
 from service.domain.api_keys import Scope
 from service.domain.workers import DeviceList, Health, Period, Queue, Summary
 
-SummaryPeriod = Annotated[Period, Query(description="How far back to look.")]
+SummaryPeriod = Annotated[Period, Query(description="Period that the summary covers.")]
 
 router = APIRouter(tags=["operations"], responses=declared(*COMMON_STATUSES), route_class=StrictRoute)
 
@@ -24,11 +24,11 @@ router = APIRouter(tags=["operations"], responses=declared(*COMMON_STATUSES), ro
     "/v1/devices",
     operation_id="listDevices",
     summary="List devices",
-    dependencies=[needs(Scope.TUNINGS_READ)],
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
     responses=declared(HTTPStatus.UNAUTHORIZED),
 )
 def list_devices(context: Context) -> DeviceList:
-    """The devices that are served, what holds each, and how much waits for it."""
+    """List the devices of the workers, with the work that each runs and the length of its queue."""
     return context.fleet.devices()
 
 
@@ -36,30 +36,31 @@ def list_devices(context: Context) -> DeviceList:
     "/v1/queue",
     operation_id="readQueue",
     summary="Read the queue",
-    dependencies=[needs(Scope.TUNINGS_READ)],
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
     responses=declared(HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 def read_queue(context: Context, limit: Limit = 50) -> Queue:
-    """What waits, in the order in which it is taken, and how long that may last where it can be told."""
+    """List the queued work in the order in which workers take it, with the expected waits where they are known."""
     return context.fleet.queue(limit)
 
 
 @router.get(
     "/v1/summary",
     operation_id="readSummary",
-    summary="Read what happened lately",
-    dependencies=[needs(Scope.TUNINGS_READ)],
+    summary="Read the statistics of a period",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
     responses=declared(HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-def read_summary(context: Context, caller: Calling, period: SummaryPeriod = Period.DAY) -> Summary:
-    """What ended within a period, and what has not ended: states, causes of failures, device-seconds, stored answers.
+def read_summary(context: Context, caller: CurrentCaller, period: SummaryPeriod = Period.DAY) -> Summary:
+    """Summarize the work that ended within a period, and the work that has not ended.
 
-    It is as things were at most two seconds ago. Why jobs failed is told to callers with `jobs:read` alone.
+    The summary has states, causes of failures, device-seconds and uses of stored recommendations. It is at most two
+    seconds old. The causes of failed jobs require the scope `jobs:read`.
     """
     return context.summary.read(period, caller)
 
 
-@router.get("/livez", operation_id="checkLiveness", summary="Whether the process answers")
+@router.get("/livez", operation_id="checkLiveness", summary="Check liveness")
 async def livez() -> Health:
-    """Answers as long as the process does. Looks at nothing else."""
+    """Respond as long as the process does. Nothing else is checked."""
     return Health(status="ok")

@@ -1,4 +1,4 @@
-"""/v1/recommendations."""
+"""The routes of `/v1/recommendations`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request, Response
 
 from service.api import examples
-from service.api.authentication import needs
+from service.api.authentication import requires_scope
 from service.api.context import ApiContext, Context, context_of
 from service.api.dependencies import (
-    LONGEST_TAGS,
+    MAX_ETAGS_LENGTH,
     DeviceOrNameFilter,
     FingerprintFilter,
     IfNoneMatch,
@@ -23,7 +23,7 @@ from service.api.dependencies import (
 )
 from service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from service.api.problems import ALWAYS, declared
-from service.api.reads.coalesced import AnswersPage
+from service.api.reads.coalesced import RecommendationListQuery
 from service.api.reads.fast_path import FastRoute, fast_path
 from service.api.responses import json_response, links, on_success
 from service.domain.api_keys import Scope
@@ -35,18 +35,23 @@ from tuner.schemas.recommendation import Recommendation
 router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=ALWAYS, route_class=FastRoute)
 
 _UNCHANGING = {"Cache-Control": "private, max-age=3600, immutable", "Vary": "Authorization, Cookie"}
-_ITS_JOB = {"submitJob": {"operationId": "submitJob", "description": "Takes its `id` as `recommendation_id`."}}
+_JOB_LINK = {
+    "submitJob": {
+        "operationId": "submitJob",
+        "description": "Takes the `id` of the recommendation as `recommendation_id`.",
+    }
+}
 
 
 @router.get(
     "",
     operation_id="listRecommendations",
-    summary="Search recommendations",
-    dependencies=[needs(Scope.TUNINGS_READ)],
+    summary="List recommendations",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
     response_model=RecommendationPage,
     responses=on_success(
         links=links("recommendation_id", "items/0/id", "getRecommendation"),
-        content=examples.of("RecommendationPage"),
+        content=examples.response_content("RecommendationPage"),
     )
     | declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
@@ -60,47 +65,47 @@ async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per fi
     limit: Limit = 50,
     cursor: RecommendationCursor = None,
 ) -> Response:
-    """Recommendations that match every filter, newest first, a page at a time."""
-    wanted = RecommendationFilter(fingerprint, model, device, precision, objective)
-    return json_response(await context.reads.recommendations.get(AnswersPage(limit, cursor, wanted)))
+    """List the recommendations that match every filter, newest first, in pages."""
+    filters = RecommendationFilter(fingerprint, model, device, precision, objective)
+    return json_response(await context.reads.recommendations.get(RecommendationListQuery(limit, cursor, filters)))
 
 
-async def _answer(context: ApiContext, recommendation_id: str, if_none_match: str | None) -> Response:
+async def _respond(context: ApiContext, recommendation_id: str, if_none_match: str | None) -> Response:
     text = await context.reads.recommendation.get(recommendation_id)
     if text is None:
         raise NotFoundError.of("recommendation", recommendation_id)
     return conditional(tagged(text.encode()), if_none_match, _UNCHANGING)
 
 
-def is_plain(known: str | None) -> bool:
-    """Tell whether the fast path takes a header."""
-    return known is None or len(known) <= LONGEST_TAGS
+def fits_fast_path(if_none_match: str | None) -> bool:
+    """Return whether the fast path accepts this value of `If-None-Match`."""
+    return if_none_match is None or len(if_none_match) <= MAX_ETAGS_LENGTH
 
 
-async def _at_once(request: Request) -> Response | None:
-    known = request.headers.get("if-none-match")
-    return (
-        await _answer(context_of(request), request.path_params["recommendation_id"], known) if is_plain(known) else None
-    )
+async def _fast_response(request: Request) -> Response | None:
+    if_none_match = request.headers.get("if-none-match")
+    if not fits_fast_path(if_none_match):
+        return None
+    return await _respond(context_of(request), request.path_params["recommendation_id"], if_none_match)
 
 
 @router.get(
     "/{recommendation_id}",
     operation_id="getRecommendation",
     summary="Read a recommendation",
-    dependencies=[needs(Scope.TUNINGS_READ)],
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
     response_model=Recommendation,
     responses=on_success(
         headers=TAG_HEADERS,
-        links=_ITS_JOB,
-        content=examples.of("Recommendation"),
+        links=_JOB_LINK,
+        content=examples.response_content("Recommendation"),
     )
     | NOT_MODIFIED
     | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-@fast_path(Scope.TUNINGS_READ, _at_once)
+@fast_path(Scope.TUNINGS_READ, _fast_response)
 async def get_recommendation(
     recommendation_id: RecommendationId, context: Context, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """One recommendation: decision, plan and evidence. It never changes."""
-    return await _answer(context, recommendation_id, if_none_match)
+    """Read a recommendation: decision, plan and evidence. It never changes."""
+    return await _respond(context, recommendation_id, if_none_match)

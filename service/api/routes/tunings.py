@@ -1,4 +1,4 @@
-"""/v1/tunings."""
+"""The routes of `/v1/tunings`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Annotated
 from fastapi import Body, Response
 
 from service.api import examples
-from service.api.authentication import Calling, needs
+from service.api.authentication import CurrentCaller, requires_scope
 from service.api.context import Context
 from service.api.dependencies import (
     DeviceFilter,
     FingerprintFilter,
+    IdempotencyHeader,
     Limit,
     ModelFilter,
-    Once,
     StateFilter,
     TuningCursor,
     TuningId,
-    strictly,
+    strict_body,
 )
 from service.api.problems import declared
-from service.api.reads.coalesced import Page
+from service.api.reads.coalesced import WorkListQuery
 from service.api.responses import QUEUED_HEADERS, SUBMITTED_HEADERS, Responses, submitted
-from service.api.routes.work import ITS_RECOMMENDATION, SUBMISSION_STATUSES, WorkRoutes
+from service.api.routes.work import RECOMMENDATION_LINK, SUBMISSION_STATUSES, WorkRoutes
 from service.domain.api_keys import Scope
 from service.domain.states import WorkKind
 from service.domain.work import ProbeList, Tuning, TuningPage, TuningSubmission
@@ -38,39 +38,40 @@ async def _page(  # noqa: PLR0913, PLR0917 - one parameter per filter
     fingerprint: FingerprintFilter = None,
     limit: Limit = 50,
     cursor: TuningCursor = None,
-) -> Page:
-    return Page(limit, cursor, WorkFilter(in_states(state), device, model, fingerprint))
+) -> WorkListQuery:
+    return WorkListQuery(limit, cursor, WorkFilter(in_states(state), device, model, fingerprint))
 
 
 _WORK = WorkRoutes(
     kind=WorkKind.TUNING,
     document=Tuning,
     page=TuningPage,
-    page_of=_page,
+    list_query=_page,
     read_scope=Scope.TUNINGS_READ,
     write_scope=Scope.TUNINGS_WRITE,
     item_links=("getTuning", "listProbes"),
     links=("getTuning", "listProbes", "followTuning", "cancelTuning", "deleteTuning"),
     example="TuningWithAnswer",
-    news=("a probe", "probes"),
+    event_nouns=("probe", "probes"),
     deletion="""\
 Delete a tuning that has ended, with its probes and events. Its recommendation stays.
 
-The same question is probed again from then on. Cancel a tuning that has not ended first: it is refused with 409.""",
+A later submission of the same request is probed again. A tuning that has not ended is refused with 409: cancel it
+first.""",
 )
 _SUBMITTED: Responses = {
     200: {
         "model": Tuning,
-        "description": "The stored answer to the same question.",
+        "description": "A tuning that was served a stored recommendation.",
         "headers": SUBMITTED_HEADERS,
-        "links": _WORK.own_links | ITS_RECOMMENDATION,
-        "content": examples.of("TuningWithAnswer"),
+        "links": _WORK.own_links | RECOMMENDATION_LINK,
+        "content": examples.response_content("TuningWithAnswer"),
     },
     202: {
         "description": "Queued.",
         "headers": QUEUED_HEADERS,
         "links": _WORK.own_links,
-        "content": examples.of("TuningQueued"),
+        "content": examples.response_content("TuningQueued"),
     },
 }
 
@@ -81,24 +82,25 @@ router = _WORK.router()
     "",
     operation_id="submitTuning",
     summary="Submit a tuning",
-    dependencies=[needs(Scope.TUNINGS_WRITE)],
+    dependencies=[requires_scope(Scope.TUNINGS_WRITE)],
     status_code=HTTPStatus.ACCEPTED,
     response_model=Tuning,
     responses=_SUBMITTED | declared(*SUBMISSION_STATUSES),
 )
 def submit_tuning(
     submission: Annotated[
-        TuningSubmission, strictly(TuningSubmission), Body(openapi_examples=examples.REQUESTS["TuningSubmission"])
+        TuningSubmission, strict_body(TuningSubmission), Body(openapi_examples=examples.REQUESTS["TuningSubmission"])
     ],
-    caller: Calling,
+    caller: CurrentCaller,
     context: Context,
-    once: Once,
+    idempotency: IdempotencyHeader,
 ) -> Response:
-    """Find the largest micro-batch that fits, and plan the effective batch around it.
+    """Find the largest micro-batch that fits, and plan the effective batch size from it.
 
-    Answers 202 and queues it, or 200 with the tuning that answered the same question before, unless `fresh` is set.
+    Responds 202 and queues the tuning. Responds 200 if an earlier tuning of the same request has a recommendation,
+    unless `fresh` is set.
     """
-    answer = context.tunings.submit(submission, caller, once)
+    answer = context.tunings.submit(submission, caller, idempotency)
     return submitted(answer, f"/v1/tunings/{answer.work_id}")
 
 
@@ -109,11 +111,11 @@ _WORK.add_reading(router)
     "/{tuning_id}/probes",
     operation_id="listProbes",
     summary="Read the evidence of a tuning",
-    dependencies=[needs(Scope.TUNINGS_READ)],
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
     responses=declared(HTTPStatus.NOT_FOUND),
 )
 def list_probes(tuning_id: TuningId, context: Context) -> ProbeList:
-    """Every probe that was recorded, in order."""
+    """List the recorded probes of a tuning, in order."""
     return context.tunings.probes(tuning_id)
 
 

@@ -11,13 +11,13 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request, Response
 
 from service.api import examples
-from service.api.authentication import Calling, needs
+from service.api.authentication import CurrentCaller, requires_scope
 from service.api.context import Context, context_of
-from service.api.dependencies import IfNoneMatch, LastEventId, Wait, Watching, identified_by
+from service.api.dependencies import CurrentFollower, IfNoneMatch, LastEventId, Wait, identified_by
 from service.api.etags import NOT_MODIFIED, TAG_HEADERS
-from service.api.events.streaming import Poll, event_stream, polled
+from service.api.events.streaming import Poll, event_stream, long_poll
 from service.api.problems import ALWAYS, RETRY_AFTER_HEADER, declared
-from service.api.reads.coalesced import Page
+from service.api.reads.coalesced import WorkListQuery
 from service.api.reads.fast_path import FastRoute, fast_path, plain_page
 from service.api.responses import DELETED, EVENT_STREAM, json_response, links, on_success
 from service.domain.api_keys import Scope
@@ -32,13 +32,13 @@ SUBMISSION_STATUSES = (
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     HTTPStatus.TOO_MANY_REQUESTS,
 )
-"""Refusals of a submission of any kind."""
+"""Statuses of the problems of every submission."""
 _MISSING = declared(HTTPStatus.NOT_FOUND)
 _GET_DESCRIPTION = """\
-One {kind}. With `wait`, the answer comes when it has ended, or after that many seconds.
+Read a {kind}. With `wait`, the response is sent when the {kind} has ended, or after that many seconds.
 
-With `wait` and `If-None-Match` it comes as soon as the {kind} is not what that names any more: a state or {news}
-is new. `Retry-After` is there while it has not ended."""
+With `wait` and `If-None-Match`, the response is sent as soon as the {kind} differs from the named representation by a
+new state or {event}. `Retry-After` is present until the {kind} has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,123 +48,123 @@ class WorkRoutes:
     kind: WorkKind
     document: type[Tuning | Job]
     page: type[TuningPage | JobPage]
-    page_of: Callable[..., Awaitable[Page]]
-    """A dependency: the page that the parameters of a list ask for."""
+    list_query: Callable[..., Awaitable[WorkListQuery]]
+    """A dependency that returns the parameters of a list."""
     read_scope: Scope
     write_scope: Scope
     item_links: tuple[str, ...]
-    """Operations that take the identifier of an item of a list."""
+    """Names of the operations that take the identifier of an item of a list."""
     links: tuple[str, ...]
-    """Operations that take the identifier of the document."""
+    """Names of the operations that take the identifier of the document."""
     example: str
     """Name of the document's example."""
-    news: tuple[str, str]
-    """Events other than changes of state: one, and many."""
+    event_nouns: tuple[str, str]
+    """Singular and plural noun for the events other than state changes."""
     deletion: str
     """Description of the deletion."""
 
     @property
     def own_links(self) -> dict[str, Any]:
-        """Links from a document to the operations on it."""
+        """The links from a document to the operations on it."""
         return links(f"{self.kind}_id", "id", *self.links)
 
     def router(self) -> APIRouter:
-        """A router without routes, below the path of the collection."""
+        """Return a router without routes, for the path of the collection."""
         collection = f"{self.kind}s"
         return APIRouter(prefix=f"/v1/{collection}", tags=[collection], responses=ALWAYS, route_class=FastRoute)
 
     def add_reading(self, router: APIRouter) -> None:
-        """Add the list, and the long poll of one."""
+        """Add the routes that list the work and read an item."""
         self._add_list(router)
         self._add_get(router)
 
     def add_following(self, router: APIRouter) -> None:
-        """Add the stream of events."""
+        """Add the route that streams events."""
 
         @router.get(
             self._path("/events"),
             operation_id=self._operation("follow"),
             summary=f"Follow a {self.kind}",
-            description=f"State changes and {self.news[1]} as they happen, as server-sent events.",
-            dependencies=[needs(self.read_scope)],
+            description=f"Stream the state changes and {self.event_nouns[1]} as server-sent events.",
+            dependencies=[requires_scope(self.read_scope)],
             response_class=Response,
             responses=EVENT_STREAM | _MISSING,
         )
         async def follow(
             context: Context,
-            watch: Watching,
+            follower: CurrentFollower,
             work_id: str = identified_by(self.kind),
             last_event_id: LastEventId = 0,
         ) -> Response:
             followed, _ = await context.reads.work[self.kind].get(work_id)
-            return event_stream(followed, watch, last_event_id)
+            return event_stream(followed, follower, last_event_id)
 
     def add_ending(self, router: APIRouter) -> None:
-        """Add cancellation and deletion."""
+        """Add the routes that cancel and delete."""
         self._add_cancel(router)
         self._add_delete(router)
 
     def _add_list(self, router: APIRouter) -> None:
         async def fast_page(request: Request) -> Response | None:
-            asked = plain_page(request)
-            return None if asked is None else await list_work(context_of(request), Page(*asked, EVERYTHING))
+            page = plain_page(request)
+            return None if page is None else await list_work(context_of(request), WorkListQuery(*page, EVERYTHING))
 
-        asked_page = Depends(self.page_of)
+        query_parameters = Depends(self.list_query)
 
         @router.get(
             "",
             operation_id=f"{self._operation('list')}s",
             summary=f"List {self.kind}s",
-            description=f"{self.kind.capitalize()}s that match every filter, newest first, a page at a time.",
-            dependencies=[needs(self.read_scope)],
+            description=f"List the {self.kind}s that match every filter, newest first, in pages.",
+            dependencies=[requires_scope(self.read_scope)],
             response_model=self.page,
             responses=on_success(
                 links=links(f"{self.kind}_id", "items/0/id", *self.item_links),
-                content=examples.of(self.page.__name__),
+                content=examples.response_content(self.page.__name__),
             )
             | declared(HTTPStatus.BAD_REQUEST),
         )
         @fast_path(self.read_scope, fast_page)
-        async def list_work(context: Context, page: Page = asked_page) -> Response:
-            return json_response(await context.reads.pages[self.kind].get(page))
+        async def list_work(context: Context, query: WorkListQuery = query_parameters) -> Response:
+            return json_response(await context.reads.pages[self.kind].get(query))
 
     def _add_get(self, router: APIRouter) -> None:
         @router.get(
             self._path(),
             operation_id=self._operation("get"),
             summary=f"Read a {self.kind}",
-            description=_GET_DESCRIPTION.format(kind=self.kind, news=self.news[0]),
-            dependencies=[needs(self.read_scope)],
+            description=_GET_DESCRIPTION.format(kind=self.kind, event=self.event_nouns[0]),
+            dependencies=[requires_scope(self.read_scope)],
             response_model=self.document,
             responses=on_success(
                 headers=TAG_HEADERS | RETRY_AFTER_HEADER,
-                links=self.own_links | ITS_RECOMMENDATION,
-                content=examples.of(self.example),
+                links=self.own_links | RECOMMENDATION_LINK,
+                content=examples.response_content(self.example),
             )
             | NOT_MODIFIED
             | _MISSING,
         )
         async def get(
             context: Context,
-            watch: Watching,
+            follower: CurrentFollower,
             work_id: str = identified_by(self.kind),
             wait: Wait = 0.0,
             if_none_match: IfNoneMatch = None,
         ) -> Response:
             read = partial(context.reads.work[self.kind].get, work_id)
-            return await polled(read, watch, Poll(wait, if_none_match))
+            return await long_poll(read, follower, Poll(wait, if_none_match))
 
     def _add_cancel(self, router: APIRouter) -> None:
         @router.post(
             self._path("/cancel"),
             operation_id=self._operation("cancel"),
             summary=f"Cancel a {self.kind}",
-            description=f"End a {self.kind}. One that has ended already stays as it is, so repeating this is harmless.",
-            dependencies=[needs(self.write_scope)],
+            description=f"Cancel a {self.kind}. Repeating this is harmless, as an ended {self.kind} is not changed.",
+            dependencies=[requires_scope(self.write_scope)],
             response_model=self.document,
             responses=on_success(links=self.own_links) | _MISSING,
         )
-        def cancel(context: Context, caller: Calling, work_id: str = identified_by(self.kind)) -> Tuning | Job:
+        def cancel(context: Context, caller: CurrentCaller, work_id: str = identified_by(self.kind)) -> Tuning | Job:
             return context.cases(self.kind).cancel(work_id, caller)
 
     def _add_delete(self, router: APIRouter) -> None:
@@ -173,11 +173,11 @@ class WorkRoutes:
             operation_id=self._operation("delete"),
             summary=f"Delete a {self.kind}",
             description=self.deletion,
-            dependencies=[needs(self.write_scope)],
+            dependencies=[requires_scope(self.write_scope)],
             status_code=HTTPStatus.NO_CONTENT,
             responses=DELETED | declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
         )
-        def delete(context: Context, caller: Calling, work_id: str = identified_by(self.kind)) -> None:
+        def delete(context: Context, caller: CurrentCaller, work_id: str = identified_by(self.kind)) -> None:
             context.cases(self.kind).delete(work_id, caller)
 
     def _path(self, rest: str = "") -> str:
@@ -187,5 +187,5 @@ class WorkRoutes:
         return f"{verb}{self.kind.capitalize()}"
 
 
-ITS_RECOMMENDATION = links("recommendation_id", "recommendation_id", "getRecommendation")
-"""A link from work to the recommendation that it found, or was made from."""
+RECOMMENDATION_LINK = links("recommendation_id", "recommendation_id", "getRecommendation")
+"""The link from a tuning or job to its recommendation."""

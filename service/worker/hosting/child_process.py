@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 
 from service import errors
 from service.errors import ConfigurationError, ServiceError
-from service.observability.metrics import families_in
+from service.observability.metrics import families_from
 from service.settings import Settings
 from service.worker.hosting.channel import Channel
 from tuner.system.processes import reap, zombies
@@ -127,7 +127,7 @@ class WorkerProcess:
             except queue.Empty:
                 break
             if answer["number"] == number:
-                return families_in(answer["families"])
+                return families_from(answer["families"])
         _log.warning("the metrics are without the workers': their process does not answer")
         return []
 

@@ -1,4 +1,4 @@
-"""Making, listing and revoking API keys over HTTP, by those who may."""
+"""Creating, listing and revoking API keys over HTTP."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def admin(guarded: Running) -> Iterator[Client]:
-    """A client whose key may do everything; it was made in the database."""
+    """A client with an `admin` key that was created in the database."""
     new, text = make_key("operator", (Scope.ADMIN,))
     guarded.system.store.keys.add(new)
     with Client(guarded.url, api_key=text) as client:
         yield client
 
 
-def test_the_first_key_is_not_made_over_http(shared_service: Running) -> None:
-    """Whoever is on this machine could keep it: the answer names the command, and no key is made."""
+def test_the_first_key_is_not_created_over_http(shared_service: Running) -> None:
+    """Anyone on this machine could create and keep it: the response names the command, and creates no key."""
     response = shared_service.http.post("/v1/keys", json=SUBMISSION)
     assert (response.status_code, response.json()["code"]) == (403, "first-key")
     assert "batchwright keys create" in response.json()["detail"]
     assert shared_service.http.get("/v1/keys").json() == {"items": []}
 
 
-def test_a_key_is_made_used_listed_and_revoked(admin: Client, guarded: Running) -> None:
-    """Its text is in the one answer and works; the list has all but that; revoked, it stays in the list."""
+def test_a_key_is_created_used_listed_and_revoked(admin: Client, guarded: Running) -> None:
+    """Its text is in one response and works; the list omits the text; a revoked key stays in the list."""
     made = admin.keys.create("scheduler", ["tunings:read", Scope.TUNINGS_READ], expires_in_days=90)
     assert (made.name, made.scopes) == ("scheduler", (Scope.TUNINGS_READ,))
     assert made.expires_at is not None
@@ -59,8 +59,8 @@ def test_a_key_is_made_used_listed_and_revoked(admin: Client, guarded: Running) 
     assert ended in admin.keys.list()
 
 
-def test_nobody_revokes_the_key_they_call_with(admin: Client) -> None:
-    """409 with the remedy; the key goes on."""
+def test_a_key_cannot_revoke_itself(admin: Client) -> None:
+    """409 with the remedy; the key stays valid."""
     own = admin.keys.list()[0].id
     with pytest.raises(ConflictError, match=r"own-key.*batchwright keys revoke"):
         admin.keys.revoke(own)
@@ -69,7 +69,7 @@ def test_nobody_revokes_the_key_they_call_with(admin: Client) -> None:
 
 @pytest.mark.parametrize("key_id", ["0" * 16, "0" * 15, "'; --", "a/b"])
 def test_an_unknown_key_is_not_found(admin: Client, key_id: str) -> None:
-    """Whether such an id can be or not."""
+    """Well-formed and malformed ids are treated alike."""
     with pytest.raises(NotFoundError):
         admin.keys.revoke(key_id)
 
@@ -91,8 +91,8 @@ def test_an_unknown_key_is_not_found(admin: Client, key_id: str) -> None:
         ("digest", "d"),
     ],
 )
-def test_what_is_wrong_is_named(admin: Client, guarded: Running, field: str, value: object) -> None:
-    """422 with the field at fault; nothing is made."""
+def test_invalid_fields_are_named(admin: Client, guarded: Running, field: str, value: object) -> None:
+    """422 names the field at fault, and no key is created."""
     before = len(admin.keys.list())
     made = make_key("operator", (Scope.ADMIN,))
     guarded.system.store.keys.add(made[0])
@@ -103,10 +103,10 @@ def test_what_is_wrong_is_named(admin: Client, guarded: Running, field: str, val
     assert len(admin.keys.list()) == before + 1
 
 
-def test_the_text_of_a_key_is_in_the_one_answer_alone(
+def test_the_text_of_a_key_is_in_one_response_only(
     admin: Client, guarded: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No cache keeps that answer, the log names who made it, and no file holds it."""
+    """No cache keeps that response, the log names the creator, and no file holds the text."""
     caplog.set_level(logging.DEBUG)
     made = admin.keys.create("ci", [Scope.ADMIN])
     text = guarded.http.post("/v1/keys", json=SUBMISSION, headers={"Authorization": f"Bearer {made.key}"})

@@ -1,4 +1,4 @@
-"""What tools of others say of the API: fewer cases, and fewer tools, than ``make conformance`` takes."""
+"""Third-party tools against the API: fewer cases, and fewer tools, than ``make conformance`` runs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ONE_OF_EACH = ("--seed", "1", "--max-examples", "1", "--phases", "fuzzing")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [True, False], ids=["with a key", "without keys"])
-def test_schemathesis_finds_nothing(tmp_path: Path, keys: bool) -> None:  # noqa: FBT001 - pytest passes it by name
-    """Made-up requests, and those that links lead to, are answered as the document says."""
+def test_schemathesis_finds_no_violation(tmp_path: Path, keys: bool) -> None:  # noqa: FBT001 - pytest passes it by name
+    """Generated requests, and those that links lead to, get the documented responses."""
     with started(scripted_service(tmp_path), tmp_path, keys=keys) as service:
         found = fuzz(service, tmp_path, key=service.key, arguments=FEW)
     assert found.failures == 0, found.output
@@ -33,8 +33,8 @@ def test_schemathesis_finds_nothing(tmp_path: Path, keys: bool) -> None:  # noqa
 
 
 @pytest.mark.slow
-def test_strangers_get_nothing_but_what_the_document_says(tmp_path: Path) -> None:
-    """Without its key, a service with keys answers every request with 401 or a problem that is declared."""
+def test_unauthenticated_clients_get_documented_responses(tmp_path: Path) -> None:
+    """A service with keys responds to every request without one with 401 or another declared problem."""
     with started(scripted_service(tmp_path), tmp_path, keys=True) as service:
         found = fuzz(service, tmp_path, key=None, arguments=ONE_OF_EACH)
     assert found.failures == 0, found.output
@@ -48,8 +48,8 @@ def test_a_generated_client_completes_a_tuning(tmp_path: Path) -> None:
     assert found["largest_micro_batch_size"] == 37
 
 
-def test_every_reference_of_the_document_leads_somewhere() -> None:
-    """Tools skip what they cannot resolve, and then say nothing of it."""
+def test_every_reference_of_the_document_resolves() -> None:
+    """Tools silently skip the references that they cannot resolve."""
     document = json.loads(DOCUMENT.read_text())
     text = DOCUMENT.read_text()
     named = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}

@@ -1,4 +1,4 @@
-"""Deleting what has ended, and who may."""
+"""Deletion of ended work, and its permissions."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tuner.schemas.requests import TrainingRequest
 
 
 def bearer(service: Running, *scopes: Scope) -> dict[str, str]:
-    """The header of a new API key."""
+    """Return the header with a new API key."""
     new, text = make_key("test", scopes)
     service.system.store.keys.add(new)
     return {"Authorization": f"Bearer {text}"}
 
 
 def job_body() -> dict[str, Any]:
-    """The JSON of a short job."""
+    """Return the JSON of a short job."""
     submission = JobSubmission(recommendation=recommendation(), training=TrainingRequest(updates=1))
     return submission.model_dump(mode="json")
 
 
 def test_a_tuning_that_has_ended_is_deleted_once(service: Running) -> None:
-    """204, then 404 for it and all that was recorded; its recommendation stays."""
+    """204, then 404 for the tuning and its records; its recommendation stays."""
     location = service.http.post("/v1/tunings", json=body()).headers["location"]
     answer = ended(service.http, location)["recommendation_id"]
     response = service.http.delete(location)
@@ -45,8 +45,8 @@ def test_a_tuning_that_has_ended_is_deleted_once(service: Running) -> None:
     assert service.http.post("/v1/tunings", json=body()).status_code == 202
 
 
-def test_what_has_not_ended_is_not_deleted(start_service: StartService) -> None:
-    """409, and it goes on."""
+def test_running_work_is_not_deleted(start_service: StartService) -> None:
+    """409, and the work continues."""
     started = threading.Event()
     service = start_service(ScriptedRunner(37, until_stopped(started)))
     location = service.http.post("/v1/tunings", json=body()).headers["location"]
@@ -57,8 +57,8 @@ def test_what_has_not_ended_is_not_deleted(start_service: StartService) -> None:
     assert service.http.delete(location).status_code == 204
 
 
-def test_only_its_owner_or_an_admin_deletes_it(start_service: StartService) -> None:
-    """Another key with the same scope may not."""
+def test_only_its_owner_or_an_admin_deletes_work(start_service: StartService) -> None:
+    """Another key with the same scope is refused."""
     service = start_service()
     mine, other = (bearer(service, Scope.TUNINGS_WRITE, Scope.TUNINGS_READ) for _ in range(2))
     admin = bearer(service, Scope.ADMIN)
@@ -71,8 +71,8 @@ def test_only_its_owner_or_an_admin_deletes_it(start_service: StartService) -> N
     assert service.http.delete(second, headers=admin).status_code == 204
 
 
-def test_a_job_takes_its_folder_along(service: Running, tmp_path: Path) -> None:
-    """The folder goes with it, and nothing that a link in it leads to."""
+def test_the_folder_of_a_deleted_job_is_removed(service: Running, tmp_path: Path) -> None:
+    """The folder is removed, and the targets of links in it are not."""
     location = service.http.post("/v1/jobs", json=job_body()).headers["location"]
     directory = Path(ended(service.http, location)["directory"])
     directory.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def test_a_job_takes_its_folder_along(service: Running, tmp_path: Path) -> None:
 
 
 def test_a_job_is_deleted_after_its_folder(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the database fails in between, the job is still there to be deleted again; when the folder stays, too."""
+    """If the database fails in between, or the folder cannot be removed, the job can be deleted again."""
     location = service.http.post("/v1/jobs", json=job_body()).headers["location"]
     directory = Path(ended(service.http, location)["directory"])
 
@@ -107,8 +107,8 @@ def test_a_job_is_deleted_after_its_folder(service: Running, monkeypatch: pytest
     assert not directory.exists()
 
 
-def test_a_link_in_the_place_of_a_folder_is_left_alone(service: Running, tmp_path: Path) -> None:
-    """What it leads to was not made by the job."""
+def test_a_link_in_place_of_a_folder_is_not_followed(service: Running, tmp_path: Path) -> None:
+    """The target of the link was not created by the job."""
     location = service.http.post("/v1/jobs", json=job_body()).headers["location"]
     directory = Path(ended(service.http, location)["directory"])
     shutil.rmtree(directory, ignore_errors=True)
@@ -120,8 +120,8 @@ def test_a_link_in_the_place_of_a_folder_is_left_alone(service: Running, tmp_pat
     assert precious.exists()
 
 
-def test_a_tuning_is_no_job(service: Running) -> None:
-    """Each is deleted where it is."""
+def test_a_tuning_is_not_deleted_as_a_job(service: Running) -> None:
+    """Each kind of work is deleted by its own route."""
     location = service.http.post("/v1/tunings", json=body()).headers["location"]
     ended(service.http, location)
     problem_in(service.http.delete(location.replace("tunings", "jobs")), 404, "not-found")

@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: a request that is sent twice acts once, and is answered twice."""
+"""`Idempotency-Key`: a repeated request acts once, and gets the first response again."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tuner.schemas.requests import TrainingRequest
 KEY = {"Idempotency-Key": "a-key"}
 
 
-def tunings_in(service: Running) -> int:
-    """How many tunings are stored."""
+def count_tunings(service: Running) -> int:
+    """Return the number of stored tunings."""
     return len(service.http.get("/v1/tunings").json()["items"])
 
 
@@ -32,24 +32,24 @@ def job_body(**changes: Any) -> dict[str, Any]:
 
 
 def assert_replayed(first: httpx.Response, again: httpx.Response) -> None:
-    """The second answer must be the first one, and say so."""
+    """Check that the second response is the first one, and marked as replayed."""
     assert (again.status_code, again.content) == (first.status_code, first.content)
     assert again.headers["location"] == first.headers["location"]
     assert "idempotency-replayed" not in first.headers
     assert again.headers["idempotency-replayed"] == "true"
 
 
-def test_the_same_request_is_given_the_first_answer(service: Running) -> None:
-    """Status, body and Location of the first, also after the tuning has ended; nothing is created."""
+def test_a_repeated_request_gets_the_first_response(service: Running) -> None:
+    """Status, body and Location are those of the first, also after the tuning has ended; nothing is created."""
     first = service.http.post("/v1/tunings", json=body(fresh=True), headers=KEY)
     assert (first.status_code, first.headers["retry-after"]) == (HTTPStatus.ACCEPTED, "1")
     ended(service.http, first.headers["location"])
     assert_replayed(first, service.http.post("/v1/tunings", json=body(fresh=True), headers=KEY))
-    assert tunings_in(service) == 1
+    assert count_tunings(service) == 1
 
 
-def test_a_stored_answer_is_given_again(service: Running) -> None:
-    """A 200 is remembered too: `fresh` work that ends meanwhile does not change it."""
+def test_a_stored_recommendation_is_replayed(service: Running) -> None:
+    """A 200 is stored too: `fresh` work that ends in between does not change it."""
     ended(service.http, service.http.post("/v1/tunings", json=body()).headers["location"])
     first = service.http.post("/v1/tunings", json=body(), headers=KEY)
     assert first.status_code == HTTPStatus.OK
@@ -57,28 +57,28 @@ def test_a_stored_answer_is_given_again(service: Running) -> None:
     assert_replayed(first, service.http.post("/v1/tunings", json=body(), headers=KEY))
 
 
-def test_an_answer_of_its_own_is_given_again(service: Running) -> None:
-    """An answer that was stored anew, for other data, is remembered with it."""
+def test_a_derived_recommendation_is_replayed(service: Running) -> None:
+    """A recommendation that was stored for other data is replayed with its own request."""
     spec = body()["spec"]
     ended(service.http, service.http.post("/v1/tunings", json=body()).headers["location"])
     other = body(spec=spec | {"data": {"kind": "synthetic", "samples": 70}})
     first = service.http.post("/v1/tunings", json=other, headers=KEY)
     assert first.status_code == HTTPStatus.OK
     assert_replayed(first, service.http.post("/v1/tunings", json=other, headers=KEY))
-    assert tunings_in(service) == 2
+    assert count_tunings(service) == 2
 
 
 def test_another_request_under_the_key_is_refused(service: Running) -> None:
-    """Another body, or another route, is 422, whatever became of the first."""
+    """Another body or another route is 422, whatever became of the first request."""
     service.http.post("/v1/tunings", json=body(), headers=KEY)
     other = service.http.post("/v1/tunings", json=body(effective_batch_size=7), headers=KEY)
     assert "a-key" in problem_in(other, 422, "idempotency-key-reused").detail
     problem_in(service.http.post("/v1/jobs", json=job_body(), headers=KEY), 422, "idempotency-key-reused")
-    assert tunings_in(service) == 1
+    assert count_tunings(service) == 1
 
 
 def test_a_request_in_flight_is_not_made_twice(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the first is being answered the second is 409 with when to come back; then it is given the answer."""
+    """During the first request the second is 409 with `Retry-After`; afterwards it gets the first response."""
     entered, go_on = threading.Event(), threading.Event()
     devices = service.system.store.devices.list
 
@@ -103,17 +103,17 @@ def test_a_request_in_flight_is_not_made_twice(service: Running, monkeypatch: py
 
 
 def test_the_database_decides_between_processes(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looked before the other had stored its answer, and stores second, is given the first answer."""
+    """A process that stores second gets the response that was stored first."""
     first = service.http.post("/v1/tunings", json=body(), headers=KEY)
     monkeypatch.setattr(service.system.store.submissions, "first_answer", lambda *_: None)
     assert_replayed(first, service.http.post("/v1/tunings", json=body(), headers=KEY))
     other = service.http.post("/v1/tunings", json=body(effective_batch_size=7), headers=KEY)
     problem_in(other, 422, "idempotency-key-reused")
-    assert tunings_in(service) == 1
+    assert count_tunings(service) == 1
 
 
-def test_a_refusal_is_not_remembered(service: Running) -> None:
-    """After a refusal the key is as good as new."""
+def test_a_refusal_is_not_stored(service: Running) -> None:
+    """After a refusal the key can be used again."""
     code = body(spec=python_spec("os:system").model_dump(mode="json"))
     for _ in range(2):
         problem_in(service.http.post("/v1/tunings", json=code, headers=KEY), 403, "python-target-not-allowed")
@@ -121,21 +121,21 @@ def test_a_refusal_is_not_remembered(service: Running) -> None:
 
 
 def test_a_job_is_run_once(service: Running) -> None:
-    """Jobs take keys as tunings do."""
+    """Job submissions take keys as those of tunings do."""
     first = service.http.post("/v1/jobs", json=job_body(), headers=KEY)
     assert_replayed(first, service.http.post("/v1/jobs", json=job_body(), headers=KEY))
     assert len(service.http.get("/v1/jobs").json()["items"]) == 1
 
 
 def test_a_dry_run_ignores_the_key(service: Running) -> None:
-    """It creates nothing, so that the key is still free for the run."""
+    """A dry run creates nothing, so that the key is still free for the run."""
     dry = service.http.post("/v1/jobs", json=job_body(dry_run=True), headers=KEY)
     assert dry.status_code == HTTPStatus.OK
     run = service.http.post("/v1/jobs", json=job_body(), headers=KEY)
     assert run.status_code == HTTPStatus.ACCEPTED
 
 
-def test_keys_of_different_callers_do_not_meet(start_service: StartService) -> None:
+def test_keys_of_different_callers_are_independent(start_service: StartService) -> None:
     """The same text from two API keys names two requests."""
     service = start_service()
     answers = []
@@ -149,15 +149,15 @@ def test_keys_of_different_callers_do_not_meet(start_service: StartService) -> N
 
 
 @pytest.mark.parametrize("key", ["", "two words", "x" * 256, "\u00e9".encode("latin-1")])
-def test_odd_keys_are_refused(shared_service: Running, key: str | bytes) -> None:
+def test_invalid_keys_are_refused(shared_service: Running, key: str | bytes) -> None:
     """A key is 1 to 255 visible ASCII characters."""
     headers: Any = {"Idempotency-Key": key}
     problem = problem_in(shared_service.http.post("/v1/tunings", json=body(), headers=headers), 422, "invalid-request")
     assert [fault.field for fault in problem.errors] == ["Idempotency-Key"]
 
 
-def test_an_answer_outlives_the_service(service: Running) -> None:
-    """It is stored with what it created, where another process finds it."""
+def test_a_response_outlives_the_service(service: Running) -> None:
+    """The response is stored with the work, where another process finds it."""
     first = service.http.post("/v1/tunings", json=body(), headers=KEY)
     kept = service.system.store.submissions.first_answer("", "a-key")
     assert isinstance(kept, FirstAnswer)

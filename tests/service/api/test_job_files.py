@@ -1,4 +1,4 @@
-"""The log and the checkpoints of a job, and that nothing else can be read through them."""
+"""The log and the checkpoints of a job, and the protection of all other files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNKNOWN = "job_" + "0" * 32
 
 @pytest.fixture
 def job(service: Running) -> dict[str, Any]:
-    """A job that has ended; its trainer left no folder."""
+    """A job that has ended without leaving a folder."""
     submission = JobSubmission(recommendation=recommendation(), training=TrainingRequest(updates=1))
     response = service.http.post("/v1/jobs", json=submission.model_dump(mode="json"))
     return ended(service.http, response.headers["location"])
@@ -31,13 +31,13 @@ def job(service: Running) -> dict[str, Any]:
 
 @pytest.fixture
 def paths(job: dict[str, Any]) -> RunPaths:
-    """The files of the job, in a folder that is there."""
+    """The files of the job, in an existing folder."""
     Path(job["directory"]).mkdir(parents=True, exist_ok=True)
     return RunPaths(Path(job["directory"]))
 
 
 def test_the_end_of_the_log_is_read(service: Running, job: dict[str, Any], paths: RunPaths) -> None:
-    """All of a short one, and as many bytes as are asked for; what is no text is replaced."""
+    """A short log is complete; a longer one is cut to the requested bytes; invalid UTF-8 is replaced."""
     paths.log.write_bytes(b"one\ntwo\n\xff\n")
     whole = service.http.get(f"/v1/jobs/{job['id']}/logs")
     assert whole.headers["content-type"] == "text/plain; charset=utf-8"
@@ -46,13 +46,13 @@ def test_the_end_of_the_log_is_read(service: Running, job: dict[str, Any], paths
 
 
 def test_a_long_log_is_cut(service: Running, job: dict[str, Any], paths: RunPaths) -> None:
-    """Without a number the last 64 KiB come."""
+    """By default the last 64 KiB are sent."""
     paths.log.write_bytes(b"x" * 100_000)
     assert len(service.http.get(f"/v1/jobs/{job['id']}/logs").content) == 65_536
 
 
 def test_checkpoints_are_listed(service: Running, job: dict[str, Any], paths: RunPaths) -> None:
-    """By update, with their size and time; what is half written or something else is left out."""
+    """Checkpoints are listed by update, with size and time; incomplete ones and other files are omitted."""
     for update in (20, 10):
         folder = paths.checkpoints / f"update-{update:08d}"
         folder.mkdir(parents=True)
@@ -67,18 +67,16 @@ def test_checkpoints_are_listed(service: Running, job: dict[str, Any], paths: Ru
     assert {item["modified_at"] for item in items} == {"1970-01-01T00:33:20Z"}
 
 
-def test_files_of_another_host_are_not_here(service: Running, job: dict[str, Any]) -> None:
-    """A run that began elsewhere left no folder here: 409 names the place."""
+def test_files_of_another_host_are_refused(service: Running, job: dict[str, Any]) -> None:
+    """409 names the slot of a run that started on another host."""
     shutil.rmtree(job["directory"], ignore_errors=True)
     for path in ("logs", "checkpoints"):
         problem = problem_in(service.http.get(f"/v1/jobs/{job['id']}/{path}"), 409, "not-on-this-host")
         assert "host/cpu" in problem.detail
 
 
-def test_files_of_an_earlier_attempt_are_not_the_last_ones(
-    service: Running, job: dict[str, Any], paths: RunPaths
-) -> None:
-    """A folder that another place's attempt has gone on from elsewhere: 409, and the job names no folder here."""
+def test_files_of_an_earlier_attempt_are_refused(service: Running, job: dict[str, Any], paths: RunPaths) -> None:
+    """409 if another slot's attempt has continued the run elsewhere; the job names no folder here."""
     paths.log.write_text("yesterday")
     (paths.directory / SLOT_FILE).write_text("another/cpu")
     for path in ("logs", "checkpoints"):
@@ -97,8 +95,8 @@ def test_only_folders_of_jobs_are_removed(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "runs" / "job_1").is_dir()
 
 
-def test_links_lead_nowhere(service: Running, job: dict[str, Any], paths: RunPaths, tmp_path: Path) -> None:
-    """A job that puts links in the place of its files shows nothing of where they lead."""
+def test_links_are_not_followed(service: Running, job: dict[str, Any], paths: RunPaths, tmp_path: Path) -> None:
+    """A job that replaces its files by links discloses nothing of their targets."""
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "update-00000010").mkdir()
@@ -109,8 +107,8 @@ def test_links_lead_nowhere(service: Running, job: dict[str, Any], paths: RunPat
     assert service.http.get(f"/v1/jobs/{job['id']}/checkpoints").json() == {"items": []}
 
 
-def test_what_is_no_file_does_not_hold_the_request(tmp_path: Path) -> None:
-    """A pipe or a folder in the place of the log is no log."""
+def test_a_pipe_does_not_block_the_request(tmp_path: Path) -> None:
+    """A pipe or a folder in place of the log is not read."""
     runs = RunFiles(tmp_path)
     (tmp_path / "job_1").mkdir()
     os.mkfifo(tmp_path / "job_1" / "log.txt")
@@ -122,12 +120,12 @@ def test_what_is_no_file_does_not_hold_the_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize("job_id", [UNKNOWN, "..", "job_..", "tun_" + "0" * 32, "%2e%2e%2f"])
 @pytest.mark.parametrize("path", ["logs", "checkpoints"])
 def test_only_jobs_have_files(shared_service: Running, job_id: str, path: str) -> None:
-    """What is no job's identifier is 404, before any file is looked at."""
+    """An id that is not a job's is 404, before any file is opened."""
     problem_in(shared_service.http.get(f"/v1/jobs/{job_id}/{path}"), 404, "not-found")
 
 
 @pytest.mark.parametrize("tail", ["0", "-1", "5000000", "x"])
 def test_tails_are_bounded(shared_service: Running, tail: str) -> None:
-    """From 1 byte to 4 MiB."""
+    """A tail has 1 byte to 4 MiB."""
     response = shared_service.http.get(f"/v1/jobs/{UNKNOWN}/logs", params={"tail": tail})
     problem_in(response, 422, "invalid-request")

@@ -1,4 +1,4 @@
-"""Lists: filters, cursors, and that they are what their documents say."""
+"""Lists: filters, cursors, and the agreement of rows with their documents."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from tuner.schemas.requests import TrainingRequest
 
 
 def ids(service: Running, path: str, **params: Any) -> list[str]:
-    """The identifiers in a list."""
+    """Return the identifiers in a list."""
     response = service.http.get(path, params=params)
     assert response.status_code == 200
     return [item["id"] for item in response.json()["items"]]
 
 
 def submitted(service: Running, **changes: Any) -> dict[str, Any]:
-    """A tuning once it has ended."""
+    """A tuning that has ended."""
     return ended(service.http, service.http.post("/v1/tunings", json=body(**changes)).headers["location"])
 
 
 def job(service: Running) -> dict[str, Any]:
-    """A job once it has ended."""
+    """A job that has ended."""
     submission = JobSubmission(recommendation=recommendation(), training=TrainingRequest(updates=1))
     response = service.http.post("/v1/jobs", json=submission.model_dump(mode="json"))
     return ended(service.http, response.headers["location"])
 
 
-def test_tunings_are_found_by_what_they_are(service: Running) -> None:
-    """Each filter narrows the list, and all of them hold at once."""
+def test_tunings_are_filtered(service: Running) -> None:
+    """Each filter narrows the list, and all filters apply together."""
     mlp = submitted(service, spec=mlp_spec().model_dump(mode="json"))
     gpt = submitted(service, spec=gpt_spec().model_dump(mode="json"))
     assert ids(service, "/v1/tunings", model="mlp") == [mlp["id"]]
@@ -47,23 +47,23 @@ def test_tunings_are_found_by_what_they_are(service: Running) -> None:
     assert ids(service, "/v1/tunings", state="FAILED") == []
 
 
-def test_jobs_are_found_by_what_they_are(service: Running) -> None:
-    """By state, device and model."""
+def test_jobs_are_filtered(service: Running) -> None:
+    """Jobs are filtered by state, device and model."""
     made = job(service)
     assert ids(service, "/v1/jobs", state="SUCCEEDED", device="cpu", model="mlp") == [made["id"]]
     assert ids(service, "/v1/jobs", state="QUEUED") == []
     assert ids(service, "/v1/jobs", model="gpt") == []
 
 
-def test_recommendations_are_found_by_precision_and_objective(service: Running) -> None:
-    """Both narrow the list, over HTTP and in the SDK; a row tells them, and what does not exist is refused."""
+def test_recommendations_are_filtered_by_precision_and_objective(service: Running) -> None:
+    """Both narrow the list, over HTTP and in the SDK; rows have both, and unknown values are refused."""
     spec = mlp_spec(precision="bf16-mixed").model_dump(mode="json")
     mixed = submitted(service, spec=spec)["recommendation_id"]
     fewest = submitted(service, spec=spec, objective="fewest_steps")["recommendation_id"]
     plain = submitted(service)["recommendation_id"]
     with service.client as client:
         listed = client.recommendations.list
-        assert [it.id for it in listed(precision="bf16-mixed", page_size=1)] == [fewest, mixed]
+        assert [tuning.id for tuning in listed(precision="bf16-mixed", page_size=1)] == [fewest, mixed]
         (found,) = listed(objective="fewest_steps", precision="bf16-mixed", model="mlp", device="cpu")
         assert (found.id, found.precision, found.objective) == (fewest, "bf16-mixed", "fewest_steps")
     assert ids(service, "/v1/recommendations", precision="fp32", objective="largest") == [plain]
@@ -73,7 +73,7 @@ def test_recommendations_are_found_by_precision_and_objective(service: Running) 
 
 
 def test_filtered_pages_follow_one_another(service: Running) -> None:
-    """A cursor goes on within the filter."""
+    """A cursor continues within the filter."""
     made = [submitted(service, effective_batch_size=size)["id"] for size in (5, 6, 7)]
     page = service.http.get("/v1/tunings", params={"limit": 2, "state": "SUCCEEDED"}).json()
     rest = {"limit": 2, "state": "SUCCEEDED", "cursor": page["next_cursor"]}
@@ -81,13 +81,13 @@ def test_filtered_pages_follow_one_another(service: Running) -> None:
 
 
 def test_a_state_that_does_not_exist_is_refused(shared_service: Running) -> None:
-    """422, naming those there are."""
+    """422 names the valid states."""
     problem = problem_in(shared_service.http.get("/v1/tunings?state=DONE"), 422, "invalid-request")
     assert "'SUCCEEDED'" in problem.errors[0].message
 
 
 def test_a_cursor_belongs_to_its_list(shared_service: Running) -> None:
-    """One of another list is 400, as is anything that was never one."""
+    """A cursor of another list, or any other text, is 400."""
     number = "0" * 32
     lists = {"/v1/tunings": f"t{number}", "/v1/jobs": f"j{number}", "/v1/recommendations": f"r{number}"}
     for path in lists:
@@ -101,13 +101,13 @@ def test_a_cursor_belongs_to_its_list(shared_service: Running) -> None:
 
 
 def test_cursors_name_identifiers() -> None:
-    """What was encoded comes back."""
+    """A cursor decodes to the identifier that it encodes."""
     identifier = "rec_" + "0a" * 16
     assert decode_cursor(encode_cursor(identifier), "rec") == identifier
 
 
 def test_pages_are_written_as_their_documents(service: Running) -> None:
-    """The lists are written from rows at once; what comes out is what the documents would write."""
+    """Lists are written from rows directly; their JSON equals that of the documents."""
     submitted(service)
     job(service)
     kinds: list[tuple[str, type[TuningPage | JobPage | RecommendationPage]]] = [
@@ -122,8 +122,8 @@ def test_pages_are_written_as_their_documents(service: Running) -> None:
         assert page.model_dump_json() == text
 
 
-def test_a_listed_tuning_is_as_it_is_now(start_service: StartService) -> None:
-    """What is kept of a row is not told any more once anything about it has changed."""
+def test_a_listed_tuning_is_current(start_service: StartService) -> None:
+    """A cached row is not used after any change of the tuning."""
     started = threading.Event()
     service = start_service(ScriptedRunner(37, until_stopped(started)))
     location = service.http.post("/v1/tunings", json=body()).headers["location"]
@@ -139,7 +139,7 @@ def test_a_listed_tuning_is_as_it_is_now(start_service: StartService) -> None:
 
 
 def test_a_recommendation_is_sent_as_it_is_stored(service: Running) -> None:
-    """Reading and writing it again would give the same bytes."""
+    """Parsing and serializing it again would give the same bytes."""
     tuning = submitted(service)
     text = service.http.get(f"/v1/recommendations/{tuning['recommendation_id']}").text
     stored = service.system.store.recommendations.get(tuning["recommendation_id"])
@@ -149,5 +149,5 @@ def test_a_recommendation_is_sent_as_it_is_stored(service: Running) -> None:
 @pytest.mark.parametrize("path", ["/v1/tunings", "/v1/jobs", "/v1/recommendations", "/v1/queue"])
 @pytest.mark.parametrize("limit", ["0", "201", "x"])
 def test_limits_are_bounded(shared_service: Running, path: str, limit: str) -> None:
-    """From 1 to 200."""
+    """A limit is from 1 to 200."""
     problem_in(shared_service.http.get(path, params={"limit": limit}), 422, "invalid-request")

@@ -1,4 +1,4 @@
-"""The document of the API, and the page that shows it."""
+"""The OpenAPI document, and the page that shows it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from service.api.examples import ANSWERS, REQUESTS
+from service.api.examples import REQUESTS, RESPONSES
 from service.domain import api_keys, exports, work
 from service.entrypoints.export_openapi import export_openapi
 from tests.support.paths import OPENAPI
@@ -19,24 +19,24 @@ from tuner.schemas.estimates import EstimateRequest
 from tuner.schemas.recommendation import Recommendation
 
 DOCUMENT: dict[str, Any] = json.loads(OPENAPI.read_text(encoding="utf-8"))
-OPERATIONS = {told["operationId"]: told for path in DOCUMENT["paths"].values() for told in path.values()}
+OPERATIONS = {operation["operationId"]: operation for path in DOCUMENT["paths"].values() for operation in path.values()}
 LINKS = [
-    (operation, name, link)
-    for operation, told in OPERATIONS.items()
-    for response in told["responses"].values()
+    (identifier, name, link)
+    for identifier, operation in OPERATIONS.items()
+    for response in operation["responses"].values()
     for name, link in response.get("links", {}).items()
 ]
 
 
-def test_the_document_in_the_repository_is_the_services_own() -> None:
-    """`openapi/openapi.json` is what `python -m service.entrypoints.export_openapi` writes."""
+def test_the_document_in_the_repository_is_current() -> None:
+    """`openapi/openapi.json` is the output of `python -m service.entrypoints.export_openapi`."""
     assert OPENAPI.read_text(encoding="utf-8") == export_openapi(), (
         "run: python -m service.entrypoints.export_openapi > openapi/openapi.json"
     )
 
 
-def test_the_document_describes_every_call(shared_service: Running) -> None:
-    """Each operation has an id of its own and a description, and declares problems by their media type alone."""
+def test_the_document_describes_every_operation(shared_service: Running) -> None:
+    """Each operation has a unique id and a description, and declares problems by their media type alone."""
     document = shared_service.http.get("/openapi.json").json()
     assert document["openapi"].startswith("3.1")
     operations = [operation for path in document["paths"].values() for operation in path.values()]
@@ -44,30 +44,30 @@ def test_the_document_describes_every_call(shared_service: Running) -> None:
     assert len(set(ids)) == len(ids)
     for operation in operations:
         assert operation["description"]
-        failures = {status: it for status, it in operation["responses"].items() if int(status) >= 400}
+        failures = {status: response for status, response in operation["responses"].items() if int(status) >= 400}
         assert {"403", "500", "503"} <= set(failures)
-        assert all(set(it["content"]) == {"application/problem+json"} for it in failures.values())
+        assert all(set(response["content"]) == {"application/problem+json"} for response in failures.values())
     fields = document["components"]["schemas"]["Tuning"]["properties"].values()
     assert all("description" in field or "$ref" in field for field in fields)
 
 
 def test_every_operation_has_a_tag_that_is_described() -> None:
-    """No tag without a description, and none that is not used."""
-    used = {tag for told in OPERATIONS.values() for tag in told["tags"]}
+    """Every tag has a description and is used."""
+    used = {tag for operation in OPERATIONS.values() for tag in operation["tags"]}
     assert used == {tag["name"] for tag in DOCUMENT["tags"]}
     assert all(tag["description"] for tag in DOCUMENT["tags"])
 
 
 @pytest.mark.parametrize(("operation", "name", "link"), LINKS)
-def test_links_lead_somewhere(operation: str, name: str, link: dict[str, Any]) -> None:
-    """Each names an operation, and parameters that it has."""
+def test_links_name_operations_and_parameters(operation: str, name: str, link: dict[str, Any]) -> None:
+    """Each link names an operation and parameters of that operation."""
     target = OPERATIONS[link["operationId"]]
     taken = {parameter["name"] for parameter in target.get("parameters", [])}
     assert set(link.get("parameters", {})) <= taken, (operation, name)
 
 
-def test_what_a_scheduler_does_is_linked() -> None:
-    """From the submission to the tuning, its answer, a job and back: stateful tests follow these."""
+def test_the_steps_of_a_scheduler_are_linked() -> None:
+    """Links lead from the submission to the tuning, its recommendation, a job and back, for stateful tests."""
     there = {(operation, link["operationId"]) for operation, _, link in LINKS}
     assert {
         ("submitTuning", "getTuning"),
@@ -79,18 +79,20 @@ def test_what_a_scheduler_does_is_linked() -> None:
     } <= there
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-def test_examples_of_answers_are_what_they_stand_for(name: str) -> None:
-    """Each reads as its document, and is written the same again."""
+@pytest.mark.parametrize("name", RESPONSES)
+def test_examples_of_responses_are_valid(name: str) -> None:
+    """Each is valid for its document, and serializes to the same JSON."""
     kinds: dict[str, type[BaseModel]] = {**vars(exports), **vars(work), "Recommendation": Recommendation}
-    kind = kinds[ANSWERS[name]["document"]]
-    value = ANSWERS[name]["value"]
+    kind = kinds[RESPONSES[name]["document"]]
+    value = RESPONSES[name]["value"]
     assert TypeAdapter(kind).validate_python(value).model_dump(mode="json") == value
 
 
-@pytest.mark.parametrize(("document", "name"), [(it, name) for it, named in REQUESTS.items() for name in named])
+@pytest.mark.parametrize(
+    ("document", "name"), [(document, name) for document, named in REQUESTS.items() for name in named]
+)
 def test_examples_of_requests_are_accepted(document: str, name: str) -> None:
-    """Each is a valid body, read as strictly as the API does."""
+    """Each is a valid body under strict validation."""
     kinds: dict[str, type[BaseModel]] = {
         **vars(exports),
         **vars(work),
@@ -100,18 +102,18 @@ def test_examples_of_requests_are_accepted(document: str, name: str) -> None:
     kinds[document].model_validate_json(json.dumps(REQUESTS[document][name]["value"]), strict=True)
 
 
-def test_what_cannot_be_written_is_not_offered() -> None:
-    """No parameter may be `null`: a query or header has no such thing."""
-    for told in OPERATIONS.values():
-        for parameter in told.get("parameters", []):
+def test_no_parameter_may_be_null() -> None:
+    """A query or header cannot express `null`."""
+    for operation in OPERATIONS.values():
+        for parameter in operation.get("parameters", []):
             assert "null" not in json.dumps(parameter["schema"]), parameter["name"]
 
 
 # --- the page ---
 
 
-def test_the_page_needs_nothing_from_elsewhere(shared_service: Running) -> None:
-    """All that it names is served here, without inline scripts, and its policy forbids the rest."""
+def test_the_page_loads_nothing_from_other_hosts(shared_service: Running) -> None:
+    """All its files are served here, without inline scripts, and its policy forbids others."""
     page = shared_service.http.get("/docs")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     policy = page.headers["content-security-policy"]
@@ -127,7 +129,7 @@ def test_the_page_needs_nothing_from_elsewhere(shared_service: Running) -> None:
 
 
 def test_the_document_is_not_sent_twice(shared_service: Running) -> None:
-    """Who has it gets 304."""
+    """A client with the current document gets 304."""
     first = shared_service.http.get("/openapi.json")
     again = shared_service.http.get("/openapi.json", headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")

@@ -1,4 +1,4 @@
-"""Query parameters: those that a route does not have are refused, wherever they are sent."""
+"""Query parameters: every route refuses unknown ones."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.support.service.running import Running, StartService
 
 
 def operations(service: Running) -> list[tuple[str, str]]:
-    """Every method and path of the document, with something in the place of each identifier."""
+    """Return every method and path of the document, with an example of each identifier."""
     paths = service.http.get("/openapi.json").json()["paths"]
     return [(method.upper(), re.sub(r"{\w+}", "x", path)) for path, found in paths.items() for method in found]
 
 
-def test_every_route_refuses_a_parameter_that_it_does_not_have(shared_service: Running) -> None:
-    """Reads, submissions and health checks alike, before anything is done."""
-    asked = operations(shared_service)
-    assert len(asked) > 25
-    for method, path in asked:
+def test_every_route_refuses_unknown_parameters(shared_service: Running) -> None:
+    """Reads, submissions and health checks refuse alike, before they act."""
+    routes = operations(shared_service)
+    assert len(routes) > 25
+    for method, path in routes:
         problem = problem_in(shared_service.http.request(method, path, params={"zzz": "1"}), 422, "invalid-request")
         assert problem.errors[0].field == "zzz", (method, path)
         assert "is not a query parameter of this route" in problem.detail
@@ -37,20 +37,20 @@ def test_every_route_refuses_a_parameter_that_it_does_not_have(shared_service: R
             "zzz",
             "zzz: is not a query parameter of this route (known: state, device, model, fingerprint, limit, cursor)",
         ),
-        ("limit=1&limit=2", "limit: can be given once, and is given 2 times"),
+        ("limit=1&limit=2", "limit: can be given once, and was given 2 times"),
         ("state=DONE", "must be one of 'QUEUED', 'RUNNING', "),
         ("limit=many", "limit: must be a whole number"),
         ("limit=0", "limit: must be at least 1"),
     ],
 )
 def test_a_wrong_query_names_the_nearest_parameter(shared_service: Running, query: str, words: str) -> None:
-    """A misspelt filter is never answered with the whole list."""
+    """A misspelt filter is never ignored."""
     problem = problem_in(shared_service.http.get(f"/v1/tunings?{query}"), 422, "invalid-request")
     assert words in problem.detail
 
 
 def test_a_state_may_be_repeated_and_of_either_case(start_service: StartService) -> None:
-    """Work in any of the states is listed, in the usual order; in the SDK too."""
+    """Work in any of the states is listed, in the usual order, over HTTP and in the SDK."""
     service = start_service()
     done = ended(service.http, service.http.post("/v1/tunings", json=body()).headers["location"])["id"]
 
@@ -63,5 +63,5 @@ def test_a_state_may_be_repeated_and_of_either_case(start_service: StartService)
     assert found("state=Failed&state=SUCCEEDED") == [done]
     assert found("state=FAILED&state=cancelled&state=queued") == []
     with service.client as client:
-        assert [it.id for it in client.tunings.list(state=[State.FAILED, State.SUCCEEDED])] == [done]
-        assert [it.id for it in client.tunings.list(state=State.FAILED)] == []
+        assert [tuning.id for tuning in client.tunings.list(state=[State.FAILED, State.SUCCEEDED])] == [done]
+        assert [tuning.id for tuning in client.tunings.list(state=State.FAILED)] == []

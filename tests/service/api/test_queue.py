@@ -1,4 +1,4 @@
-"""The queue: priorities, positions, and how long a wait may be expected to last."""
+"""The queue: priorities, positions and expected waits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def busy(start_service: StartService) -> Running:
-    """A service whose only device is held until what holds it is cancelled."""
+    """A service whose only device is busy until its work is cancelled."""
     started = threading.Event()
     service = start_service(ScriptedRunner(37, until_stopped(started)))
     service.http.post("/v1/tunings", json=body(effective_batch_size=3))
@@ -35,14 +35,14 @@ def busy(start_service: StartService) -> Running:
 
 
 def submitted(service: Running, **changes: Any) -> str:
-    """The id of a new tuning."""
+    """Submit a tuning and return its id."""
     response = service.http.post("/v1/tunings", json=body(**changes))
     assert response.status_code == 202
     return str(response.json()["id"])
 
 
-def test_the_queue_tells_who_is_next(busy: Running) -> None:
-    """A higher priority goes first, older work before newer; nothing is promised of how long that takes."""
+def test_the_queue_lists_the_order_of_work(busy: Running) -> None:
+    """Higher priorities come first, older work before newer; no wait is given without durations."""
     low = submitted(busy, effective_batch_size=5, priority=-5)
     plain = submitted(busy, effective_batch_size=6)
     high = submitted(busy, effective_batch_size=7, priority=5)
@@ -54,19 +54,19 @@ def test_the_queue_tells_who_is_next(busy: Running) -> None:
     assert len(busy.http.get("/v1/queue", params={"limit": 2}).json()["items"]) == 2
 
 
-def test_a_device_that_takes_no_work_promises_no_start(start_service: StartService, tmp_path: Path) -> None:
-    """Nobody knows when the trouble of its host is over."""
+def test_an_unready_device_has_no_expected_wait(start_service: StartService, tmp_path: Path) -> None:
+    """The end of a host problem is unknown."""
     (in_the_way := tmp_path / "disk").write_text("")
     service = start_service(runs_dir=in_the_way / "runs")
     waiting_id = submitted(service, effective_batch_size=5)
     items = service.http.get("/v1/queue").json()["items"]
-    assert [(it["id"], it["expected_wait_seconds"]) for it in items] == [(waiting_id, None)]
-    place = service.http.get(f"/v1/tunings/{waiting_id}").json()["queue"]
-    assert place == {"position": 1, "expected_wait_seconds": None}
+    assert [(item["id"], item["expected_wait_seconds"]) for item in items] == [(waiting_id, None)]
+    position = service.http.get(f"/v1/tunings/{waiting_id}").json()["queue"]
+    assert position == {"position": 1, "expected_wait_seconds": None}
 
 
-def test_the_priority_is_told_and_leaves_the_answer_alone(busy: Running) -> None:
-    """It is in the tuning and in lists, and not in what the answer depends on."""
+def test_the_priority_does_not_affect_the_recommendation(busy: Running) -> None:
+    """The priority is in the tuning and in lists, and not in the fingerprint."""
     first = busy.http.post("/v1/tunings", json=body(priority=9)).json()
     second = busy.http.post("/v1/tunings", json=body(priority=-9)).json()
     assert (first["priority"], second["priority"]) == (9, -9)
@@ -75,8 +75,8 @@ def test_the_priority_is_told_and_leaves_the_answer_alone(busy: Running) -> None
     assert busy.http.get("/v1/tunings").json()["items"][0]["priority"] == -9
 
 
-def test_going_first_needs_the_scope_admin(start_service: StartService) -> None:
-    """A key without it may ask for 0 and below."""
+def test_a_positive_priority_requires_the_scope_admin(start_service: StartService) -> None:
+    """Other keys may use priorities of 0 and below."""
     service = start_service()
     new, text = make_key("test", (Scope.TUNINGS_WRITE,))
     service.system.store.keys.add(new)
@@ -86,8 +86,8 @@ def test_going_first_needs_the_scope_admin(start_service: StartService) -> None:
     assert service.http.post("/v1/tunings", json=body(priority=-1), headers=headers).status_code == 202
 
 
-def test_a_wait_is_for_the_hardware_it_needs(service: Running) -> None:
-    """A free device of another kind shortens no wait, and a kind that nobody serves promises none."""
+def test_a_wait_depends_on_the_required_hardware(service: Running) -> None:
+    """A free device of another kind shortens no wait, and a kind without workers has no expected wait."""
     store = service.system.store
     for _ in range(3):
         assert ended(service.http, service.http.post("/v1/tunings", json=body(fresh=True)).headers["location"])
@@ -97,24 +97,22 @@ def test_a_wait_is_for_the_hardware_it_needs(service: Running) -> None:
     store.devices.announce(idle)
     for number, hardware in enumerate((idle.hardware, "none|1")):
         store.submissions.add(new_work(f"tun_{number:032x}", hardware=hardware))
-    waits = {it["id"][-1]: it["expected_wait_seconds"] for it in service.http.get("/v1/queue").json()["items"]}
+    waits = {item["id"][-1]: item["expected_wait_seconds"] for item in service.http.get("/v1/queue").json()["items"]}
     assert waits == {"0": 0.0, "1": None}
 
 
-def test_work_that_is_deleted_meanwhile_leaves_the_queue_readable(
-    busy: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a device held when it was looked at may be gone when its start is looked up."""
+def test_the_queue_is_readable_while_its_work_is_deleted(busy: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work of a device may be deleted before its start is looked up."""
     waits, store = submitted(busy, effective_batch_size=5), busy.system.store
     devices = store.devices.list
 
     def deleted_after() -> list[SeenDevice]:
         seen = devices()
-        for it in seen:
-            if it.running_id is not None and it.running_id != waits:
-                busy.http.post(f"/v1/tunings/{it.running_id}/cancel")
-                ended(busy.http, f"/v1/tunings/{it.running_id}")
-                store.retention.delete(it.running_id)
+        for device in seen:
+            if device.running_id is not None and device.running_id != waits:
+                busy.http.post(f"/v1/tunings/{device.running_id}/cancel")
+                ended(busy.http, f"/v1/tunings/{device.running_id}")
+                store.retention.delete(device.running_id)
         return seen
 
     monkeypatch.setattr(store.devices, "list", deleted_after)
@@ -123,17 +121,17 @@ def test_work_that_is_deleted_meanwhile_leaves_the_queue_readable(
 
 @pytest.mark.parametrize("priority", [-101, 101, 0.5])
 def test_priorities_are_bounded(shared_service: Running, priority: float) -> None:
-    """From -100 to 100."""
+    """A priority is from -100 to 100."""
     problem_in(shared_service.http.post("/v1/tunings", json=body(priority=priority)), 422, "invalid-request")
 
 
 def waiting(name: str, kind: WorkKind = WorkKind.TUNING) -> Waiting:
-    """Something in the queue."""
+    """Return an entry of the queue."""
     return Waiting(name, kind, "cpu", "mlp", 0, 1, 0.0)
 
 
 def took(seconds: float, kind: WorkKind = WorkKind.TUNING, attempts: int = 1) -> WorkRow:
-    """Something that ended after that long."""
+    """Return ended work of that duration."""
     values: dict[str, Any] = dict.fromkeys(WorkRow.__dataclass_fields__)
     values |= {"kind": kind, "state": State.SUCCEEDED, "attempts": attempts}
     return WorkRow(**values | {"started_at": NOW, "ended_at": NOW + timedelta(seconds=seconds)})
@@ -142,24 +140,24 @@ def took(seconds: float, kind: WorkKind = WorkKind.TUNING, attempts: int = 1) ->
 RECENT = [took(10.0), took(20.0), took(60.0)]
 
 
-def test_waits_follow_from_what_ended_lately() -> None:
-    """What runs is expected to take the median; then each after the one ahead."""
+def test_waits_follow_from_recent_durations() -> None:
+    """Running work is expected to take the median, and each entry starts after the one before."""
     at_work = AtWork(WorkKind.TUNING, NOW)
-    told = expected_waits([waiting("a"), waiting("b")], [at_work], RECENT, NOW + timedelta(seconds=5))
-    assert told == {"a": 15.0, "b": 35.0}
+    waits = expected_waits([waiting("a"), waiting("b")], [at_work], RECENT, NOW + timedelta(seconds=5))
+    assert waits == {"a": 15.0, "b": 35.0}
 
 
 def test_several_workers_share_the_queue() -> None:
-    """A free worker takes the first at once; the next waits for whoever is free first."""
+    """A free worker takes the first entry at once; the next one waits for the first worker to become free."""
     at_work = AtWork(WorkKind.TUNING, NOW)
-    told = expected_waits([waiting("a"), waiting("b"), waiting("c")], [at_work, None], RECENT, NOW)
-    assert told == {"a": 0.0, "b": 20.0, "c": 20.0}
+    waits = expected_waits([waiting("a"), waiting("b"), waiting("c")], [at_work, None], RECENT, NOW)
+    assert waits == {"a": 0.0, "b": 20.0, "c": 20.0}
 
 
-def test_what_takes_longer_than_usual_may_end_any_moment() -> None:
-    """No negative waits."""
-    told = expected_waits([waiting("a")], [AtWork(WorkKind.TUNING, NOW)], RECENT, NOW + timedelta(hours=1))
-    assert told == {"a": 0.0}
+def test_overdue_work_gives_no_negative_wait() -> None:
+    """Work beyond its expected duration may end at any moment."""
+    waits = expected_waits([waiting("a")], [AtWork(WorkKind.TUNING, NOW)], RECENT, NOW + timedelta(hours=1))
+    assert waits == {"a": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -171,29 +169,29 @@ def test_what_takes_longer_than_usual_may_end_any_moment() -> None:
         ([AtWork(WorkKind.TUNING, NOW)], [took(0.0, attempts=0)] * 5),
     ],
 )
-def test_nothing_is_promised_without_grounds(workers: list[AtWork | None], recent: list[WorkRow]) -> None:
-    """Without a worker, or fewer than three durations of what runs; stored answers took no device."""
+def test_no_wait_is_expected_without_data(workers: list[AtWork | None], recent: list[WorkRow]) -> None:
+    """There is no worker, or fewer than three durations; stored recommendations took no device time."""
     assert expected_waits([waiting("a")], workers, recent, NOW) == {"a": None}
 
 
-def test_behind_the_unknown_everything_is_unknown() -> None:
-    """Work of a kind without durations is taken when told, and hides when the next is."""
-    told = expected_waits([waiting("a", WorkKind.JOB), waiting("b")], [None], RECENT, NOW)
-    assert told == {"a": 0.0, "b": None}
+def test_waits_behind_an_unknown_duration_are_unknown() -> None:
+    """Work without known durations has an expected start, and hides those behind it."""
+    waits = expected_waits([waiting("a", WorkKind.JOB), waiting("b")], [None], RECENT, NOW)
+    assert waits == {"a": 0.0, "b": None}
 
 
-# --- the place of one ---
+# --- the position of one tuning or job ---
 
 
-def test_a_polled_tuning_tells_its_place(busy: Running) -> None:
-    """While it waits; not once it has ended, nor while it runs."""
+def test_a_polled_tuning_has_its_position(busy: Running) -> None:
+    """The position is present while the tuning is queued, and absent while it runs and after its end."""
     first, second = (submitted(busy, effective_batch_size=size) for size in (5, 6))
-    asked = [busy.http.get(f"/v1/tunings/{it}").json()["queue"] for it in (first, second)]
-    assert asked == [
+    positions = [busy.http.get(f"/v1/tunings/{tuning_id}").json()["queue"] for tuning_id in (first, second)]
+    assert positions == [
         {"position": 1, "expected_wait_seconds": None},
         {"position": 2, "expected_wait_seconds": None},
     ]
-    running = next(it["id"] for it in busy.http.get("/v1/tunings").json()["items"] if it["state"] == "RUNNING")
+    running = next(item["id"] for item in busy.http.get("/v1/tunings").json()["items"] if item["state"] == "RUNNING")
     assert busy.http.get(f"/v1/tunings/{running}").json()["queue"] is None
     assert busy.http.post(f"/v1/tunings/{first}/cancel").json()["queue"] is None
     with busy.client as client:
@@ -202,16 +200,16 @@ def test_a_polled_tuning_tells_its_place(busy: Running) -> None:
         assert queue.position in {1, 2}  # as it was at most a second ago
 
 
-def test_a_polled_job_tells_its_place(busy: Running) -> None:
-    """Behind the tuning that waits before it."""
+def test_a_polled_job_has_its_position(busy: Running) -> None:
+    """The job is behind the tuning that was queued before."""
     submitted(busy, effective_batch_size=5)
     submission = JobSubmission(recommendation=recommendation(), training=TrainingRequest(updates=1))
     made = busy.http.post("/v1/jobs", json=submission.model_dump(mode="json")).headers["location"]
     assert busy.http.get(made).json()["queue"]["position"] == 2
 
 
-def test_a_wait_does_not_end_for_a_new_place(busy: Running) -> None:
-    """A long poll is for states and probes: only the answer at its end has the new place, under another tag."""
+def test_a_new_position_does_not_end_a_wait(busy: Running) -> None:
+    """A long poll waits for states and probes: only the response at its end has the new position and tag."""
     low = submitted(busy, effective_batch_size=5, priority=-5)
     known = busy.http.get(f"/v1/tunings/{low}").headers["etag"]
     submitted(busy, effective_batch_size=6)

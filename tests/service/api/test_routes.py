@@ -1,4 +1,4 @@
-"""The HTTP side: what is answered, what is refused, and in which words."""
+"""The routes: their responses, refusals and messages."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tuner.schemas.requests import TrainingRequest
 
 
 def nested(depth: int) -> Any:
-    """Lists in lists."""
+    """Return lists in lists."""
     return [nested(depth - 1)] if depth else 0
 
 
 # --- the main path ---
 
 
-def test_a_submitted_tuning_is_answered_with_where_to_look(service: Running) -> None:
-    """202 with a Location that leads to the tuning, which then ends with its recommendation in it."""
+def test_a_submitted_tuning_has_a_location(service: Running) -> None:
+    """202 with the Location of the tuning, which then ends with a recommendation."""
     response = service.http.post("/v1/tunings", json=body())
     assert response.status_code == HTTPStatus.ACCEPTED
     tuning = service.http.get(response.headers["location"], params={"wait": 20}).json()
@@ -39,7 +39,7 @@ def test_a_submitted_tuning_is_answered_with_where_to_look(service: Running) -> 
     assert tuning["recommendation"]["largest_micro_batch_size"] == 37
 
 
-def test_the_same_question_is_answered_from_the_store(service: Running, client: Client) -> None:
+def test_a_repeated_request_is_served_from_the_store(service: Running, client: Client) -> None:
     """200 with the earlier tuning; `fresh` probes again."""
     first = client.tunings.wait(client.tunings.submit(tuning_request()).id)
     response = service.http.post("/v1/tunings", json=body())
@@ -49,10 +49,8 @@ def test_the_same_question_is_answered_from_the_store(service: Running, client: 
     assert client.tunings.wait(again.id).recommendation_id != first.recommendation_id
 
 
-def test_a_question_that_differs_in_what_memory_does_not_depend_on_gets_an_answer_of_its_own(
-    service: Running, client: Client
-) -> None:
-    """Other data: no probe runs, and the recommendation a job is made from carries the new request."""
+def test_a_request_that_needs_no_new_probe_gets_its_own_recommendation(service: Running, client: Client) -> None:
+    """For other data no probe runs, and the recommendation for a job carries the new request."""
     first = client.tunings.wait(client.tunings.submit(tuning_request(mlp_spec(data=None))).id)
     probes = len(service.runner.sizes)
     second = client.tunings.submit(tuning_request(mlp_spec()))
@@ -67,13 +65,13 @@ def test_a_question_that_differs_in_what_memory_does_not_depend_on_gets_an_answe
     assert client.tunings.submit(tuning_request(mlp_spec())).id == second.id
 
 
-def test_the_device_may_be_left_to_the_service(client: Client) -> None:
-    """Without a device the one that is served is taken."""
+def test_the_device_may_be_omitted(client: Client) -> None:
+    """The only device of the service is used."""
     assert client.tunings.submit(tuning_request(device=None)).request.device == "cpu"
 
 
 def test_a_wait_is_bounded(start_service: StartService) -> None:
-    """A long poll answers with the state as it is when its time is up."""
+    """A long poll responds with the current state when its time is up."""
     started = threading.Event()
     service = start_service(ScriptedRunner(37, until_stopped(started)))
     with service.client as client:
@@ -87,7 +85,7 @@ def test_a_wait_is_bounded(start_service: StartService) -> None:
 
 
 def test_a_job_is_configured_then_run(client: Client, service: Running) -> None:
-    """A dry run names the command, files and environment and starts nothing; the job then runs."""
+    """A dry run returns the command, files and environment and starts nothing; the job then runs."""
     tuning = client.tunings.wait(client.tunings.submit(tuning_request()).id)
     answer = tuning.recommendation
     assert answer is not None
@@ -107,8 +105,8 @@ def test_a_job_is_configured_then_run(client: Client, service: Running) -> None:
     assert Path(job.directory).is_relative_to(service.settings.runs_dir)
 
 
-def test_devices_say_who_holds_them(start_service: StartService) -> None:
-    """A busy device names what runs on it, and how much waits."""
+def test_devices_name_their_work(start_service: StartService) -> None:
+    """A busy device names its running work, and the length of its queue."""
     started = threading.Event()
     service = start_service(ScriptedRunner(37, until_stopped(started)))
     with service.client as client:
@@ -120,7 +118,7 @@ def test_devices_say_who_holds_them(start_service: StartService) -> None:
 
 
 def test_lists_are_paged_and_slim(service: Running, client: Client) -> None:
-    """Pages follow one another without gap or repetition, newest first, without the documents."""
+    """Pages continue without gap or repetition, newest first, without the whole documents."""
     ids = [client.tunings.submit(tuning_request(effective_batch_size=size)).id for size in (5, 6, 7)]
     page = service.http.get("/v1/tunings", params={"limit": 2}).json()
     assert [row["id"] for row in page["items"]] == [ids[2], ids[1]]
@@ -132,14 +130,14 @@ def test_lists_are_paged_and_slim(service: Running, client: Client) -> None:
     assert list(client.recommendations.list(model="gpt")) == []
 
 
-def test_health_is_answered(client: Client) -> None:
-    """A service that works is alive and ready."""
+def test_a_working_service_is_healthy(client: Client) -> None:
+    """A working service is live and ready."""
     assert client.livez().status == "ok"
     assert client.readyz().status == "ok"
 
 
 def test_a_service_without_workers_is_not_ready(service: Running) -> None:
-    """When nobody serves the device, readiness says so with 503 and when to come back."""
+    """Readiness is 503 with `Retry-After` when no worker serves the device."""
     service.system.coordinator.stop()
     response = service.http.get("/readyz")
     problem_in(response, 503, "not-ready")
@@ -171,12 +169,12 @@ def test_a_service_without_workers_is_not_ready(service: Running) -> None:
         ("POST", "/v1/tunings", 422, "invalid-request"),
     ],
 )
-def test_what_is_wrong_is_a_problem(shared_service: Running, method: str, path: str, status: int, code: str) -> None:
+def test_every_refusal_is_a_problem(shared_service: Running, method: str, path: str, status: int, code: str) -> None:
     """Every refusal is a problem document with its status and a stable code."""
     problem_in(shared_service.http.request(method, path), status, code)
 
 
-def test_what_was_not_found_may_have_been_deleted(shared_service: Running) -> None:
+def test_not_found_names_the_likely_reason(shared_service: Running) -> None:
     """The problem names the kind and the id, and the likely reason."""
     for path, kind in (("tunings", "tuning"), ("jobs", "job"), ("recommendations", "recommendation")):
         identifier = f"{kind[:3]}_{'0' * 32}"
@@ -185,15 +183,15 @@ def test_what_was_not_found_may_have_been_deleted(shared_service: Running) -> No
 
 
 def test_the_methods_of_a_path_are_named(shared_service: Running) -> None:
-    """405 names every method the path has; OPTIONS does too, and succeeds."""
+    """405 names every method of the path; OPTIONS does too, and succeeds."""
     assert shared_service.http.delete("/v1/tunings").headers["allow"] == "GET, HEAD, OPTIONS, POST"
-    told = shared_service.http.options(f"/v1/tunings/{UNKNOWN}")
-    assert (told.status_code, told.headers["allow"]) == (204, "DELETE, GET, HEAD, OPTIONS")
+    response = shared_service.http.options(f"/v1/tunings/{UNKNOWN}")
+    assert (response.status_code, response.headers["allow"]) == (204, "DELETE, GET, HEAD, OPTIONS")
     assert problem_in(shared_service.http.options("/nowhere"), 404, "not-found")
 
 
 def test_every_wrong_field_is_named(shared_service: Running) -> None:
-    """A wrong spec is 422 with each field as the caller wrote it, its value, and what is allowed."""
+    """A wrong spec is 422 with each field as the caller wrote it, its value, and the allowed values."""
     wrong = body(
         effective_batch_size=0, spec={"model": {"kind": "reference", "architecture": {"name": "gpt", "heads": 0}}}
     )
@@ -205,25 +203,25 @@ def test_every_wrong_field_is_named(shared_service: Running) -> None:
     assert faults["fesh"].message == "is not a field here; did you mean `fresh`?"
 
 
-@pytest.mark.parametrize("spoilt", ['{"spec": ', '{"effective_batch_size": "\\ud800"}', "[]", "null", '{"a": NaN}'])
-def test_spoilt_json_is_a_problem(shared_service: Running, spoilt: str) -> None:
-    """A body that is no JSON, or not of our shape, is refused in our words."""
+@pytest.mark.parametrize("malformed", ['{"spec": ', '{"effective_batch_size": "\\ud800"}', "[]", "null", '{"a": NaN}'])
+def test_malformed_json_is_a_problem(shared_service: Running, malformed: str) -> None:
+    """A body that is not JSON, or not of the expected shape, is refused with our own message."""
     headers = {"content-type": "application/json"}
-    response = shared_service.http.post("/v1/tunings", content=spoilt, headers=headers)
+    response = shared_service.http.post("/v1/tunings", content=malformed, headers=headers)
     assert response.status_code in {400, 422}
     problem_in(response, response.status_code, "malformed-json" if response.status_code == 400 else "invalid-request")
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
-def test_what_json_does_not_have_is_refused(shared_service: Running, number: str) -> None:
-    """It could not be stored as it was sent."""
+def test_values_outside_json_are_refused(shared_service: Running, number: str) -> None:
+    """NaN and infinities could not be stored as they were sent."""
     content = json.dumps(body()).replace('"effective_batch_size": 100', f'"effective_batch_size": {number}')
     response = shared_service.http.post("/v1/tunings", content=content, headers={"content-type": "application/json"})
     assert "NaN" in problem_in(response, 422, "invalid-request").detail
 
 
 def test_paths_are_exact(shared_service: Running) -> None:
-    """No redirect, which would lead a key astray behind a proxy."""
+    """There is no redirect, which could send a key to another host behind a proxy."""
     problem_in(shared_service.http.get("/v1/tunings/", follow_redirects=False), 404, "not-found")
 
 
@@ -240,8 +238,8 @@ def test_paths_are_exact(shared_service: Running) -> None:
         {"model_type": "gpt2", "n": nested(900)},
     ],
 )
-def test_odd_values_do_not_break_the_service(shared_service: Running, config: dict[str, Any]) -> None:
-    """What a spec's free part may hold is stored, or refused: never a 500."""
+def test_unusual_values_cause_no_failure(shared_service: Running, config: dict[str, Any]) -> None:
+    """The free parts of a spec are stored or refused: never a 500."""
     spec = {"model": {"kind": "transformers", "task": "causal-lm", "config": config}, "batch": {"sequence_length": 8}}
     content = json.dumps(body(spec=spec))
     headers = {"content-type": "application/json"}
@@ -252,7 +250,7 @@ def test_odd_values_do_not_break_the_service(shared_service: Running, config: di
     "changes", [{"fresh": 0}, {"effective_batch_size": "7"}, {"priority": True}, {"uniform": "no"}]
 )
 def test_values_are_not_converted(shared_service: Running, changes: dict[str, Any]) -> None:
-    """A number is no boolean and a text no number, as the document says."""
+    """A number is not accepted as a boolean, nor a text as a number."""
     (field,) = changes
     problem = problem_in(shared_service.http.post("/v1/tunings", json=body(**changes)), 422, "invalid-request")
     assert [fault.field for fault in problem.errors] == [field]
@@ -268,7 +266,7 @@ def test_an_undeclared_body_is_refused(shared_service: Running) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_large_body_is_refused_unread(start_service: StartService, *, chunked: bool) -> None:
-    """Above the cap it is 413, whether or not its length is declared."""
+    """A body above the limit is 413, whether or not its length is declared."""
     service = start_service(max_body_bytes=2048)
     large = b" " * 5000
     content = iter([large[:2500], large[2500:]]) if chunked else large
@@ -280,26 +278,26 @@ def test_a_large_body_is_refused_unread(start_service: StartService, *, chunked:
     "headers",
     [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://["}, {"Sec-Fetch-Site": "cross-site"}],
 )
-def test_a_page_of_another_site_cannot_act(shared_service: Running, headers: dict[str, str]) -> None:
-    """A browser led by another site is refused on every verb that changes something."""
+def test_a_page_of_another_site_cannot_change_anything(shared_service: Running, headers: dict[str, str]) -> None:
+    """A request of a foreign page is refused for every method that changes something."""
     problem_in(shared_service.http.post("/v1/tunings", json=body(), headers=headers), 403, "foreign-origin")
     problem_in(shared_service.http.post(f"/v1/tunings/{UNKNOWN}/cancel", headers=headers), 403, "foreign-origin")
 
 
-def test_our_own_pages_may_act(shared_service: Running) -> None:
+def test_pages_of_the_service_may_change_things(shared_service: Running) -> None:
     """The service's own origin is not foreign."""
     response = shared_service.http.post("/v1/tunings", json=body(), headers={"Origin": shared_service.url})
     assert response.status_code == HTTPStatus.ACCEPTED
 
 
-def test_a_forged_name_is_refused(shared_service: Running) -> None:
-    """A Host that is not ours, as DNS rebinding sends, is refused on every verb."""
+def test_a_foreign_host_name_is_refused(shared_service: Running) -> None:
+    """A foreign Host, as DNS rebinding sends, is refused for every method."""
     for name in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[", "", "x" * 5000):
         problem_in(shared_service.http.get("/v1/tunings", headers={"Host": name}), 403, "host-not-allowed")
     assert shared_service.http.get("/v1/tunings", headers={"Host": "localhost:1"}).status_code == HTTPStatus.OK
 
 
-def test_an_unforeseen_error_tells_nothing(shared_service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_discloses_nothing(shared_service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug is a 500 problem without its traceback or message."""
 
     def fail(*_: object) -> None:
@@ -310,8 +308,8 @@ def test_an_unforeseen_error_tells_nothing(shared_service: Running, monkeypatch:
     assert "secret" not in problem.detail
 
 
-def refused(client: Client, status: int, code: str, request: Any) -> str:
-    """The detail of the problem with which a tuning or job is refused."""
+def refusal(client: Client, status: int, code: str, request: Any) -> str:
+    """Return the detail of the problem that refuses a tuning or job."""
     with pytest.raises(ApiError) as caught:
         client.jobs.submit(request) if hasattr(request, "evidence") else client.tunings.submit(request)
     assert (caught.value.status, caught.value.code) == (status, code)
@@ -319,38 +317,38 @@ def refused(client: Client, status: int, code: str, request: Any) -> str:
 
 
 def test_code_runs_only_by_allow_list(start_service: StartService) -> None:
-    """A `python` target that is not listed is refused, naming the setting; the exact one is taken."""
+    """A `python` target that is not listed is refused, naming the setting; a listed one is accepted."""
     service = start_service(python_targets="my_project.workloads:build")
     with service.client as client:
-        detail = refused(client, 403, "python-target-not-allowed", tuning_request(python_spec("os:system")))
+        detail = refusal(client, 403, "python-target-not-allowed", tuning_request(python_spec("os:system")))
         assert "BATCHWRIGHT_PYTHON_TARGETS" in detail
         client.tunings.submit(tuning_request(python_spec("my_project.workloads:build")))
 
 
 def test_jobs_read_only_below_the_data_roots(start_service: StartService, tmp_path: Path) -> None:
-    """A data path outside the roots is refused, naming the setting; one below them is taken."""
+    """A data path outside the roots is refused, naming the setting; one below them is accepted."""
     service = start_service(data_roots=str(tmp_path))
     with service.client as client:
         outside = recommendation(gpt_spec(data={"kind": "text", "paths": [f"{tmp_path}/*.txt", "/etc/passwd"]}))
-        assert "BATCHWRIGHT_DATA_ROOTS" in refused(client, 403, "data-path-not-allowed", outside)
+        assert "BATCHWRIGHT_DATA_ROOTS" in refusal(client, 403, "data-path-not-allowed", outside)
         client.jobs.submit(recommendation(gpt_spec(data={"kind": "text", "paths": [f"{tmp_path}/**/*.txt"]})))
 
 
-def test_jobs_that_cannot_be_made_are_refused_with_the_remedy(client: Client) -> None:
+def test_impossible_jobs_are_refused_with_the_remedy(client: Client) -> None:
     """No data, too many ranks, nothing fits, another device, variables that are not the allocator's."""
-    assert "`data`" in refused(client, 422, "invalid-request", recommendation(mlp_spec(data=None)))
-    assert "dry run" in refused(client, 422, "unsupported-job", recommendation(None, 17, world_size=17))
+    assert "`data`" in refusal(client, 422, "invalid-request", recommendation(mlp_spec(data=None)))
+    assert "dry run" in refusal(client, 422, "unsupported-job", recommendation(None, 17, world_size=17))
     crowded = recommendation(request=tuning_request(mlp_spec(parallelism={"world_size": 17}), 10))
-    assert "without a sample" in refused(client, 422, "no-plan", crowded)
+    assert "without a sample" in refusal(client, 422, "no-plan", crowded)
     nothing = recommendation(feasible=False, infeasible_reason="1 does not fit", plan=None)
-    assert "1 does not fit" in refused(client, 422, "infeasible-recommendation", nothing)
+    assert "1 does not fit" in refusal(client, 422, "infeasible-recommendation", nothing)
     device = recommendation().device
     other = device.model_copy(update={"name": "another processor"})
-    assert "another processor" in refused(client, 409, "device-mismatch", recommendation(device=other))
+    assert "another processor" in refusal(client, 409, "device-mismatch", recommendation(device=other))
     absent = device.model_copy(update={"id": "cuda:9", "kind": "cuda"})
-    refused(client, 422, "unknown-device", recommendation(device=absent))
+    refusal(client, 422, "unknown-device", recommendation(device=absent))
     preload = recommendation(environment={"LD_PRELOAD": "/tmp/mine.so"})  # noqa: S108 - a name, never used
-    assert "LD_PRELOAD" in refused(client, 422, "invalid-request", preload)
+    assert "LD_PRELOAD" in refusal(client, 422, "invalid-request", preload)
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
@@ -366,10 +364,10 @@ def test_jobs_that_cannot_be_made_are_refused_with_the_remedy(client: Client) ->
         {f"V{number}": "1" for number in range(65)},
     ],
 )
-def test_variables_that_no_process_can_be_given_are_refused(
+def test_invalid_environment_variables_are_refused(
     shared_service: Running, *, dry_run: bool, environment: dict[str, str]
 ) -> None:
-    """Names and values of a recommendation that is sent along: refused as the field that they are."""
+    """Invalid names and values in a submitted recommendation are refused by their field."""
     sent = recommendation().model_dump(mode="json") | {"environment": environment}
     submission = {"recommendation": sent, "dry_run": dry_run}
     problem = problem_in(shared_service.http.post("/v1/jobs", json=submission), 422, "invalid-request")
@@ -377,17 +375,17 @@ def test_variables_that_no_process_can_be_given_are_refused(
 
 
 def test_requests_that_cannot_be_planned_are_refused(client: Client) -> None:
-    """Fewer samples than ranks, more micro-batches than a plan lists, more memory than there is, an absent device."""
+    """Fewer samples than ranks, more micro-batches than a plan lists, too much memory, an absent device."""
     ranks = mlp_spec(parallelism={"world_size": 200})
-    refused(client, 422, "no-plan", tuning_request(ranks, effective_batch_size=100))
+    refusal(client, 422, "no-plan", tuning_request(ranks, effective_batch_size=100))
     endless = tuning_request(effective_batch_size=2**22 - 1, max_micro_batch_size=1)
-    assert "use an effective batch of at most 262144" in refused(client, 422, "no-plan", endless)
-    refused(client, 422, "invalid-request", tuning_request(memory_limit_bytes=2**60))
-    assert "cpu" in refused(client, 422, "unknown-device", tuning_request(device="cuda:3"))
+    assert "use an effective batch of at most 262144" in refusal(client, 422, "no-plan", endless)
+    refusal(client, 422, "invalid-request", tuning_request(memory_limit_bytes=2**60))
+    assert "cpu" in refusal(client, 422, "unknown-device", tuning_request(device="cuda:3"))
 
 
 def test_a_problem_quotes_no_traceback() -> None:
-    """Of what a process printed, its error's own line is enough."""
+    """Of a process's output, only the last line of a traceback is quoted."""
     printed = (
         'it ended with status 1: Traceback (most recent call last):\n  File "x.py", line 1\nValueError: too wide\n'
     )

@@ -1,4 +1,4 @@
-"""What happened lately, as the API tells it."""
+"""Statistics of a period, as the API returns them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.support.service.stores import NewId, claimed
 from tuner.schemas.training import RunOutcome
 
 
-def test_a_summary_tells_what_ended_and_how_answers_were_found(start_service: StartService) -> None:
-    """One tuning made, one answered from the store, one asked for afresh; a job that failed, with its cause."""
+def test_a_summary_counts_ended_work_and_hits(start_service: StartService) -> None:
+    """One tuning probed, one served from the store, one `fresh`; and a failed job with its cause."""
     service = start_service(ScriptedRunner(37), Trainer(outcome=RunOutcome.FAILED))
     with service.client as client:
         made = client.tunings.wait(client.tunings.submit(tuning_request()).id)
@@ -30,51 +30,55 @@ def test_a_summary_tells_what_ended_and_how_answers_were_found(start_service: St
         assert made.recommendation is not None
         job = client.jobs.wait(client.jobs.submit(made.recommendation.id).id)
         assert job.state is State.FAILED
-        told = client.summary()
-        assert (told.period, told.tunings[State.SUCCEEDED], told.jobs[State.FAILED]) == (Period.DAY, 2, 1)
-        assert set(told.tunings) == set(told.jobs) == set(State)
-        assert (told.recommendation_hits.hits, told.recommendation_hits.misses, told.recommendation_hits.hit_rate) == (
+        summary = client.summary()
+        assert (summary.period, summary.tunings[State.SUCCEEDED], summary.jobs[State.FAILED]) == (Period.DAY, 2, 1)
+        assert set(summary.tunings) == set(summary.jobs) == set(State)
+        assert (
+            summary.recommendation_hits.hits,
+            summary.recommendation_hits.misses,
+            summary.recommendation_hits.hit_rate,
+        ) == (
             1,
             1,
             0.5,
         )
-        (failure,) = told.failures
+        (failure,) = summary.failures
         assert (failure.kind, failure.code, failure.newest_id) == (WorkKind.JOB, "training-failed", job.id)
         assert "ended" in failure.message
-        assert [it.slot for it in told.device_seconds] == ["host/cpu"]
-        assert client.summary("all").tunings == told.tunings
+        assert [usage.slot for usage in summary.device_seconds] == ["host/cpu"]
+        assert client.summary("all").tunings == summary.tunings
 
 
-def test_a_summary_is_counted_once_for_all_who_ask(store: Store, new_id: NewId) -> None:
-    """Each period by itself, with what each caller may be told; two seconds later it is counted anew."""
+def test_a_summary_is_computed_once_for_all_callers(store: Store, new_id: NewId) -> None:
+    """Each period is computed once in two seconds, and each caller gets what its scopes permit."""
     now = [100.0]
     cases = SummaryCases(store.statistics, HitCounter(store.statistics.count_hits), lambda: now[0])
     reader = Caller(key_id="a" * 16, scopes=frozenset({Scope.TUNINGS_READ}))
     failed = store.submissions.add(new_work(new_id("job"), WorkKind.JOB)).id
     store.leases.finish(claimed(store).lease, Ending(State.FAILED))
 
-    def told(caller: Caller, period: Period = Period.DAY) -> tuple[int, list[str]]:
+    def summary(caller: Caller, period: Period = Period.DAY) -> tuple[int, list[str]]:
         found = cases.read(period, caller)
-        return found.tunings[State.QUEUED], [it.newest_id for it in found.failures]
+        return found.tunings[State.QUEUED], [failure.newest_id for failure in found.failures]
 
-    assert told(KEYLESS) == (0, [failed])
+    assert summary(KEYLESS) == (0, [failed])
     store.submissions.add(new_work(new_id("tun")))
     now[0] += 2.0
-    assert (told(KEYLESS), told(reader), told(KEYLESS, Period.ALL)) == ((0, [failed]), (0, []), (1, [failed]))
+    assert (summary(KEYLESS), summary(reader), summary(KEYLESS, Period.ALL)) == ((0, [failed]), (0, []), (1, [failed]))
     now[0] += 0.1
-    assert told(reader) == (1, [])
+    assert summary(reader) == (1, [])
 
 
-def test_nothing_asked_has_no_rate(service: Running) -> None:
-    """Zero of zero is no number; a period that there is not is refused."""
-    told = service.http.get("/v1/summary", params={"period": "7d"}).json()
-    assert told["recommendation_hits"] == {"hits": 0, "misses": 0, "hit_rate": None}
+def test_no_request_has_no_hit_rate(service: Running) -> None:
+    """Zero of zero has no ratio; an unknown period is refused."""
+    summary = service.http.get("/v1/summary", params={"period": "7d"}).json()
+    assert summary["recommendation_hits"] == {"hits": 0, "misses": 0, "hit_rate": None}
     refused = service.http.get("/v1/summary", params={"period": "1y"})
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "period")
 
 
-def test_why_jobs_failed_is_not_told_to_who_may_not_read_them(start_service: StartService) -> None:
-    """They are counted all the same."""
+def test_causes_of_failed_jobs_require_the_scope(start_service: StartService) -> None:
+    """Failed jobs are counted for every caller."""
     service = start_service(ScriptedRunner(37), Trainer(outcome=RunOutcome.FAILED))
     with service.client as client:
         made = client.tunings.wait(client.tunings.submit(tuning_request()).id)
@@ -83,12 +87,12 @@ def test_why_jobs_failed_is_not_told_to_who_may_not_read_them(start_service: Sta
     new, key = make_key("reader", (Scope.TUNINGS_READ,))
     service.system.store.keys.add(new)
     with Client(service.url, api_key=key) as reader:
-        told = reader.summary()
-    assert (told.jobs[State.FAILED], told.failures) == (1, ())
+        summary = reader.summary()
+    assert (summary.jobs[State.FAILED], summary.failures) == (1, ())
 
 
-def test_counts_are_written_a_moment_later_and_together() -> None:
-    """Many answers take one write, from a thread of its own; what waits is written at once when that is asked for."""
+def test_counts_are_written_together_in_the_background() -> None:
+    """Many counts take one write, from a background thread; a flush writes pending counts at once."""
     written: list[tuple[int, int]] = []
     done = threading.Event()
 
@@ -107,8 +111,8 @@ def test_counts_are_written_a_moment_later_and_together() -> None:
     assert written == [(2, 1), (1, 0)]
 
 
-def test_what_the_store_does_not_take_is_kept() -> None:
-    """It is written with the next."""
+def test_counts_that_cannot_be_written_are_kept() -> None:
+    """They are written with the next ones."""
     written: list[tuple[int, int]] = []
     broken = [True]
 
@@ -126,8 +130,8 @@ def test_what_the_store_does_not_take_is_kept() -> None:
     assert written == [(1, 1)]
 
 
-def test_what_is_queued_is_in_every_period(start_service: StartService) -> None:
-    """However old it is."""
+def test_queued_work_is_in_every_period(start_service: StartService) -> None:
+    """The age of queued work does not matter."""
     service = start_service(worker=False)
     service.system.store.submissions.add(new_work("tun_" + "1" * 32))
     with service.client as client:

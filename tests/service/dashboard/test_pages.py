@@ -392,7 +392,7 @@ def test_signing_in_and_out(service: Running, visit: Open) -> None:
     page = opened.open("/tunings?state=FAILED")
     page.get_by_label("API key").fill("bw_nothing")
     page.get_by_role("button", name="Sign in").click()
-    expect(page.locator("main")).to_contain_text("not one of this service's")
+    expect(page.locator("main")).to_contain_text("unknown to this service")
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Sign in").click()
     expect(page).to_have_url(re.compile(r"/tunings\?state=FAILED$"))

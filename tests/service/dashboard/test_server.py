@@ -201,7 +201,7 @@ def test_a_failure_is_a_page_that_names_its_request(opened: FastAPI, monkeypatch
     def fail(*_: object, **__: object) -> str:
         raise RuntimeError("s3cr3t")
 
-    monkeypatch.setattr(opened.state.context.doors.access, "is_open", fail)
+    monkeypatch.setattr(opened.state.context.authenticators.api_keys, "is_open", fail)
     response = Browser(opened).get("/sign-in")
     assert (response.status_code, response.headers["content-type"]) == (500, "text/html; charset=utf-8")
     assert response.headers["x-request-id"] in response.text
@@ -349,7 +349,7 @@ def test_a_wrong_key_gets_the_form_again(browser: Browser, key: str, spoil: obje
     wrong = spoil(key)  # type: ignore[operator]
     response = browser.sign_in(wrong, "/jobs")
     assert (response.status_code, response.headers["content-type"]) == (401, "text/html; charset=utf-8")
-    assert "This API key is not one of this service" in response.text
+    assert "This API key is unknown" in response.text
     assert 'name="next" value="/jobs"' in response.text
     assert len(wrong) < 4 or wrong not in response.text
     assert "set-cookie" not in response.headers
@@ -444,7 +444,7 @@ def test_signing_out_needs_the_pages_token(browser: Browser, key: str) -> None:
     for fields in ({}, {"csrf_token": "0" * 64}, {f"f{number}": "1" for number in range(20)}):
         response = browser.ask("POST", "/sign-out", data=fields)
         assert (response.status_code, response.headers["content-type"]) == (403, "text/html; charset=utf-8")
-        assert "load the page again" in response.text
+        assert "reload the page" in response.text
     assert browser.get("/v1/jobs").status_code == 200
 
 

@@ -1,4 +1,4 @@
-"""Reads that come at the same time are made together, and see all that was written before they came."""
+"""Concurrent reads are made together, and see all that was written before they were requested."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """What the service runs on."""
+    """The event loop of the service."""
     return "asyncio"
 
 
 class Source:
-    """Something to read, which the test changes; each read waits until it is let go."""
+    """A readable value, which the test changes; each read waits until it is released."""
 
     def __init__(self) -> None:
         self.values: dict[str, int] = {}
@@ -31,7 +31,7 @@ class Source:
         self.error: Exception | None = None
 
     def read(self, keys: Sequence[str]) -> dict[str, int]:
-        """What is there when the read begins."""
+        """Return the values at the start of the read."""
         found = {key: self.values[key] for key in keys if key in self.values}
         self.read_keys.append(sorted(keys))
         assert self.go_on.wait(240)
@@ -40,7 +40,7 @@ class Source:
         return found
 
     def read_one(self, key: str) -> int | None:
-        """The same for one key."""
+        """Return the value of one key."""
         return self.read([key]).get(key)
 
 
@@ -50,8 +50,8 @@ async def until_read(source: Source, reads: int) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_later_reads_wait_for_one_of_their_own() -> None:
-    """What comes during a read is read after it, all at once, and sees what was written meanwhile."""
+async def test_later_reads_wait_for_the_next_read() -> None:
+    """Reads requested during a read are made after it, together, and see what was written meanwhile."""
     source = Source()
     source.values = {"a": 1, "b": 2}
     reads = BatchedReads(source.read)
@@ -68,7 +68,7 @@ async def test_later_reads_wait_for_one_of_their_own() -> None:
 
 
 async def test_many_keys_are_read_in_parts() -> None:
-    """No more at once than a statement takes."""
+    """A read has no more keys than a statement may have."""
     source = Source()
     source.go_on.set()
     reads = BatchedReads(source.read)
@@ -76,8 +76,8 @@ async def test_many_keys_are_read_in_parts() -> None:
     assert [len(keys) for keys in source.read_keys] == [MAX_BATCH, 5]
 
 
-async def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
-    """The next read is made anew."""
+async def test_an_error_reaches_the_waiting_callers_only() -> None:
+    """The next read is made again."""
     source = Source()
     source.values, source.error = {"a": 1}, StoreUnavailableError("gone")
     source.go_on.set()
@@ -88,8 +88,8 @@ async def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
     assert await reads.get("a") == 1
 
 
-async def test_who_leaves_disturbs_nobody() -> None:
-    """A caller that is gone takes no other's answer along."""
+async def test_a_cancelled_caller_does_not_affect_others() -> None:
+    """The other callers get their results."""
     source = Source()
     source.values = {"a": 1}
     reads = BatchedReads(source.read)
@@ -101,7 +101,7 @@ async def test_who_leaves_disturbs_nobody() -> None:
 
 
 async def test_equal_reads_are_made_once() -> None:
-    """By key: one read for all who ask the same at the same time, and one for each who asks something else."""
+    """One read serves all concurrent callers with the same key, and each other key has a read of its own."""
     source = Source()
     source.values = {"a": 1, "b": 2}
     reads = CoalescedReads(source.read_one)
@@ -116,8 +116,8 @@ async def test_equal_reads_are_made_once() -> None:
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError("gone"), ValueError("a bug")])
-async def test_a_feed_outlives_what_goes_wrong(error: Exception) -> None:
-    """Followers hear of the next change, whatever a read has raised."""
+async def test_a_feed_continues_after_an_error(error: Exception) -> None:
+    """Followers are notified of the next change after any error of a read."""
     errors = [error]
 
     def counts(ids: Sequence[str]) -> dict[str, int]:
@@ -130,7 +130,7 @@ async def test_a_feed_outlives_what_goes_wrong(error: Exception) -> None:
     assert not errors
 
 
-async def test_a_feed_lets_go_who_waits_for_what_is_gone() -> None:
-    """Nothing more will come of deleted work."""
+async def test_a_feed_releases_followers_of_deleted_work() -> None:
+    """No event of deleted work can follow."""
     feed = ChangeFeed(lambda _: {}, tick_seconds=0.01)
     assert await feed.wait("a", 5, 20)

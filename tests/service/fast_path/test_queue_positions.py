@@ -1,4 +1,4 @@
-"""Positions in the queue are read once for all callers that poll."""
+"""Queue positions are read once for all polling callers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.fast_path.queue_positions import QueuePositions
 
 
 def test_a_long_queue_is_not_read_for_each_new_entry() -> None:
-    """A read that takes 0.1 s is not repeated for 0.4 s: until then what was queued since has no position yet."""
+    """A read that takes 0.1 s is not repeated for 0.4 s: until then newly queued work has no position."""
     reads: list[float] = []
     now = [0.0]
 
@@ -30,8 +30,8 @@ def test_a_long_queue_is_not_read_for_each_new_entry() -> None:
     assert len(reads) == 2
 
 
-def test_the_queue_is_read_once_for_many_who_poll() -> None:
-    """Work queued since the last read is looked up at once; work too far behind has no position."""
+def test_the_queue_is_read_once_for_many_callers() -> None:
+    """Newly queued work is looked up at once; work too far behind has no position."""
     reads: list[int] = []
     now = [0.0]
 
@@ -58,6 +58,6 @@ def test_the_queue_is_read_once_for_many_who_poll() -> None:
 
 
 def entry(name: str, position: int) -> QueueEntry:
-    """An entry of the queue."""
+    """Return an entry of the queue."""
     fields: dict[str, Any] = {"kind": WorkKind.TUNING, "device": "cpu", "model": "mlp", "priority": 0}
     return QueueEntry(id=name, position=position, age_seconds=1.0, expected_wait_seconds=3.2, **fields)

@@ -1,4 +1,4 @@
-"""Rows of lists are made once for each version, and no more of them are kept than a bound."""
+"""List rows are made once for each version, and their number is bounded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.fast_path.row_cache import RowCache
 
 
 def test_a_row_is_made_once_for_each_version() -> None:
-    """A page is found once all its versions are cached, in the order asked for."""
+    """A page is found once all its versions are cached, in the requested order."""
     cache, made = RowCache[str](), list[str]()
 
     def make() -> str:
@@ -27,8 +27,8 @@ def test_a_row_is_made_once_for_each_version() -> None:
     assert cache.find([]) == []
 
 
-def test_a_full_cache_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are listed again are made again; there are never more than the bound."""
+def test_a_full_cache_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are made again, and their number never exceeds the bound."""
     monkeypatch.setattr(row_cache, "_MAX_ROWS", 2)
     cache = RowCache[int]()
     for number in range(3):

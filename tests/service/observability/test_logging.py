@@ -1,4 +1,4 @@
-"""What is logged, and how a line, a request and a trace are found from one another."""
+"""Logging, and the ids that connect a line, a request and a trace."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any, Literal
 import pytest
 
 from service.errors import ConfigurationError
-from service.observability.instruments import open_spans
-from service.observability.logging import RepeatLimit, configure_logging, logging_about, say, sparse_logger
+from service.observability.instruments import create_spans
+from service.observability.logging import RepeatLimit, announce, configure_logging, log_context, rate_limited_logger
 from service.observability.tracing import Spans, current_trace_parent, parse_trace_parent, within_trace
 from service.worker.executors.base import TrainingRun
 from service.worker.executors.local import LocalExecutor
@@ -38,7 +38,7 @@ REQUEST_ID = "scheduler-42.a"
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """Where everything is logged, as JSON, during a test."""
+    """The stream of the log, in JSON, during a test."""
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     stream = io.StringIO()
@@ -50,12 +50,12 @@ def stream() -> Iterator[io.StringIO]:
 
 
 def lines_of(stream: io.StringIO) -> list[dict[str, Any]]:
-    """The objects that were logged."""
+    """Return the logged objects."""
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
 def submit(service: Running, **headers: str) -> str:
-    """Submit a tuning and wait for its end; its id."""
+    """Submit a tuning, wait for its end, and return its id."""
     answer = service.http.post("/v1/tunings", json=tuning_request().model_dump(mode="json"), headers=headers)
     assert answer.status_code == 202, answer.text
     tuning_id: str = answer.json()["id"]
@@ -67,9 +67,9 @@ def submit(service: Running, **headers: str) -> str:
 
 
 def test_a_line_is_an_object_with_its_context(stream: io.StringIO) -> None:
-    """Time, level, logger, message, what it is about, its trace, and a traceback in one field."""
+    """Time, level, logger, message, context fields, trace id, and a traceback in one field."""
     log = logging.getLogger("test")
-    with logging_about(request_id="r1", device=None), within_trace(PARENT):
+    with log_context(request_id="r1", device=None), within_trace(PARENT):
         log.info("half %d", 1, extra={"fields": {"status": 200}})
         log.error("two\nlines", exc_info=ValueError("broken"))
     log.info("outside")
@@ -87,15 +87,15 @@ def test_a_line_is_an_object_with_its_context(stream: io.StringIO) -> None:
     assert set(third) == {"time", "level", "logger", "message"}
 
 
-def test_text_lines_end_with_what_they_are_about() -> None:
-    """For people: the message first."""
+def test_text_lines_end_with_their_context() -> None:
+    """The message comes first."""
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     root.handlers = []
     stream = io.StringIO()
     try:
         configure_logging("info", "text", stream)
-        with logging_about(tuning_id="tun_1"):
+        with log_context(tuning_id="tun_1"):
             logging.getLogger("test").info("done")
     finally:
         root.handlers = before
@@ -104,10 +104,10 @@ def test_text_lines_end_with_what_they_are_about() -> None:
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
-def test_no_stranger_writes_lines_of_their_own(
+def test_requests_cannot_forge_log_lines(
     start_service: StartService, monkeypatch: pytest.MonkeyPatch, style: Literal["text", "json"]
 ) -> None:
-    """What is quoted from a request has no line breaks and no escape codes, in either style."""
+    """Quoted values of a request have no line breaks and no escape codes, in either style."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", root.level)
@@ -123,7 +123,7 @@ def test_no_stranger_writes_lines_of_their_own(
 
 
 def test_a_request_and_its_tuning_are_found_in_the_log(start_service: StartService, stream: io.StringIO) -> None:
-    """The submission by the request's id; the worker's lines by the tuning's, its device and the request's trace."""
+    """The submission has the request's id; the worker's lines have the tuning's, its device and the request's trace."""
     service = start_service()
     tuning_id = submit(service, **{"X-Request-ID": REQUEST_ID, "traceparent": PARENT})
     wait_until(lambda: "SUCCEEDED" in stream.getvalue())
@@ -137,28 +137,28 @@ def test_a_request_and_its_tuning_are_found_in_the_log(start_service: StartServi
 
 
 @pytest.mark.parametrize(("style", "said"), [("text", "ready\n"), ("json", "")])
-def test_what_is_said_at_the_start_is_an_object_too(
+def test_the_announcement_is_an_object_in_json_logs(
     stream: io.StringIO, capsys: pytest.CaptureFixture[str], style: Literal["text", "json"], said: str
 ) -> None:
-    """A collector of objects meets no bare line."""
-    say("ready", style)
+    """A collector of objects gets no plain line."""
+    announce("ready", style)
     assert capsys.readouterr().err == said
     assert [line["message"] for line in lines_of(stream)] == ([] if said else ["ready"])
 
 
 class Clock:
-    """Seconds that the test moves."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self) -> float:
-        """Now."""
+        """Return the time."""
         return self.now
 
 
 def test_repeated_messages_are_limited_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """The next period's first says how many were held back; errors always pass."""
+    """The first one of the next period gives the number suppressed; errors always pass."""
     logger, clock = logging.getLogger("tests.repeated"), Clock()
     logger.addFilter(RepeatLimit(times=2, seconds=60.0, clock=clock))
     for number in range(10):
@@ -170,8 +170,8 @@ def test_repeated_messages_are_limited_and_counted(caplog: pytest.LogCaptureFixt
     assert caplog.messages[3:] == ["again 10 (and 8 more times)"]
 
 
-def test_messages_that_differ_behind_their_first_line_are_one(caplog: pytest.LogCaptureFixture) -> None:
-    """An error of the event loop lists the socket and the connection that it met: peers make any number of them."""
+def test_messages_with_the_same_first_line_are_limited_together(caplog: pytest.LogCaptureFixture) -> None:
+    """An error of the event loop lists its socket and connection, of which clients cause any number."""
     logger = logging.getLogger("tests.loop")
     logger.addFilter(RepeatLimit(highest=logging.ERROR))
     for number in range(20):
@@ -179,10 +179,10 @@ def test_messages_that_differ_behind_their_first_line_are_one(caplog: pytest.Log
     assert len(caplog.messages) == 5
 
 
-def test_a_sparse_logger_writes_each_text_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """Two devices have a line each, with the name of the logger above; however many texts there are, few are kept."""
+def test_a_rate_limited_logger_writes_each_text_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Two devices have a line each, with the name of the parent logger; the number of counted texts is bounded."""
     clock = Clock()
-    sparse = sparse_logger(logging.getLogger("tests.above"), clock)
+    sparse = rate_limited_logger(logging.getLogger("tests.above"), clock)
     for _ in range(3):
         for device in ("cpu", "cuda:0"):
             sparse.warning("%s is full", device)
@@ -196,7 +196,7 @@ def test_a_sparse_logger_writes_each_text_once_a_minute(caplog: pytest.LogCaptur
 
 
 def test_every_response_names_its_request(service: Running) -> None:
-    """By the caller's identifier where that is well formed, else by one of ours; refusals too."""
+    """By the caller's id where it is well formed, else by a generated one; refusals too."""
     given = service.http.get("/livez", headers={"X-Request-ID": REQUEST_ID})
     assert given.headers["X-Request-ID"] == REQUEST_ID
     for wrong in ("", "two words", "x" * 65, "line\tbreak"):
@@ -206,10 +206,10 @@ def test_every_response_names_its_request(service: Running) -> None:
     assert (refused.status_code, bool(refused.headers["X-Request-ID"])) == (403, True)
 
 
-def test_an_unforeseen_error_leads_to_its_line(
+def test_an_unexpected_error_names_its_log_line(
     service: Running, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller is told the request's id and nothing of the insides; under that id the log has the traceback."""
+    """The caller gets the request id and no details; the log has the traceback under that id."""
 
     def fail(*_: object) -> None:
         raise KeyError("secret")
@@ -235,19 +235,19 @@ def test_an_unforeseen_error_leads_to_its_line(
     "wrong",
     [None, "", PARENT.upper(), PARENT[:-1], f"ff{PARENT[2:]}", f"00-{'0' * 32}-b7ad6b7169203331-01", f"{PARENT}-more"],
 )
-def test_what_is_no_trace_parent_is_left_out(wrong: str | None) -> None:
-    """As the standard asks: a broken header is none."""
+def test_an_invalid_trace_parent_is_ignored(wrong: str | None) -> None:
+    """The standard requires that."""
     assert parse_trace_parent(wrong) is None
     assert parse_trace_parent(PARENT) == PARENT
 
 
 def test_the_trace_reaches_the_probes(start_service: StartService) -> None:
-    """What a probe's process would find in its environment while the tuning runs; nothing for work without one."""
+    """The environment of a probe's process has the trace of its tuning; none for work without a trace."""
     seen: list[dict[str, str]] = []
     service = start_service(ScriptedRunner(37, lambda _size, _stop: seen.append(propagated_environment())))
     submit(service, traceparent=PARENT)
     assert seen
-    assert all(it == {"TRACEPARENT": PARENT} for it in seen)
+    assert all(environment == {"TRACEPARENT": PARENT} for environment in seen)
     seen.clear()
     service.http.post("/v1/tunings", json=tuning_request().model_dump(mode="json") | {"fresh": True})
     wait_until(lambda: bool(seen))
@@ -255,7 +255,7 @@ def test_the_trace_reaches_the_probes(start_service: StartService) -> None:
 
 
 def test_a_probes_process_has_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its environment, where a workload's instrumentation looks; the next probe of the same server has its own."""
+    """The environment has it, for a workload's instrumentation; the next probe of the same server has its own."""
     code = (
         "import os, pathlib\n\ndef build(path):\n    pathlib.Path(path).write_text(os.environ.get('TRACEPARENT', ''))\n"
     )
@@ -274,7 +274,7 @@ def test_a_probes_process_has_the_trace(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_jobs_process_has_the_trace(tmp_path: Path) -> None:
-    """As its environment shows."""
+    """The environment of the process has it."""
     seen: list[bytes] = []
     made: list[TrainingProcess] = []
 
@@ -298,12 +298,12 @@ def test_a_jobs_process_has_the_trace(tmp_path: Path) -> None:
 # --- spans ---
 
 
-def test_nothing_of_opentelemetry_is_imported_unless_asked_for() -> None:
+def test_opentelemetry_is_imported_only_if_enabled() -> None:
     """A service is built without it."""
     code = (
         "import sys, service.entrypoints.serve, service.entrypoints.work; "
-        "from service.observability.instruments import open_spans; open_spans('1', {});"
-        "print([it for it in sys.modules if it.startswith('opentelemetry.sdk')], "
+        "from service.observability.instruments import create_spans; create_spans('1', {});"
+        "print([name for name in sys.modules if name.startswith('opentelemetry.sdk')], "
         "'service.observability.opentelemetry' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -319,24 +319,26 @@ def test_nothing_of_opentelemetry_is_imported_unless_asked_for() -> None:
         {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318", "OTEL_SDK_DISABLED": "true"},
     ],
 )
-def test_spans_are_made_only_where_they_go_somewhere(variables: dict[str, str]) -> None:
-    """Neither for want of a destination nor against the operator's word."""
-    assert type(open_spans("1", variables)) is Spans
+def test_spans_are_recorded_only_with_an_exporter(variables: dict[str, str]) -> None:
+    """No spans are recorded without an exporter, or when the operator disables them."""
+    assert type(create_spans("1", variables)) is Spans
 
 
 def test_spans_without_the_extra_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for by the environment, and not installed: the message names the package and the extra."""
+    """The message names the missing package and the extra."""
     for name in [
-        it for it in sys.modules if it.startswith("opentelemetry") or it == "service.observability.opentelemetry"
+        name
+        for name in sys.modules
+        if name.startswith("opentelemetry") or name == "service.observability.opentelemetry"
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ConfigurationError, match=r"batchwright\[otel\]"):
-        open_spans("1", {"OTEL_TRACES_EXPORTER": "console"})
+        create_spans("1", {"OTEL_TRACES_EXPORTER": "console"})
 
 
-def test_a_plain_span_keeps_the_trace_it_was_given() -> None:
-    """The request's, or that of the block around it."""
+def test_a_no_op_span_keeps_the_given_trace() -> None:
+    """The trace of the request, or that of the enclosing block."""
     spans = Spans()
     with spans.span("work", parent=PARENT):
         assert current_trace_parent() == PARENT
@@ -346,7 +348,7 @@ def test_a_plain_span_keeps_the_trace_it_was_given() -> None:
 
 
 def test_spans_follow_a_request_to_its_probes(tmp_path: Path) -> None:
-    """With the extra and its variables: request, tuning and probes are spans of the trace that the caller began."""
+    """With the extra and its variables, request, tuning and probes are spans of the caller's trace."""
     pytest.importorskip("opentelemetry.sdk")
     out = tmp_path / "spans.txt"
     otel = {"OTEL_TRACES_EXPORTER": "console", "OTEL_BSP_SCHEDULE_DELAY": "50"}

@@ -1,4 +1,4 @@
-"""Metrics: what they are called, what they count, who may read them; and whether the service is ready."""
+"""Metrics: names, values and access; and the readiness of the service."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def samples_of(text: str) -> Samples:
-    """Every sample, by name and labels."""
+    """Return every sample, by name and labels."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -49,19 +49,19 @@ def samples_of(text: str) -> Samples:
 
 
 def value(samples: Samples, name: str, **labels: str) -> float:
-    """One sample; 0 where there is none."""
+    """Return one sample; 0 where there is none."""
     return samples.get((name, frozenset(labels.items())), 0.0)
 
 
 def used() -> Metrics:
-    """Metrics with something in every family."""
+    """Metrics with a sample in every family."""
     metrics = Metrics("1.0")
-    metrics.watch_queue(lambda: [QueueDepth("cpu", 2, 3.5)])
+    metrics.collect_queue(lambda: [QueueDepth("cpu", 2, 3.5)])
     with metrics.device_busy("cpu"):
-        metrics.probed("cpu", "FIT")
-    metrics.answered(hit=True)
-    metrics.estimated("made")
-    metrics.requested("GET", "/v1/tunings/{tuning_id}", 200, 0.003)
+        metrics.count_probe("cpu", "FIT")
+    metrics.count_submission(hit=True)
+    metrics.count_estimate("made")
+    metrics.observe_request("GET", "/v1/tunings/{tuning_id}", 200, 0.003)
     return metrics
 
 
@@ -69,7 +69,7 @@ def used() -> Metrics:
 
 
 def test_names_have_base_units_and_help() -> None:
-    """What Prometheus' own checker passes over too: milliseconds, mebibytes, a missing text."""
+    """Includes what Prometheus' own checker misses: milliseconds, mebibytes, a missing text."""
     families = list(text_string_to_metric_families(used().exposition().decode()))
     assert len(families) > 10
     for family in families:
@@ -81,7 +81,7 @@ def test_names_have_base_units_and_help() -> None:
 
 
 def test_no_identifier_is_a_label(start_service: StartService) -> None:
-    """After requests for a tuning by its id, its route is there as a template, and its id nowhere."""
+    """After requests for a tuning by its id, the template of its route is a label, and its id is none."""
     service = start_service()
     tuning = service.http.post("/v1/tunings", json=tuning_request().model_dump(mode="json")).json()
     service.http.get(f"/v1/tunings/{tuning['id']}?wait=30")
@@ -97,13 +97,13 @@ def test_no_identifier_is_a_label(start_service: StartService) -> None:
 
 
 def test_a_tuning_is_counted(start_service: StartService) -> None:
-    """Its probes by outcome, its seconds, the busy device, the queue, and what the store could answer."""
+    """Its probes by outcome, its seconds, the busy device, the queue, and the hits of the store."""
     service = start_service()
     for _ in range(2):
         answer = service.http.post("/v1/tunings", json=tuning_request().model_dump(mode="json")).json()
         ended = service.http.get(f"/v1/tunings/{answer['id']}?wait=30").json()
     samples = samples_of(service.http.get("/metrics").text)
-    probes = [it["outcome"] for it in ended["recommendation"]["evidence"]["probes"]]
+    probes = [probe["outcome"] for probe in ended["recommendation"]["evidence"]["probes"]]
     for outcome in ("FIT", "OOM"):
         assert value(samples, "batchwright_probes_total", device="cpu", outcome=outcome) == probes.count(outcome)
     assert value(samples, "batchwright_tuning_seconds_count", state="SUCCEEDED") == 1
@@ -114,7 +114,7 @@ def test_a_tuning_is_counted(start_service: StartService) -> None:
 
 
 def test_requests_are_timed_by_route(start_service: StartService) -> None:
-    """By template, method and status; those that wait apart, and those that no route takes as such."""
+    """By template, method and status; long polls separately, and unmatched routes as such."""
     service = start_service()
     service.http.get("/v1/devices")
     service.http.get("/v1/tunings/tun_0192f3a1b2c3700089abcdef01234567")
@@ -135,26 +135,26 @@ def test_requests_are_timed_by_route(start_service: StartService) -> None:
     ]
 
 
-def test_what_waits_is_told_by_device(store: Store) -> None:
-    """How many, and for how long the oldest has; nothing of it when the database is away."""
+def test_the_queue_is_reported_by_device(store: Store) -> None:
+    """The number, and the age of the oldest; nothing when the database is unavailable."""
     for _ in range(2):
         store.submissions.add(new_work(IdentifierSource().new("tun")))
     metrics = Metrics()
-    metrics.watch_queue(store.queue.depths)
+    metrics.collect_queue(store.queue.depths)
     samples = samples_of(metrics.exposition().decode())
     assert value(samples, "batchwright_queue_items", device="cpu") == 2
     assert 0 <= value(samples, "batchwright_queue_oldest_age_seconds", device="cpu") < 60
 
 
-def test_metrics_go_on_without_the_database() -> None:
-    """The queue is left out; everything else is told."""
+def test_metrics_continue_without_the_database() -> None:
+    """Only the queue is omitted."""
 
     def away() -> list[QueueDepth]:
         raise StoreUnavailableError("away")
 
     metrics = Metrics()
-    metrics.watch_queue(away)
-    metrics.answered(hit=True)
+    metrics.collect_queue(away)
+    metrics.count_submission(hit=True)
     samples = samples_of(metrics.exposition().decode())
     assert value(samples, "batchwright_recommendation_hits_total", result="hit") == 1
     assert not [name for name, _ in samples if "queue" in name]
@@ -163,7 +163,7 @@ def test_metrics_go_on_without_the_database() -> None:
 def test_a_busy_device_is_seen_while_it_is_busy() -> None:
     """The gauge is 1, and the seconds rise before the work has ended."""
     metrics = Metrics()
-    metrics.device_served("cpu")
+    metrics.register_device("cpu")
     assert value(samples_of(metrics.exposition().decode()), "batchwright_device_busy_seconds_total", device="cpu") == 0
     with metrics.device_busy("cpu"):
         samples = samples_of(metrics.exposition().decode())
@@ -171,8 +171,8 @@ def test_a_busy_device_is_seen_while_it_is_busy() -> None:
         assert value(samples, "batchwright_device_busy_seconds_total", device="cpu") > 0
 
 
-def test_estimates_are_counted_by_how_they_end() -> None:
-    """Made, remembered, refused for want of a slot, failed."""
+def test_estimates_are_counted_by_result() -> None:
+    """Made, cached, refused for lack of a slot, failed."""
     metrics = Metrics()
     asked = EstimateRequest.model_validate({"spec": tuning_request().spec.model_dump(mode="json"), "gpus": ["T4"]})
     made = Estimate(decisions="cpu", parameters=1, gpus=(), versions={}, seconds=0.0)
@@ -195,8 +195,8 @@ def test_estimates_are_counted_by_how_they_end() -> None:
 # --- who reads them ---
 
 
-def test_metrics_need_a_key_that_reads_tunings_once_there_are_keys(start_service: StartService) -> None:
-    """As every route that tells of work; a key for jobs alone does not do."""
+def test_metrics_require_the_scope_tunings_read_once_keys_exist(start_service: StartService) -> None:
+    """A key for jobs alone is refused."""
     service = start_service()
     assert service.http.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
     keys = {}
@@ -210,14 +210,14 @@ def test_metrics_need_a_key_that_reads_tunings_once_there_are_keys(start_service
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """Return a port that no process listens on."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
-def test_a_port_of_their_own_serves_metrics(start_service: StartService) -> None:
-    """Without a key, for processes that have no API; it closes with the service."""
+def test_a_separate_port_serves_metrics(start_service: StartService) -> None:
+    """No key is needed, for processes without an API; the port closes with the service."""
     port = free_port()
     with started(start_service, metrics_port=port):
         text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
@@ -232,7 +232,7 @@ def started(start_service: StartService, metrics_port: int) -> Iterator[Running]
 
 
 def test_a_taken_metrics_port_is_named() -> None:
-    """In our words."""
+    """The error is ours, and names the port."""
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         pytest.raises(ConfigurationError, match=r"metrics on 127\.0\.0\.1 port"),
@@ -243,62 +243,64 @@ def test_a_taken_metrics_port_is_named() -> None:
 # --- readiness ---
 
 
-def look(store: Store, stuck_seconds: float = 60.0, pause: Callable[[float], object] = lambda _: None) -> Readiness:
-    """Readiness over a store, that does not wait."""
+def readiness_of(
+    store: Store, stuck_seconds: float = 60.0, pause: Callable[[float], object] = lambda _: None
+) -> Readiness:
+    """Return a readiness check over a store, without a wait."""
     return Readiness(store.queue, store.devices, 15.0, stuck_seconds, pause)
 
 
 def test_ready_with_one_live_worker_of_several(store: Store) -> None:
-    """A host that is gone does not take the service with it; it is named."""
+    """A lost host does not make the service unready; it is named."""
     with pytest.raises(NotReadyError, match="no worker was heard of within 15 s"):
-        look(store).check()
+        readiness_of(store).check()
     store.devices.announce(SERVED)
     store.devices.announce(SERVED.model_copy(update={"slot": "gone/cpu", "owner": "gone"}))
-    assert look(store).check().checks["workers"] == "2 of 2 heard of"
+    assert readiness_of(store).check().checks["workers"] == "2 of 2 heard of"
     with pytest.raises(NotReadyError, match="not heard of: gone/cpu, host/cpu"):
         Readiness(store.queue, store.devices, -1.0, 60.0).check()
 
 
-def test_work_that_nothing_takes_is_no_readiness(store: Store) -> None:
-    """Healthy while everything is pending: not this one. The reason names the device, the age and the setting."""
+def test_untaken_work_makes_the_service_unready(store: Store) -> None:
+    """The reason names the device, the age and the setting."""
     store.devices.announce(SERVED)
     store.submissions.add(new_work(IdentifierSource().new("tun")))
-    assert look(store).check().status == "ok"
+    assert readiness_of(store).check().status == "ok"
     with pytest.raises(NotReadyError, match=r"1 wait for cpu, .* idle or unserved .*BATCHWRIGHT_READY_QUEUE_SECONDS"):
-        look(store, stuck_seconds=-1.0).check()
+        readiness_of(store, stuck_seconds=-1.0).check()
 
 
-def test_many_who_ask_get_the_answer_of_one_look(store: Store) -> None:
-    """Anyone may ask, without a key: what one saw serves all who ask within the second, refusals too."""
-    looks = look(store)
+def test_many_callers_share_one_readiness_check(store: Store) -> None:
+    """Anyone may call without a key: one check serves all callers within the second, refusals too."""
+    looks = readiness_of(store)
     with pytest.raises(NotReadyError):
         looks.check()
     store.devices.announce(SERVED)
     with pytest.raises(NotReadyError, match="no worker was heard of"):
         looks.check()
-    assert look(store).check().status == "ok"
+    assert readiness_of(store).check().status == "ok"
 
 
-def test_work_for_a_device_that_nobody_serves_is_no_readiness(store: Store) -> None:
-    """Another device's worker does not count."""
+def test_work_for_an_unserved_device_makes_the_service_unready(store: Store) -> None:
+    """A worker of another device does not count."""
     store.devices.announce(SERVED)
     store.submissions.add(new_work(IdentifierSource().new("tun"), device="cuda:7"))
     with pytest.raises(NotReadyError, match="cuda:7"):
-        look(store, stuck_seconds=-1.0).check()
+        readiness_of(store, stuck_seconds=-1.0).check()
 
 
-def test_work_that_waits_behind_other_work_is_no_fault(store: Store) -> None:
-    """However long: its device is busy."""
+def test_work_behind_other_work_keeps_the_service_ready(store: Store) -> None:
+    """The device is busy, however long the wait."""
     store.devices.announce(SERVED)
     for _ in range(2):
         store.submissions.add(new_work(IdentifierSource().new("tun")))
     assert store.leases.claim(SERVED, 60.0) is not None
-    assert look(store, stuck_seconds=-1.0).check().status == "ok"
+    assert readiness_of(store, stuck_seconds=-1.0).check().status == "ok"
 
 
-def test_a_worker_between_two_pieces_of_work_is_looked_at_twice(store: Store) -> None:
-    """It looks idle for a moment; by the second look it has taken the next."""
+def test_a_worker_between_two_works_is_checked_twice(store: Store) -> None:
+    """The worker looks idle for a moment; by the second check it has taken the next work."""
     store.devices.announce(SERVED)
     for _ in range(2):
         store.submissions.add(new_work(IdentifierSource().new("tun")))
-    assert look(store, -1.0, lambda _: store.leases.claim(SERVED, 60.0)).check().status == "ok"
+    assert readiness_of(store, -1.0, lambda _: store.leases.claim(SERVED, 60.0)).check().status == "ok"

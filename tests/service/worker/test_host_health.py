@@ -423,8 +423,8 @@ def test_a_full_database_is_no_unknown_device(start_service: StartService, tmp_p
 def test_trouble_is_among_the_measurements_of_workers() -> None:
     """The API requests them from its worker's process and reports them as its own."""
     metrics = Instruments().metrics
-    metrics.device_served("cpu")
-    metrics.device_troubled("cpu", "disk-full")
+    metrics.register_device("cpu")
+    metrics.set_device_trouble("cpu", "disk-full")
     values = {sample.name: sample.value for family in metrics.work_families() for sample in family.samples}
     assert values["batchwright_device_unready"] == 1
     assert values["batchwright_host_troubles_total"] == 1

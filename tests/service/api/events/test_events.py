@@ -1,4 +1,4 @@
-"""Event streams: what they tell, how they resume, and that idle followers cost next to nothing."""
+"""Event streams: their content, resumption, and the low cost of idle followers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from service.api.etags import Tagged, tagged
 from service.api.events import streaming
 from service.api.events.change_feed import ChangeFeed
-from service.api.events.streaming import Watch
+from service.api.events.streaming import Follower
 from service.client import Client
 from service.domain.api_keys import KEYLESS, Caller
 from service.domain.states import State
@@ -30,21 +30,21 @@ from tests.support.service.scripted import ScriptedRunner, Trainer, until_stoppe
 from tuner.schemas.requests import TrainingRequest
 
 
-def test_events_tell_a_tuning_from_start_to_end(client: Client) -> None:
+def test_a_stream_has_every_event_of_a_tuning(client: Client) -> None:
     """The stream holds every state and probe, ends by itself, and resumes after any event."""
     tuning = client.tunings.submit(tuning_request())
     events = list(client.tunings.events(tuning.id))
     assert [event.id for event in events] == list(range(1, len(events) + 1))
     states = [event.state for event in events if event.state is not None]
     assert states == [State.QUEUED, State.RUNNING, State.SUCCEEDED]
-    told = [event.probe for event in events if event.probe is not None]
-    assert told == list(client.tunings.probes(tuning.id))
+    probes = [event.probe for event in events if event.probe is not None]
+    assert probes == list(client.tunings.probes(tuning.id))
     assert list(client.tunings.events(tuning.id, after=3)) == events[3:]
     assert list(client.tunings.events(tuning.id, after=len(events))) == []
 
 
-def test_the_stream_is_what_browsers_take(service: Running, client: Client) -> None:
-    """The media type, ids, kinds and data of server-sent events; 204 when nothing will come."""
+def test_the_stream_has_the_format_of_server_sent_events(service: Running, client: Client) -> None:
+    """The media type, ids, kinds and data are those of server-sent events; 204 when no event can follow."""
     tuning = client.tunings.wait(client.tunings.submit(tuning_request()).id)
     url = f"/v1/tunings/{tuning.id}/events"
     response = service.http.get(url, headers={"Last-Event-ID": str(tuning.events - 1)})
@@ -84,7 +84,7 @@ def test_many_idle_followers_hold_no_threads(start_service: StartService) -> Non
 
 
 async def _follow_at_once(service: Running, tuning_id: str, followers: int) -> int:
-    """How many threads there are once all follow, and a read was answered."""
+    """Return the number of threads while all follow, after a read was served."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=service.url, limits=limits, timeout=PATIENCE_SECONDS) as http:
         streams = [http.stream("GET", f"/v1/tunings/{tuning_id}/events") for _ in range(followers)]
@@ -99,41 +99,41 @@ async def _follow_at_once(service: Running, tuning_id: str, followers: int) -> i
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """What the service runs on."""
+    """The event loop of the service."""
     return "asyncio"
 
 
-async def _stands() -> Caller:
-    """A key that stays good."""
+async def _is_authenticated() -> Caller:
+    """Return a caller whose key stays valid."""
     return KEYLESS
 
 
-def _watch(read_events: Callable[[tuple[str, int]], list[Event]]) -> Watch:
-    """What followers look at, where no work is known to the feed."""
+def _follower(read_events: Callable[[tuple[str, int]], list[Event]]) -> Follower:
+    """Return a follower with a feed that knows no work."""
     reads: Any = SimpleNamespace(events=CoalescedReads(read_events))
-    return Watch(ChangeFeed(lambda _: {}, tick_seconds=0.01), reads, _stands)
+    return Follower(ChangeFeed(lambda _: {}, tick_seconds=0.01), reads, _is_authenticated)
 
 
 @pytest.mark.anyio
-async def test_a_stream_of_what_was_deleted_ends() -> None:
-    """There is no event and never will be one: the follower is not kept."""
-    lines = [line async for line in streaming._lines("tun_1", _watch(lambda _: []), 3)]
+async def test_a_stream_of_deleted_work_ends() -> None:
+    """No event can follow, so that the stream ends."""
+    lines = [line async for line in streaming._lines("tun_1", _follower(lambda _: []), 3)]
     assert lines == [": following\nretry: 1000\n\n"]
 
 
 @pytest.mark.anyio
-async def test_a_stream_ends_quietly_while_the_database_is_away() -> None:
-    """The follower comes again after what it has seen."""
+async def test_a_stream_ends_without_an_error_when_the_database_fails() -> None:
+    """The client reconnects after the last event that it received."""
 
     def away(_: tuple[str, int]) -> list[Event]:
         raise StoreUnavailableError("the database is away")
 
-    assert len([line async for line in streaming._lines("tun_1", _watch(away), 0)]) == 1
+    assert len([line async for line in streaming._lines("tun_1", _follower(away), 0)]) == 1
 
 
 @pytest.mark.anyio
-async def test_a_wait_for_what_is_deleted_ends(client: Client) -> None:
-    """It looks again, and says that there is none."""
+async def test_a_wait_for_deleted_work_ends(client: Client) -> None:
+    """The work is read again, and not found."""
     tuning = client.tunings.wait(client.tunings.submit(tuning_request()).id)
     queued = tuning.model_copy(update={"state": State.QUEUED})
     looks = [(queued, tagged(b"{}"))]
@@ -144,4 +144,4 @@ async def test_a_wait_for_what_is_deleted_ends(client: Client) -> None:
         raise NotFoundError("it was deleted")
 
     with pytest.raises(NotFoundError):
-        await streaming.polled(read, _watch(lambda _: []), streaming.Poll(60.0, None))
+        await streaming.long_poll(read, _follower(lambda _: []), streaming.Poll(60.0, None))

@@ -1,4 +1,4 @@
-"""Requests made to hurt: forged names, and bodies that take long to read."""
+"""Hostile requests: forged host names, and bodies that are slow to parse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from service.api.middleware.host_names import host_name
-from service.api.middleware.json_bounds import DEEPEST, MOST_VALUES, check_structure
+from service.api.middleware.json_bounds import MAX_DEPTH, MAX_VALUES, check_structure
 from service.domain.api_keys import Scope, make_key
 from service.errors import BodyTooLargeError, MalformedJsonError
 from tests.support.factories import recommendation, tuning_request
@@ -51,8 +51,8 @@ ROUTES = ("/v1/tunings", "/v1/jobs", "/v1/estimates", "/v1/keys")
         ".",
     ],
 )
-def test_a_host_that_is_no_name_and_port_is_none(forged: str) -> None:
-    """Userinfo, escapes, paths, wrong ports and half addresses: nothing of it is taken for a name of ours."""
+def test_an_invalid_host_header_has_no_name(forged: str) -> None:
+    """Userinfo, escapes, paths, wrong ports and incomplete addresses are invalid."""
     assert host_name(forged) not in {"localhost", "127.0.0.1", "::1"}
 
 
@@ -68,20 +68,20 @@ def test_a_host_that_is_no_name_and_port_is_none(forged: str) -> None:
         ("ops-1.example_internal", "ops-1.example_internal"),
     ],
 )
-def test_a_host_is_read_as_the_standard_writes_it(header: str, name: str) -> None:
-    """Names without regard to case, addresses in their shortest form, a port that may be empty."""
+def test_a_valid_host_header_is_normalized(header: str, name: str) -> None:
+    """Names are in lower case, addresses in their shortest form, and the port may be empty."""
     assert host_name(header) == name
 
 
 def test_a_forged_host_is_refused_on_every_path(shared_service: Running) -> None:
-    """With a name of ours as the host of a URL, or with two Hosts; health routes refuse what is no Host, too."""
+    """An allowed name as the host of a URL, or in one of two Host headers, is refused, by health routes too."""
     for path in ("/v1/tunings", "/metrics", "/", "/livez", "/readyz", "/openapi.json"):
         answer = shared_service.http.get(path, headers={"Host": "evil.com@127.0.0.1"})
         problem_in(answer, 403, "host-not-allowed")
 
 
-def test_health_is_told_under_any_name(shared_service: Running) -> None:
-    """A kubelet and a load balancer ask for the pod's address; other routes are for our names alone."""
+def test_health_routes_accept_any_host_name(shared_service: Running) -> None:
+    """A kubelet and a load balancer use the pod's address; other routes accept the allowed names alone."""
     for path in ("/livez", "/readyz"):
         for host in ("10.42.0.17:8000", "[fd00::17]:8000", "batchwright.svc"):
             assert shared_service.http.get(path, headers={"Host": host}).status_code == HTTPStatus.OK
@@ -89,8 +89,8 @@ def test_health_is_told_under_any_name(shared_service: Running) -> None:
         problem_in(shared_service.http.get(path, headers={"Host": "10.42.0.17:8000"}), 403, "host-not-allowed")
 
 
-def test_metrics_are_read_with_a_key_under_any_name(start_service: StartService) -> None:
-    """Prometheus finds pods by their addresses. A wrong key is refused, and no page of another site has a good one."""
+def test_metrics_with_a_key_accept_any_host_name(start_service: StartService) -> None:
+    """Prometheus finds pods by their addresses. A wrong key is refused, and no page of another site has a valid one."""
     service = start_service()
     stored, text = make_key("prometheus", (Scope.TUNINGS_READ,))
     service.system.store.keys.add(stored)
@@ -102,18 +102,18 @@ def test_metrics_are_read_with_a_key_under_any_name(start_service: StartService)
 
 
 def bearer(key: str) -> dict[str, str]:
-    """The header that shows a key."""
+    """Return the header with an API key."""
     return {"Authorization": f"Bearer {key}"}
 
 
 def tuning(unknown: int) -> bytes:
-    """A submission with unknown keys in it."""
+    """Return a submission with unknown keys."""
     document: dict[str, Any] = tuning_request().model_dump(mode="json")
     return json.dumps(document | {f"unknown{number}": 0 for number in range(unknown)}).encode()
 
 
 def test_many_faults_are_counted_and_the_first_twenty_listed(shared_service: Running) -> None:
-    """The answer stays small, and says how many faults there are."""
+    """The response stays small, and gives the number of faults."""
     answer = shared_service.http.post("/v1/tunings", content=tuning(9_000), headers=JSON)
     problem = problem_in(answer, 422, "invalid-request")
     assert len(problem.errors) == 20
@@ -123,7 +123,7 @@ def test_many_faults_are_counted_and_the_first_twenty_listed(shared_service: Run
 
 
 def test_few_faults_are_all_listed(shared_service: Running) -> None:
-    """Up to twenty, without a count of their own."""
+    """Up to twenty faults are listed, without their number."""
     problem = problem_in(
         shared_service.http.post("/v1/tunings", content=tuning(20), headers=JSON), 422, "invalid-request"
     )
@@ -146,31 +146,31 @@ def test_few_faults_are_all_listed(shared_service: Running) -> None:
 def test_a_body_of_many_values_or_levels_is_refused_unparsed(
     shared_service: Running, route: str, content: bytes
 ) -> None:
-    """On every route that takes JSON."""
+    """Every route that accepts JSON refuses such a body."""
     answer = shared_service.http.post(route, content=content, headers=JSON)
     assert "the body" in problem_in(answer, 413, "body-too-large").detail
 
 
 @pytest.mark.parametrize("content", [b'"' + b'\\"' * 500_000, b'"\\' * 300_000, b"," * 1_000_000, b"{" * 1_000_000])
 def test_the_structure_of_any_text_is_read_in_linear_time(content: bytes) -> None:
-    """Strings without an end included, for which a search that begins anew at each quote takes hours."""
+    """Unterminated strings are included, for which a search that restarts at each quote takes hours."""
     began = time.monotonic()
     with suppress(BodyTooLargeError):
         check_structure(content)
     assert time.monotonic() - began < 10.0  # 0.01 s where nothing else runs
 
 
-def test_what_is_in_strings_is_no_structure() -> None:
-    """Commas and brackets in text do not count, nor does an escaped quote end it."""
+def test_the_content_of_strings_is_not_counted() -> None:
+    """Commas and brackets in strings do not count, and an escaped quote does not end a string."""
     check_structure(json.dumps({"text": '[{,"\\' * 30_000}).encode())
     check_structure(b'"' + b"[" * 100_000)
     check_structure(b'"\\')
-    check_structure(json.dumps([[0]] * (MOST_VALUES // 2 - 1)).encode())
+    check_structure(json.dumps([[0]] * (MAX_VALUES // 2 - 1)).encode())
     with pytest.raises(BodyTooLargeError):
-        check_structure(json.dumps([0] * (MOST_VALUES + 2)).encode())
-    check_structure(b"[" * DEEPEST + b"]" * DEEPEST)
+        check_structure(json.dumps([0] * (MAX_VALUES + 2)).encode())
+    check_structure(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
     with pytest.raises(BodyTooLargeError):
-        check_structure(b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1))
+        check_structure(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1))
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
@@ -189,21 +189,21 @@ def test_json_is_utf_8(encoding: str) -> None:
         (b'{"device": }', ": Expecting value"),
     ],
 )
-def test_malformed_json_is_told_with_its_reason(shared_service: Running, sent: bytes, reason: str) -> None:
-    """One code for all of it, and words that help."""
+def test_malformed_json_is_reported_with_its_reason(shared_service: Running, sent: bytes, reason: str) -> None:
+    """Every such problem has one code and a message with the reason."""
     headers = {"content-type": "application/json"}
     answer = shared_service.http.post("/v1/tunings", content=sent, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (400, "malformed-json")
     assert reason in answer.json()["detail"]
 
 
-def test_the_largest_documents_of_use_are_taken() -> None:
+def test_the_largest_documents_in_use_are_accepted() -> None:
     """A recommendation with its evidence, and a configuration with the names of a thousand classes."""
     document = {"recommendation": recommendation().model_dump(mode="json"), "training": {"updates": 1}}
     check_structure(json.dumps(document).encode())
     classes = {
-        "id2label": {str(it): f"class {it}" for it in range(1000)},
-        "label2id": {f"c{it}": it for it in range(1000)},
+        "id2label": {str(index): f"class {index}" for index in range(1000)},
+        "label2id": {f"c{index}": index for index in range(1000)},
     }
     check_structure(json.dumps(classes).encode())
 

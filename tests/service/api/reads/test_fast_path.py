@@ -1,4 +1,4 @@
-"""Fast paths of routes that are called often: they answer as the framework would."""
+"""Fast paths of frequent routes: their responses are those of the framework."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.service.running import Running
 
 
 @pytest.fixture
-def asked(service: Running) -> str:
+def recommendation_id(service: Running) -> str:
     """The id of a recommendation, in a service with two tunings."""
     for size in (5, 6):
         response = service.http.post("/v1/tunings", json=body(effective_batch_size=size))
@@ -22,8 +22,8 @@ def asked(service: Running) -> str:
     return str(tuning["recommendation_id"])
 
 
-def told(response: httpx.Response) -> tuple[Any, ...]:
-    """What must be the same."""
+def comparable(response: httpx.Response) -> tuple[Any, ...]:
+    """Return the parts of a response that must be equal."""
     names = ("content-type", "etag", "cache-control", "content-length")
     return response.status_code, response.content, [response.headers.get(name) for name in names]
 
@@ -36,30 +36,30 @@ ODD = ["?limit=0", "?limit=201", "?limit=01", "?limit=x", "?limit=1&limit=2", "?
 
 @pytest.mark.parametrize("path", ["/v1/tunings", "/v1/jobs"])
 @pytest.mark.parametrize("query", [*QUERIES, *ODD, "?cursor=j" + "0" * 32])
-def test_a_list_is_the_same_either_way(
-    service: Running, asked: str, monkeypatch: pytest.MonkeyPatch, path: str, query: str
+def test_the_fast_path_of_lists_responds_as_the_framework(
+    service: Running, recommendation_id: str, monkeypatch: pytest.MonkeyPatch, path: str, query: str
 ) -> None:
-    """Rows, refusals and headers, for all that may be asked."""
-    assert asked
+    """Rows, refusals and headers are equal for all queries."""
+    assert recommendation_id
     short = service.http.get(f"{path}{query}")
-    _leave_to_the_framework(monkeypatch)
-    assert told(short) == told(service.http.get(f"{path}{query}"))
+    _disable_fast_paths(monkeypatch)
+    assert comparable(short) == comparable(service.http.get(f"{path}{query}"))
 
 
 @pytest.mark.parametrize("known", [None, "*", '"other"', "x" * 2001])
-def test_a_recommendation_is_the_same_either_way(
-    service: Running, asked: str, monkeypatch: pytest.MonkeyPatch, known: str | None
+def test_the_fast_path_of_recommendations_responds_as_the_framework(
+    service: Running, recommendation_id: str, monkeypatch: pytest.MonkeyPatch, known: str | None
 ) -> None:
-    """The one there is, and one there is not, whatever is known of it."""
+    """An existing and a missing recommendation, with any `If-None-Match`."""
     headers = {} if known is None else {"If-None-Match": known}
-    paths = [f"/v1/recommendations/{asked}", "/v1/recommendations/rec_" + "0" * 32, "/v1/recommendations/x"]
-    short = [told(service.http.get(path, headers=headers)) for path in paths]
-    _leave_to_the_framework(monkeypatch)
-    assert short == [told(service.http.get(path, headers=headers)) for path in paths]
+    paths = [f"/v1/recommendations/{recommendation_id}", "/v1/recommendations/rec_" + "0" * 32, "/v1/recommendations/x"]
+    short = [comparable(service.http.get(path, headers=headers)) for path in paths]
+    _disable_fast_paths(monkeypatch)
+    assert short == [comparable(service.http.get(path, headers=headers)) for path in paths]
 
 
-def test_a_fast_path_asks_for_the_scope(service: Running) -> None:
-    """As the document says."""
+def test_a_fast_path_requires_the_scope(service: Running) -> None:
+    """A key without the documented scope is refused."""
     new, text = make_key("test", (Scope.JOBS_READ,))
     service.system.store.keys.add(new)
     for path in ("/v1/tunings", "/v1/recommendations/x"):
@@ -67,7 +67,7 @@ def test_a_fast_path_asks_for_the_scope(service: Running) -> None:
         assert "tunings:read" in problem_in(response, 403, "scope-missing").detail
 
 
-def _leave_to_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the fast paths take nothing from now on."""
+def _disable_fast_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the fast paths leave every request to the framework."""
     monkeypatch.setattr(work, "plain_page", lambda _: None)
-    monkeypatch.setattr(recommendations, "is_plain", lambda _: False)
+    monkeypatch.setattr(recommendations, "fits_fast_path", lambda _: False)
