@@ -13,9 +13,9 @@ from service.client import (
     Client,
     ConnectionFailedError,
     NotAuthenticatedError,
-    NotWaitedLongEnoughError,
     TuningFailedError,
-    UnexpectedAnswerError,
+    UnexpectedResponseError,
+    WaitTimeoutError,
 )
 from service.client.resources.api import AsyncCalls
 from service.domain.states import State
@@ -81,7 +81,7 @@ def test_a_wait_asks_no_longer_than_its_time(drive: Driver, clock: Clock) -> Non
         return tuning()
 
     script = Script([slow])
-    with pytest.raises(NotWaitedLongEnoughError, match="RUNNING after 50 s"):
+    with pytest.raises(WaitTimeoutError, match="RUNNING after 50 s"):
         drive(script, lambda calls: calls.tunings.wait("tun_1", 50.0))
     assert [request.url.params["wait"] for request in script.seen] == ["30.0", "20.0"]
     assert [request.extensions["timeout"]["read"] for request in script.seen] == [55.0, 25.0]
@@ -226,14 +226,14 @@ def test_events_are_read_however_they_are_cut(drive: Driver, size: int, ends: by
 
 def test_an_event_that_is_none_is_an_error_of_ours(drive: Driver, clock: Clock) -> None:
     """It is not asked for again and again."""
-    with pytest.raises(UnexpectedAnswerError, match="nonsense"):
+    with pytest.raises(UnexpectedResponseError, match="nonsense"):
         drive(Script([stream(b"data: nonsense\n\n")]), followed)
     assert clock.pauses == []
 
 
 def test_a_stream_that_is_none_is_an_error_of_ours(drive: Driver, clock: Clock) -> None:
     """A proxy's page is not asked for again and again."""
-    with pytest.raises(UnexpectedAnswerError, match="text/html"):
+    with pytest.raises(UnexpectedResponseError, match="text/html"):
         drive(Script([httpx.Response(200, html="<p>Sign in</p>")]), followed)
     assert clock.pauses == []
 

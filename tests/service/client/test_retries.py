@@ -23,7 +23,7 @@ from service.client import (
     NotFoundError,
     QuotaExceededError,
     ServiceUnavailableError,
-    UnexpectedAnswerError,
+    UnexpectedResponseError,
 )
 from service.client.protocol import retry_after
 from service.client.resources.api import AsyncCalls
@@ -237,7 +237,7 @@ def test_what_cannot_be_sent_is_not_tried_again(drive: Driver, clock: Clock) -> 
 )
 def test_garbage_is_an_error_of_ours(drive: Driver, clock: Clock, answer: httpx.Response) -> None:
     """What is no document is not tried again, and never ends in an error of pydantic's or httpx's."""
-    with pytest.raises(UnexpectedAnswerError, match="TuningPage"):
+    with pytest.raises(UnexpectedResponseError, match="TuningPage"):
         drive(Script([answer]), all_names)
     assert clock.pauses == []
 
@@ -248,7 +248,7 @@ def test_a_body_that_cannot_be_decoded_is_an_error_of_ours(drive: Driver) -> Non
     def spoilt(_request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=Chunks([b"not gzip"]))
 
-    with pytest.raises(UnexpectedAnswerError, match="cannot be read"):
+    with pytest.raises(UnexpectedResponseError, match="cannot be read"):
         drive(Script([spoilt]), all_names)
 
 
