@@ -57,7 +57,7 @@ function showRunning(running) {
   dropDetails(running);
   if (running.length === 0) {
     const action = may("tunings:write") && h("a", { href: "/tunings/new", class: "button" }, "New tuning");
-    showOnce("running", "none", () => emptyState({ title: "Nothing is running", text: "Submitted work starts as soon as a device is free.", action }));
+    showOnce("running", "none", () => emptyState({ title: "Nothing is running", text: "Submitted work starts as soon as a device is available.", action }));
     return;
   }
   const known = new Map([...byId("running").querySelectorAll("[data-work]")].map((card) => [card.dataset.work, card]));
