@@ -25,7 +25,7 @@ class Visitor:
     scopes: tuple[str, ...]
     """The scopes of the key."""
     admin: bool
-    """Whether the key has the scope `admin`."""
+    """True if the key has the scope `admin`."""
 
 
 class Pages:

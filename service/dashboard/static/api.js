@@ -8,7 +8,7 @@
  *
  * An unsuccessful response is thrown as an `ApiProblem` (with `.code`, `.detail`, `.title`, `.status`, `.errors`, each
  * with `.field`, `.message`, `.value`); an unreachable service as one with the code "unreachable".
- * After 401 the browser goes to the sign-in page and comes back afterwards; the promise never settles. Before that, the
+ * After 401 the browser goes to the sign-in page and returns afterwards; the promise never settles. Before that, the
  * window receives a `LEAVING` event, so that a form can be kept.
  */
 

@@ -7,7 +7,7 @@
 import { get } from "./api.js";
 import { h, replace } from "./dom.js";
 import { count } from "./format.js";
-import { quoted } from "./repeating.js";
+import { quoted } from "./reproduce.js";
 import { alertBox, codeBlock, problemAlert } from "./parts.js";
 
 const LAUNCHER_FIELDS = [

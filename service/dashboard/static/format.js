@@ -118,7 +118,7 @@ export function time(iso, { relative = true } = {}) {
   return element;
 }
 
-/** A duration that goes on, since `iso`; is kept up to date. */
+/** The duration since `iso`, kept up to date. */
 export function elapsed(iso) {
   const element = h("time", { datetime: iso, dataset: { elapsed: "" } }, sinceText(iso));
   keepCurrent();

@@ -23,7 +23,7 @@ const COMMON = [
 ];
 const TIMES = [
   { title: "Submitted", class: "nowrap", cell: (row) => time(row.created_at) },
-  { title: "Took", class: "number", cell: (row) => took(row) ?? "–" },
+  { title: "Duration", class: "number", cell: (row) => took(row) ?? "–" },
   { title: "Priority", class: "number", cell: (row) => row.priority },
   { title: "Key", class: "nowrap", cell: (row) => (row.key_id === null ? "–" : h("code", {}, row.key_id)) },
 ];

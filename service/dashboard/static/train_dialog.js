@@ -7,7 +7,7 @@
 import { get, post } from "./api.js";
 import { announce, h, replace } from "./dom.js";
 import { busy, codeBlock, definitions, problemAlert } from "./parts.js";
-import { quoted } from "./repeating.js";
+import { quoted } from "./reproduce.js";
 import { makeForm } from "./schema_form.js";
 
 const SCHEMA = "TrainingRequest";

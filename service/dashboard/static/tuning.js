@@ -9,7 +9,7 @@ import { ENDED } from "./live.js";
 import { heldBytes, memoryFigure, memoryInWords } from "./memory_chart.js";
 import { alertBox, badge, codeBlock, definitions, emptyState, tag } from "./parts.js";
 import { figure, showPlan } from "./plan.js";
-import { asCommand, asCurl } from "./repeating.js";
+import { asCommand, asCurl } from "./reproduce.js";
 import { makeTable } from "./table.js";
 import { failure, keyFact, makeWorkPage, positionInWords, runFacts } from "./work.js";
 
@@ -172,7 +172,7 @@ function probeColumns() {
     { title: "Peak memory", class: "number", cell: result((probe) => exact(heldBytes(probe))), value: result(heldBytes) },
     { title: "Tensors", class: "number", cell: result((probe) => exact(probe.peak_allocated_bytes)), value: result((probe) => probe.peak_allocated_bytes) },
     { title: "Limit", class: "number", cell: result((probe) => exact(probe.limit_bytes)) },
-    { title: "Took", class: "number", cell: result((probe) => seconds(probe.seconds.total)), value: result((probe) => probe.seconds.total) },
+    { title: "Duration", class: "number", cell: result((probe) => seconds(probe.seconds.total)), value: result((probe) => probe.seconds.total) },
     { title: "Update", class: "number", cell: result((probe) => seconds(probe.timing?.update_seconds)) },
     { title: "Message", class: "message", cell: result(message) },
   ];

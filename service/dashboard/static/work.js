@@ -153,7 +153,7 @@ export function positionInWords(queue) {
 export function runFacts(work) {
   return [
     ["Submitted", time(work.created_at)],
-    ["Took", took(work)],
+    ["Duration", took(work)],
     ["Slot", work.slot],
     ["Attempts", work.attempts > 1 ? `${work.attempts}: taken over or restarted` : null],
   ];
