@@ -1,7 +1,7 @@
-"""Which changes let a larger micro-batch fit? Tunes variants of one request side by side, with ``AsyncClient``.
+"""Compare which changes let a larger micro-batch fit: tune variants of one request concurrently, with ``AsyncClient``.
 
-Each variant is one tuning of the same model; a service with several devices works on several at a time. Probes are
-shown as they end, whichever tuning they belong to::
+Each variant is one tuning of the same model; a service with several devices runs several at a time. The probes of all
+tunings are shown as they end::
 
     batchwright serve &
     python examples/compare_async.py --effective-batch-size 256
@@ -25,7 +25,7 @@ MODEL: dict[str, Any] = {
     "batch": {"sequence_length": 64},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
-    "as it is": {},
+    "unchanged": {},
     "bf16-mixed": {"precision": "bf16-mixed"},
     "activation checkpointing": {"activation_checkpointing": True},
     "both": {"precision": "bf16-mixed", "activation_checkpointing": True},
@@ -33,7 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 async def tune(client: AsyncClient, name: str, request: TuningRequest) -> tuple[str, Recommendation | None]:
-    """Submit one variant, show its probes as they end, and return its answer."""
+    """Submit one variant, show its probes as they end, and return its recommendation."""
     tuning = await client.tunings.submit(request)
     async for event in client.tunings.events(tuning.id):
         if event.probe is not None:
@@ -42,7 +42,7 @@ async def tune(client: AsyncClient, name: str, request: TuningRequest) -> tuple[
 
 
 async def compare(service: str, effective_batch_size: int, limit_bytes: int | None) -> None:
-    """Tune every variant at once, and print them from the largest micro-batch to the smallest."""
+    """Tune all variants concurrently, and print them by micro-batch, largest first."""
     requests = {
         name: TuningRequest(
             spec=parse_spec(MODEL | changes),
@@ -52,14 +52,14 @@ async def compare(service: str, effective_batch_size: int, limit_bytes: int | No
         for name, changes in VARIANTS.items()
     }
     async with AsyncClient(service) as client:
-        found = await asyncio.gather(*(tune(client, name, request) for name, request in requests.items()))
-    sizes = {name: None if answer is None else answer.largest_micro_batch_size or 0 for name, answer in found}
+        results = await asyncio.gather(*(tune(client, name, request) for name, request in requests.items()))
+    sizes = {name: None if found is None else found.largest_micro_batch_size or 0 for name, found in results}
     for name, size in sorted(sizes.items(), key=lambda item: -(item[1] or 0)):
-        print(f"{name:26} {'no answer' if size is None else size}")
+        print(f"{name:26} {'no recommendation' if size is None else size}")
 
 
 def main() -> None:
-    """Compare; an error of the service ends it with its message."""
+    """Compare the variants, or exit with the message of an error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--service", default=os.environ.get("BATCHWRIGHT_URL", "http://127.0.0.1:8000"))
     parser.add_argument("--effective-batch-size", type=int, default=256)

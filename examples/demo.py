@@ -1,7 +1,7 @@
-"""The whole path in one go: a service, a tuning, a training job, through the SDK.
+"""Run the whole workflow through the SDK: a service, a tuning and a training job.
 
 A byte-level GPT-2 (random weights) learns the Python standard library's own sources, at an effective batch that the
-device cannot hold at once. Takes CUDA if there is one, else the CPU with a memory budget. Writes ``runs/demo/``.
+device cannot hold at once. Uses CUDA if available, else the CPU with a memory budget. Writes ``runs/demo/``.
 
 Run by ``make demo``.
 """
@@ -39,39 +39,39 @@ SOURCES = sysconfig.get_paths()["stdlib"]
 
 
 def demo_request(device: DeviceInfo) -> TuningRequest:
-    """A small GPT-2 on the CPU under 200 MiB; on a card one of GPT-2's real size, under 16 GiB or what there is."""
+    """Request a small GPT-2 on the CPU under 200 MiB, or one of the original size on a GPU under at most 16 GiB."""
     small = {"n_layer": 3, "n_head": 4, "n_embd": 128, "n_positions": 64}
     large = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 512}
-    on_card = device.kind == "cuda"
-    sizes = large if on_card else small
+    on_gpu = device.kind == "cuda"
+    sizes = large if on_gpu else small
     fixed = {"model_type": "gpt2", "vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0}
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     spec = parse_spec(
         {
             "model": {"kind": "transformers", "task": "causal-lm", "config": {**fixed, **sizes, **dropout}},
             "batch": {"sequence_length": sizes["n_positions"]},
-            "optimizer": {"name": "adamw", "learning_rate": 1e-3 if on_card else 3e-3, "weight_decay": 0.01},
+            "optimizer": {"name": "adamw", "learning_rate": 1e-3 if on_gpu else 3e-3, "weight_decay": 0.01},
             "schedule": {"name": "cosine", "warmup_updates": 5},
-            "precision": "bf16-mixed" if on_card else "fp32",
+            "precision": "bf16-mixed" if on_gpu else "fp32",
             "gradient_clipping": 1.0,
             "data": {"kind": "text", "paths": [f"{SOURCES}/*.py"]},
         }
     )
     return TuningRequest(
         spec=spec,
-        effective_batch_size=1000 if on_card else 200,
+        effective_batch_size=1000 if on_gpu else 200,
         device=device.id,
-        memory_limit_bytes=min(16 * GIB, device.total_bytes) if on_card else 200 * MIB,
+        memory_limit_bytes=min(16 * GIB, device.total_bytes) if on_gpu else 200 * MIB,
     )
 
 
 @contextmanager
 def running_service(directory: Path) -> Iterator[str]:
-    """A service on loopback with its embedded store under ``directory``; gives its address."""
+    """Run a service on loopback, with its embedded store under ``directory``; yield its address."""
     environment = {**os.environ, "BATCHWRIGHT_DATA_DIR": str(directory), "BATCHWRIGHT_DATA_ROOTS": SOURCES}
     command = [sys.executable, "-m", "tuner.cli", "serve", "--port", "0"]
     directory.mkdir(parents=True, exist_ok=True)
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)  # noqa: S603 - our own
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)  # noqa: S603 - this program itself
     try:
         yield _address(process, directory / "service.log")
     finally:
@@ -80,7 +80,7 @@ def running_service(directory: Path) -> Iterator[str]:
 
 
 def _address(process: subprocess.Popen[str], log: Path) -> str:
-    """The address the service prints; what it prints afterwards goes to ``log``."""
+    """Return the address that the service prints; its later output goes to ``log``."""
     lines = []
     for line in process.stderr or ():
         lines.append(line)
@@ -100,7 +100,7 @@ def tune(client: Client, request: TuningRequest, console: Console) -> Recommenda
     """Submit the tuning and show each probe as it ends."""
     tuning = client.tunings.submit(request, fresh=True)
     with ProbeBoard(console) as board:
-        board.doing("probing in processes of their own")
+        board.doing("probing in separate processes")
         for event in client.tunings.events(tuning.id):
             if event.kind is EventKind.PROBE and event.probe is not None:
                 board.add(event.probe.result)
@@ -113,17 +113,17 @@ def tune(client: Client, request: TuningRequest, console: Console) -> Recommenda
 def train(client: Client, found: Recommendation, updates: int, console: Console) -> tuple[Job, list[TrainingProgress]]:
     """Run the job and show the loss falling."""
     job = client.jobs.submit(found.id, TrainingRequest(updates=updates, checkpoint_every=20))
-    made = []
+    updates_made = []
     with TrainingBar(console, updates) as bar:
         for event in client.jobs.events(job.id):
             if event.progress is not None:
-                made.append(event.progress)
+                updates_made.append(event.progress)
                 bar.show(event.progress)
-    return client.jobs.wait(job.id), made
+    return client.jobs.wait(job.id), updates_made
 
 
 def main() -> None:
-    """Tune, train, and leave the evidence in a folder."""
+    """Tune, train, and write the evidence to a folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output-dir", type=Path, default=Path("runs/demo"))
     parser.add_argument("--updates", type=int, default=60)
@@ -139,13 +139,15 @@ def main() -> None:
         write_atomically(directory / "recommendation.json", found.model_dump_json(indent=2))
         plot_memory(found, directory)
         console.print(recommendation_panel(found))
-        job, made = train(client, found, options.updates, console)
-    plot_loss(made, directory)
+        job, history = train(client, found, options.updates, console)
+    plot_loss(history, directory)
     if job.state is not State.SUCCEEDED:
         sys.exit(f"the job ended as {job.state}: {job.problem.detail if job.problem else ''}")
-    console.print(f"[bold]Loss[/] {made[0].loss:.3f} -> {made[-1].loss:.3f} nats per byte in {len(made)} updates")
     console.print(
-        f"[bold]Written[/] to {options.output_dir}: {', '.join(sorted(it.name for it in directory.glob('*.*')))}"
+        f"[bold]Loss[/] {history[0].loss:.3f} -> {history[-1].loss:.3f} nats per byte in {len(history)} updates"
+    )
+    console.print(
+        f"[bold]Written[/] to {options.output_dir}: {', '.join(sorted(path.name for path in directory.glob('*.*')))}"
     )
 
 

@@ -13,7 +13,7 @@
 1. ``client`` opens connections; ``sync`` runs the coroutines below without an event loop.
 2. ``resources`` has every call once, as a coroutine; ``resources.work`` has those that tunings and jobs share.
 3. ``core`` retries within a retry budget (``retries``), waits with long polls, resumes streams and follows pages.
-4. ``protocol`` makes requests of documents and documents of answers; ``etag_cache`` keeps the latest documents.
+4. ``protocol`` builds requests and parses responses; ``etag_cache`` keeps the latest documents.
 5. ``transport`` alone sends. ``errors`` has the exceptions, which carry the service's problem document.
 
 Where a new thing goes: a call, ``resources``; a resource, also ``sync``; an error of a status, ``errors``.
@@ -31,11 +31,11 @@ from service.client.errors import (
     NotAllowedError,
     NotAuthenticatedError,
     NotFoundError,
-    NotWaitedLongEnoughError,
     QuotaExceededError,
     ServiceUnavailableError,
     TuningFailedError,
-    UnexpectedAnswerError,
+    UnexpectedResponseError,
+    WaitTimeoutError,
 )
 from service.client.protocol import Call
 from service.client.sync import Devices, Estimates, Gpus, Jobs, Keys, Queue, Recommendations, Tunings
@@ -57,12 +57,12 @@ __all__ = [
     "NotAllowedError",
     "NotAuthenticatedError",
     "NotFoundError",
-    "NotWaitedLongEnoughError",
     "Queue",
     "QuotaExceededError",
     "Recommendations",
     "ServiceUnavailableError",
     "TuningFailedError",
     "Tunings",
-    "UnexpectedAnswerError",
+    "UnexpectedResponseError",
+    "WaitTimeoutError",
 ]

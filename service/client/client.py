@@ -12,33 +12,32 @@ from service.client import sync
 from service.client.core import Core
 from service.client.errors import ClientError
 from service.client.resources.api import AsyncCalls
-from service.client.retries import Retries
+from service.client.retries import RetryPolicy
 from service.client.sync import Blocking
-from service.client.transport import AsyncNetwork, BlockingNetwork
+from service.client.transport import AsyncTransport, BlockingTransport
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 API_KEY_VARIABLE = "BATCHWRIGHT_API_KEY"
 
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-"""Each follower of events holds a connection: they must not keep calls from theirs."""
+"""Unlimited connections: each event stream occupies one, and must not block calls."""
 
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]+")
 
 
 class AsyncClient(AsyncCalls):
-    """Talks to one service, on asyncio. Close it, or use it as a context.
+    """A client of one service, on asyncio. Close it, or use it as a context manager.
 
     Args:
         base_url: where the service listens.
-        api_key: what the service knows the caller by; that of the environment variable BATCHWRIGHT_API_KEY when left
-            out, and none when there is none.
-        timeout_seconds: how long one answer may take, the time asked to wait for aside.
-        retry_seconds: how long, from its first failure, a call is tried again after lost connections, timeouts, 429
-            and 503; 0 for never.
+        api_key: the caller's API key; the environment variable BATCHWRIGHT_API_KEY when left out.
+        timeout_seconds: how long one response may take, not counting the time of a long poll.
+        retry_seconds: how long, from its first failure, a call is retried after lost connections, timeouts, 429 and
+            503; 0 for never.
         http: an `httpx.AsyncClient` to use instead, for example with a proxy; its owner closes it.
 
     Raises:
-        ClientError: when the key or the address cannot be one.
+        ClientError: when the key or the address is malformed.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class AsyncClient(AsyncCalls):
         headers = _authorization(api_key)
         self._owns_http = http is None
         self._http = httpx.AsyncClient(base_url=_address(base_url), limits=_LIMITS) if http is None else http
-        super().__init__(Core(AsyncNetwork(self._http, headers), Retries(retry_seconds), timeout_seconds))
+        super().__init__(Core(AsyncTransport(self._http, headers), RetryPolicy(retry_seconds), timeout_seconds))
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
@@ -61,28 +60,27 @@ class AsyncClient(AsyncCalls):
             await self._http.aclose()
 
     async def __aenter__(self) -> Self:
-        """Ready to call."""
+        """Return the client."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close."""
+        """Close the connections."""
         await self.aclose()
 
 
 class Client(Blocking[AsyncCalls]):
-    """Talks to one service. Safe to share between threads; close it, or use it as a context.
+    """A blocking client of one service, safe to share between threads. Close it, or use it as a context manager.
 
     Args:
         base_url: where the service listens.
-        api_key: what the service knows the caller by; that of the environment variable BATCHWRIGHT_API_KEY when left
-            out, and none when there is none.
-        timeout_seconds: how long one answer may take, the time asked to wait for aside.
-        retry_seconds: how long, from its first failure, a call is tried again after lost connections, timeouts, 429
-            and 503; 0 for never.
+        api_key: the caller's API key; the environment variable BATCHWRIGHT_API_KEY when left out.
+        timeout_seconds: how long one response may take, not counting the time of a long poll.
+        retry_seconds: how long, from its first failure, a call is retried after lost connections, timeouts, 429 and
+            503; 0 for never.
         http: an `httpx.Client` to use instead, for example with a proxy; its owner closes it.
 
     Raises:
-        ClientError: when the key or the address cannot be one.
+        ClientError: when the key or the address is malformed.
     """
 
     summary = sync.blocking(AsyncCalls.summary)
@@ -102,7 +100,7 @@ class Client(Blocking[AsyncCalls]):
         headers = _authorization(api_key)
         self._owns_http = http is None
         self._http = httpx.Client(base_url=_address(base_url), limits=_LIMITS) if http is None else http
-        core = Core(BlockingNetwork(self._http, headers), Retries(retry_seconds), timeout_seconds)
+        core = Core(BlockingTransport(self._http, headers), RetryPolicy(retry_seconds), timeout_seconds)
         super().__init__(AsyncCalls(core))
         self.tunings = sync.Tunings(self.calls.tunings)
         self.recommendations = sync.Recommendations(self.calls.recommendations)
@@ -119,19 +117,19 @@ class Client(Blocking[AsyncCalls]):
             self._http.close()
 
     def __enter__(self) -> Self:
-        """Ready to call."""
+        """Return the client."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
+        """Close the connections."""
         self.close()
 
 
 def _authorization(api_key: str | None) -> dict[str, str]:
-    """The header that carries a key: the one given, else that of the environment. An error never shows the key.
+    """Return the header with the given key, else with that of the environment. An error never shows the key.
 
     Raises:
-        ClientError: when it holds what no header can carry: then it is not a key.
+        ClientError: when the key has characters that no header can carry.
     """
     key = (os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key).strip()
     if not key:
@@ -142,15 +140,15 @@ def _authorization(api_key: str | None) -> dict[str, str]:
 
 
 def _address(base_url: str) -> httpx.URL:
-    """Where the service listens.
+    """Parse the address of the service.
 
     Raises:
-        ClientError: when it is no address.
+        ClientError: when the address is malformed.
     """
     try:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:
-        raise ClientError(f"the address {base_url!r} is none: {error}") from None
+        raise ClientError(f"the address {base_url!r} is malformed: {error}") from None
     if url.scheme not in {"http", "https"} or not url.host:
         raise ClientError(f"the address {base_url!r} needs a scheme and a host, as in {DEFAULT_URL}")
     return url

@@ -1,4 +1,4 @@
-"""What both clients do: calls with retries, long polls, streams that resume, pages. Opens no socket, reads no clock."""
+"""The core of both clients: calls with retries, long polls, resumed streams, pages. Opens no socket, reads no clock."""
 
 from __future__ import annotations
 
@@ -11,185 +11,184 @@ from typing import TypeVar
 
 import httpx
 
-from service.client.errors import ClientError, ConnectionFailedError, NotFoundError, NotWaitedLongEnoughError
+from service.client.errors import ClientError, ConnectionFailedError, NotFoundError, WaitTimeoutError
 from service.client.etag_cache import EtagCache
-from service.client.protocol import Call, DocumentT, event_in, parsed, problem_in
-from service.client.retries import Patience, Retries
-from service.client.transport import Network
+from service.client.protocol import Call, DocumentT, error_in, parse_document, parse_event
+from service.client.retries import RetryBudget, RetryPolicy
+from service.client.transport import Transport
 from service.domain.states import State
 from service.domain.work import Event, Job, Page, RowT, Tuning
 
 _LONGEST_WAIT_SECONDS = 30.0
-"""Of one long poll: below the idle limits of proxies, and below the service's own 60."""
+"""Longest long poll: below the idle limits of proxies, and below the service's own 60."""
 _SHORTEST_WAIT_SECONDS = 1.0
-"""Between polls of a service that does not wait, as one that is ending."""
+"""Shortest time between polls of a service that does not wait, such as one that is shutting down."""
 _LATE_SECONDS = 5.0
-"""How much later than its time a long poll may be answered when the caller's time is up."""
+"""Tolerated delay of a long poll's response once the caller's time is up."""
 _SILENCE_SECONDS = 60.0
-"""Of a stream: the service sends a keep-alive every 15."""
+"""Longest silence of a stream: the service sends a keep-alive every 15 s."""
 
 PAGE_SIZE = 50
-"""Rows of a list that are fetched at a time."""
+"""Rows fetched with each page of a list."""
 
 FollowedT = TypeVar("FollowedT", Tuning, Job)
 
 
 class Core:
-    """Makes calls over a network.
+    """Makes calls over a transport.
 
     Args:
-        network: what sends them.
-        retries: how those that may be are tried again.
-        timeout_seconds: how long one answer may take, the time asked to wait for aside.
+        transport: sends the requests.
+        policy: how repeatable calls are retried.
+        timeout_seconds: how long one response may take, not counting the time of a long poll.
     """
 
-    def __init__(self, network: Network, retries: Retries, timeout_seconds: float) -> None:
-        self.network = network
-        self._retries = retries
+    def __init__(self, transport: Transport, policy: RetryPolicy, timeout_seconds: float) -> None:
+        self.transport = transport
+        self._policy = policy
         self._timeout_seconds = timeout_seconds
         self._etags = EtagCache()
 
     async def call(self, kind: type[DocumentT], call: Call, extra_seconds: float = 0.0) -> DocumentT:
-        """Make a call that answers with a ``kind``; ``extra_seconds`` is what it was asked to wait.
+        """Make a call whose response is a ``kind``; ``extra_seconds`` is the time the service was asked to wait.
 
         Raises:
             ApiError: when the service refuses.
-            ConnectionFailedError: when it cannot be reached.
-            UnexpectedAnswerError: when it answers something else.
+            ConnectionFailedError: when the service cannot be reached.
+            UnexpectedResponseError: when the response is not such a document.
         """
-        return parsed(kind, await self.send(call, self._timeout_seconds + extra_seconds))
+        return parse_document(kind, await self.send(call, self._timeout_seconds + extra_seconds))
 
     async def read(self, kind: type[DocumentT], path: str) -> DocumentT:
-        """What is at a path. What has not changed since it was last read here is not sent again.
+        """Return the document at a path. The service does not send it again if it has not changed since the last read.
 
         Raises:
             ApiError: when the service refuses.
-            ConnectionFailedError: when it cannot be reached.
-            UnexpectedAnswerError: when it answers something else.
+            ConnectionFailedError: when the service cannot be reached.
+            UnexpectedResponseError: when the response is not such a document.
         """
-        known = self._etags.find(kind, path)
-        headers = {} if known is None else {"If-None-Match": known[0]}
+        cached = self._etags.find(kind, path)
+        headers = {} if cached is None else {"If-None-Match": cached[0]}
         response = await self.send(Call("GET", path, headers=headers), self._timeout_seconds)
-        if known is not None and response.status_code == HTTPStatus.NOT_MODIFIED:
-            return known[1]
-        document = parsed(kind, response)
-        self._etags.keep(path, response.headers.get("ETag"), document)
+        if cached is not None and response.status_code == HTTPStatus.NOT_MODIFIED:
+            return cached[1]
+        document = parse_document(kind, response)
+        self._etags.store(path, response.headers.get("ETag"), document)
         return document
 
     async def text(self, call: Call) -> str:
-        """Make a call that answers with plain text.
+        """Make a call whose response is plain text.
 
         Raises:
             ApiError: when the service refuses.
-            ConnectionFailedError: when it cannot be reached.
+            ConnectionFailedError: when the service cannot be reached.
         """
         return (await self.send(call, self._timeout_seconds)).text
 
     async def delete(self, path: str) -> None:
-        """Have something deleted. A second try finds it gone: then the first one, whose answer was lost, did it.
+        """Delete the resource at a path. A retry that finds nothing succeeds: the lost response was of a deletion.
 
         Raises:
-            ApiError: when the service refuses, or nothing has this id.
-            ConnectionFailedError: when it cannot be reached.
+            ApiError: when the service refuses, or there is nothing with this id.
+            ConnectionFailedError: when the service cannot be reached.
         """
-        patience = Patience(self._retries)
+        budget = RetryBudget(self._policy)
         try:
-            await self.send(Call("DELETE", path), self._timeout_seconds, patience)
+            await self.send(Call("DELETE", path), self._timeout_seconds, budget)
         except NotFoundError:
-            if not patience.failures:
+            if not budget.failures:
                 raise
 
-    async def send(self, call: Call, timeout_seconds: float, patience: Patience | None = None) -> httpx.Response:
-        """Make a call, again where that is harmless and may help.
+    async def send(self, call: Call, timeout_seconds: float, budget: RetryBudget | None = None) -> httpx.Response:
+        """Make a call, with retries if it is repeatable and the error is transient.
 
         Raises:
             ApiError: when the service refuses.
-            ConnectionFailedError: when it cannot be reached.
+            ConnectionFailedError: when the service cannot be reached.
         """
-        patience = patience or Patience(self._retries)
+        budget = budget or RetryBudget(self._policy)
         while True:
             try:
                 return await self._once(call, timeout_seconds)
             except ClientError as error:
-                pause = patience.pause_after(error, self.network.now()) if call.may_repeat else None
+                pause = budget.pause_after(error, self.transport.now()) if call.may_repeat else None
                 if pause is None:
                     raise
-            await self.network.sleep(pause)
+            await self.transport.sleep(pause)
 
     async def _once(self, call: Call, timeout_seconds: float) -> httpx.Response:
-        response = await self.network.send(call, timeout_seconds)
-        if (error := problem_in(response)) is not None:
+        response = await self.transport.send(call, timeout_seconds)
+        if (error := error_in(response)) is not None:
             raise error
         return response
 
     async def until_ended(self, kind: type[FollowedT], path: str, timeout_seconds: float | None) -> FollowedT:
-        """Long polls until it has ended. Survives restarts of the service.
+        """Return the work once it has ended, by long polls. Survives restarts of the service.
 
         Raises:
-            NotWaitedLongEnoughError: when it has not ended in time.
+            WaitTimeoutError: when the work has not ended in time.
             ApiError: when the service refuses.
-            ConnectionFailedError: when it cannot be reached.
+            ConnectionFailedError: when the service cannot be reached.
         """
-        began = self.network.now()
-        until = None if timeout_seconds is None else began + timeout_seconds
+        until = None if timeout_seconds is None else self.transport.now() + timeout_seconds
         while True:
-            asked = self.network.now()
+            polled_at = self.transport.now()
             current = await self._poll(kind, path, until)
             if current.state.terminal:
                 return current
-            now = self.network.now()
+            now = self.transport.now()
             if until is not None and now >= until:
-                raise NotWaitedLongEnoughError(f"{current.id} is {current.state} after {timeout_seconds:g} s")
-            await self._not_before(asked + _SHORTEST_WAIT_SECONDS, until)
+                raise WaitTimeoutError(f"{current.id} is {current.state} after {timeout_seconds:g} s")
+            await self._sleep_until(polled_at + _SHORTEST_WAIT_SECONDS, until)
 
     async def _poll(self, kind: type[FollowedT], path: str, until: float | None) -> FollowedT:
-        left = math.inf if until is None else max(0.0, until - self.network.now())
+        left = math.inf if until is None else max(0.0, until - self.transport.now())
         seconds = min(left, _LONGEST_WAIT_SECONDS)
         call = Call("GET", path, {"wait": round(seconds, 3)})
-        silence = min(seconds + self._timeout_seconds, left + _LATE_SECONDS)
-        return parsed(kind, await self.send(call, silence, Patience(self._retries, until)))
+        timeout_seconds = min(seconds + self._timeout_seconds, left + _LATE_SECONDS)
+        return parse_document(kind, await self.send(call, timeout_seconds, RetryBudget(self._policy, until)))
 
-    async def _not_before(self, time: float, until: float | None) -> None:
-        left = (time if until is None else min(time, until)) - self.network.now()
+    async def _sleep_until(self, time: float, until: float | None) -> None:
+        left = (time if until is None else min(time, until)) - self.transport.now()
         if left > 0:
-            await self.network.sleep(left)
+            await self.transport.sleep(left)
 
     async def rows(self, kind: type[Page[RowT]], call: Call) -> AsyncGenerator[RowT, None]:
-        """The rows of a list, each page fetched when it is needed.
+        """Iterate over the rows of a list; each page is fetched when it is needed.
 
         Raises:
             ApiError: when the service refuses.
-            ConnectionFailedError: when it cannot be reached.
+            ConnectionFailedError: when the service cannot be reached.
         """
         cursor: str | None = None
         while True:
-            part = replace(call, query={**call.query, "cursor": cursor})
-            page = parsed(kind, await self.send(part, self._timeout_seconds))
+            page_call = replace(call, query={**call.query, "cursor": cursor})
+            page = parse_document(kind, await self.send(page_call, self._timeout_seconds))
             for row in page.items:
                 yield row
             if (cursor := page.next_cursor) is None:
                 return
 
     async def events(self, path: str, after: int) -> AsyncGenerator[Event, None]:
-        """Events to the last, connected anew where a connection breaks off.
+        """Iterate over the events to the last; a broken connection is resumed.
 
         Raises:
             ApiError: when the service refuses.
-            ConnectionFailedError: when it stays away.
+            ConnectionFailedError: when the service stays unreachable.
         """
-        patience = Patience(self._retries)
+        budget = RetryBudget(self._policy)
         ended = False
         while True:
             error: ClientError
             try:
-                async with aclosing(self._one_stream(path, after, patience)) as stream:
+                async with aclosing(self._one_stream(path, after, budget)) as stream:
                     async for event in stream:
                         after = event.id
                         yield event
                         ended = ended if event.state is None else event.state.terminal
                         if event.state is State.SUCCEEDED:
-                            return  # after another end a job may have been resumed: the service ends the stream
-            except _NothingMoreError:
+                            return  # after another end a job may be resumed: then the service ends the stream
+            except _NoMoreEventsError:
                 return
             except ClientError as caught:
                 error = caught
@@ -197,31 +196,31 @@ class Core:
                 error = ConnectionFailedError("the stream of events ended before the last")
             if ended:
                 return
-            pause = patience.pause_after(error, self.network.now())
+            pause = budget.pause_after(error, self.transport.now())
             if pause is None:
                 raise error
-            await self.network.sleep(pause)
+            await self.transport.sleep(pause)
 
-    async def _one_stream(self, path: str, after: int, patience: Patience) -> AsyncGenerator[Event, None]:
+    async def _one_stream(self, path: str, after: int, budget: RetryBudget) -> AsyncGenerator[Event, None]:
         call = Call("GET", path, headers={"Accept": "text/event-stream", "Last-Event-ID": str(after)})
-        async with self.network.stream(call, _SILENCE_SECONDS) as stream:
+        async with self.transport.stream(call, _SILENCE_SECONDS) as stream:
             if stream.response.status_code == HTTPStatus.NO_CONTENT:
-                raise _NothingMoreError
-            if (error := problem_in(stream.response)) is not None:
+                raise _NoMoreEventsError
+            if (error := error_in(stream.response)) is not None:
                 raise error
             async for received in stream.events:
-                patience.heard()
-                if (event := event_in(received)) is not None:
-                    patience.reset()
+                budget.record_contact()
+                if (event := parse_event(received)) is not None:
+                    budget.reset()
                     yield event
 
 
-class _NothingMoreError(Exception):
-    """The service says that no more events will come."""
+class _NoMoreEventsError(Exception):
+    """The service has no more events."""
 
 
 class Resource:
-    """A group of calls."""
+    """A group of calls to the API."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

@@ -1,9 +1,9 @@
-"""What the SDK raises.
+"""The exceptions of the SDK.
 
 ::
 
     ClientError
-    |- ApiError                    the service answered with a problem; it is carried along
+    |- ApiError                    the service responded with a problem, which the error carries
     |  |- InvalidRequestError      400, 413, 415, 422
     |  |- NotAuthenticatedError    401
     |  |- NotAllowedError          403
@@ -12,9 +12,9 @@
     |  |- QuotaExceededError       429
     |  |- ServiceUnavailableError  502, 503, 504
     |- ConnectionFailedError       the service could not be reached, or went silent
-    |- UnexpectedAnswerError       what came is no answer of this service
-    |- NotWaitedLongEnoughError    the time given to wait ran out first
-    |- TuningFailedError           a tuning ended without an answer
+    |- UnexpectedResponseError     the response is not one of this service
+    |- WaitTimeoutError            the work had not ended when the time to wait was up
+    |- TuningFailedError           a tuning ended without a recommendation
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from service.domain.problems import PROBLEM_TYPE_PREFIX, Problem
 from service.domain.work import Tuning
 
 NOT_A_PROBLEM = "not-a-problem-document"
-"""The code of a refusal that did not come from the service itself: a proxy's page."""
+"""Code of an error that did not come from the service itself, such as a proxy's page."""
 
-_PASSING_STATUSES = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
-_PASSING_CODES = frozenset({"idempotency-key-in-flight"})
+_TRANSIENT_STATUSES = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+_TRANSIENT_CODES = frozenset({"idempotency-key-in-flight"})
 _GATEWAY_STATUSES = frozenset({HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT})
 
 
@@ -36,20 +36,20 @@ class ClientError(Exception):
     """Base of every error of the SDK."""
 
     @property
-    def may_pass(self) -> bool:
-        """Whether the same call may be answered a little later."""
+    def is_transient(self) -> bool:
+        """Whether the same call may succeed a little later."""
         return False
 
     @property
     def retry_after_seconds(self) -> float | None:
-        """Seconds that the service asked to wait before the next try; none when it named none."""
+        """Seconds that the service asked to wait before the next try, or None."""
         return None
 
 
 class ApiError(ClientError):
-    """The service refused a call. ``problem.code`` is the stable word to decide by.
+    """The service refused a call. Programs decide by ``problem.code``, which is stable.
 
-    ``request_id``, where the service named one, is what its log has the details under.
+    ``request_id``, where the service sent one, finds the details in the service's log.
     """
 
     def __init__(
@@ -67,81 +67,81 @@ class ApiError(ClientError):
 
     @property
     def code(self) -> str:
-        """The stable word for this kind of problem."""
+        """The stable code of this kind of problem."""
         return self.problem.code
 
     @property
-    def may_pass(self) -> bool:
-        """True for 429 and 503, for a key whose first request is in flight, and where a proxy misses the service."""
-        away = self.status in _GATEWAY_STATUSES and self.code == NOT_A_PROBLEM
-        return away or self.status in _PASSING_STATUSES or self.code in _PASSING_CODES
+    def is_transient(self) -> bool:
+        """True for 429, 503, an idempotency key whose first request is in flight, and a gateway error of a proxy."""
+        gateway = self.status in _GATEWAY_STATUSES and self.code == NOT_A_PROBLEM
+        return gateway or self.status in _TRANSIENT_STATUSES or self.code in _TRANSIENT_CODES
 
     @property
     def retry_after_seconds(self) -> float | None:
-        """What `Retry-After` said."""
+        """The value of `Retry-After` in seconds, or None."""
         return self._retry_after_seconds
 
 
 class InvalidRequestError(ApiError):
-    """The request is wrong; ``problem.errors`` names every field at fault."""
+    """The request is invalid; ``problem.errors`` names every invalid field."""
 
 
 class NotAuthenticatedError(ApiError):
-    """The service wants an API key, or knows no such key, or it has ended."""
+    """The API key is missing, unknown, expired or revoked."""
 
 
 class NotAllowedError(ApiError):
-    """The API key may not do that, or the operator does not allow it to anyone."""
+    """The API key lacks the permission, or the operator allows the operation to nobody."""
 
 
 class NotFoundError(ApiError):
-    """There is nothing with this identifier."""
+    """There is no resource with this identifier."""
 
 
 class ConflictError(ApiError):
-    """The state of the resource does not allow it."""
+    """The state of the resource does not allow the operation."""
 
 
 class QuotaExceededError(ApiError):
-    """The API key has used what it may; ``retry_after_seconds`` says when to ask again."""
+    """The API key has used up its quota; ``retry_after_seconds`` says when to try again."""
 
 
 class ServiceUnavailableError(ApiError):
-    """The service, or a part of it that this needs, is away."""
+    """The service, or a part of it that the call needs, is unavailable."""
 
 
 class ConnectionFailedError(ClientError):
-    """The service could not be reached, or the connection broke: it may have seen the request, or not."""
+    """The service could not be reached, or the connection broke. The service may have received the request."""
 
     @property
-    def may_pass(self) -> bool:
-        """It may be starting anew."""
+    def is_transient(self) -> bool:
+        """True: the service may be restarting."""
         return True
 
 
-class UnexpectedAnswerError(ClientError):
-    """An answer that is none of this service's: something else listens there, or one much older or newer."""
+class UnexpectedResponseError(ClientError):
+    """A response that this service does not send: another program listens there, or a very different version."""
 
 
-class NotWaitedLongEnoughError(ClientError):
-    """It had not ended when the time was up; it goes on."""
+class WaitTimeoutError(ClientError):
+    """The work had not ended when the time to wait was up. The work continues."""
 
 
 class TuningFailedError(ClientError):
-    """A tuning ended without an answer. ``problem.code`` is the stable word for why, `cancelled` included."""
+    """A tuning ended without a recommendation. ``problem.code`` is the stable code of the cause, or `cancelled`."""
 
     def __init__(self, tuning: Tuning) -> None:
         self.tuning = tuning
         self.problem = tuning.problem or Problem(
             type=f"{PROBLEM_TYPE_PREFIX}cancelled",
             title="The tuning was cancelled",
-            detail="it was cancelled before it had an answer",
+            detail="the tuning was cancelled before it had a recommendation",
             code="cancelled",
         )
         super().__init__(f"{tuning.id} ended as {tuning.state}: {self.problem.detail}")
 
 
-_KINDS: dict[int, type[ApiError]] = {
+_ERROR_CLASSES: dict[int, type[ApiError]] = {
     HTTPStatus.BAD_REQUEST: InvalidRequestError,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: InvalidRequestError,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: InvalidRequestError,
@@ -158,5 +158,5 @@ _KINDS: dict[int, type[ApiError]] = {
 
 
 def api_error(problem: Problem, retry_after_seconds: float | None, request_id: str | None) -> ApiError:
-    """The error for a problem, of the class that its status names."""
-    return _KINDS.get(problem.status or 0, ApiError)(problem, retry_after_seconds, request_id)
+    """Make the error for a problem, of the class that belongs to its status."""
+    return _ERROR_CLASSES.get(problem.status or 0, ApiError)(problem, retry_after_seconds, request_id)

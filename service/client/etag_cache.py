@@ -9,26 +9,26 @@ from pydantic import BaseModel
 
 from service.client.protocol import DocumentT
 
-_KEPT = 32
-"""A tuning with its evidence takes some hundred kilobytes at most."""
+_MAX_DOCUMENTS = 32
+"""A tuning with its evidence takes a few hundred kilobytes at most."""
 
 
 class EtagCache:
-    """Documents by path, each with its entity tag; the least recently used go first. Thread-safe."""
+    """Documents by path, each with its entity tag; the least recently used are evicted first. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: LRUCache[str, tuple[str, BaseModel]] = LRUCache(_KEPT)
+        self._documents: LRUCache[str, tuple[str, BaseModel]] = LRUCache(_MAX_DOCUMENTS)
 
     def find(self, kind: type[DocumentT], path: str) -> tuple[str, DocumentT] | None:
-        """Return the tag and the document last read from a path; none when it is not kept."""
+        """Return the tag and the document last read from a path, or None if it is not cached."""
         with self._lock:
-            tag, document = self._kept.get(path, ("", None))
+            tag, document = self._documents.get(path, ("", None))
         return (tag, document) if isinstance(document, kind) else None
 
-    def keep(self, path: str, tag: str | None, document: BaseModel) -> None:
-        """Keep a document that was read; without a tag, the service cannot be asked whether it has changed."""
+    def store(self, path: str, tag: str | None, document: BaseModel) -> None:
+        """Cache a document. One without a tag cannot be revalidated and is not cached."""
         with self._lock:
-            self._kept.pop(path, None)
+            self._documents.pop(path, None)
             if tag is not None:
-                self._kept[path] = tag, document
+                self._documents[path] = tag, document

@@ -1,4 +1,4 @@
-"""Requests in, documents, events and errors out. No sockets, no clock but to read a date."""
+"""Build requests; parse documents, events and errors. Opens no socket; reads the clock only for a date header."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 from httpx_sse import ServerSentEvent
 from pydantic import BaseModel, ValidationError
 
-from service.client.errors import NOT_A_PROBLEM, ApiError, UnexpectedAnswerError, api_error
+from service.client.errors import NOT_A_PROBLEM, ApiError, UnexpectedResponseError, api_error
 from service.domain.problems import PROBLEM_TYPE_PREFIX, Problem
 from service.domain.work import Event, EventKind
 
@@ -26,15 +26,16 @@ _REPEATABLE_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS"})
 
 @dataclass(frozen=True)
 class Call:
-    """One request, apart from how it is sent.
+    """One request.
 
     Args:
         method: the HTTP verb.
         path: with its leading slash; see ``path_of``.
-        query: what is none is left out.
+        query: parameters; those that are None are left out.
         body: sent as JSON.
-        idempotency_key: with it the service makes nothing twice, so that the call may be repeated.
-        repeatable: whether it may be sent again when its answer was lost; follows from verb and key when left out.
+        idempotency_key: lets the service recognise a repeated call, so that nothing is created twice.
+        repeatable: whether the call may be sent again after its response was lost; follows from the verb and the key
+            when left out.
         headers: further headers.
     """
 
@@ -48,7 +49,7 @@ class Call:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether sending it twice does what sending it once does."""
+        """Whether the call is idempotent."""
         if self.repeatable is not None:
             return self.repeatable
         return self.method in _REPEATABLE_METHODS or self.idempotency_key is not None
@@ -73,32 +74,32 @@ class Call:
 
 
 def path_of(collection: str, identifier: str, *rest: str) -> str:
-    """The path of one thing; an identifier that holds a slash stays one part of it."""
+    """Return the path of one resource; a slash in an identifier is escaped."""
     return "/".join((collection, quote(identifier, safe=""), *rest))
 
 
-def creating(path: str, body: BaseModel, idempotency_key: str | None) -> Call:
-    """A call that makes something once, however often it is sent: under the caller's key, or one of its own."""
+def creation_call(path: str, body: BaseModel, idempotency_key: str | None) -> Call:
+    """Build a call that creates one resource however often it is sent, under the caller's key or a new one."""
     return Call("POST", path, body=body, idempotency_key=idempotency_key or str(uuid.uuid4()))
 
 
-def parsed(kind: type[DocumentT], response: httpx.Response) -> DocumentT:
-    """The document in a response. Fields that a newer service added are left out.
+def parse_document(kind: type[DocumentT], response: httpx.Response) -> DocumentT:
+    """Return the document in a response. Fields added by a newer service are ignored.
 
     Raises:
-        ApiError: when the service answered with a problem.
-        UnexpectedAnswerError: when what came is no such document.
+        ApiError: when the service responded with a problem.
+        UnexpectedResponseError: when the response is no such document.
     """
-    if (error := problem_in(response)) is not None:
+    if (error := error_in(response)) is not None:
         raise error
     try:
         return kind.model_validate_json(response.content, extra="ignore")
     except ValidationError as error:
-        raise _unexpected(f"{response.status_code} with what is no {kind.__name__}", response.text) from error
+        raise _unexpected(f"{response.status_code} with a body that is no {kind.__name__}", response.text) from error
 
 
-def problem_in(response: httpx.Response) -> ApiError | None:
-    """What a response that is no success says; one is made up for a response without a problem (a proxy's)."""
+def error_in(response: httpx.Response) -> ApiError | None:
+    """Return the error of an unsuccessful response, or None. A response without a problem gets a generic one."""
     if response.is_success or response.status_code == httpx.codes.NOT_MODIFIED:
         return None
     try:
@@ -106,18 +107,18 @@ def problem_in(response: httpx.Response) -> ApiError | None:
     except ValidationError:
         problem = Problem(
             type=PROBLEM_TYPE_PREFIX + NOT_A_PROBLEM,
-            title=response.reason_phrase or "An answer without a problem document",
+            title=response.reason_phrase or "A response without a problem document",
             detail=response.text[:_SHOWN_LENGTH],
             code=NOT_A_PROBLEM,
         )
-    # What the status line says counts: a problem may leave it out.
+    # The status line takes precedence: a problem may omit its status.
     problem = problem.model_copy(update={"status": response.status_code})
     headers = response.headers
     return api_error(problem, retry_after(headers.get("Retry-After", "")), headers.get("X-Request-ID"))
 
 
 def retry_after(text: str, now: datetime | None = None) -> float | None:
-    """The seconds that a `Retry-After` asks for, as a number or as a date; none when it is neither."""
+    """Return the seconds of a `Retry-After` header (a number or a date), or None if it is neither."""
     text = text.strip()
     if text.isascii() and text.isdigit():
         return float(text)
@@ -129,19 +130,19 @@ def retry_after(text: str, now: datetime | None = None) -> float | None:
     return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())
 
 
-def event_in(received: ServerSentEvent) -> Event | None:
-    """Return the event that a server-sent event carries; none for one without data, or of a kind that is not known.
+def parse_event(received: ServerSentEvent) -> Event | None:
+    """Return the event that a server-sent event carries, or None if it has no data or its kind is unknown.
 
     Raises:
-        UnexpectedAnswerError: when its data is no event.
+        UnexpectedResponseError: when the data are no event.
     """
     if not received.data or received.event not in {"message", *EventKind}:
         return None
     try:
         return Event.model_validate_json(received.data, extra="ignore")
     except ValidationError as error:
-        raise _unexpected("an event that is none", received.data) from error
+        raise _unexpected("with an event that cannot be parsed", received.data) from error
 
 
-def _unexpected(what: str, text: str) -> UnexpectedAnswerError:
-    return UnexpectedAnswerError(f"the service answered {what}: {text[:_SHOWN_LENGTH]!r}")
+def _unexpected(reason: str, text: str) -> UnexpectedResponseError:
+    return UnexpectedResponseError(f"the service responded {reason}: {text[:_SHOWN_LENGTH]!r}")

@@ -1,4 +1,4 @@
-"""When a call is tried again, and when no more. Pure: the caller reads the clock and sleeps."""
+"""Retry policy and retry budget of a call. Pure: the caller reads the clock and sleeps."""
 
 from __future__ import annotations
 
@@ -9,56 +9,56 @@ from service.client.errors import ClientError
 
 
 @dataclass(frozen=True)
-class Retries:
-    """How calls are tried again that may be: after lost connections, timeouts, 429 and 503."""
+class RetryPolicy:
+    """Retries of repeatable calls after lost connections, timeouts, 429 and 503."""
 
     budget_seconds: float = 60.0
-    """How long, from its first failure, a call is tried again; 0 for never. A `Retry-After` beyond it ends the call."""
+    """Seconds in which a call is retried, from its first failure; 0 for never. A `Retry-After` beyond ends the call."""
     first_pause_seconds: float = 0.5
-    """The pause before the second try; it doubles from try to try, less up to a half by chance."""
+    """Pause before the second try. The pause doubles from try to try, less a random part of up to a half."""
     longest_pause_seconds: float = 10.0
-    """No pause is longer, unless the service asks for it."""
+    """Longest pause, unless the service asks for a longer one."""
 
 
-class Patience:
-    """What is left of the budget of one call, or of one stream.
+class RetryBudget:
+    """The remaining retry budget of one call or stream.
 
     Args:
-        retries: the budget and the pauses.
+        policy: the budget and the pauses.
         until: the time after which there are no more tries in any case.
     """
 
-    def __init__(self, retries: Retries, until: float | None = None) -> None:
-        self._retries = retries
+    def __init__(self, policy: RetryPolicy, until: float | None = None) -> None:
+        self._policy = policy
         self._until = until
-        self._ends: float | None = None
+        self._deadline: float | None = None
         self._failures = 0
 
     @property
     def failures(self) -> int:
-        """Tries that failed, and were followed by another."""
+        """Number of failed tries since the last reset."""
         return self._failures
 
-    def heard(self) -> None:
-        """The service is there: the budget is whole again. Pauses stay as long as they have become."""
-        self._ends = None
+    def record_contact(self) -> None:
+        """Restore the whole budget, because the service responded. The pauses keep their length."""
+        self._deadline = None
 
     def reset(self) -> None:
-        """All is well: the next failure is the first."""
-        self._ends, self._failures = None, 0
+        """Restore the whole budget and the first pause."""
+        self._deadline, self._failures = None, 0
 
     def pause_after(self, error: ClientError, now: float) -> float | None:
-        """Seconds to wait before the next try; none when there is to be none."""
-        if not error.may_pass:
+        """Return the seconds to wait before the next try, or None if the call must not be retried."""
+        if not error.is_transient:
             return None
-        if self._ends is None:
-            ends = now + self._retries.budget_seconds
-            self._ends = ends if self._until is None else min(ends, self._until)
-        asked = error.retry_after_seconds
-        pause = self._backoff() if asked is None else max(asked, self._backoff())
+        if self._deadline is None:
+            deadline = now + self._policy.budget_seconds
+            self._deadline = deadline if self._until is None else min(deadline, self._until)
+        requested = error.retry_after_seconds
+        pause = self._backoff() if requested is None else max(requested, self._backoff())
         self._failures += 1
-        return pause if now + pause < self._ends else None
+        return pause if now + pause < self._deadline else None
 
     def _backoff(self) -> float:
-        doubled = self._retries.first_pause_seconds * 2.0 ** min(self._failures, 30)
-        return min(doubled, self._retries.longest_pause_seconds) * random.uniform(0.5, 1.0)
+        doubled = self._policy.first_pause_seconds * 2.0 ** min(self._failures, 30)
+        return min(doubled, self._policy.longest_pause_seconds) * random.uniform(0.5, 1.0)

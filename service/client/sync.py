@@ -1,7 +1,7 @@
-"""The calls of ``service.client.resources.api``, blocking: the same code, over a network that never waits.
+"""Blocking versions of the calls in ``service.client.resources``, over the blocking transport.
 
-A coroutine that never waits runs to its end at the first push, so that no event loop is needed, and the blocking client
-may be used from any thread, with an event loop running there or not.
+A coroutine that is never suspended ends at its first ``send``, so that no event loop is needed, and the blocking client
+may be used from any thread, whether an event loop runs there or not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ P = ParamSpec("P")
 
 
 def run(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """What a coroutine that never waits returns, or raises."""
+    """Run a coroutine that is never suspended, and return its result."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
@@ -34,7 +34,7 @@ def run(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 def iterate(items: AsyncGenerator[ResultT, None]) -> Iterator[ResultT]:
-    """What an asynchronous iterator that never waits yields. Ends it when it is left early."""
+    """Iterate over an asynchronous generator that is never suspended. Close it when the iteration ends early."""
     try:
         while True:
             try:
@@ -51,25 +51,25 @@ async def _next(items: AsyncIterator[ResultT]) -> ResultT:
 
 
 class Blocking(Generic[CallsT_co]):
-    """Calls that block, made from asynchronous ones."""
+    """Blocking calls made from asynchronous ones."""
 
     def __init__(self, calls: CallsT_co) -> None:
         self._calls = calls
 
     @property
     def calls(self) -> CallsT_co:
-        """The asynchronous ones; over a blocking network, none of them waits."""
+        """The asynchronous calls, over a blocking transport."""
         return self._calls
 
 
 def blocking(
     method: Callable[Concatenate[CallsT_co, P], Coroutine[Any, Any, ResultT]],
 ) -> Callable[Concatenate[Blocking[CallsT_co], P], ResultT]:
-    """The same call with the same arguments, blocking."""
+    """Make the blocking version of a call."""
 
     @functools.wraps(method)
-    def call(made: Blocking[CallsT_co], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
-        return run(method(made.calls, *args, **kwargs))
+    def call(group: Blocking[CallsT_co], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        return run(method(group.calls, *args, **kwargs))
 
     return call
 
@@ -77,11 +77,11 @@ def blocking(
 def iterating(
     method: Callable[Concatenate[CallsT_co, P], AsyncGenerator[ResultT, None]],
 ) -> Callable[Concatenate[Blocking[CallsT_co], P], Iterator[ResultT]]:
-    """The same iterator with the same arguments, blocking."""
+    """Make the blocking version of an iterator."""
 
     @functools.wraps(method)
-    def call(made: Blocking[CallsT_co], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[ResultT]:
-        return iterate(method(made.calls, *args, **kwargs))
+    def call(group: Blocking[CallsT_co], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[ResultT]:
+        return iterate(method(group.calls, *args, **kwargs))
 
     return call
 
@@ -106,7 +106,7 @@ class Tunings(Work[AsyncTunings, Tuning, TuningSummary]):
 
 
 class Recommendations(Blocking[AsyncRecommendations]):
-    """Recommendations: the answers of tunings."""
+    """Recommendations: the results of tunings."""
 
     get = blocking(AsyncRecommendations.get)
     export = blocking(AsyncRecommendations.export)
@@ -133,19 +133,19 @@ class Devices(Blocking[AsyncDevices]):
 
 
 class Queue(Blocking[AsyncQueue]):
-    """What waits."""
+    """The queue of waiting work."""
 
     list = blocking(AsyncQueue.list)
 
 
 class Estimates(Blocking[AsyncEstimates]):
-    """Estimates: what would fit on GPUs that need not be there."""
+    """Estimates of what fits on GPUs, which need not be present."""
 
     create = blocking(AsyncEstimates.create)
 
 
 class Gpus(Blocking[AsyncGpus]):
-    """The GPUs that estimates know."""
+    """The catalogue of GPUs for estimates."""
 
     list = blocking(AsyncGpus.list)
 

@@ -1,7 +1,7 @@
-"""What the core needs of the world: requests, streams, a clock. Once over blocking sockets, once over asyncio.
+"""Requests, streams and a clock for the core: over blocking sockets and over asyncio.
 
-The core is written once, as coroutines. Over ``BlockingNetwork`` these never wait: each call below blocks instead, so
-that ``service.client.sync`` runs them to their end without an event loop.
+The core is written once, as coroutines. With ``BlockingTransport`` a coroutine is never suspended, because each call
+below blocks, so that ``service.client.sync`` runs it to its end without an event loop.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import Any
 import httpx
 from httpx_sse import EventSource, ServerSentEvent, SSEError
 
-from service.client.errors import ClientError, ConnectionFailedError, UnexpectedAnswerError
+from service.client.errors import ClientError, ConnectionFailedError, UnexpectedResponseError
 from service.client.protocol import Call
 
 _CONNECT_SECONDS = 10.0
-"""A host that is there answers to this in milliseconds."""
+"""A reachable host accepts a connection within milliseconds."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A response whose server-sent events are read as they arrive. One without success has been read to its end."""
+    """A response whose server-sent events are read as they arrive. An unsuccessful one has been read to its end."""
 
     response: httpx.Response
     events: AsyncIterator[ServerSentEvent]
 
 
-class Network(ABC):
-    """Sends requests. Errors of httpx come out as the SDK's.
+class Transport(ABC):
+    """Sends requests, and translates the errors of httpx.
 
     Args:
         headers: sent with every request.
@@ -44,23 +44,23 @@ class Network(ABC):
 
     @abstractmethod
     async def send(self, call: Call, timeout_seconds: float) -> httpx.Response:
-        """The whole answer to a call; ``timeout_seconds`` bounds each silence.
+        """Return the whole response to a call; ``timeout_seconds`` bounds each silence.
 
         Raises:
             ConnectionFailedError: when the service cannot be reached, or is silent for too long.
-            UnexpectedAnswerError: when what comes is no HTTP that can be read.
+            UnexpectedResponseError: when the response is not valid HTTP.
         """
 
     @abstractmethod
     def stream(self, call: Call, timeout_seconds: float) -> AbstractAsyncContextManager[Stream]:
-        """The answer to a call while it comes, as ``send``; errors may come with any event."""
+        """Open the response to a call as a stream, with the errors of ``send``, also while events are read."""
 
     @abstractmethod
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for this long."""
 
     def now(self) -> float:
-        """Seconds that only rise."""
+        """Return the monotonic time in seconds."""
         return time.monotonic()
 
     def _arguments(self, call: Call, timeout_seconds: float) -> dict[str, Any]:
@@ -69,47 +69,47 @@ class Network(ABC):
         return {**arguments, "headers": {**arguments["headers"], **self._headers}, "timeout": timeout}
 
 
-class BlockingNetwork(Network):
-    """Over an ``httpx.Client``. Nothing here ever waits for an event loop."""
+class BlockingTransport(Transport):
+    """Transport over an ``httpx.Client``. No coroutine is ever suspended."""
 
     def __init__(self, http: httpx.Client, headers: Mapping[str, str]) -> None:
         super().__init__(headers)
         self._http = http
 
     async def send(self, call: Call, timeout_seconds: float) -> httpx.Response:
-        """As declared, blocking."""
-        with translated():
+        """Send, blocking."""
+        with translate_errors():
             return self._http.request(**self._arguments(call, timeout_seconds))
 
     @asynccontextmanager
     async def stream(self, call: Call, timeout_seconds: float) -> AsyncIterator[Stream]:
-        """As declared, blocking."""
-        with translated(), self._http.stream(**self._arguments(call, timeout_seconds)) as response:
+        """Open a stream, blocking."""
+        with translate_errors(), self._http.stream(**self._arguments(call, timeout_seconds)) as response:
             if not response.is_success:
                 response.read()
-            yield Stream(response, _each(EventSource(response).iter_sse()))
+            yield Stream(response, _as_async(EventSource(response).iter_sse()))
 
     async def sleep(self, seconds: float) -> None:
-        """As declared, blocking."""
+        """Block for this long."""
         time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs this
 
 
-class AsyncNetwork(Network):
-    """Over an ``httpx.AsyncClient``, on asyncio."""
+class AsyncTransport(Transport):
+    """Transport over an ``httpx.AsyncClient``, on asyncio."""
 
     def __init__(self, http: httpx.AsyncClient, headers: Mapping[str, str]) -> None:
         super().__init__(headers)
         self._http = http
 
     async def send(self, call: Call, timeout_seconds: float) -> httpx.Response:
-        """As declared."""
-        with translated():
+        """Send, on asyncio."""
+        with translate_errors():
             return await self._http.request(**self._arguments(call, timeout_seconds))
 
     @asynccontextmanager
     async def stream(self, call: Call, timeout_seconds: float) -> AsyncIterator[Stream]:
-        """As declared."""
-        with translated():
+        """Open a stream, on asyncio."""
+        with translate_errors():
             async with self._http.stream(**self._arguments(call, timeout_seconds)) as response:
                 if not response.is_success:
                     await response.aread()
@@ -117,25 +117,25 @@ class AsyncNetwork(Network):
                     yield Stream(response, events)
 
     async def sleep(self, seconds: float) -> None:
-        """As declared."""
+        """Wait on asyncio for this long."""
         await asyncio.sleep(seconds)
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """The one seam where httpx's errors become ours."""
+def translate_errors() -> Iterator[None]:
+    """Translate the errors of httpx into those of the SDK; the only place that does."""
     try:
         yield
     except (httpx.UnsupportedProtocol, httpx.LocalProtocolError, httpx.InvalidURL) as error:
         raise ClientError(f"the request cannot be sent: {error}; an address is like http://127.0.0.1:8000") from error
-    except SSEError as error:  # a TransportError too, but nothing that another try would change
-        raise UnexpectedAnswerError(f"the answer is no event stream: {error}") from error
+    except SSEError as error:  # a TransportError too, but a retry would not help
+        raise UnexpectedResponseError(f"the response is no event stream: {error}") from error
     except httpx.TransportError as error:
         raise ConnectionFailedError(f"the service cannot be reached: {type(error).__name__}: {error}") from error
     except httpx.RequestError as error:
-        raise UnexpectedAnswerError(f"the answer cannot be read: {type(error).__name__}: {error}") from error
+        raise UnexpectedResponseError(f"the response cannot be read: {type(error).__name__}: {error}") from error
 
 
-async def _each(events: Iterable[ServerSentEvent]) -> AsyncIterator[ServerSentEvent]:
+async def _as_async(events: Iterable[ServerSentEvent]) -> AsyncIterator[ServerSentEvent]:
     for event in events:
         yield event

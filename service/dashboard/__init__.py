@@ -1,15 +1,15 @@
-"""Show pages for people. The data on them come from the public API, in the browser.
+"""The web pages. In the browser they read their data from the public API.
 
 The pipeline of a page:
 
 1. ``routes`` maps an address to a template; ``sign_in`` opens and closes sessions.
 2. ``pages`` renders a file of `templates/`: the frame, the visitor and the addresses of static files, no data.
-3. ``assets`` serves `static/`: ES modules without a build step, styles, and plotly.js, which comes in a package.
-4. In the browser the ES module of the page asks the API (`static/api.js`) and builds nodes from text (`static/dom.js`).
-   Nothing is parsed as HTML.
+3. ``assets`` serves `static/` (ES modules without a build step, styles) and plotly.js from its package.
+4. In the browser the ES module of the page calls the API (`static/api.js`) and builds nodes from text
+   (`static/dom.js`). Nothing is parsed as HTML.
 
-``error_pages`` shows a problem document as a page where a browser asked for one; ``new_tuning`` supplies the schemas
-from which the forms are made.
+``error_pages`` shows a problem document as a page where a browser requested one; ``new_tuning`` supplies the schemas of
+the forms.
 
 Where a new thing goes: a page, a template, a module in `static/` and a line in ``routes``; a column of a list, the
 module of that list, and the API's document first.

@@ -1,4 +1,4 @@
-"""Shows problems to people: what the API says as a document becomes a page where a browser asked for one."""
+"""Error pages: a problem document becomes an HTML page where a browser requested one."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from service.domain.problems import Problem
 from service.problem_mapping import make_problem
 
 SIGN_IN = "/sign-in"
-_GO_ON = """\
+_CONTINUE = """\
 <!DOCTYPE html>
 <html lang="en">
 <head><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={0}"><title>Batchwright</title></head>
-<body><p><a href="{0}">Go on</a></p></body>
+<body><p><a href="{0}">Continue</a></p></body>
 </html>
 """
-"""Leads to where one signs in, from this site: along a link of another, and its redirects, browsers send no cookie that
-is `SameSite=Strict`. Who is signed in is led on from there."""
+"""Opens the sign-in page from this site, which sends signed-in visitors on. A browser that follows another site's link
+sends no cookie that is `SameSite=Strict`, not even after a redirect."""
 _API = "/v1/"
-_KEPT = frozenset({b"retry-after", b"allow", b"x-request-id"})
+_FORWARDED_HEADERS = frozenset({b"retry-after", b"allow", b"x-request-id"})
 
 
 class ProblemPages:
-    """An ASGI middleware, meant to be outside of everything that may answer with a problem.
+    """An ASGI middleware, outside of everything that may respond with a problem.
 
-    Who is not signed in and asks for a page is led to where one can.
+    Requests for a page without a session are redirected to the sign-in page.
     """
 
     def __init__(self, app: ASGIApp, pages: Pages) -> None:
@@ -41,31 +41,31 @@ class ProblemPages:
         self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on; where it comes from a browser, look at the answer."""
-        if scope["type"] != "http" or not _is_for_a_person(scope):
+        """Pass a request on. Where a browser requested a page, replace a problem document by a page."""
+        if scope["type"] != "http" or not _wants_page(scope):
             await self._app(scope, receive, send)
             return
-        held = _Held(send)
-        await self._app(scope, receive, held.send)
-        if held.start is not None:
-            response = self._shown(scope, _problem_in(held))
-            kept = [item for item in held.start["headers"] if item[0] in _KEPT]
-            response.raw_headers.extend(kept)
+        buffer = _ProblemBuffer(send)
+        await self._app(scope, receive, buffer.send)
+        if buffer.start is not None:
+            response = self._page(scope, _problem_in(buffer))
+            forwarded = [item for item in buffer.start["headers"] if item[0] in _FORWARDED_HEADERS]
+            response.raw_headers.extend(forwarded)
             await response(scope, receive, send)
 
-    def _shown(self, scope: Scope, problem: Problem) -> Response:
+    def _page(self, scope: Scope, problem: Problem) -> Response:
         status = problem.status or HTTPStatus.INTERNAL_SERVER_ERROR
         if status == HTTPStatus.UNAUTHORIZED:
-            address = _sign_in_first(scope)
-            if _is_from_elsewhere(scope):
-                return page(_GO_ON.format(escape(address)), Headers(scope=scope))
+            address = _sign_in_address(scope)
+            if _is_cross_site(scope):
+                return page(_CONTINUE.format(escape(address)), Headers(scope=scope))
             return redirect(address)
         text = self._pages.render("problem.html", scope, {"problem": problem, "status": int(status)})
         return page(text, Headers(scope=scope), status)
 
 
-class _Held:
-    """Passes an answer on, unless it is a problem: that is kept."""
+class _ProblemBuffer:
+    """Passes a response on, unless it is a problem, which is buffered."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -73,7 +73,7 @@ class _Held:
         self.body = bytearray()
 
     async def send(self, message: Message) -> None:
-        """Take a message of the answer."""
+        """Take a message of the response."""
         if message["type"] == "http.response.start" and _is_problem(message):
             self.start = message
         elif self.start is not None and message["type"] == "http.response.body":
@@ -82,11 +82,11 @@ class _Held:
             await self._send(message)
 
 
-def _problem_in(held: _Held) -> Problem:
-    """The problem of an answer; of one to HEAD, which has no body, as much as its status tells."""
-    if held.body or held.start is None:
-        return Problem.model_validate_json(bytes(held.body))
-    status = HTTPStatus(held.start["status"])
+def _problem_in(buffer: _ProblemBuffer) -> Problem:
+    """Return the problem of a response. A response to HEAD has no body: its problem is made from the status."""
+    if buffer.body or buffer.start is None:
+        return Problem.model_validate_json(bytes(buffer.body))
+    status = HTTPStatus(buffer.start["status"])
     return make_problem(status, status.phrase.lower().replace(" ", "-"), status.phrase, status.description)
 
 
@@ -94,21 +94,21 @@ def _is_problem(start: Message) -> bool:
     return Headers(raw=list(start.get("headers", ()))).get("content-type") == PROBLEM_MEDIA_TYPE
 
 
-def _is_for_a_person(scope: Scope) -> bool:
-    """Whether a browser asks for a page. The API itself always answers with documents."""
+def _wants_page(scope: Scope) -> bool:
+    """Return whether a browser requests a page. The API itself always responds with documents."""
     return not scope["path"].startswith(_API) and "text/html" in Headers(scope=scope).get("accept", "")
 
 
-def _is_from_elsewhere(scope: Scope) -> bool:
-    """Whether a browser follows a link of another site: who it comes from may be signed in nevertheless."""
+def _is_cross_site(scope: Scope) -> bool:
+    """Return whether a browser follows a link of another site: then no session cookie is sent."""
     headers = Headers(scope=scope)
-    followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-    return scope["method"] == "GET" and followed and headers.get("sec-fetch-site") in {"cross-site", "same-site"}
+    navigates = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return scope["method"] == "GET" and navigates and headers.get("sec-fetch-site") in {"cross-site", "same-site"}
 
 
-def _sign_in_first(scope: Scope) -> str:
-    """Where to sign in, and to come back from."""
+def _sign_in_address(scope: Scope) -> str:
+    """Return the address of the sign-in page, with the page to return to."""
     path, query = quote(scope["path"]), scope.get("query_string", b"").decode("latin-1")
     back = path if scope["method"] in {"GET", "HEAD"} else "/"
-    asked = f"{back}?{query}" if query and back == path else back
-    return SIGN_IN if asked == "/" else f"{SIGN_IN}?next={quote(asked, safe='/')}"
+    target = f"{back}?{query}" if query and back == path else back
+    return SIGN_IN if target == "/" else f"{SIGN_IN}?next={quote(target, safe='/')}"

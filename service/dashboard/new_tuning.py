@@ -1,4 +1,4 @@
-"""Data for the forms that make tunings and jobs: the schemas they are made from, and YAML as JSON."""
+"""Data for the forms of tunings and jobs: their schemas, and YAML parsed into JSON."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MOST_CHARACTERS = 65_536
 
 
 def install(app: FastAPI) -> None:
-    """Add the routes. They are no part of the API's document: programs read that, and send JSON."""
+    """Add the routes. They are not in the API's document, because programs send JSON."""
 
     async def read_yaml(request: Request) -> Response:
         body = await request.body()
-        return Response(await run_in_threadpool(_answer, body), media_type="application/json")
+        return Response(await run_in_threadpool(_yaml_as_json, body), media_type="application/json")
 
     app.add_route(SCHEMA, _schema_endpoint(app, _SUBMISSION), methods=["GET"], include_in_schema=False)
     app.add_route(JOB_SCHEMA, _schema_endpoint(app, _TRAINING), methods=["GET"], include_in_schema=False)
@@ -39,21 +39,21 @@ def install(app: FastAPI) -> None:
 
 
 def _schema_endpoint(app: FastAPI, name: str) -> Callable[[Request], Awaitable[Response]]:
-    written: list[bytes] = []
+    cached: list[bytes] = []
 
     async def schema(request: Request) -> Response:
-        if not written:
-            written.append(compressed(json.dumps(form_document(app.openapi(), name)).encode()))
+        if not cached:
+            cached.append(compressed(json.dumps(form_document(app.openapi(), name)).encode()))
         if not accepts_gzip(request.headers):
             return Response(json.dumps(form_document(app.openapi(), name)), media_type="application/json")
-        told = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding", "Cache-Control": "no-cache"}
-        return conditional(tagged(written[0]), request.headers.get("if-none-match"), told)
+        headers = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding", "Cache-Control": "no-cache"}
+        return conditional(tagged(cached[0]), request.headers.get("if-none-match"), headers)
 
     return schema
 
 
 def form_document(document: dict[str, Any], submission: str = _SUBMISSION) -> dict[str, Any]:
-    """The schemas of an OpenAPI document that a submission is made of, and its examples."""
+    """Return the schemas of an OpenAPI document that a submission refers to, and its examples."""
     schemas = document["components"]["schemas"]
     found: dict[str, Any] = {}
     wanted = [submission]
@@ -72,10 +72,9 @@ def _references(part: object) -> list[str]:
     return [name for inner in part for name in _references(inner)] if isinstance(part, list) else []
 
 
-def _answer(body: bytes) -> str:
+def _yaml_as_json(body: bytes) -> str:
     try:
-        asked = json.loads(body)
-        text = asked["text"]
+        text = json.loads(body)["text"]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise InvalidInputError('send {"text": "..."}') from None
     if not isinstance(text, str):
@@ -84,22 +83,22 @@ def _answer(body: bytes) -> str:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """The mapping that a YAML document holds, of what JSON has too.
+    """Parse a YAML document into a mapping that JSON can represent.
 
     Raises:
-        InvalidInputError: when it is none; the message says where.
+        InvalidInputError: when the text is no such mapping; the message names the place.
     """
     if len(text) > _MOST_CHARACTERS:
         raise InvalidInputError(f"the text has {len(text)} characters; a spec has at most {_MOST_CHARACTERS}")
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader)):
-            raise InvalidInputError("aliases (`*name`) are not read here: write out what they stand for")
+            raise InvalidInputError("aliases (`*name`) are not supported here: write out the values")
         value = yaml.load(text, Loader)  # noqa: S506 - a safe one
         json.dumps(value, allow_nan=False)
     except yaml.YAMLError as error:
         raise InvalidInputError(f"the text is not valid YAML: {fault_in_words(error)}") from None
     except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidInputError(f"this holds what JSON has not: {error}") from None
+        raise InvalidInputError(f"the document has a value that JSON cannot represent: {error}") from None
     if not isinstance(value, dict):
         raise InvalidInputError("a spec is a mapping, such as `model: ...` and `batch: ...`")
     return value

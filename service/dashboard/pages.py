@@ -1,4 +1,4 @@
-"""Makes pages from templates."""
+"""Rendering of pages from templates."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Visitor:
-    """Who looks at a page, as its template sees it."""
+    """The signed-in caller, as a template sees it."""
 
     key_id: str | None
-    """The API key that was signed in with; none without keys."""
+    """The id of the signed-in API key; None on a service without keys."""
     scopes: tuple[str, ...]
-    """What it may do."""
+    """The scopes of the key."""
     admin: bool
-    """Whether it may do everything."""
+    """True if the key has the scope `admin`."""
 
 
 class Pages:
-    """Renders templates. Each knows ``static(name)``, ``version``, ``visitor`` (or none) and ``csrf_token``.
+    """Renders templates. Each has ``static(name)``, ``version``, ``visitor`` (or None) and ``csrf_token``.
 
-    Those that draw include ``charts.html`` in their head, which asks ``assets`` what plotly.js would add.
+    Templates with charts include ``charts.html`` in their head, which needs ``assets``.
     """
 
     def __init__(self, assets: Assets, version: str) -> None:
@@ -41,10 +41,10 @@ class Pages:
         self._environment.globals |= {"static": assets.url, "version": version, "assets": assets}
 
     def render(self, template: str, scope: AsgiScope, context: Mapping[str, Any]) -> str:
-        """The text of a page for who sent this request."""
+        """Return the HTML of a page for the caller of a request."""
         state = scope.get("state", {})
-        about = {"visitor": _visitor(state.get("caller")), "csrf_token": state.get("csrf_token", "")}
-        return self._environment.get_template(template).render({**about, **context})
+        caller = {"visitor": _visitor(state.get("caller")), "csrf_token": state.get("csrf_token", "")}
+        return self._environment.get_template(template).render({**caller, **context})
 
 
 def _visitor(caller: Caller | None) -> Visitor | None:

@@ -1,4 +1,4 @@
-"""How pages and files are sent: protected, and compressed for those who take that."""
+"""Responses with pages: with security headers, and compressed for clients that accept gzip."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-PROTECTING = {
+SECURITY_HEADERS = {
     "Content-Security-Policy": _POLICY,
     "Referrer-Policy": "same-origin",  # with "no-referrer" browsers send forms with `Origin: null`
     "X-Content-Type-Options": "nosniff",
     "Vary": "Accept-Encoding",
 }
-"""On every page and file: nothing comes from elsewhere, nothing runs that is written in a page."""
+"""Sent with every page and file: nothing is loaded from another origin, and no inline script runs."""
 _UNCOMPRESSED_BYTES = 512
-"""What is shorter fits in a packet anyway."""
+"""A shorter body fits in one packet uncompressed."""
 
 
-def page(text: str, asked: Headers, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:
-    """A page, which no cache keeps: it shows who is signed in."""
+def page(
+    text: str, request_headers: Headers, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Make the response with a page. No cache stores it, because it depends on the signed-in key."""
     body = text.encode()
-    told = {**PROTECTING, "Cache-Control": "no-store", **(headers or {})}
-    if len(body) > _UNCOMPRESSED_BYTES and accepts_gzip(asked):
-        body, told["Content-Encoding"] = compressed(body), "gzip"
-    return Response(body, status_code=status, media_type="text/html", headers=told)
+    sent = {**SECURITY_HEADERS, "Cache-Control": "no-store", **(headers or {})}
+    if len(body) > _UNCOMPRESSED_BYTES and accepts_gzip(request_headers):
+        body, sent["Content-Encoding"] = compressed(body), "gzip"
+    return Response(body, status_code=status, media_type="text/html", headers=sent)
 
 
 def redirect(location: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Another page to look at, by GET."""
-    told = {**PROTECTING, "Cache-Control": "no-store", **(headers or {}), "Location": location}
-    return Response(status_code=HTTPStatus.SEE_OTHER, headers=told)
+    """Make a redirect to another page, by GET."""
+    sent = {**SECURITY_HEADERS, "Cache-Control": "no-store", **(headers or {}), "Location": location}
+    return Response(status_code=HTTPStatus.SEE_OTHER, headers=sent)

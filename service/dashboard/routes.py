@@ -1,4 +1,4 @@
-"""The pages' addresses. What is on them the browser asks the API for."""
+"""The routes of the pages, which hold no data: the browser reads the data from the API."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from service.dashboard.pages import Pages
 from service.dashboard.responses import page
 
 PATHS = PagePaths(public=(SIGN_IN, "/static/"), forms=(SIGN_IN, sign_in.SIGN_OUT))
-"""Anyone may read where one signs in, and the files of the pages, which hold no data."""
+"""The sign-in page and the static files are public, and hold no data."""
 
-_COMPARED = 8
-"""Recommendations that are compared at most."""
+_MAX_COMPARED = 8
+"""Most recommendations on the page that compares them."""
 
 
 @dataclass(frozen=True)
 class _Page:
-    """An address and its template; the parts of the path in braces are known to the template by their names."""
+    """A route and its template; path parameters are variables of the template."""
 
     path: str
     template: str
@@ -49,26 +49,26 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def install(app: FastAPI, authenticators: Authenticators, version: str) -> None:
-    """Add the pages, none of which is in the API's document; and show problems as pages to browsers.
+    """Add the pages, which are not in the API's document, and show problems to browsers as pages.
 
     Raises:
         ConfigurationError: when a file that the pages need is not installed.
     """
     assets = Assets()
     pages = Pages(assets, version)
-    for it in _PAGES:
-        app.add_route(it.path, _endpoint(it, pages), methods=["GET"], include_in_schema=False)
+    for page_route in _PAGES:
+        app.add_route(page_route.path, _endpoint(page_route, pages), methods=["GET"], include_in_schema=False)
     sign_in.install(app, authenticators, pages)
     new_tuning.install(app)
     app.add_route("/static/{version}/{name}", _static(assets), methods=["GET"], include_in_schema=False)
     app.add_middleware(ProblemPages, pages=pages)
 
 
-def _endpoint(it: _Page, pages: Pages) -> Endpoint:
+def _endpoint(page_route: _Page, pages: Pages) -> Endpoint:
     async def endpoint(request: Request) -> Response:
-        compared = list(dict.fromkeys(request.query_params.getlist("id")))[:_COMPARED]
-        context = {**request.path_params, "path": it.path, "recommendation_ids": compared}
-        return page(pages.render(it.template, request.scope, context), request.headers)
+        compared = list(dict.fromkeys(request.query_params.getlist("id")))[:_MAX_COMPARED]
+        context = {**request.path_params, "path": page_route.path, "recommendation_ids": compared}
+        return page(pages.render(page_route.template, request.scope, context), request.headers)
 
     return endpoint
 
@@ -78,8 +78,8 @@ def _static(assets: Assets) -> Endpoint:
         name = request.path_params["name"]
         found = assets.find(request.path_params["version"], name)
         if found is None:
-            raise HTTPException(404, f"there is no file {name!r}")
+            raise HTTPException(404, f"there is no static file {name!r}")
         asset, current = found
-        return await run_in_threadpool(asset.response, request.headers, for_good=current)
+        return await run_in_threadpool(asset.response, request.headers, immutable=current)
 
     return static

@@ -1,4 +1,4 @@
-"""Signing in with an API key, and out."""
+"""Routes that sign in with an API key, and sign out."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ _HOME = "/"
 _LONGEST_PATH = 2000
 _MOST_FIELDS = 10
 _LOCAL_PATH = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]*")
-"""A path of ours: what browsers take for another host's (`//`, `/\\`, a control character between) is none."""
+"""A path of this service. Excludes paths that browsers take for another host (`//`, `/\\`, control characters)."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def install(app: FastAPI, authenticators: Authenticators, pages: Pages) -> None:
-    """Add the form, and what takes it; and what signs out."""
-    door = _Door(authenticators, pages)
-    app.add_route(SIGN_IN, door.form, methods=["GET"], include_in_schema=False)
-    app.add_route(SIGN_IN, door.sign_in, methods=["POST"], include_in_schema=False)
-    app.add_route(SIGN_OUT, door.sign_out, methods=["POST"], include_in_schema=False)
+    """Add the sign-in form and the routes that sign in and out."""
+    routes = _SignInRoutes(authenticators, pages)
+    app.add_route(SIGN_IN, routes.form, methods=["GET"], include_in_schema=False)
+    app.add_route(SIGN_IN, routes.sign_in, methods=["POST"], include_in_schema=False)
+    app.add_route(SIGN_OUT, routes.sign_out, methods=["POST"], include_in_schema=False)
 
 
-class _Door:
-    """The three routes."""
+class _SignInRoutes:
+    """The sign-in form, sign-in and sign-out."""
 
     def __init__(self, authenticators: Authenticators, pages: Pages) -> None:
         self._authenticators = authenticators
         self._pages = pages
 
     async def form(self, request: Request) -> Response:
-        """The form; where no key is needed, a way on; who is signed in goes on at once."""
+        """Show the form, or a link if no key is needed. A signed-in caller is redirected at once."""
         back = local_path(request.query_params.get("next", ""))
         if await self._is_signed_in(request):
-            return _onward(back)
+            return _redirect_to(back)
         is_open = await run_in_threadpool(self._authenticators.api_keys.is_open, local=is_local(request.scope))
-        return self._shown(request, back, is_open=is_open)
+        return self._form_page(request, back, is_open=is_open)
 
     async def sign_in(self, request: Request) -> Response:
-        """The page that was asked for, signed in; or the form again, with what is wrong."""
+        """Redirect to the requested page with a session, or show the form again with the error."""
         fields = _fields(await request.body())
         back = local_path(fields.get("next", ""))
         try:
             token = await run_in_threadpool(self._authenticators.sessions.open, fields.get("key", "").strip())
         except NotAuthenticatedError as error:
-            return self._shown(request, back, message=_sentence(error), challenge=error.challenge)
+            return self._form_page(request, back, message=_sentence(error), challenge=error.challenge)
         await self._close(request)
-        response = _onward(back)
+        response = _redirect_to(back)
         _set_cookie(request, response, token, SESSION_SECONDS)
         return response
 
     async def sign_out(self, request: Request) -> Response:
-        """The form, signed out."""
+        """End the session and redirect to the form."""
         await self._close(request)
         response = redirect(SIGN_IN)
         _set_cookie(request, response, "", 0)
@@ -79,11 +79,11 @@ class _Door:
             return False
 
     async def _close(self, request: Request) -> None:
-        """End the session that the request came in, if any."""
+        """End the session of the request, if any."""
         if (token := session_token(request.headers)) is not None:
             await run_in_threadpool(self._authenticators.sessions.close, token)
 
-    def _shown(
+    def _form_page(
         self, request: Request, back: str, *, is_open: bool = False, message: str = "", challenge: str = ""
     ) -> Response:
         context = {"message": message, "open_here": is_open, "next": back, "path": SIGN_IN}
@@ -93,13 +93,13 @@ class _Door:
 
 
 def local_path(path: str) -> str:
-    """A path to go on to, of this service only; the overview for anything else."""
-    aside = (SIGN_IN, SIGN_OUT)
-    good = len(path) <= _LONGEST_PATH and _LOCAL_PATH.fullmatch(path) and not path.startswith(aside)
-    return path if good else _HOME
+    """Return the path if it is a page of this service, else that of the overview."""
+    excluded = (SIGN_IN, SIGN_OUT)
+    is_local_page = len(path) <= _LONGEST_PATH and _LOCAL_PATH.fullmatch(path) and not path.startswith(excluded)
+    return path if is_local_page else _HOME
 
 
-def _onward(back: str) -> Response:
+def _redirect_to(back: str) -> Response:
     return redirect(quote(back, safe="/%?&=+:,;@~!$*'()"))
 
 
@@ -117,9 +117,9 @@ def _sentence(error: NotAuthenticatedError) -> str:
 
 
 def _set_cookie(request: Request, response: Response, token: str, seconds: int) -> None:
-    """Only for this host, no script, no other site; over TLS only, where it came over TLS.
+    """Set the session cookie: `HttpOnly`, `SameSite=Strict`, without a domain, and `Secure` if the request used TLS.
 
-    The browser knows that better than a proxy that may not say so: the guard has compared the `Origin` with the host.
+    The `Origin` counts too, since a proxy may not report TLS: the security middleware has compared it with the host.
     """
     secure = request.url.scheme == "https" or request.headers.get("origin", "").lower().startswith("https://")
     response.set_cookie(

@@ -1,4 +1,4 @@
-"""Every call of the API, grouped as the API groups them: ``AsyncClient`` has them, ``Client`` makes them blocking."""
+"""Every call of the API by resource. ``AsyncClient`` has the calls as coroutines; ``Client`` makes them blocking."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from tuner.schemas.gpus import Gpu
 
 _KEYS = "/v1/keys"
 _LONGEST_QUEUE_SECONDS = 15.0
-"""What the service may let an estimate wait for its turn, and some more."""
+"""Longer than the service lets an estimate wait for a free slot."""
 
 
 class AsyncDevices(Resource):
     """The devices of the service."""
 
     async def list(self) -> tuple[DeviceStatus, ...]:
-        """The devices, and who holds each."""
+        """List the devices, with the work that runs on each."""
         return (await self._core.read(DeviceList, "/v1/devices")).items
 
 
 class AsyncQueue(Resource):
-    """What waits."""
+    """The queue of waiting work."""
 
     async def list(self, limit: int | None = None) -> tuple[QueueEntry, ...]:
-        """Tunings and jobs that wait, in the order in which they are taken, and for how long yet."""
+        """List the waiting tunings and jobs in their order, with their expected waits."""
         return (await self._core.call(Queue, Call("GET", "/v1/queue", {"limit": limit}))).items
 
 
 class AsyncEstimates(Resource):
-    """Estimates: what would fit on GPUs that need not be there."""
+    """Estimates of what fits on GPUs, which need not be present."""
 
     async def create(self, request: EstimateRequest) -> Estimate:
-        """What the workload would take. Comes when it is done: the request's own time limit counts.
+        """Estimate the memory of a workload. The call lasts until the estimate ends or its own time limit is reached.
 
         Raises:
-            ApiError: when the service refuses it, cannot trace it, or stays busy with others (`estimates-busy`).
+            ApiError: when the service refuses the request, cannot trace the workload, or stays busy (`estimates-busy`).
         """
         call = Call("POST", "/v1/estimates", body=request, repeatable=True)
         return await self._core.call(Estimate, call, request.timeout_seconds + _LONGEST_QUEUE_SECONDS)
 
 
 class AsyncGpus(Resource):
-    """The GPUs that estimates know."""
+    """The catalogue of GPUs for estimates."""
 
     async def list(self) -> tuple[Gpu, ...]:
-        """The catalogue, with the source of every figure."""
+        """List the catalogue, with the source of every figure."""
         return (await self._core.read(GpuList, "/v1/gpus")).items
 
 
@@ -62,27 +62,27 @@ class AsyncKeys(Resource):
     async def create(
         self, name: str, scopes: Sequence[Scope | str], expires_in_days: float | None = None
     ) -> CreatedKey:
-        """Make a key: ``key`` of the answer is its text, which is not shown again. Never sent twice.
+        """Create a key. Its secret is ``key`` of the result and is never shown again. The call is never retried.
 
         Raises:
             ApiError: when the service refuses.
-            ConnectionFailedError: when no answer came: a key that nobody knows may have been made.
+            ConnectionFailedError: when no response came; a key that nobody has may have been created.
         """
-        given = KeySubmission(
+        submission = KeySubmission(
             name=name, scopes=tuple(Scope(scope) for scope in scopes), expires_in_days=expires_in_days
         )
-        return await self._core.call(CreatedKey, Call("POST", _KEYS, body=given, repeatable=False))
+        return await self._core.call(CreatedKey, Call("POST", _KEYS, body=submission, repeatable=False))
 
     async def list(self) -> tuple[ApiKey, ...]:
-        """Every key there ever was, oldest first."""
+        """List all keys, revoked ones included, oldest first."""
         return (await self._core.read(KeyList, _KEYS)).items
 
     async def revoke(self, key_id: str) -> ApiKey:
-        """End a key for good, within five seconds.
+        """Revoke a key for good. Every process of the service refuses it within five seconds.
 
         Raises:
-            NotFoundError: when there is none with this id.
-            ConflictError: when it is the key of this client.
+            NotFoundError: when there is no key with this id.
+            ConflictError: when the key is that of this client.
         """
         return await self._core.call(ApiKey, Call("DELETE", path_of(_KEYS, key_id)))
 
@@ -102,7 +102,7 @@ class AsyncCalls(Resource):
         self.keys = AsyncKeys(core)
 
     async def summary(self, period: Period | str = Period.DAY) -> Summary:
-        """What happened within the last day, the last 7 days (`7d`) or ever (`all`), and what has not ended.
+        """Summarise the work of the last day, the last 7 days (`7d`) or all time (`all`), and what has not ended.
 
         Raises:
             ApiError: when the service refuses.
@@ -110,33 +110,33 @@ class AsyncCalls(Resource):
         return await self._core.call(Summary, Call("GET", "/v1/summary", {"period": Period(period).value}))
 
     async def livez(self) -> Health:
-        """Whether the service answers, asked once.
+        """Check once whether the service responds.
 
         Raises:
-            ConnectionFailedError: when it does not.
+            ConnectionFailedError: when the service does not respond.
         """
         return await self._core.call(Health, Call("GET", "/livez", repeatable=False))
 
     async def readyz(self) -> Health:
-        """Whether the service can do its work, asked once.
+        """Check once whether the service can do its work.
 
         Raises:
-            ServiceUnavailableError: when it cannot; the problem says why.
-            ConnectionFailedError: when it does not answer.
+            ServiceUnavailableError: when it is not ready; the problem names the reasons.
+            ConnectionFailedError: when the service does not respond.
         """
         return await self._core.call(Health, Call("GET", "/readyz", repeatable=False))
 
     async def call(self, kind: type[DocumentT], call: Call, extra_seconds: float = 0.0) -> DocumentT:
-        """Make a call for which there is no method here; it is tried again only if ``call.may_repeat``.
+        """Make a call for which there is no method. It is retried only if ``call.may_repeat``.
 
         Args:
-            kind: the document it answers with.
-            call: what to send.
-            extra_seconds: what the service was asked to wait.
+            kind: the document in the response.
+            call: the request.
+            extra_seconds: the time the service was asked to wait.
 
         Raises:
             ApiError: when the service refuses.
-            ConnectionFailedError: when it cannot be reached.
-            UnexpectedAnswerError: when it answers something else.
+            ConnectionFailedError: when the service cannot be reached.
+            UnexpectedResponseError: when the response is not such a document.
         """
         return await self._core.call(kind, call, extra_seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.client.core import Core
-from service.client.protocol import Call, creating, path_of
+from service.client.protocol import Call, creation_call, path_of
 from service.client.resources.work import AsyncWork
 from service.domain.exports import ExportRequest
 from service.domain.work import (
@@ -37,20 +37,20 @@ class AsyncJobs(AsyncWork[Job, JobSummary]):
         priority: int = 0,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Run a job from a recommendation, or from the id of a stored one.
+        """Submit a job that trains with the plan of a recommendation.
 
         Args:
-            recommendation: what to run.
-            training: for how long; a short run when left out.
-            priority: work of a higher one is taken first; above 0 needs the scope `admin`.
+            recommendation: the plan to train with, or the id of a stored recommendation.
+            training: the settings of the run; a short run when left out.
+            priority: work of a higher priority runs first; above 0 needs the scope `admin`.
             idempotency_key: as for a tuning.
 
         Raises:
-            ApiError: when the service refuses it.
-            ConnectionFailedError: when it cannot be reached.
+            ApiError: when the service refuses the submission.
+            ConnectionFailedError: when the service cannot be reached.
         """
         submission = _job_submission(recommendation, training, priority=priority)
-        return await self._core.call(Job, creating(_JOBS, submission, idempotency_key))
+        return await self._core.call(Job, creation_call(_JOBS, submission, idempotency_key))
 
     async def configure(
         self,
@@ -59,25 +59,25 @@ class AsyncJobs(AsyncWork[Job, JobSummary]):
         *,
         export: ExportRequest | None = None,
     ) -> ConfiguredJob:
-        """What ``submit`` would run: command, files, environment. Runs nothing.
+        """Return the command, files and environment that ``submit`` would run. Runs nothing.
 
         Args:
-            recommendation: what to run.
-            training: for how long; a short run when left out.
-            export: also give it in the words of this framework or launcher.
+            recommendation: the plan to train with, or the id of a stored recommendation.
+            training: the settings of the run; a short run when left out.
+            export: also export the plan for this framework or launcher.
 
         Raises:
-            ApiError: when the service refuses it.
+            ApiError: when the service refuses the submission.
         """
         submission = _job_submission(recommendation, training, dry_run=True, export=export)
         return await self._core.call(ConfiguredJob, Call("POST", _JOBS, body=submission, repeatable=True))
 
     async def logs(self, job_id: str, tail_bytes: int | None = None) -> str:
-        """The end of what the job's processes printed.
+        """Return the end of the job's log.
 
         Args:
             job_id: the job.
-            tail_bytes: how much of it; 64 KiB when left out.
+            tail_bytes: the length of that end; 64 KiB when left out.
 
         Raises:
             NotFoundError: when there is no such job.
@@ -85,7 +85,7 @@ class AsyncJobs(AsyncWork[Job, JobSummary]):
         return await self._core.text(Call("GET", path_of(_JOBS, job_id, "logs"), {"tail": tail_bytes}))
 
     async def checkpoints(self, job_id: str) -> tuple[Checkpoint, ...]:
-        """The checkpoints that the job has kept, from the oldest to the newest.
+        """List the stored checkpoints of the job, oldest first.
 
         Raises:
             NotFoundError: when there is no such job.
@@ -93,12 +93,12 @@ class AsyncJobs(AsyncWork[Job, JobSummary]):
         return (await self._core.read(CheckpointList, path_of(_JOBS, job_id, "checkpoints"))).items
 
     async def resume(self, job_id: str) -> Job:
-        """Let a job go on from its newest checkpoint that failed or was cancelled. Not sent twice.
+        """Resume a failed or cancelled job from its newest checkpoint. The call is never retried.
 
         Raises:
             NotFoundError: when there is no such job.
-            ConflictError: when it cannot go on; the problem says why.
-            NotAllowedError: when another API key made it.
+            ConflictError: when the job cannot be resumed; the problem names the reason.
+            NotAllowedError: when another API key submitted it.
         """
         return await self._core.call(Job, Call("POST", path_of(_JOBS, job_id, "resume"), repeatable=False))
 

@@ -1,4 +1,4 @@
-"""The calls about tunings and their answers, as coroutines."""
+"""The calls about tunings and recommendations, as coroutines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from service.client.core import PAGE_SIZE, Core, Resource
 from service.client.errors import TuningFailedError
-from service.client.protocol import Call, creating, path_of
+from service.client.protocol import Call, creation_call, path_of
 from service.client.resources.work import AsyncWork
 from service.domain.exports import ExportFormatList
 from service.domain.states import State
@@ -38,23 +38,23 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
     async def submit(
         self, request: TuningRequest, *, fresh: bool = False, priority: int = 0, idempotency_key: str | None = None
     ) -> Tuning:
-        """Submit a tuning, or get the one that answered the same question, unless ``fresh``.
+        """Submit a tuning, or return the stored tuning of the same request, unless ``fresh``.
 
-        Tried again where an answer is lost, under one idempotency key: it is made once.
+        Retried under one idempotency key when a response is lost, so that only one tuning is created.
 
         Args:
-            request: what to find out.
-            fresh: probe again, whatever is stored.
-            priority: work of a higher one is taken first; above 0 needs the scope `admin`.
-            idempotency_key: the caller's own, for example the id of a scheduler's job: another process that submits
-                the same under it gets the same tuning. A new one when left out.
+            request: the workload, the effective batch size and the device.
+            fresh: probe again, even if a recommendation is stored.
+            priority: work of a higher priority runs first; above 0 needs the scope `admin`.
+            idempotency_key: the caller's own key, for example the id of a scheduler's job: another process that submits
+                the same request under this key gets the same tuning. A new key when left out.
 
         Raises:
-            ApiError: when the service refuses it.
-            ConnectionFailedError: when it cannot be reached.
+            ApiError: when the service refuses the request.
+            ConnectionFailedError: when the service cannot be reached.
         """
         submission = TuningSubmission.model_validate({**dict(request), "fresh": fresh, "priority": priority})
-        return await self._core.call(Tuning, creating(_TUNINGS, submission, idempotency_key))
+        return await self._core.call(Tuning, creation_call(_TUNINGS, submission, idempotency_key))
 
     async def tune(
         self,
@@ -65,19 +65,19 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
         priority: int = 0,
         idempotency_key: str | None = None,
     ) -> Recommendation:
-        """Submit a tuning and wait for its answer, which may be that nothing fits (``feasible`` is false).
+        """Submit a tuning and wait for its recommendation, which may be that nothing fits (``feasible`` is false).
 
         Args:
-            request: what to find out.
-            timeout_seconds: how long to wait for the end; the tuning goes on after that.
+            request: the workload, the effective batch size and the device.
+            timeout_seconds: how long to wait; the tuning continues after that.
             fresh: as for ``submit``.
             priority: as for ``submit``.
             idempotency_key: as for ``submit``.
 
         Raises:
-            TuningFailedError: when it ends without an answer; it carries the problem.
-            NotWaitedLongEnoughError: when it has not ended in time.
-            ApiError: when the service refuses it.
+            TuningFailedError: when the tuning ends without a recommendation; the error carries the problem.
+            WaitTimeoutError: when the tuning has not ended in time.
+            ApiError: when the service refuses the request.
             ConnectionFailedError: when the service cannot be reached.
         """
         tuning = await self.submit(request, fresh=fresh, priority=priority, idempotency_key=idempotency_key)
@@ -88,7 +88,7 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
         return tuning.recommendation
 
     async def probes(self, tuning_id: str) -> tuple[RecordedProbe, ...]:
-        """What was recorded so far, in order.
+        """List the recorded probes in their order.
 
         Raises:
             NotFoundError: when there is no such tuning.
@@ -104,7 +104,7 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
         fingerprint: str | None = None,
         page_size: int = PAGE_SIZE,
     ) -> AsyncGenerator[TuningSummary, None]:
-        """Tunings that match, newest first, fetched page by page.
+        """Iterate over the matching tunings, newest first, fetched page by page.
 
         Raises:
             ApiError: when the service refuses.
@@ -117,13 +117,13 @@ _NO_OPTIONS = ExportOptions()
 
 
 class AsyncRecommendations(Resource):
-    """Recommendations: the answers of tunings."""
+    """Recommendations: the results of tunings."""
 
     async def get(self, recommendation_id: str) -> Recommendation:
-        """A recommendation.
+        """Return a recommendation.
 
         Raises:
-            NotFoundError: when there is none with this id.
+            NotFoundError: when there is no recommendation with this id.
         """
         return await self._core.read(Recommendation, path_of(_RECOMMENDATIONS, recommendation_id))
 
@@ -135,19 +135,19 @@ class AsyncRecommendations(Resource):
         target_version: str | None = None,
         options: ExportOptions = _NO_OPTIONS,
     ) -> Export:
-        """A recommendation in the words of a framework or launcher: files that it reads as they are.
+        """Export a recommendation as files that a framework or launcher reads.
 
         Args:
-            recommendation_id: a feasible one.
-            name: the target's, as ``formats`` lists them, for example `deepspeed` or `slurm`.
+            recommendation_id: a feasible recommendation.
+            name: a target that ``formats`` lists, for example `deepspeed` or `slurm`.
             target_version: one of the target's versions; its newest when left out.
-            options: what the recommendation does not know of the place where it will run.
+            options: facts about the cluster that the recommendation does not contain.
 
         Raises:
             NotFoundError: when there is no such recommendation, or no such target.
             ConflictError: when nothing fits, or the target cannot reach the effective batch and `allow_inexact` is not
-                said.
-            ApiError: when the version or an option is wrong.
+                set.
+            ApiError: when the version or an option is invalid.
         """
         return await self._core.call(Export, _export(recommendation_id, (name,), target_version, options))
 
@@ -160,7 +160,7 @@ class AsyncRecommendations(Resource):
         target_version: str | None = None,
         options: ExportOptions = _NO_OPTIONS,
     ) -> str:
-        """The text of one file of an export, for who knows what it is called.
+        """Return the text of one file of an export.
 
         Raises:
             NotFoundError: when there is no such recommendation, target or file.
@@ -169,7 +169,7 @@ class AsyncRecommendations(Resource):
         return await self._core.text(_export(recommendation_id, (name, file_name), target_version, options))
 
     async def formats(self) -> tuple[ExportFormat, ...]:
-        """What recommendations can be exported to: frameworks, then launchers.
+        """List the targets of exports: frameworks, then launchers.
 
         Raises:
             ApiError: when the service refuses.
@@ -186,7 +186,7 @@ class AsyncRecommendations(Resource):
         objective: Objective | None = None,
         page_size: int = PAGE_SIZE,
     ) -> AsyncGenerator[RecommendationSummary, None]:
-        """Recommendations that match, newest first, fetched page by page.
+        """Iterate over the matching recommendations, newest first, fetched page by page.
 
         Raises:
             ApiError: when the service refuses.
@@ -197,7 +197,7 @@ class AsyncRecommendations(Resource):
 
 
 def _export(recommendation_id: str, names: tuple[str, ...], version: str | None, options: ExportOptions) -> Call:
-    asked = {"target_version": version, **options.model_dump(exclude_defaults=True)}
+    query = {"target_version": version, **options.model_dump(exclude_defaults=True)}
     return Call(
-        "GET", path_of(_RECOMMENDATIONS, recommendation_id, "exports", *(quote(it, safe="") for it in names)), asked
+        "GET", path_of(_RECOMMENDATIONS, recommendation_id, "exports", *(quote(name, safe="") for name in names)), query
     )

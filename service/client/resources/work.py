@@ -12,7 +12,7 @@ from service.domain.work import Event, Page, RowT
 
 
 class AsyncWork(Resource, Generic[FollowedT, RowT]):
-    """Work of one kind, whose documents are ``FollowedT`` and whose lists have rows of ``RowT``."""
+    """Calls for work of one kind, with documents of ``FollowedT`` and list rows of ``RowT``."""
 
     def __init__(self, core: Core, path: str, document: type[FollowedT], page: type[Page[RowT]]) -> None:
         super().__init__(core)
@@ -21,53 +21,53 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
         self._page = page
 
     async def get(self, work_id: str) -> FollowedT:
-        """The work as it is now.
+        """Return the current state of the work.
 
         Raises:
-            NotFoundError: when there is none with this id.
+            NotFoundError: when there is no work with this id.
         """
         return await self._core.read(self._document, path_of(self._path, work_id))
 
     async def wait(self, work_id: str, timeout_seconds: float | None = None) -> FollowedT:
-        """The work once it has ended. Goes on over restarts of the service.
+        """Wait until the work has ended, and return it. Survives restarts of the service.
 
         Raises:
-            NotWaitedLongEnoughError: when it has not within ``timeout_seconds``.
-            NotFoundError: when there is none with this id.
-            ConnectionFailedError: when the service stays away.
+            WaitTimeoutError: when the work has not ended within ``timeout_seconds``.
+            NotFoundError: when there is no work with this id.
+            ConnectionFailedError: when the service stays unreachable.
         """
         return await self._core.until_ended(self._document, path_of(self._path, work_id), timeout_seconds)
 
     def events(self, work_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
-        """State changes and probes or updates after event ``after``, as they happen, to the last.
+        """Iterate over the state changes and the probes or updates after event ``after``, as they happen.
 
-        Resumes broken connections.
+        Resumes broken connections, and ends after the last event.
 
         Raises:
-            NotFoundError: when there is none with this id.
-            ConnectionFailedError: when the service stays away.
+            NotFoundError: when there is no work with this id.
+            ConnectionFailedError: when the service stays unreachable.
         """
         return self._core.events(path_of(self._path, work_id, "events"), after)
 
     async def cancel(self, work_id: str) -> FollowedT:
-        """End the work; harmless when it has ended.
+        """Cancel the work. Does nothing if it has ended.
 
         Raises:
-            NotFoundError: when there is none with this id.
-            NotAllowedError: when another API key made it.
+            NotFoundError: when there is no work with this id.
+            NotAllowedError: when another API key submitted it.
         """
         call = Call("POST", path_of(self._path, work_id, "cancel"), repeatable=True)
         return await self._core.call(self._document, call)
 
     async def delete(self, work_id: str) -> None:
-        """Delete work that has ended, with its events: a tuning with its probes, a job with its run's folder.
+        """Delete work that has ended, with its events, and with a tuning's probes or a job's folder.
 
         The recommendation of a tuning stays.
 
         Raises:
-            NotFoundError: when there is none with this id.
-            ConflictError: when it has not ended.
-            NotAllowedError: when another API key made it.
+            NotFoundError: when there is no work with this id.
+            ConflictError: when the work has not ended.
+            NotAllowedError: when another API key submitted it.
         """
         await self._core.delete(path_of(self._path, work_id))
 
@@ -79,7 +79,7 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
         model: str | None = None,
         page_size: int = PAGE_SIZE,
     ) -> AsyncGenerator[RowT, None]:
-        """Work that matches, newest first, fetched page by page.
+        """Iterate over the matching work, newest first, fetched page by page.
 
         Raises:
             ApiError: when the service refuses.

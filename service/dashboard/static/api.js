@@ -1,22 +1,22 @@
 /**
- * Calls of the public API, from the same origin, as the one who is signed in.
+ * Calls of the public API, from the same origin, with the session that is signed in.
  *
  *   const page = await get("/v1/tunings", {query: {state: "RUNNING", limit: 50}, signal})
  *   const tuning = await post("/v1/tunings", body, {idempotencyKey: crypto.randomUUID()})
  *   await del(`/v1/tunings/${id}`)
- *   if (may("tunings:write")) ...                     whether the signed-in key has a scope (admin has all)
+ *   if (may("tunings:write")) ...                     true if the signed-in key has a scope (admin has all)
  *
- * What is not a success is thrown as an `ApiProblem` (with `.code`, `.detail`, `.title`, `.status`, `.errors`, each
- * with `.field`, `.message`, `.value`); a service that cannot be reached as one with the code "unreachable".
- * 401 leads to the sign-in page, and back here afterwards; the promise then never settles. Before it does, the window
- * is told by a `LEAVING` event: what was typed can be kept.
+ * An unsuccessful response is thrown as an `ApiProblem` (with `.code`, `.detail`, `.title`, `.status`, `.errors`, each
+ * with `.field`, `.message`, `.value`); an unreachable service as one with the code "unreachable".
+ * After 401 the browser goes to the sign-in page and returns afterwards; the promise never settles. Before that, the
+ * window receives a `LEAVING` event, so that a form can be kept.
  */
 
 export const LEAVING = "batchwright:signing-in";
 
 const SAFE = new Set(["GET", "HEAD"]);
 
-/** What went wrong: a problem document (RFC 9457), or no answer at all. */
+/** A problem document (RFC 9457), or a missing response. */
 export class ApiProblem extends Error {
   constructor({ code, title = "", detail = "", status = 0, errors = [] }, retryAfter = null) {
     super(detail || title);
@@ -30,8 +30,8 @@ export class ApiProblem extends Error {
     this.retryAfter = retryAfter;
   }
 
-  /** Whether the same call may succeed a little later. */
-  get passing() {
+  /** True if the same call may succeed a little later. */
+  get isTransient() {
     return this.code === "unreachable" || this.status === 503 || this.status === 429 || this.status >= 502;
   }
 }
@@ -41,18 +41,18 @@ export function get(path, options = {}) {
   return call("GET", path, undefined, options);
 }
 
-/** What the service answers to `body`, sent as JSON; null for an empty answer. */
+/** The response to `body`, sent as JSON; null for an empty response. */
 export function post(path, body, options = {}) {
   return call("POST", path, body, options);
 }
 
-/** Deletes what is at `path`. */
+/** Deletes the resource at `path`. */
 export function del(path, options = {}) {
   return call("DELETE", path, undefined, options);
 }
 
 /**
- * The response itself, for what is not JSON (logs, exports, event streams). The errors are those of `get`.
+ * The response itself, for content other than JSON (logs, exports, event streams). The errors are those of `get`.
  *
  * @param {string} method
  * @param {string} path
@@ -72,7 +72,7 @@ export async function request(method, path, body, { query = {}, signal, headers 
     sent["Idempotency-Key"] = idempotencyKey;
   }
   const init = { method, headers: sent, body: body === undefined ? undefined : JSON.stringify(body), signal };
-  const response = await answered(addressOf(path, query), init);
+  const response = await fetched(addressOf(path, query), init);
   if (response.status === 401) {
     return signIn();
   }
@@ -87,7 +87,7 @@ export function textOf(response) {
   return bodyOf(response, "text");
 }
 
-/** Whether who is signed in may use what needs this scope. The API decides; pages only leave out what it would refuse. */
+/** True if the signed-in key has this scope. The API decides; pages only hide actions that it would refuse. */
 export function may(scope) {
   const scopes = (document.body.dataset.scopes ?? "").split(" ");
   return scopes.includes(scope) || scopes.includes("admin");
@@ -114,7 +114,7 @@ async function call(method, path, body, options) {
   return response.status === 204 ? null : bodyOf(response, "json");
 }
 
-async function answered(address, init) {
+async function fetched(address, init) {
   try {
     return await fetch(address, { ...init, credentials: "same-origin", redirect: "error" });
   } catch (error) {
@@ -132,7 +132,7 @@ async function bodyOf(response, kind) {
 
 function unreachable(error) {
   const detail = "The service cannot be reached. It may be restarting.";
-  return error.name === "AbortError" ? error : new ApiProblem({ code: "unreachable", title: "No answer", detail });
+  return error.name === "AbortError" ? error : new ApiProblem({ code: "unreachable", title: "No response", detail });
 }
 
 async function problemOf(response) {
@@ -140,7 +140,7 @@ async function problemOf(response) {
   try {
     return new ApiProblem({ status: response.status, ...(await response.json()) }, retryAfter);
   } catch {
-    const detail = `The service answered ${response.status} ${response.statusText}.`;
+    const detail = `The service responded ${response.status} ${response.statusText}.`;
     return new ApiProblem({ code: `http-${response.status}`, title: "Error", detail, status: response.status });
   }
 }
@@ -149,5 +149,5 @@ function signIn() {
   const here = location.pathname + location.search;
   window.dispatchEvent(new Event(LEAVING));
   location.assign(`/sign-in?next=${encodeURIComponent(here)}`);
-  return new Promise(() => {}); // the page is about to go: nobody should show an error meanwhile
+  return new Promise(() => {}); // the page is about to be left: no error must be shown meanwhile
 }

@@ -51,7 +51,7 @@ export function level(y, text, token, { above = true } = {}) {
   };
 }
 
-/** Lines of text for a hover: plotly.js reads a small markup, of which nothing that comes from outside may be part. */
+/** Escapes lines of text for a hover, because plotly.js interprets some markup. */
 export function plain(text) {
   return String(text)
     .replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;")

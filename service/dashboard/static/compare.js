@@ -7,59 +7,60 @@ import { eventually } from "./live.js";
 import { emptyState, mark, problemAlert, scopeAlert } from "./parts.js";
 import { planInWords } from "./plan.js";
 
-/** What is compared: a title, and what a recommendation says of it, as text. */
+/** The rows: a title, and the text of a recommendation. The proven size stands apart from the plan, which has its own sizes. */
 const ROWS = [
-  ["Model", (it) => modelOf(it.request.spec.model)],
-  ["Worst case", (it) => said(it.request.spec.batch)],
-  ["Precision", (it) => it.request.spec.precision],
-  ["Optimizer", (it) => `${it.request.spec.optimizer.name} (${it.request.spec.optimizer.implementation})`],
-  ["Activation checkpointing", (it) => (it.request.spec.activation_checkpointing ? "yes" : "no")],
-  ["Device", (it) => `${it.device.id}: ${it.device.name}`],
-  ["Objective", (it) => it.request.objective.replaceAll("_", " ")],
-  ["Effective batch", (it) => count(it.request.effective_batch_size)],
-  ["Fits", (it) => (it.feasible ? "yes" : "nothing fits")],
-  ["Plan", (it) => (it.plan === null ? "–" : planInWords(it.plan.micro_batch_sizes))],
-  ["Accumulation steps", (it) => count(it.plan?.gradient_accumulation_steps)],
-  ["Ranks", (it) => count(it.request.spec.parallelism.world_size)],
-  ["Largest micro-batch", (it) => count(it.largest_micro_batch_size)],
-  ["Samples per second and rank", (it) => number(it.alternatives.find((plan) => plan.chosen)?.samples_per_second, 3)],
-  ["Peak memory", (it) => bytes(it.headroom?.peak_bytes)],
-  ["Memory limit", (it) => bytes(it.headroom?.limit_bytes ?? it.request.memory_limit_bytes)],
-  ["Stays free", (it) => percent(it.headroom?.free_fraction)],
-  ["Probes", (it) => `${plural(it.timings.probes, "probe")}, ${it.timings.out_of_memory_probes} out of memory`],
-  ["Stopped by", (it) => it.evidence.proof.stopped_by.replaceAll("-", " ")],
-  ["Warnings", (it) => (it.warnings.length === 0 ? "none" : it.warnings.map((warning) => warning.code).join(", "))],
-  ["torch", (it) => it.versions.torch ?? "–"],
-  ["Made", (it) => timeText(it.created_at)],
+  ["Model", (found) => modelOf(found.request.spec.model)],
+  ["Worst case", (found) => fieldsInWords(found.request.spec.batch)],
+  ["Precision", (found) => found.request.spec.precision],
+  ["Optimizer", (found) => `${found.request.spec.optimizer.name} (${found.request.spec.optimizer.implementation})`],
+  ["Activation checkpointing", (found) => (found.request.spec.activation_checkpointing ? "yes" : "no")],
+  ["Device", (found) => `${found.device.id}: ${found.device.name}`],
+  ["Objective", (found) => found.request.objective.replaceAll("_", " ")],
+  ["Effective batch", (found) => count(found.request.effective_batch_size)],
+  ["Fits", (found) => (found.feasible ? "yes" : "nothing fits")],
+  ["Plan", (found) => (found.plan === null ? "–" : planInWords(found.plan.micro_batch_sizes))],
+  ["Micro-batch of the plan", (found) => count(found.plan?.micro_batch_size)],
+  ["Accumulation steps", (found) => count(found.plan?.gradient_accumulation_steps)],
+  ["Ranks", (found) => count(found.request.spec.parallelism.world_size)],
+  ["Samples per second and rank", (found) => number(found.alternatives.find((plan) => plan.chosen)?.samples_per_second, 3)],
+  ["Largest micro-batch that fits", (found) => count(found.largest_micro_batch_size)],
+  ["Its peak memory", (found) => bytes(found.headroom?.peak_bytes)],
+  ["Memory limit", (found) => bytes(found.headroom?.limit_bytes ?? found.request.memory_limit_bytes)],
+  ["Free memory", (found) => percent(found.headroom?.free_fraction)],
+  ["Probes", (found) => `${plural(found.timings.probes, "probe")}, ${found.timings.out_of_memory_probes} out of memory`],
+  ["Search stopped by", (found) => found.evidence.proof.stopped_by.replaceAll("-", " ")],
+  ["Warnings", (found) => (found.warnings.length === 0 ? "none" : found.warnings.map((warning) => warning.code).join(", "))],
+  ["torch", (found) => found.versions.torch ?? "–"],
+  ["Created", (found) => timeText(found.created_at)],
 ];
 
 start();
 
 async function start() {
-  const place = byId("compared");
-  const ids = place.dataset.ids.split(" ").filter(Boolean);
+  const container = byId("compared");
+  const ids = container.dataset.ids.split(" ").filter(Boolean);
   if (!may("tunings:read")) {
-    replace(place, scopeAlert("tunings:read"));
+    replace(container, scopeAlert("tunings:read"));
     return;
   }
   if (ids.length < 2) {
     const action = h("a", { class: "button button-primary", href: "/recommendations" }, "Choose recommendations");
-    replace(place, emptyState({ title: "Nothing to compare", text: "Tick two or more in the list.", action }));
+    replace(container, emptyState({ title: "Nothing to compare", text: "Tick two or more in the list.", action }));
     return;
   }
   try {
-    const found = await eventually(() => Promise.all(ids.map((id) => get(`/v1/recommendations/${encodeURIComponent(id)}`))));
-    replace(place, table(found));
+    const all = await eventually(() => Promise.all(ids.map((id) => get(`/v1/recommendations/${encodeURIComponent(id)}`))));
+    replace(container, table(all));
   } catch (problem) {
-    replace(place, problemAlert(problem, { retry: start }));
+    replace(container, problemAlert(problem, { retry: start }));
   }
 }
 
-function table(found) {
-  const heads = found.map((it) => h("th", { scope: "col" }, h("a", { href: `/recommendations/${encodeURIComponent(it.id)}`, class: "mono", title: it.id }, shortId(it.id))));
-  const rows = ROWS.map(([title, read]) => row(title, found.map(read)));
+function table(all) {
+  const heads = all.map((found) => h("th", { scope: "col" }, h("a", { href: `/recommendations/${encodeURIComponent(found.id)}`, class: "mono", title: found.id }, shortId(found.id))));
+  const rows = ROWS.map(([title, read]) => row(title, all.map(read)));
   const caption = h("caption", { class: "visually-hidden" }, "Recommendations side by side");
-  const made = h("table", { class: "table compared" }, caption, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Says"), heads)), h("tbody", {}, rows));
+  const made = h("table", { class: "table compared" }, caption, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Field"), heads)), h("tbody", {}, rows));
   return h("div", { class: "table-scroll", tabindex: 0, role: "group", "aria-label": "Recommendations side by side" }, made);
 }
 
@@ -73,9 +74,9 @@ function modelOf(model) {
   if (model.kind === "transformers") {
     return `${model.config.model_type} (${model.task})`;
   }
-  return model.kind === "reference" ? said(model.architecture) : model.target;
+  return model.kind === "reference" ? fieldsInWords(model.architecture) : model.target;
 }
 
-function said(fields) {
+function fieldsInWords(fields) {
   return Object.entries(fields).filter(([, value]) => value !== null).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ");
 }

@@ -5,7 +5,7 @@
  *   svg("rect", {x: 0, y: 0, width: 10, height: 10})                 an element of a drawing
  *   replace(parent, ...children)                                     new content; see `h` for what children may be
  *   byId("probes")                                                   an element of the page, or an error that names it
- *   announce("Copied.")                                              tells screen readers, politely
+ *   announce("Copied.")                                              announces it to screen readers
  *   colour("--accent")                                               a token's colour in the current theme, as rgb(...)
  *   onTheme((theme) => draw())                                       called when the theme changes
  */
@@ -23,15 +23,15 @@ const ADDRESSES = new Set(["href", "src", "action", "formaction"]);
  * @returns {HTMLElement}
  */
 export function h(tag, attributes = {}, ...children) {
-  return furnish(document.createElement(tag), attributes, children);
+  return build(document.createElement(tag), attributes, children);
 }
 
 /** An element of an SVG drawing; the same arguments as `h`. */
 export function svg(tag, attributes = {}, ...children) {
-  return furnish(document.createElementNS(SVG, tag), attributes, children);
+  return build(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** Gives `parent` these children, and only these; returns it. What has the focus hands it on to its like. */
+/** Gives `parent` these children, and only these; returns it. A focused element passes the focus on to its replacement. */
 export function replace(parent, ...children) {
   const focused = parent.contains(document.activeElement) ? document.activeElement : parent;
   parent.replaceChildren(...nodes(children));
@@ -41,9 +41,9 @@ export function replace(parent, ...children) {
   return parent;
 }
 
-/** The element that says the same; none else: a key that is pressed once more must not do something else. */
+/** Returns the enabled element with the same text, or none: a key pressed again must not trigger another action. */
 function successor(parent, gone) {
-  return [...parent.querySelectorAll(gone.localName)].find((it) => !it.disabled && it.textContent === gone.textContent);
+  return [...parent.querySelectorAll(gone.localName)].find((element) => !element.disabled && element.textContent === gone.textContent);
 }
 
 /**
@@ -66,7 +66,7 @@ export function setText(element, text) {
   }
 }
 
-/** Tells screen readers about a change that one can see. */
+/** Announces a visible change to screen readers. */
 export function announce(text) {
   const region = document.getElementById("announcements");
   if (region !== null) {
@@ -85,15 +85,15 @@ export function colour(token) {
   return found;
 }
 
-/** Calls `listener("light" | "dark")` whenever the theme changes; returns what stops it. */
+/** Calls `listener("light" | "dark")` whenever the theme changes; returns a function that stops it. */
 export function onTheme(listener) {
-  const heard = () => listener(currentTheme());
+  const onChange = () => listener(currentTheme());
   const system = matchMedia("(prefers-color-scheme: dark)");
-  document.addEventListener("batchwright:theme", heard);
-  system.addEventListener("change", heard);
+  document.addEventListener("batchwright:theme", onChange);
+  system.addEventListener("change", onChange);
   return () => {
-    document.removeEventListener("batchwright:theme", heard);
-    system.removeEventListener("change", heard);
+    document.removeEventListener("batchwright:theme", onChange);
+    system.removeEventListener("change", onChange);
   };
 }
 
@@ -103,7 +103,7 @@ export function currentTheme() {
   return chosen ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 }
 
-function furnish(element, attributes, children) {
+function build(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     setAttribute(element, name, value);
   }

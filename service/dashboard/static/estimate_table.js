@@ -1,5 +1,5 @@
 /**
- * What an estimate says of each GPU, marked as estimated.
+ * A table of an estimate, with a row for each GPU, marked as estimated.
  *
  *   estimateTable(estimate)  a node
  */
@@ -15,7 +15,7 @@ const VERDICTS = {
   "does-not-fit": ["bad", "✕", "does not fit"],
 };
 
-/** A row for each GPU: whether it fits, the largest micro-batch with its interval, the plan. */
+/** Makes a row for each GPU: the verdict, the largest micro-batch with its interval, the plan. */
 export function estimateTable(estimate) {
   const table = makeTable({
     caption: "Estimated, not measured",
@@ -25,7 +25,7 @@ export function estimateTable(estimate) {
       { title: "Verdict", cell: (row) => h("span", { class: "tags" }, mark(...VERDICTS[row.feasible]), tag("estimated")), value: (row) => row.feasible },
       { title: "Largest micro-batch", class: "number", cell: (row) => count(row.largest_micro_batch_size), value: (row) => row.largest_micro_batch_size },
       { title: "Surely / perhaps", class: "number", cell: (row) => `${count(row.surely_fits)} / ${count(row.may_fit)}` },
-      { title: "Peak there", class: "number", cell: peak },
+      { title: "Peak memory", class: "number", cell: peak },
       { title: "Usable", class: "number", cell: (row) => h("span", { title: bytesExactly(row.usable_bytes) }, bytes(row.usable_bytes)), value: (row) => row.usable_bytes },
       { title: "Plan", cell: plan },
       { title: "Notes", cell: (row) => row.notes.join(" ") },

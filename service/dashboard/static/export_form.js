@@ -1,5 +1,5 @@
 /**
- * Exports of a recommendation: choose a target and its options, see its files, copy or download them.
+ * Exports of a recommendation: choose a target and its options, then view, copy or download the files.
  *
  *   exportForm({form, result, path, formats})   `path` of the recommendation in the API; `formats` as /v1/exports lists them
  */
@@ -7,7 +7,7 @@
 import { get } from "./api.js";
 import { h, replace } from "./dom.js";
 import { count } from "./format.js";
-import { quoted } from "./repeating.js";
+import { quoted } from "./reproduce.js";
 import { alertBox, codeBlock, problemAlert } from "./parts.js";
 
 const LAUNCHER_FIELDS = [
@@ -15,35 +15,35 @@ const LAUNCHER_FIELDS = [
   ["job_name", "Job name", "batchwright"],
   ["queue", "Queue", ""],
   ["image", "Image", "pytorch/pytorch:latest"],
-  ["processes_per_node", "Devices of a node", ""],
+  ["processes_per_node", "Devices per node", ""],
 ];
 
-/** Fills `form` with the choice of targets, and `result` with what the chosen one is given. */
+/** Fills `form` with the targets and their options, and `result` with the export to the chosen one. */
 export function exportForm({ form, result, path, formats }) {
-  const target = select("export-format", "Target", formats.map((it) => [it.format, `${it.title}`]));
+  const target = select("export-format", "Target", formats.map((format) => [format.format, format.title]));
   const version = select("export-version", "Version", []);
-  const passing = select("export-arguments", "Arguments of", [["", "none: by environment"], ...formats.filter((it) => it.gives_arguments).map((it) => [it.format, it.title])]);
-  const fields = LAUNCHER_FIELDS.map(([name, label, usual]) => textField(name, label, usual));
+  const argumentsOf = select("export-arguments", "Arguments of", [["", "none: by environment"], ...formats.filter((format) => format.gives_arguments).map((format) => [format.format, format.title])]);
+  const fields = LAUNCHER_FIELDS.map(([name, label, placeholder]) => textField(name, label, placeholder));
   const inexact = h("input", { id: "export-inexact", type: "checkbox" });
   const allow = h("div", { class: "choice" }, inexact, h("label", { for: "export-inexact" }, "Allow another effective batch"));
-  const asking = { controller: new AbortController() };
+  const inFlight = { controller: new AbortController() };
 
   function chosen() {
-    return formats.find((it) => it.format === target.input.value);
+    return formats.find((format) => format.format === target.input.value);
   }
 
   function adapt() {
     const { versions, kind } = chosen();
-    replace(version.input, versions.map((it) => h("option", { value: it }, it)));
+    replace(version.input, versions.map((name) => h("option", { value: name }, name)));
     version.element.hidden = versions.length < 2;
-    [passing, ...fields].forEach((field) => (field.element.hidden = kind !== "launcher"));
+    [argumentsOf, ...fields].forEach((field) => (field.element.hidden = kind !== "launcher"));
     show();
   }
 
   async function show() {
-    asking.controller.abort();
-    asking.controller = new AbortController();
-    const { signal } = asking.controller;
+    inFlight.controller.abort();
+    inFlight.controller = new AbortController();
+    const { signal } = inFlight.controller;
     try {
       const made = await get(`${path}/exports/${encodeURIComponent(target.input.value)}`, { query: query(), signal });
       replace(result, exported(made, chosen()));
@@ -59,14 +59,14 @@ export function exportForm({ form, result, path, formats }) {
     return {
       target_version: version.input.value,
       allow_inexact: inexact.checked ? "true" : "",
-      arguments_of: launcher ? passing.input.value : "",
+      arguments_of: launcher ? argumentsOf.input.value : "",
       ...Object.fromEntries(launcher ? fields.map(({ input }) => [input.name, input.value.trim()]) : []),
     };
   }
 
-  replace(form, target.element, version.element, passing.element, fields.map((it) => it.element), allow);
+  replace(form, target.element, version.element, argumentsOf.element, fields.map((field) => field.element), allow);
   target.input.addEventListener("change", adapt);
-  [version.input, passing.input, inexact, ...fields.map((it) => it.input)].forEach((input) => input.addEventListener("change", show));
+  [version.input, argumentsOf.input, inexact, ...fields.map((field) => field.input)].forEach((input) => input.addEventListener("change", show));
   adapt();
 }
 
@@ -77,8 +77,8 @@ function exported(made, format) {
     h("p", { class: "muted small" }, `Checked: ${format.checked}.`),
     !plan.exact && alertBox("warn", "Not the requested effective batch", `${count(plan.effective_batch_size)} instead of ${count(plan.requested_effective_batch_size)}.`),
     made.files.map((file) => codeBlock(file.content, { label: file.name, download: file.name.split("/").at(-1) })),
-    made.command.length > 0 && codeBlock(made.command.map(quoted).join(" "), { label: "Start it with" }),
-    made.warnings.length > 0 && h("details", { open: true }, h("summary", {}, "What to know"), h("ul", { class: "text" }, made.warnings.map((it) => h("li", {}, it.message)))),
+    made.command.length > 0 && codeBlock(made.command.map(quoted).join(" "), { label: "Start command" }),
+    made.warnings.length > 0 && h("details", { open: true }, h("summary", {}, "Notes"), h("ul", { class: "text" }, made.warnings.map((warning) => h("li", {}, warning.message)))),
   ];
 }
 
@@ -87,8 +87,8 @@ function select(id, label, choices) {
   return { input, element: h("div", { class: "field" }, h("label", { for: id }, label), input) };
 }
 
-function textField(name, label, usual) {
+function textField(name, label, placeholder) {
   const id = `export-${name}`;
-  const input = h("input", { id, name, class: "input", type: "text", placeholder: usual, autocomplete: "off", spellcheck: "false", maxlength: 1000 });
+  const input = h("input", { id, name, class: "input", type: "text", placeholder: placeholder, autocomplete: "off", spellcheck: "false", maxlength: 1000 });
   return { input, element: h("div", { class: "field" }, h("label", { for: id }, label), input) };
 }

@@ -4,7 +4,7 @@
  *   bytes(1610612736)     "1.50 GiB"          bytesExactly(n)  "1,610,612,736 bytes"
  *   seconds(93.2)         "1 min 33 s"        count(12345)     "12,345"
  *   number(2.30258, 3)    "2.303"             percent(0.9312)  "93.1 %"
- *   time(iso)             <time> in the reader's zone, with "3 min ago" that stays true
+ *   time(iso)             <time> in the reader's zone, with "3 min ago" kept up to date
  *   timeText(iso)         "21 Nov 2026, 21:14:03"              ago(iso)  "3 min ago"
  *   shortId("tun_0192f3a1b2c3700089abcdef01234567")  "tun_…01234567"
  *   plural(2, "probe")    "2 probes"          words("CANCELLING")  "Cancelling"
@@ -89,7 +89,7 @@ export function timeText(iso) {
   return known(iso) ? DATE.format(new Date(iso)) : NONE;
 }
 
-/** How long ago, or how soon. */
+/** The time since then, or until then. */
 export function ago(iso, now = Date.now()) {
   if (!known(iso)) {
     return NONE;
@@ -103,7 +103,7 @@ export function ago(iso, now = Date.now()) {
 
 /**
  * A <time>: relative by default, absolute with `{relative: false}`; the full date and zone are its tooltip.
- * Relative ones stay true by themselves.
+ * Relative times are kept up to date.
  */
 export function time(iso, { relative = true } = {}) {
   if (!known(iso)) {
@@ -113,19 +113,19 @@ export function time(iso, { relative = true } = {}) {
   const element = h("time", attributes, relative ? ago(iso) : timeText(iso));
   if (relative) {
     element.dataset.relative = "";
-    keepTrue();
+    keepCurrent();
   }
   return element;
 }
 
-/** A duration that goes on, since `iso`; stays true by itself. */
+/** The duration since `iso`, kept up to date. */
 export function elapsed(iso) {
   const element = h("time", { datetime: iso, dataset: { elapsed: "" } }, sinceText(iso));
-  keepTrue();
+  keepCurrent();
   return element;
 }
 
-/** How long work took, or has taken until now; null while it waits, for the first time or again. */
+/** The duration of work until its end or until now; null while the work waits. */
 export function took({ state, started_at: started, ended_at: ended }) {
   if (started === null || state === "QUEUED") {
     return null;
@@ -158,7 +158,7 @@ function sinceText(iso) {
 // One timer for all of a page's times; it starts with the first of them.
 let ticking = false;
 
-function keepTrue() {
+function keepCurrent() {
   if (!ticking) {
     ticking = true;
     setInterval(refresh, REFRESH_MILLISECONDS);

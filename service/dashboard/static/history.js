@@ -1,10 +1,10 @@
 /**
- * The updates of a run as far as a picture needs them: each, until there are too many; then every second of them, and so on.
+ * The updates of a run for a chart: every update, then every second, every fourth and so on as they become too many.
  *
  *   const history = makeHistory(2000); history.add(progress); history.rows(); history.splits(); history.splitUpdates()
  *
- * The newest updates with a split are kept apart, whatever becomes of the others: `splits`; `splitUpdates` is how many
- * there were. After a restart from a checkpoint updates come again: the newer ones count.
+ * The newest updates with a split are kept in `splits`; `splitUpdates` is the number of all of them. After a restart from a
+ * checkpoint, a repeated update replaces the earlier one.
  */
 
 const MOST_SPLITS = 100;
@@ -13,7 +13,7 @@ export function makeHistory(most) {
   let rows = [];
   let stride = 1;
   let splits = [];
-  let forgotten = 0;
+  let dropped = 0;
 
   function add(progress) {
     dropFrom(rows, progress.update);
@@ -23,7 +23,7 @@ export function makeHistory(most) {
       splits.push(progress);
     }
     if (splits.length > 2 * MOST_SPLITS) {
-      forgotten += splits.length - MOST_SPLITS;
+      dropped += splits.length - MOST_SPLITS;
       splits = splits.slice(-MOST_SPLITS);
     }
     if (rows.length > most) {
@@ -36,13 +36,13 @@ export function makeHistory(most) {
     add,
     rows: () => rows,
     splits: () => splits.slice(-MOST_SPLITS),
-    splitUpdates: () => forgotten + splits.length,
-    /** Forgets everything: the events come again from the first. */
+    splitUpdates: () => dropped + splits.length,
+    /** Drops everything, before the events are read again from the first. */
     clear() {
       rows = [];
       splits = [];
       stride = 1;
-      forgotten = 0;
+      dropped = 0;
     },
   };
 }

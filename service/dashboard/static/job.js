@@ -23,7 +23,7 @@ const page = { history: makeHistory(MOST_POINTS), drawing: false, checkpoints: n
 const work = makeWorkPage({
   kind: "job",
   writeScope: "jobs:run",
-  deletion: "Its events, log, checkpoints and weights go with it.",
+  deletion: "Its events, log, checkpoints and weights are deleted too.",
   show,
   showWaiting: showBar,
   begin: followAll,
@@ -37,43 +37,43 @@ const charts = [
   makeChart(byId("learning-rate"), () => curve("learning rate", (row) => row.learning_rate, "--chart-4")),
   makeChart(byId("memory"), memoryCurve),
 ];
-const splitTable = makeTable({ caption: "Micro-batches that ran out of memory and went through in parts", columns: splitColumns(), keyOf: (row) => row.key });
+const splitTable = makeTable({ caption: "Micro-batches that ran out of memory and were split", columns: splitColumns(), keyOf: (row) => row.key });
 const checkpointTable = makeTable({ caption: "Checkpoints", columns: checkpointColumns(), keyOf: (row) => row.update });
 
-const splitNote = alertBox("warn", "Memory ran out in some micro-batches", "They went through in smaller parts: the gradients are those of the whole.");
+const splitNote = alertBox("warn", "Some micro-batches ran out of memory", "They were split and run again. The gradients are those of the whole micro-batch.");
 const splitCount = h("p", { class: "muted small" });
 
 work.start();
 
 function followAll() {
   page.history.clear();
-  work.follow(heard);
+  work.follow(onEvent);
   followLog();
 }
 
-function heard({ progress }) {
+function onEvent({ progress }) {
   page.history.add(progress);
   work.current.progress = progress;
   drawSoon();
   if (progress.update % work.current.training.checkpoint_every === 0) {
-    clearTimeout(page.checkpoints); // once, however many updates come at once
+    clearTimeout(page.checkpoints); // once, even if many updates come at once
     page.checkpoints = setTimeout(showCheckpoints, 1000 * LOG_SECONDS);
   }
 }
 
-// --- what is shown --------------------------------------------------------------------------------------------------
+// --- sections --------------------------------------------------------------------------------------------------
 
 function show() {
   const job = work.current;
   replace(byId("notices"), notices(job));
   replace(byId("facts"), definitions([
-    ["Made from", h("a", { href: `/recommendations/${encodeURIComponent(job.recommendation_id)}`, class: "mono" }, job.recommendation_id)],
+    ["Recommendation", h("a", { href: `/recommendations/${encodeURIComponent(job.recommendation_id)}`, class: "mono" }, job.recommendation_id)],
     ["Effective batch size", `${count(job.effective_batch_size)} samples`],
     ["Device", job.device],
     ["Updates", count(job.training.updates)],
     ["Checkpoint every", plural(job.training.checkpoint_every, "update")],
     ...runFacts(job),
-    ["Folder", job.directory && h("code", {}, job.directory)],
+    ["Directory", job.directory && h("code", {}, job.directory)],
     ["Weights (SHA-256)", job.result?.weights_sha256 && h("code", {}, job.result.weights_sha256)],
     keyFact(job),
   ]));
@@ -93,7 +93,7 @@ function showProgress() {
   const { progress } = work.current;
   const rows = page.history.rows();
   byId("curves").hidden = rows.length === 0;
-  setText(byId("curves-words"), rows.length === 0 ? "No update has been made yet." : inWords(progress));
+  setText(byId("curves-words"), rows.length === 0 ? "No update has ended yet." : inWords(progress));
   showBar();
   replace(byId("newest"), progress && newest(progress));
   showSplits();
@@ -105,7 +105,7 @@ function showProgress() {
 function showBar() {
   const { progress, queue, state, training } = work.current;
   const made = progress?.update ?? 0;
-  replace(byId("progress"), state === "QUEUED" ? h("p", {}, positionInWords(queue)) : bar({ value: made, max: training.updates, label: "Updates made", text: `${count(made)} of ${count(training.updates)} updates` }));
+  replace(byId("progress"), state === "QUEUED" ? h("p", {}, positionInWords(queue)) : bar({ value: made, max: training.updates, label: "Updates", text: `${count(made)} of ${count(training.updates)} updates` }));
 }
 
 function newest(progress) {
@@ -116,9 +116,9 @@ function newest(progress) {
     ["Samples per second", number(rate, 3)],
     ["Learning rate", number(progress.learning_rate, 3)],
     ["Gradient norm", number(progress.gradient_norm, 3)],
-    ["Most memory held", h("span", { title: bytesExactly(progress.peak_bytes) }, bytes(progress.peak_bytes))],
+    ["Peak memory", h("span", { title: bytesExactly(progress.peak_bytes) }, bytes(progress.peak_bytes))],
     ["Samples seen", count(progress.samples_seen)],
-    ["Left, at this pace", work.current.state === "RUNNING" ? seconds(left) : null],
+    ["Time left", work.current.state === "RUNNING" ? seconds(left) : null],
   ]);
 }
 
@@ -177,7 +177,7 @@ function splitColumns() {
     { title: "Update", class: "number", cell: (row) => count(row.update) },
     { title: "Rank", class: "number", cell: (row) => row.rank },
     { title: "Micro-batch", class: "number", cell: (row) => count(row.size) },
-    { title: "Went through as", cell: (row) => row.parts.join(" + ") },
+    { title: "Split into", cell: (row) => row.parts.join(" + ") },
   ];
 }
 
@@ -218,13 +218,13 @@ function followLog() {
 
 function showLog(text) {
   const log = byId("log");
-  setText(log, text || "Nothing has been printed yet.");
+  setText(log, text || "The log is empty.");
   if (byId("follow-log").checked) {
     log.scrollTop = log.scrollHeight;
   }
 }
 
-// --- what can be done -----------------------------------------------------------------------------------------------
+// --- actions -----------------------------------------------------------------------------------------------
 
 async function resume() {
   work.change(await post(`${work.path}/resume`));

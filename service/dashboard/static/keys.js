@@ -23,9 +23,9 @@ const table = makeTable({
   columns: [
     { title: "Name", cell: (key) => [key.name, key.id === keyId() && [" ", tag("yours")]] },
     { title: "State", class: "nowrap", cell: state },
-    { title: "Begins with", class: "nowrap", cell: (key) => h("code", {}, key.prefix) },
+    { title: "Prefix", class: "nowrap", cell: (key) => h("code", {}, key.prefix) },
     { title: "Scopes", class: "wide", cell: (key) => h("div", { class: "tags" }, key.scopes.map(tag)) },
-    { title: "Made", class: "nowrap", cell: (key) => time(key.created_at) },
+    { title: "Created", class: "nowrap", cell: (key) => time(key.created_at) },
     { title: "Last used", class: "nowrap", cell: (key) => (key.last_used_at === null ? "never" : time(key.last_used_at)) },
     { title: "Expires", class: "nowrap", cell: (key) => (key.expires_at === null ? "never" : time(key.expires_at)) },
     { title: "Action", cell: revokeButton },
@@ -36,7 +36,7 @@ function isExpired(key) {
   return key.expires_at !== null && Date.parse(key.expires_at) <= Date.now();
 }
 
-function isGood(key) {
+function isValid(key) {
   return key.revoked_at === null && !isExpired(key);
 }
 
@@ -44,20 +44,20 @@ function state(key) {
   if (key.revoked_at !== null) {
     return [mark("neutral", "⊘", "Revoked"), " ", time(key.revoked_at)];
   }
-  return isExpired(key) ? mark("warn", "◷", "Expired") : mark("ok", "✓", "Good");
+  return isExpired(key) ? mark("warn", "◷", "Expired") : mark("ok", "✓", "Valid");
 }
 
 function revokeButton(key) {
   const label = `Revoke ${key.name}`;
   const act = (event) => revoke(key, event.currentTarget);
   const attributes = { type: "button", class: "button button-small button-danger", "aria-label": label, on: { click: act } };
-  return isGood(key) && key.id !== keyId() && h("button", attributes, "Revoke");
+  return isValid(key) && key.id !== keyId() && h("button", attributes, "Revoke");
 }
 
 // --- revoking -------------------------------------------------------------------------------------------------------
 
 async function revoke(key, button) {
-  const text = h("p", {}, `Whoever uses “${key.name}” (${key.prefix}…) is refused within five seconds. What it submitted goes on. This cannot be undone.`);
+  const text = h("p", {}, `Requests with “${key.name}” (${key.prefix}…) are refused within five seconds. Its submitted work continues. This cannot be undone.`);
   if (await confirmDialog({ title: `Revoke “${key.name}”?`, text, action: "Revoke" })) {
     try {
       await busy(button, () => del(`/v1/keys/${key.id}`));
@@ -70,11 +70,11 @@ async function revoke(key, button) {
   }
 }
 
-// --- making ---------------------------------------------------------------------------------------------------------
+// --- creating ---------------------------------------------------------------------------------------------------------
 
 function openForm() {
   const place = h("div", { class: "stack" });
-  const dialog = h("dialog", { class: "dialog", "aria-labelledby": "new-key-title", on: { close: () => closed(dialog), cancel: (event) => isHeld(dialog) && event.preventDefault() } }, place);
+  const dialog = h("dialog", { class: "dialog", "aria-labelledby": "new-key-title", on: { close: () => closed(dialog), cancel: (event) => isLocked(dialog) && event.preventDefault() } }, place);
   replace(place, newKeyForm(dialog, place));
   document.body.append(dialog);
   dialog.showModal();
@@ -85,19 +85,19 @@ function closed(dialog) {
   polling.now();
 }
 
-/** From when a key is asked for, only the buttons close the dialog: it is shown once, and Escape is soon pressed. */
-function hold(dialog, held) {
-  dialog.setAttribute("closedby", held ? "none" : "closerequest");
-  dialog.querySelectorAll("button[type=button]").forEach((button) => (button.disabled = held));
+/** Locks the dialog while a key is created: Escape must not close it, because the key is shown only once. */
+function lock(dialog, locked) {
+  dialog.setAttribute("closedby", locked ? "none" : "closerequest");
+  dialog.querySelectorAll("button[type=button]").forEach((button) => (button.disabled = locked));
 }
 
-function isHeld(dialog) {
+function isLocked(dialog) {
   return dialog.getAttribute("closedby") === "none";
 }
 
 function newKeyForm(dialog, place) {
   const problem = h("div");
-  const send = h("button", { class: "button button-primary" }, "Make the key");
+  const send = h("button", { class: "button button-primary" }, "Create the key");
   const form = h(
     "form",
     { class: "form" },
@@ -115,26 +115,26 @@ function newKeyForm(dialog, place) {
       replace(problem, alertBox("bad", "Choose at least one scope"));
       return;
     }
-    hold(dialog, true);
+    lock(dialog, true);
     try {
-      const made = await busy(send, () => post("/v1/keys", asked(form, scopes)));
-      replace(place, shownOnce(made, dialog));
-      byId("new-key-title").focus(); // what had the focus is gone
+      const made = await busy(send, () => post("/v1/keys", submission(form, scopes)));
+      replace(place, newKey(made, dialog));
+      byId("new-key-title").focus(); // the focused element is gone
     } catch (error) {
-      hold(dialog, false);
+      lock(dialog, false);
       replace(problem, problemAlert(error));
     }
   });
   return form;
 }
 
-function asked(form, scopes) {
+function submission(form, scopes) {
   const days = form.elements.days.value;
   return { name: form.elements.name.value.trim(), scopes, expires_in_days: days === "" ? null : Number(days) };
 }
 
 function nameField() {
-  const hint = h("p", { id: "name-hint", class: "field-hint" }, "Who or what it is for, in your words.");
+  const hint = h("p", { id: "name-hint", class: "field-hint" }, "A name that says who or what uses the key.");
   const input = h("input", { id: "key-name", name: "name", class: "input", required: true, maxlength: 100, autocomplete: "off", autofocus: true, "aria-describedby": "name-hint" });
   return h("div", { class: "field" }, h("label", { for: "key-name" }, "Name"), input, hint);
 }
@@ -144,7 +144,7 @@ function scopeFields() {
     const checked = scope === "tunings:read";
     return h("label", { class: "choice" }, h("input", { type: "checkbox", name: "scope", value: scope, checked }), h("span", {}, h("code", {}, scope), h("span", { class: "muted small" }, ` ${meaning}`)));
   });
-  return h("fieldset", { class: "scopes" }, h("legend", {}, "What it may do"), choices);
+  return h("fieldset", { class: "scopes" }, h("legend", {}, "Scopes"), choices);
 }
 
 function expiryField() {
@@ -152,30 +152,30 @@ function expiryField() {
   return h("div", { class: "field" }, h("label", { for: "key-days" }, "Expires after"), h("select", { id: "key-days", name: "days", class: "input" }, options));
 }
 
-/** The key's text, which nobody can see again. */
-function shownOnce(made, dialog) {
-  announce("The key is made");
+/** The text of the new key, which cannot be shown again. */
+function newKey(made, dialog) {
+  announce("The key is created");
   const until = made.expires_at === null ? "It does not expire." : `It expires ${timeText(made.expires_at)}.`;
   return [
     h("h2", { id: "new-key-title", tabindex: -1 }, `The key for “${made.name}”`),
-    alertBox("warn", "Copy it now", "It is not shown again, and nobody can find it out later: only its digest is kept."),
+    alertBox("warn", "Copy it now", "It is not shown again. The service stores only its digest."),
     codeBlock(made.key, { label: "API key" }),
     h("p", { class: "muted" }, until),
-    h("div", { class: "dialog-buttons" }, h("button", { type: "button", class: "button button-primary", on: { click: () => dialog.close() } }, "I have it")),
+    h("div", { class: "dialog-buttons" }, h("button", { type: "button", class: "button button-primary", on: { click: () => dialog.close() } }, "Done")),
   ];
 }
 
 // --- the page -------------------------------------------------------------------------------------------------------
 
 function show(keys) {
-  const order = (key) => (isGood(key) ? 0 : 1);
+  const order = (key) => (isValid(key) ? 0 : 1);
   table.update(keys.toSorted((one, other) => order(one) - order(other) || other.created_at.localeCompare(one.created_at)));
   const none = () => emptyState({
-    title: "No keys yet: whoever reaches this machine's loopback may do everything",
-    text: "From the first key on, every caller needs one. Make the first on the service's host, with the scope admin; sign in here with it to make others:",
+    title: "No keys yet: every caller on this machine has full access",
+    text: "After the first key is created, every caller needs one. Create it on the service's host with the scope admin, then sign in here with it to create others:",
     action: codeBlock("batchwright keys create operator --scope admin", { label: "The first key" }),
   });
-  byId("new-key").hidden = keys.length === 0; // the first is made on the service's host
+  byId("new-key").hidden = keys.length === 0; // the first is created on the service's host
   const wanted = keys.length > 0 ? table.element : none();
   if (byId("key-list").firstChild !== table.element || keys.length === 0) {
     replace(byId("key-list"), wanted);

@@ -8,7 +8,7 @@ import { makeList } from "./table.js";
 
 const STATES = ["QUEUED", "RUNNING", "CANCELLING", "SUCCEEDED", "FAILED", "CANCELLED"];
 const STATE = { name: "state", label: "State", options: [["", "Any"], ...STATES.map((state) => [state, words(state)])] };
-const MODEL = { name: "model", label: "Model", placeholder: "its whole name", suggest: (row) => row.model };
+const MODEL = { name: "model", label: "Model", placeholder: "the full name", suggest: (row) => row.model };
 const DEVICE = { name: "device", label: "Device", placeholder: "for example cuda:0", suggest: (row) => row.device };
 const FINGERPRINT = {
   name: "fingerprint", label: "Fingerprint", placeholder: "64 hexadecimal digits", pattern: "[0-9a-f]*", maxlength: 64,
@@ -23,7 +23,7 @@ const COMMON = [
 ];
 const TIMES = [
   { title: "Submitted", class: "nowrap", cell: (row) => time(row.created_at) },
-  { title: "Took", class: "number", cell: (row) => took(row) ?? "–" },
+  { title: "Duration", class: "number", cell: (row) => took(row) ?? "–" },
   { title: "Priority", class: "number", cell: (row) => row.priority },
   { title: "Key", class: "nowrap", cell: (row) => (row.key_id === null ? "–" : h("code", {}, row.key_id)) },
 ];
@@ -37,13 +37,13 @@ const TUNINGS = {
     { title: "Tuning", class: "nowrap", cell: (row) => linkTo("tunings", row.id) },
     ...COMMON,
     { title: "Probes", class: "number", cell: (row) => count(row.probes) },
-    { title: "Recommendation", class: "nowrap", cell: answer },
+    { title: "Recommendation", class: "nowrap", cell: recommendation },
     ...TIMES,
   ],
   empty: {
     title: "No tunings yet",
     text: "A tuning finds the largest micro-batch of a model that fits a device, and the plan for your effective batch.",
-    action: h("a", { class: "button button-primary", href: "/tunings/new" }, "Make the first one"),
+    action: h("a", { class: "button button-primary", href: "/tunings/new" }, "New tuning"),
   },
 };
 
@@ -55,7 +55,7 @@ const JOBS = {
   columns: [
     { title: "Job", class: "nowrap", cell: (row) => linkTo("jobs", row.id) },
     ...COMMON,
-    { title: "Made from", class: "nowrap", cell: (row) => linkTo("recommendations", row.recommendation_id) },
+    { title: "Recommendation", class: "nowrap", cell: (row) => linkTo("recommendations", row.recommendation_id) },
     { title: "Attempts", class: "number", cell: (row) => count(row.attempts) },
     ...TIMES,
   ],
@@ -70,7 +70,7 @@ function linkTo(pages, identifier) {
   return h("a", { href: `/${pages}/${identifier}`, class: "mono", title: identifier }, shortId(identifier));
 }
 
-function answer(row) {
+function recommendation(row) {
   return row.recommendation_id === null ? "–" : linkTo("recommendations", row.recommendation_id);
 }
 

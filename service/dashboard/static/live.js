@@ -1,15 +1,15 @@
 /**
- * What changes while one looks at it. Everything here pauses while the page is hidden, goes on by itself after the
- * service was away, and tells the header ("Live", "Reconnecting…").
+ * Live updates of a page. They pause while the page is hidden, reconnect automatically after the service was
+ * unavailable, and report the connection to the header ("Live", "Reconnecting…").
  *
  *   const following = follow(`/v1/tunings/${id}/events`, (event) => ..., {after: tuning.events, onEnd: reload})
  *   const polling = poll(async (signal) => show(await get("/v1/queue", {signal})), 3)
  *   following.stop(); polling.now(); polling.stop();
  *
- *   const tuning = await eventually(() => get(`/v1/tunings/${id}`))      a first answer, however long the service is away
+ *   const tuning = await eventually(() => get(`/v1/tunings/${id}`))      waits until the service responds
  *
  * `follow` reads server-sent events with fetch, not `EventSource`: so it can begin after an event that the page already
- * knows (Last-Event-ID), see the status of a refusal, and give the connection back while nobody looks.
+ * knows (Last-Event-ID), see the status of an error, and release the connection while the page is hidden.
  */
 
 import { ApiProblem, request } from "./api.js";
@@ -28,22 +28,22 @@ export const ENDED = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
  * @param {(event: Object) => void} onEvent  Called with each event of the API, in order, each once.
  * @param {{after?: number, onState?: (state: "live"|"reconnecting"|"ended"|"failed") => void, onEnd?: () => void,
  *   onProblem?: (problem: ApiProblem) => void}} options  `after` is the id of the newest event the page knows. `onEnd`:
- *   there will be no more events. `onProblem`: it cannot be followed (it was deleted, or may not be read).
+ *   there will be no more events. `onProblem`: the stream cannot be read (the work was deleted, or the scope is missing).
  * @returns {{stop: () => void}}
  */
 export function follow(path, onEvent, { after = 0, onState, onEnd, onProblem } = {}) {
   const stopping = new AbortController();
-  const told = telling(onState);
+  const reporter = makeReporter(onState);
   const stream = { path, lastId: after, atEnd: false, ended: false, deliver: (event) => guarded(() => onEvent(event)) };
-  followAll(stream, told, stopping.signal).then(
+  followAll(stream, reporter, stopping.signal).then(
     () => {
-      told.leave(stream.ended ? "ended" : undefined);
+      reporter.leave(stream.ended ? "ended" : undefined);
       if (stream.ended) {
         onEnd?.();
       }
     },
     (error) => {
-      told.leave("failed");
+      reporter.leave("failed");
       refuse(error, onProblem);
     },
   );
@@ -51,22 +51,21 @@ export function follow(path, onEvent, { after = 0, onState, onEnd, onProblem } =
 }
 
 /**
- * Calls `fn(signal)` now and then every so many seconds (after the one before has ended), sooner when the page is shown
- * again. A service that is away is tried again with growing pauses; another error is given to `onProblem`, and the next
- * call is made all the same.
+ * Calls `fn(signal)` now, and again so many seconds after each call has ended, sooner when the page is shown again. While
+ * the service is unavailable, the pauses grow; another error is passed to `onProblem`, and the calls continue.
  *
- * @returns {{stop: () => void, now: () => void}}  `now` does not wait for the next time.
+ * @returns {{stop: () => void, now: () => void}}  `now` makes the next call at once.
  */
 export function poll(fn, seconds, { onProblem, onState } = {}) {
   const stopping = new AbortController();
-  const told = telling(onState);
-  const bell = makeBell();
-  pollAll(fn, seconds, { told, bell, onProblem }, stopping.signal).finally(() => told.leave());
-  return { stop: () => stopping.abort(), now: bell.ring };
+  const reporter = makeReporter(onState);
+  const wakeup = makeWakeup();
+  pollAll(fn, seconds, { reporter, wakeup, onProblem }, stopping.signal).finally(() => reporter.leave());
+  return { stop: () => stopping.abort(), now: wakeup.fire };
 }
 
 /**
- * What `fn(signal)` gives once the service answers: while it is away or busy, `fn` is called again after a pause.
+ * Returns the result of `fn(signal)`, calling it again after a pause while the service is unavailable or busy.
  *
  * @throws what `fn` throws otherwise.
  */
@@ -76,7 +75,7 @@ export function eventually(fn) {
       try {
         resolve(await fn(signal));
       } catch (error) {
-        if (error instanceof ApiProblem && error.passing) {
+        if (error instanceof ApiProblem && error.isTransient) {
           throw error;
         }
         reject(error);
@@ -109,20 +108,20 @@ function connection() {
   return states.length > 0 ? "live" : "idle";
 }
 
-function tell() {
+function notify() {
   if (connection() !== shown) {
     shown = connection();
     listeners.forEach((listener) => listener(shown));
   }
 }
 
-function telling(onState) {
+function makeReporter(onState) {
   const member = {};
   let last = null;
   return {
     is(state) {
       members.set(member, state);
-      tell();
+      notify();
       if (state !== last) {
         last = state;
         onState?.(state);
@@ -130,7 +129,7 @@ function telling(onState) {
     },
     leave(state) {
       members.delete(member);
-      tell();
+      notify();
       if (state !== undefined) {
         onState?.(state);
       }
@@ -140,34 +139,34 @@ function telling(onState) {
 
 // --- streams --------------------------------------------------------------------------------------------------------
 
-/** Connects again and again until the stream has ended or is stopped. Throws what a new connection would not mend. */
-async function followAll(stream, told, stop) {
+/** Connects again and again until the stream has ended or is stopped. Throws errors that a new connection would not resolve. */
+async function followAll(stream, reporter, stop) {
   let pause = FIRST_PAUSE_SECONDS;
   while (!stop.aborted && !stream.ended) {
     const before = stream.lastId;
     await visible(stop);
-    if (!(await followOnce(stream, told, stop))) {
+    if (!(await followOnce(stream, reporter, stop))) {
       await sleep(jittered(pause), stop);
       pause = stream.lastId > before ? FIRST_PAUSE_SECONDS : Math.min(2 * pause, LONGEST_PAUSE_SECONDS);
     }
   }
 }
 
-/** One connection; true when the next may follow at once. */
-async function followOnce(stream, told, stop) {
+/** Reads one connection; returns true when the next may follow at once. */
+async function followOnce(stream, reporter, stop) {
   const leaving = new AbortController();
-  const undo = leaveWhenHidden(leaving, stop);
+  const stopListening = leaveWhenHidden(leaving, stop);
   stream.atEnd = false;
   try {
     const headers = { Accept: "text/event-stream", "Last-Event-ID": String(stream.lastId) };
     const response = await request("GET", stream.path, undefined, { headers, signal: leaving.signal });
-    told.is("live");
+    reporter.is("live");
     if (response.status === 204) {
       stream.ended = true;
     } else {
       await readEvents(response.body, stream, leaving);
     }
-    return stream.ended || stream.atEnd; // then the service says whether that was all: 204
+    return stream.ended || stream.atEnd; // the next response says whether that was the last event: 204
   } catch (error) {
     if (stop.aborted || (document.hidden && leaving.signal.aborted)) {
       return true;
@@ -175,11 +174,11 @@ async function followOnce(stream, told, stop) {
     if (!isLost(error)) {
       throw error;
     }
-    told.is("reconnecting");
+    reporter.is("reconnecting");
     return false;
   } finally {
     leaving.abort();
-    undo();
+    stopListening();
   }
 }
 
@@ -193,7 +192,7 @@ async function readEvents(body, stream, leaving) {
       if (done) {
         return;
       }
-      watchdog.heard();
+      watchdog.reset();
       const blocks = (rest + value).split("\n\n");
       rest = blocks.pop();
       blocks.map(dataOf).filter(Boolean).forEach((data) => take(stream, JSON.parse(data)));
@@ -216,9 +215,9 @@ function dataOf(block) {
   return lines.map((line) => line.slice(5).trimStart()).join("\n");
 }
 
-/** Whether a connection broke or was refused for the moment; anything else is thrown. */
+/** Returns whether the error is a broken connection or a transient refusal. */
 function isLost(error) {
-  return error instanceof ApiProblem ? error.passing : error.name === "AbortError" || error instanceof TypeError;
+  return error instanceof ApiProblem ? error.isTransient : error.name === "AbortError" || error instanceof TypeError;
 }
 
 function refuse(error, onProblem) {
@@ -232,7 +231,7 @@ function refuse(error, onProblem) {
 function silence(onSilence) {
   let timer = setTimeout(onSilence, 1000 * SILENCE_SECONDS);
   return {
-    heard() {
+    reset() {
       clearTimeout(timer);
       timer = setTimeout(onSilence, 1000 * SILENCE_SECONDS);
     },
@@ -242,26 +241,26 @@ function silence(onSilence) {
 
 // --- polls ----------------------------------------------------------------------------------------------------------
 
-async function pollAll(fn, seconds, { told, bell, onProblem }, stop) {
+async function pollAll(fn, seconds, { reporter, wakeup, onProblem }, stop) {
   let failures = 0;
   while (!stop.aborted) {
     await visible(stop);
-    bell.reset();
-    failures = (await pollOnce(fn, { told, onProblem }, stop)) ? 0 : failures + 1;
+    wakeup.reset();
+    failures = (await pollOnce(fn, { reporter, onProblem }, stop)) ? 0 : failures + 1;
     const pause = failures === 0 ? seconds : Math.min(seconds * 2 ** (failures - 1), LONGEST_PAUSE_SECONDS);
-    await sleep(jittered(Math.max(pause, FIRST_PAUSE_SECONDS)), stop, bell);
+    await sleep(jittered(Math.max(pause, FIRST_PAUSE_SECONDS)), stop, wakeup);
   }
 }
 
-/** One call; whether it went well. */
-async function pollOnce(fn, { told, onProblem }, stop) {
+/** Makes one call; returns whether it succeeded. */
+async function pollOnce(fn, { reporter, onProblem }, stop) {
   try {
     await fn(stop);
-    told.is("live");
+    reporter.is("live");
     return true;
   } catch (error) {
     if (!stop.aborted) {
-      told.is(error instanceof ApiProblem && error.passing ? "reconnecting" : "live");
+      reporter.is(error instanceof ApiProblem && error.isTransient ? "reconnecting" : "live");
       pass(error, onProblem);
     }
     return false;
@@ -271,12 +270,12 @@ async function pollOnce(fn, { told, onProblem }, stop) {
 function pass(error, onProblem) {
   if (!(error instanceof ApiProblem)) {
     reportError(error);
-  } else if (!error.passing) {
+  } else if (!error.isTransient) {
     onProblem?.(error);
   }
 }
 
-/** The page's own code must not end a stream. */
+/** Reports an error of the page's own code, which must not end a stream. */
 function guarded(act) {
   try {
     act();
@@ -294,13 +293,13 @@ function visible(stop) {
 
 function changeOf(target, event, stop) {
   return new Promise((resolve) => {
-    const heard = () => {
-      target.removeEventListener(event, heard);
-      stop.removeEventListener("abort", heard);
+    const settle = () => {
+      target.removeEventListener(event, settle);
+      stop.removeEventListener("abort", settle);
       resolve();
     };
-    target.addEventListener(event, heard);
-    stop.addEventListener("abort", heard);
+    target.addEventListener(event, settle);
+    stop.addEventListener("abort", settle);
   });
 }
 
@@ -318,41 +317,41 @@ function leaveWhenHidden(leaving, stop) {
   };
 }
 
-/** A bell that remembers that it was rung while nobody listened. */
-function makeBell() {
-  const bell = {
-    rung: false,
-    onRing: null,
-    ring() {
-      bell.rung = true;
-      bell.onRing?.();
+/** Makes a wake-up for `sleep`. One that fires before the sleep begins still ends it. */
+function makeWakeup() {
+  const wakeup = {
+    fired: false,
+    onFire: null,
+    fire() {
+      wakeup.fired = true;
+      wakeup.onFire?.();
     },
     reset() {
-      bell.rung = false;
+      wakeup.fired = false;
     },
   };
-  return bell;
+  return wakeup;
 }
 
-/** Resolves after so many seconds, or as soon as `bell` rings, or when `stop` is aborted. */
-function sleep(seconds, stop, bell = makeBell()) {
+/** Resolves after so many seconds, or as soon as `wakeup` fires, or when `stop` is aborted. */
+function sleep(seconds, stop, wakeup = makeWakeup()) {
   return new Promise((resolve) => {
     const timer = setTimeout(wake, 1000 * seconds);
     function wake() {
       clearTimeout(timer);
       stop.removeEventListener("abort", wake);
-      bell.onRing = null;
+      wakeup.onFire = null;
       resolve();
     }
     stop.addEventListener("abort", wake);
-    bell.onRing = wake;
-    if (bell.rung || stop.aborted) {
+    wakeup.onFire = wake;
+    if (wakeup.fired || stop.aborted) {
       wake();
     }
   });
 }
 
-/** Up to a fifth more, so that pages do not come back all at once. */
+/** Adds up to a fifth, so that pages do not reconnect all at once. */
 function jittered(seconds) {
   return seconds * (1 + Math.random() / 5);
 }

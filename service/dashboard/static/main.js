@@ -1,6 +1,6 @@
 /**
  * What every page has: the theme's button, the connection's state in the header, copy buttons of the server's own
- * markup (`<button data-copy="id of the element to copy">`), and a word when the page itself fails.
+ * markup (`<button data-copy="id of the element to copy">`), and a message when the page itself fails.
  */
 
 import { announce, byId, currentTheme, setText } from "./dom.js";
@@ -23,7 +23,7 @@ function chooseTheme(theme) {
   try {
     localStorage.setItem("batchwright.theme", theme);
   } catch {
-    // Then it lasts as long as the page.
+    // Without storage the choice lasts as long as the page.
   }
   document.dispatchEvent(new CustomEvent("batchwright:theme", { detail: currentTheme() }));
 }
@@ -45,10 +45,10 @@ function startTheme() {
 }
 
 function startConnection() {
-  const place = byId("connection");
+  const element = byId("connection");
   onConnection((state) => {
-    place.dataset.state = state;
-    setText(place, CONNECTIONS[state]);
+    element.dataset.state = state;
+    setText(element, CONNECTIONS[state]);
   });
 }
 
@@ -61,21 +61,21 @@ function startCopying() {
   });
 }
 
-/** A fault of a page's own code is told once, instead of leaving a page that silently stands still. */
-function startTelling() {
-  const tell = (event) => {
+/** Shows an error of the page's own code once, so that a broken page does not look like an idle one. */
+function startErrorReports() {
+  const report = (event) => {
     const reason = event.reason ?? event.error;
     if (document.getElementById("page-failed") === null && reason?.name !== "AbortError") {
-      const box = alertBox("bad", "Something in this page failed", `${reason ?? event.message}. Reload the page to go on.`);
+      const box = alertBox("bad", "Something in this page failed", `${reason ?? event.message}. Reload the page.`);
       box.id = "page-failed";
       byId("content").prepend(box);
     }
   };
-  addEventListener("error", tell);
-  addEventListener("unhandledrejection", tell);
+  addEventListener("error", report);
+  addEventListener("unhandledrejection", report);
 }
 
-startTelling();
+startErrorReports();
 startTheme();
 startConnection();
 startCopying();

@@ -1,8 +1,8 @@
 /**
- * Peak memory against micro-batch size: every probe, the line through the largest fits, the limit and what is left of it.
+ * Peak memory against micro-batch size: every probe, the line through the largest fits, the limit with and without the margin.
  *
  *   memoryFigure(probes, {limitBytes, probeLimitBytes, chosen})   {data, layout} for `makeChart`
- *   memoryInWords(probes, ...)                                    the same in a sentence, for who cannot see it
+ *   memoryInWords(probes, ...)                                    the same in a sentence, for screen readers
  */
 
 import { shortened } from "./device_words.js";
@@ -13,7 +13,7 @@ import { level, line, points } from "./chart.js";
 const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
 
-/** What a probe held at its peak: reserved on CUDA, the process on the CPU; null where it was not measured. */
+/** The peak memory of a probe in bytes: reserved on CUDA, of the process on the CPU; null if not measured. */
 export function heldBytes(probe) {
   if (probe.peak_reserved_bytes !== null) {
     return probe.peak_reserved_bytes;
@@ -21,14 +21,14 @@ export function heldBytes(probe) {
   return probe.process_peak_bytes;
 }
 
-/** What grows with the micro-batch: tensors on CUDA, the process on the CPU. */
+/** The memory in bytes that grows with the micro-batch: tensors on CUDA, the process on the CPU. */
 export function usedBytes(probe) {
   return probe.peak_allocated_bytes ?? probe.process_peak_bytes;
 }
 
 /** The line through the two largest fits of different sizes: {intercept, slope} in bytes; null where there are not two. */
 export function fittedLine(probes) {
-  const fits = new Map(probes.filter((it) => it.outcome === "FIT" && usedBytes(it)).map((it) => [it.micro_batch_size, usedBytes(it)]));
+  const fits = new Map(probes.filter((probe) => probe.outcome === "FIT" && usedBytes(probe)).map((probe) => [probe.micro_batch_size, usedBytes(probe)]));
   const [low, high] = [...fits].sort((one, other) => one[0] - other[0]).slice(-2);
   if (high === undefined) {
     return null;
@@ -37,7 +37,7 @@ export function fittedLine(probes) {
   return { slope, intercept: low[1] - slope * low[0] };
 }
 
-/** What `makeChart` draws. */
+/** The figure for `makeChart`. */
 export function memoryFigure(probes, { limitBytes, probeLimitBytes, chosen }) {
   const unit = (limitBytes ?? probeLimitBytes ?? GIB) >= GIB ? [GIB, "GiB"] : [MIB, "MiB"];
   const fitted = fittedLine(probes);
@@ -50,18 +50,18 @@ export function memoryFigure(probes, { limitBytes, probeLimitBytes, chosen }) {
     layout: {
       xaxis: { ...axis(), title: { text: "micro-batch size (samples)" }, rangemode: "tozero" },
       yaxis: { ...axis(), title: { text: `peak memory (${unit[1]})` }, rangemode: "tozero" },
-      shapes: [...levels.map((it) => it.shape), ...chosenShape(chosen)],
-      annotations: levels.map((it) => it.annotation),
+      shapes: [...levels.map((drawn) => drawn.shape), ...chosenShape(chosen)],
+      annotations: levels.map((drawn) => drawn.annotation),
     },
   };
 }
 
 /** The chart in a sentence. */
 export function memoryInWords(probes, { limitBytes, chosen }) {
-  const fits = probes.filter((it) => it.outcome === "FIT").length;
+  const fits = probes.filter((probe) => probe.outcome === "FIT").length;
   const rest = probes.length - fits;
   const fitted = fittedLine(probes);
-  const growth = fitted === null ? "" : ` It grows by ${bytes(fitted.slope)} a sample.`;
+  const growth = fitted === null ? "" : ` Memory grows by ${bytes(fitted.slope)} per sample.`;
   const answer = chosen ? ` The largest micro-batch is ${chosen}.` : "";
   return `${fits} of ${probes.length} probes fit, ${rest} did not; the limit is ${bytes(limitBytes)}.${growth}${answer}`;
 }
@@ -74,9 +74,9 @@ function lineTrace(probes, fitted, [unit]) {
   if (fitted === null) {
     return [];
   }
-  const largest = Math.max(...probes.filter((it) => it.outcome === "FIT").map((it) => it.micro_batch_size));
+  const largest = Math.max(...probes.filter((probe) => probe.outcome === "FIT").map((probe) => probe.micro_batch_size));
   const sizes = [0, 1.25 * largest];
-  return [line("line through the largest fits", sizes, sizes.map((it) => (fitted.intercept + fitted.slope * it) / unit), "--chart-1")];
+  return [line("line through the largest fits", sizes, sizes.map((size) => (fitted.intercept + fitted.slope * size) / unit), "--chart-1")];
 }
 
 const MARKS = {
@@ -85,14 +85,14 @@ const MARKS = {
   OTHER: { token: "--warn", symbol: "diamond-open" },
 };
 
-/** A trace for each kind of outcome. A probe that failed never reached its peak: it stands on the line, or at the limit. */
+/** A trace for each kind of outcome. A failed probe has no measured peak, and is drawn on the line or at the limit. */
 function outcomeTraces(probes, fitted, [unit], limit) {
-  const kinds = Object.groupBy(probes, (it) => (it.outcome in MARKS ? it.outcome : "OTHER"));
+  const kinds = Object.groupBy(probes, (probe) => (probe.outcome in MARKS ? probe.outcome : "OTHER"));
   return Object.entries(MARKS).filter(([kind]) => kinds[kind]).map(([kind, style]) => {
     const shown = kinds[kind];
-    const heights = shown.map((it) => heightOf(it, fitted, limit) / unit);
+    const heights = shown.map((probe) => heightOf(probe, fitted, limit) / unit);
     const name = kind === "OTHER" ? "neither" : kind;
-    return points(name, shown.map((it) => it.micro_batch_size), heights, { ...style, hover: shown.map(everyFigure) });
+    return points(name, shown.map((probe) => probe.micro_batch_size), heights, { ...style, hover: shown.map(everyFigure) });
   });
 }
 

@@ -1,4 +1,4 @@
-/** The page that makes a tuning: the form, what it says as JSON, and an estimate beforehand. */
+/** The page of a new tuning: the form, its value as JSON, and an estimate. */
 
 import { get, LEAVING, may, post } from "./api.js";
 import { announce, byId, h, replace } from "./dom.js";
@@ -28,10 +28,10 @@ async function start() {
 }
 
 function show(document, devices, gpus) {
-  const ids = devices.map((it) => it.device.id);
+  const ids = devices.map((row) => row.device.id);
   const form = makeForm(document, "TuningSubmission", { suggestions: { device: ids } });
   const page = { form, gpus: gpuChoice(gpus) };
-  layOut(page);
+  arrangeFields(page);
   offerExamples(page, document.examples);
   byId("form").addEventListener("input", () => preview(page));
   byId("form").addEventListener("change", () => preview(page));
@@ -44,12 +44,12 @@ function show(document, devices, gpus) {
   byId("submit").disabled = !may("tunings:write");
   byId("estimate").disabled = !may("tunings:write");
   byId("form").hidden = false;
-  takeDraft(page);
+  restoreDraft(page);
   window.addEventListener(LEAVING, () => keepDraft(page));
   preview(page);
 }
 
-/** What was filled in when a session had ended: kept in this tab until one has signed in again. */
+/** Keeps the form's value in this tab when the session has expired, until the next sign-in. */
 function keepDraft(page) {
   try {
     sessionStorage.setItem(DRAFT, JSON.stringify(page.form.read().value));
@@ -58,20 +58,20 @@ function keepDraft(page) {
   }
 }
 
-function takeDraft(page) {
+function restoreDraft(page) {
   try {
     const kept = sessionStorage.getItem(DRAFT);
     sessionStorage.removeItem(DRAFT);
     if (kept !== null) {
       page.form.write(JSON.parse(kept));
-      announce("The form is as you left it.");
+      announce("The form is restored.");
     }
   } catch {
     // no storage, no draft
   }
 }
 
-function layOut({ form, gpus }) {
+function arrangeFields({ form, gpus }) {
   replace(byId("model-fields"), form.field("spec.model"), form.field("spec.batch"), form.field("spec.precision"));
   replace(byId("batch-fields"), ["effective_batch_size", "device", "memory_limit_bytes", "objective"].map(form.field));
   replace(byId("training-fields"), LATER.map(form.field), form.rest("spec"));
@@ -96,22 +96,22 @@ function gpuChoice(gpus) {
     gpus.map((gpu) => h("option", { value: gpu.name, selected: USUAL_GPUS.includes(gpu.name) }, gpu.name)));
   return {
     element: h("div", { class: "field" }, h("label", { for: "gpu-choice" }, "GPUs to estimate for"), input),
-    chosen: () => [...input.selectedOptions].map((it) => it.value),
+    chosen: () => [...input.selectedOptions].map((option) => option.value),
   };
 }
 
 function preview(page) {
   const { value } = page.form.read();
-  replace(byId("preview"), codeBlock(JSON.stringify(value, null, 2), { label: "What is sent to POST /v1/tunings", download: "tuning.json" }));
+  replace(byId("preview"), codeBlock(JSON.stringify(value, null, 2), { label: "Request body of POST /v1/tunings", download: "tuning.json" }));
 }
 
-/** The form's value, or null where something in it cannot be read; then it is said beside the field. */
+/** Returns the form's value, or null if a field cannot be read; its message is then shown beside the field. */
 function checked(page) {
   const { value, problems } = page.form.read();
   page.form.place(problems);
   replace(byId("notices"));
   if (problems.length > 0) {
-    point(problems.length);
+    focusFirstInvalid(problems.length);
     return null;
   }
   return value;
@@ -123,8 +123,8 @@ async function submit(page) {
     return;
   }
   try {
-    const made = await post("/v1/tunings", value, { idempotencyKey: crypto.randomUUID?.() });
-    location.assign(`/tunings/${encodeURIComponent(made.id)}`);
+    const tuning = await post("/v1/tunings", value, { idempotencyKey: crypto.randomUUID?.() });
+    location.assign(`/tunings/${encodeURIComponent(tuning.id)}`);
   } catch (problem) {
     complain(page, problem);
   }
@@ -135,15 +135,15 @@ async function estimate(page) {
   if (value === null) {
     return;
   }
-  replace(byId("estimated"), h("p", { class: "muted", role: "status" }, "Estimating: this takes some seconds…"));
+  replace(byId("estimated"), h("p", { class: "muted", role: "status" }, "Estimating. This takes a few seconds…"));
   try {
     const { spec, effective_batch_size, memory_margin } = value;
-    const asked = { spec, gpus: page.gpus.chosen(), effective_batch_size, memory_margin };
-    const found = await post("/v1/estimates", asked);
+    const body = { spec, gpus: page.gpus.chosen(), effective_batch_size, memory_margin };
+    const found = await post("/v1/estimates", body);
     replace(byId("estimated"),
-      h("p", { class: "muted small" }, `Estimated in ${seconds(found.seconds)}, not measured: a tuning measures.`),
+      h("p", { class: "muted small" }, `Estimated in ${seconds(found.seconds)}, not measured.`),
       estimateTable(found), found.notes.map((note) => h("p", { class: "small" }, note)));
-    announce("The estimate is there.");
+    announce("The estimate is ready.");
   } catch (problem) {
     replace(byId("estimated"));
     complain(page, problem);
@@ -157,15 +157,15 @@ async function fillFromText(page) {
     const whole = "spec" in parsed ? parsed : { ...page.form.read().value, spec: parsed };
     page.form.write(whole);
     preview(page);
-    const odd = page.form.strangers(whole).map((it) => `${it.field}: ${it.message}`);
-    replace(byId("paste-problem"), odd.length > 0 && alertBox("warn", "Not everything could be filled in", ...odd));
+    const unknown = page.form.unknownFields(whole).map((problem) => `${problem.field}: ${problem.message}`);
+    replace(byId("paste-problem"), unknown.length > 0 && alertBox("warn", "Not everything could be filled in", ...unknown));
     announce("The form is filled in.");
   } catch (problem) {
     replace(byId("paste-problem"), problemAlert(problem));
   }
 }
 
-/** JSON is read here; YAML by the service. */
+/** Parses JSON here, and YAML with the service. */
 async function parse(text) {
   try {
     const value = JSON.parse(text);
@@ -182,16 +182,16 @@ function complain(page, problem) {
   const left = page.form.place(problem.errors ?? []);
   const placed = (problem.errors ?? []).length - left.length;
   if (placed > 0) {
-    point(placed, left.map((it) => `${it.field}: ${it.message}`));
+    focusFirstInvalid(placed, left.map((error) => `${error.field}: ${error.message}`));
   } else {
     replace(byId("notices"), problemAlert(problem));
     byId("notices").scrollIntoView({ block: "nearest" });
   }
 }
 
-/** Leads to the first field at fault. */
-function point(number, others = []) {
-  const words = number === 1 ? "One field needs another look" : `${number} fields need another look`;
-  replace(byId("notices"), alertBox("bad", words, "They are marked below.", ...others));
+/** Focuses the first invalid field. */
+function focusFirstInvalid(number, others = []) {
+  const words = number === 1 ? "One field is invalid" : `${number} fields are invalid`;
+  replace(byId("notices"), alertBox("bad", words, "See the messages below.", ...others));
   document.querySelector('#form [aria-invalid="true"]')?.focus();
 }

@@ -1,4 +1,4 @@
-/** The overview: what runs, on which devices, what waits, and what happened lately. */
+/** The overview: running work, devices, the queue and recent activity. */
 
 import { get, may } from "./api.js";
 import { withDetails } from "./device_words.js";
@@ -12,26 +12,26 @@ const NOW_SECONDS = 3;
 const SUMMARY_SECONDS = 15;
 const QUEUE_SHOWN = 20;
 const RUNNING_SHOWN = 100;
-const DETAILED = 6; // running work that is asked for by itself each time
+const DETAILED = 6; // running work whose details are read each time
 const PERIODS = { "24h": "24 hours", "7d": "7 days", all: "All time" };
-const HELD = ["RUNNING", "CANCELLING"];
+const ACTIVE_STATES = ["RUNNING", "CANCELLING"];
 const PATHS = { tuning: "tunings", job: "jobs" };
 const NEARLY_FULL = 0.9;
 const READS_ALL = may("tunings:read"); // jobs are only part of it
 
-// --- what runs ------------------------------------------------------------------------------------------------------
+// --- running work ---------------------------------------------------------------------------------------------------
 
 const details = new Map(); // by id: {events, detail}, so that only what changed is read again
 
 async function readRunning(signal) {
   const kinds = Object.keys(PATHS).filter((kind) => may(`${PATHS[kind]}:read`));
-  const asked = kinds.flatMap((kind) => HELD.map((state) => readHeld(kind, state, signal)));
-  const held = (await Promise.all(asked)).flat().sort((one, other) => one.started_at.localeCompare(other.started_at));
-  const detailed = await Promise.all(held.slice(0, DETAILED).map((work) => withDetail(work, signal)));
-  return [...detailed, ...held.slice(DETAILED)];
+  const requests = kinds.flatMap((kind) => ACTIVE_STATES.map((state) => readActive(kind, state, signal)));
+  const active = (await Promise.all(requests)).flat().sort((one, other) => one.started_at.localeCompare(other.started_at));
+  const detailed = await Promise.all(active.slice(0, DETAILED).map((work) => withDetail(work, signal)));
+  return [...detailed, ...active.slice(DETAILED)];
 }
 
-async function readHeld(kind, state, signal) {
+async function readActive(kind, state, signal) {
   const page = await get(`/v1/${PATHS[kind]}`, { query: { state, limit: RUNNING_SHOWN }, signal });
   return page.items.map((row) => ({ ...row, kind }));
 }
@@ -48,16 +48,16 @@ async function withDetail(work, signal) {
   return { ...work, detail };
 }
 
-function forget(running) {
+function dropDetails(running) {
   const ids = new Set(running.map((work) => work.id));
   [...details.keys()].filter((id) => !ids.has(id)).forEach((id) => details.delete(id));
 }
 
 function showRunning(running) {
-  forget(running);
+  dropDetails(running);
   if (running.length === 0) {
     const action = may("tunings:write") && h("a", { href: "/tunings/new", class: "button" }, "New tuning");
-    showOnce("running", "none", () => emptyState({ title: "Nothing is running", text: "What is submitted starts as soon as a device takes it.", action }));
+    showOnce("running", "none", () => emptyState({ title: "Nothing is running", text: "Submitted work starts as soon as a device is available.", action }));
     return;
   }
   const known = new Map([...byId("running").querySelectorAll("[data-work]")].map((card) => [card.dataset.work, card]));
@@ -69,7 +69,7 @@ function showRunning(running) {
   }
 }
 
-/** The same card when nothing about the work changed: what has the focus keeps it. */
+/** Returns the card of the work, with only the changed parts replaced, so that the focus is kept. */
 function updated(card, work) {
   const written = JSON.stringify(work);
   if (card?.dataset.written === written) {
@@ -138,7 +138,7 @@ const devices = makeTable({
 function memory({ device }) {
   const { used_bytes: used, total_bytes: total } = device;
   if (used === null) {
-    return h("span", {}, bytes(total), h("span", { class: "muted" }, " in all"));
+    return h("span", {}, bytes(total), h("span", { class: "muted" }, " total"));
   }
   const text = `${bytes(used)} of ${bytes(total)} used`;
   return bar({ value: used, max: total, label: "Memory used", text, kind: used > NEARLY_FULL * total ? "warn" : "info" });
@@ -158,15 +158,15 @@ function worker(row) {
   return row.unready === null ? mark("ok", "✓", "Alive") : [mark("warn", "!", "Takes no work"), h("div", { class: "small" }, row.unready)];
 }
 
-/** The heartbeat's age of a living worker changes every time, and nobody reads it. */
-function calm(row) {
+/** Drops the heartbeat's age of a living worker, which changes with every read and is not shown. */
+function withoutHeartbeatAge(row) {
   return row.alive ? { ...row, heartbeat_age_seconds: 0 } : row;
 }
 
 function showDevices(rows) {
   if (rows.length > 0) {
     showOnce("devices", "table", () => devices.element);
-    devices.update(rows.map(calm));
+    devices.update(rows.map(withoutHeartbeatAge));
   } else {
     showOnce("devices", "none", () => emptyState({
       title: "No worker serves a device",
@@ -192,7 +192,7 @@ const queue = makeTable({
 });
 
 function expectedWait(row) {
-  const unknown = "Told once three of a kind have ended on this device, and a worker serves it and takes work";
+  const unknown = "Known once three tunings or jobs have ended on this device and a worker that takes work serves it";
   const wait = row.expected_wait_seconds;
   return wait === null ? h("span", { class: "muted", title: unknown }, "not known yet") : `about ${seconds(Math.round(wait))}`;
 }
@@ -212,7 +212,7 @@ function workLink(identifier) {
   return h("a", { href: `/${pages}/${identifier}`, class: "mono", title: identifier }, shortId(identifier));
 }
 
-// --- what happened --------------------------------------------------------------------------------------------------
+// --- activity -----------------------------------------------------------------------------------------------------
 
 const failures = makeTable({
   caption: "Failures by cause",
@@ -220,9 +220,9 @@ const failures = makeTable({
   keyOf: (row) => `${row.kind} ${row.code}`,
   columns: [
     { title: "Cause", class: "model", cell: (row) => [h("code", {}, row.code), " ", tag(row.kind)] },
-    { title: "How often", class: "number", cell: (row) => count(row.count) },
+    { title: "Count", class: "number", cell: (row) => count(row.count) },
     { title: "Newest", class: "nowrap", cell: (row) => [workLink(row.newest_id), h("div", { class: "small" }, time(row.newest_at))] },
-    { title: "Message", class: "wide said", cell: (row) => withDetails(row.message) },
+    { title: "Message", class: "wide message", cell: (row) => withDetails(row.message) },
   ],
 });
 
@@ -260,7 +260,7 @@ function choosePeriod(event) {
 function showSummary(summary) {
   failures.update(summary.failures);
   spent.update(summary.device_seconds);
-  const text = "Work that ends without an answer is listed here by its cause.";
+  const text = "Failed tunings and jobs are listed here by cause.";
   const failed = summary.failures.length > 0 ? failures.element : emptyState({ title: "No failures", text });
   const shown = [byId("figures"), byId("failures"), byId("spent")];
   replace(shown[0], figuresOf(summary).map(figure));
@@ -295,12 +295,12 @@ function figure([label, value, note = null]) {
 
 // --- the page -------------------------------------------------------------------------------------------------------
 
-/** Puts a node into a part of the page, unless it shows that very kind of thing already. */
+/** Puts a node into a part of the page, unless a node of this kind is already there. */
 function showOnce(id, kind, make) {
-  const place = byId(id);
-  if (place.dataset.shows !== kind) {
-    place.dataset.shows = kind;
-    replace(place, make());
+  const container = byId(id);
+  if (container.dataset.shows !== kind) {
+    container.dataset.shows = kind;
+    replace(container, make());
   }
 }
 
@@ -318,17 +318,17 @@ async function refreshNow(signal) {
   }
 }
 
-/** To a key that may read jobs alone, or nothing, is shown what it may see, and which scope the rest needs. */
-function hideTheRest() {
+/** Hides the sections that the key may not read, and names the scope that they need. */
+function hideForbidden() {
   const hidden = may("jobs:read") ? ["devices", "queue", "figures"] : ["running", "devices", "queue", "figures"];
   hidden.forEach((id) => (byId(id).closest("section").hidden = true));
   replace(byId("overview-problem"), scopeAlert("tunings:read"));
 }
 
 async function refreshSummary(signal) {
-  const asked = period;
-  const summary = await get("/v1/summary", { query: { period: asked }, signal });
-  if (asked === period) {
+  const requested = period;
+  const summary = await get("/v1/summary", { query: { period: requested }, signal });
+  if (requested === period) {
     showSummary(summary);
     replace(byId("summary-problem"));
   }
@@ -343,7 +343,7 @@ if (READS_ALL) {
     onProblem: (problem) => showProblem(byId("summary-problem"), problemAlert(problem)),
   });
 } else {
-  hideTheRest();
+  hideForbidden();
 }
 if (READS_ALL || may("jobs:read")) {
   poll(refreshNow, NOW_SECONDS, {

@@ -1,8 +1,8 @@
 /**
- * The pages of a list of the API that were read so far, newest first. Used by table.js.
+ * The pages of a list of the API that have been read, newest first. Used by table.js.
  *
  * Each page keeps its cursor, so that it can be read again by itself: rows that have not ended are kept up to date with
- * at most two calls a time, however many are loaded. Only a window of the rows is shown at a time, so that a long list
+ * at most two calls a time, however many are loaded. Only some of the pages are shown at a time, so that a long list
  * stays quick: `load` moves it towards older rows, `back` towards newer ones.
  */
 
@@ -13,18 +13,18 @@
  */
 export function makePages(read, size, most = 10) {
   let pages = [];
-  let first = 0; // of the window
+  let first = 0; // of the shown pages
   let turn = 0;
-  let reading = new AbortController(); // aborted when the filters change: what comes then belongs to another list
+  let reading = new AbortController(); // aborted when the filters change, because its response belongs to another list
 
   const end = () => Math.min(first + most, pages.length);
-  const window = () => pages.slice(first, end());
+  const shown = () => pages.slice(first, end());
 
   async function fetched(cursor, limit, signal) {
-    const asked = reading.signal;
-    const answer = await read(cursor, limit, signal === undefined ? asked : AbortSignal.any([asked, signal]));
-    asked.throwIfAborted();
-    return { cursor, rows: answer.items, next: answer.next_cursor };
+    const current = reading.signal;
+    const found = await read(cursor, limit, signal === undefined ? current : AbortSignal.any([current, signal]));
+    current.throwIfAborted();
+    return { cursor, rows: found.items, next: found.next_cursor };
   }
 
   async function readFirst(signal) {
@@ -36,7 +36,7 @@ export function makePages(read, size, most = 10) {
     }
   }
 
-  /** As work is submitted the first page moves on: the rows it no longer holds go to the page after it. */
+  /** New work pushes rows off the first page: they move to the page after it. */
   function keepBetween(page, known) {
     const oldest = page.rows.at(-1)?.id ?? "";
     const left = known.rows.filter((row) => row.id < oldest);
@@ -52,11 +52,11 @@ export function makePages(read, size, most = 10) {
     }
   }
 
-  /** A shown page other than the first in which something is going on, each in its turn. */
-  function nextLively(ended) {
-    const lively = window().filter((page) => page !== pages[0] && !page.rows.every(ended));
+  /** Returns a shown page, other than the first, with work that has not ended; in rotation. */
+  function nextActive(ended) {
+    const active = shown().filter((page) => page !== pages[0] && !page.rows.every(ended));
     turn += 1;
-    return lively[turn % lively.length];
+    return active[turn % active.length];
   }
 
   async function readAgain(page, signal) {
@@ -68,11 +68,11 @@ export function makePages(read, size, most = 10) {
   }
 
   return {
-    rows: () => [...new Map(window().flatMap((page) => page.rows).map((row) => [row.id, row])).values()],
+    rows: () => [...new Map(shown().flatMap((page) => page.rows).map((row) => [row.id, row])).values()],
     hasOlder: () => end() < pages.length || (pages.at(-1)?.next ?? null) !== null,
     hasNewer: () => first > 0,
     isEmpty: () => pages.every((page) => page.rows.length === 0),
-    /** Forgets everything: the list is another one. */
+    /** Drops all pages, for another list. */
     clear() {
       reading.abort();
       reading = new AbortController();
@@ -90,9 +90,9 @@ export function makePages(read, size, most = 10) {
     back() {
       first = Math.max(0, first - Math.ceil(most / 2));
     },
-    /** Reads the first page again, and one other in which something is going on. */
+    /** Reads the first page again, and one other with work that has not ended. */
     async refresh(ended, signal) {
-      const page = nextLively(ended);
+      const page = nextActive(ended);
       await readFirst(signal);
       if (page !== undefined) {
         await readAgain(page, signal);

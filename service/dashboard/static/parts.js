@@ -3,17 +3,17 @@
  *
  *   badge("RUNNING")                                    a state (or a probe's outcome), with a mark and text
  *   tag("estimated")                                    a small neutral label
- *   copyButton(() => text, "Copy the key")              copies, and says so
+ *   copyButton(() => text, "Copy the key")              copies, and confirms it
  *   codeBlock(text, {label: "Command"})                 code with a copy button (and `download: "name.yaml"`)
- *   emptyState({title, text, action: node})             what to do where there is nothing
+ *   emptyState({title, text, action: node})             a text in place of missing content
  *   alertBox("bad"|"warn"|"ok"|"info", title, ...text)  a message
- *   problemAlert(problem, {retry: f})                   what happened (an ApiProblem), and how to go on
- *   showProblem(place, problemAlert(problem))           in its place; again and again, it is told once
+ *   problemAlert(problem, {retry: f})                   an ApiProblem, with a retry button
+ *   showProblem(place, problemAlert(problem))           in its place; a repeated problem is announced once
  *   scopeAlert("jobs:read")                             for a key without the scope that a page needs
  *   definitions([["Device", "cuda:0"], ...])            a definition list; entries without a value are left out
  *   bar({value, max, label, mark})                      a share of something (memory, progress), with its text
  *   await confirmDialog({title, text, action: "Revoke", danger: true})   true or false
- *   busy(button, async () => ...)                       disabled while it lasts; throws what it throws
+ *   busy(button, async () => ...)                       disables the button meanwhile; throws the errors of the action
  */
 
 import { announce, h } from "./dom.js";
@@ -66,7 +66,7 @@ export async function copy(text) {
   }
 }
 
-/** Code or a document to take along. */
+/** Code or a document with a copy button. */
 export function codeBlock(text, { label = "Code", download = null } = {}) {
   const buttons = [copyButton(() => text)];
   if (download !== null) {
@@ -90,12 +90,12 @@ export function downloadButton(text, name, label = "Download") {
   return h("button", { type: "button", class: "button button-small", on: { click: save } }, label);
 }
 
-/** What to do where there is nothing to show. */
+/** A text, with an action, in place of missing content. */
 export function emptyState({ title, text = null, action = null }) {
   return h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), text && h("p", {}, text), action);
 }
 
-/** A message. "bad" is told at once to those who cannot see it. */
+/** A message. Screen readers announce "bad" at once. */
 export function alertBox(kind, title, ...text) {
   return h(
     "div",
@@ -105,27 +105,27 @@ export function alertBox(kind, title, ...text) {
   );
 }
 
-/** What happened, where, and how to go on. */
+/** An alert for a problem, with its invalid fields and a retry button. */
 export function problemAlert(problem, { retry = null } = {}) {
   const faults = (problem.errors ?? []).map((fault) => h("li", {}, h("code", {}, fault.field), ` ${fault.message}`));
   return alertBox(
     "bad",
-    problem.title || "That did not work",
+    problem.title || "The request failed",
     faults.length > 0 ? h("ul", {}, faults) : problem.detail,
     retry && h("p", {}, h("button", { type: "button", class: "button", on: { click: retry } }, "Try again")),
   );
 }
 
-/** Shows a problem in its place; one that is shown already stays, so that it is not told again and again. */
+/** Shows a problem in its place, unless it is already shown, so that it is announced once. */
 export function showProblem(place, alert) {
   if (!place.firstChild?.isEqualNode(alert)) {
     place.replaceChildren(alert);
   }
 }
 
-/** What to show to a key without the scope that a page needs. */
+/** An alert for a key without the scope that the page needs. */
 export function scopeAlert(scope) {
-  const how = "Ask who runs this service for it, or sign in with another key.";
+  const how = "Ask the operator of this service for it, or sign in with another key.";
   return alertBox("warn", "Your key may not see this", h("p", {}, "It needs the scope ", h("code", {}, scope), `. ${how}`));
 }
 
@@ -153,7 +153,7 @@ export function bar({ value, max, label, text, kind = "info" }) {
   );
 }
 
-/** Asks before something that cannot be undone; Escape and "Keep" are no. */
+/** Asks for confirmation of an action that cannot be undone; Escape and "Keep" mean no. */
 export function confirmDialog({ title, text, action, keep = "Keep", danger = true }) {
   return new Promise((resolve) => {
     const dialog = h(
@@ -175,7 +175,7 @@ export function confirmDialog({ title, text, action, keep = "Keep", danger = tru
   });
 }
 
-/** Runs `act` with the button disabled, so that nothing is sent twice; the focus comes back to it. */
+/** Runs `act` with the button disabled, so that nothing is sent twice. The button then gets the focus back. */
 export async function busy(button, act) {
   const focused = document.activeElement === button;
   button.disabled = true;

@@ -59,7 +59,7 @@ function drawRank({ first, last, sizes }, largest) {
   return h(
     "div",
     { class: "plan-rank" },
-    h("div", { class: "plan-name" }, rankNames(first, last), h("span", { class: "muted" }, ` ${count(total(sizes))} samples each`)),
+    h("div", { class: "plan-name" }, rankNames(first, last), h("span", { class: "muted" }, ` ${plural(total(sizes), "sample")}${first === last ? "" : " each"}`)),
     h("div", { class: "plan-track" }, row),
   );
 }

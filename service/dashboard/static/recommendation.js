@@ -1,4 +1,4 @@
-/** The page of a recommendation: the answer, its exports, what other GPUs would do, and what it rests on. */
+/** The page of a recommendation: plan and proof, exports, estimates for other GPUs, and the evidence. */
 
 import { get, may, post } from "./api.js";
 import { largestWords, shortened } from "./device_words.js";
@@ -32,7 +32,7 @@ async function start() {
 function show(found, formats) {
   byId("content-body").hidden = false;
   setText(byId("model"), `for ${found.device.name}`);
-  replace(byId("notices"), found.warnings.map((it) => alertBox("warn", words(it.code.replaceAll("-", "_")), shortened(it.message))));
+  replace(byId("notices"), found.warnings.map((warning) => alertBox("warn", words(warning.code.replaceAll("-", "_")), shortened(warning.message))));
   replace(byId("answer"), found.feasible ? answer(found) : alertBox("warn", "No micro-batch fits", shortened(found.infeasible_reason)));
   byId("exports").hidden = !found.feasible;
   if (found.feasible) {
@@ -58,26 +58,26 @@ function answer(found) {
 
 function environment(found) {
   const lines = Object.entries(found.environment).map(([name, value]) => `${name}=${value}`).join("\n");
-  return lines && codeBlock(lines, { label: "The job must run with" });
+  return lines && codeBlock(lines, { label: "Environment variables of the job" });
 }
 
 function facts(found) {
   return definitions([
     ["Device", `${found.device.id}: ${found.device.name}`],
-    ["Made", time(found.created_at)],
+    ["Created", time(found.created_at)],
     ["Probes", `${plural(found.timings.probes, "probe")} in ${seconds(found.timings.probe_seconds)}, ${found.timings.out_of_memory_probes} out of memory`],
     ["Fingerprint", h("code", {}, found.fingerprint)],
     ["Versions", Object.entries(found.versions).map(([name, version]) => `${name} ${version}`).join(", ")],
   ]);
 }
 
-// --- what can be done -----------------------------------------------------------------------------------------------
+// --- actions -----------------------------------------------------------------------------------------------
 
 function actions(found) {
-  const train = h("button", { type: "button", class: "button button-primary" }, "Train with it");
+  const train = h("button", { type: "button", class: "button button-primary" }, "Train");
   train.setAttribute("aria-haspopup", "dialog");
   train.addEventListener("click", () => openTrainDialog(found).catch((problem) => replace(byId("notices"), problemAlert(problem))));
-  const others = h("a", { class: "button", href: `/recommendations?fingerprint=${found.fingerprint}` }, "Same question");
+  const others = h("a", { class: "button", href: `/recommendations?fingerprint=${found.fingerprint}` }, "Same request");
   return [found.feasible && may("jobs:run") && train, others];
 }
 
@@ -85,7 +85,7 @@ function gpuButton(found) {
   const place = h("div", { class: "stack" });
   const button = h("button", { type: "button", class: "button", disabled: !may("tunings:write") }, "Estimate for every GPU of the catalogue");
   button.addEventListener("click", () => busy(button, () => estimate(found, place)));
-  const text = "Which GPUs would take this spec, and with which plan. It takes some seconds and probes nothing.";
+  const text = "Estimate which GPUs can run this spec, and with which plan. This takes a few seconds and runs no probe.";
   return [h("p", { class: "text" }, text), h("p", {}, button), place];
 }
 
@@ -94,10 +94,9 @@ async function estimate(found, place) {
   try {
     const { items } = await get("/v1/gpus");
     const { spec, effective_batch_size, memory_margin } = found.request;
-    const asked = { spec, effective_batch_size, memory_margin, gpus: items.map((it) => it.name) };
-    replace(place, estimateTable(await post("/v1/estimates", asked)));
+    const body = { spec, effective_batch_size, memory_margin, gpus: items.map((gpu) => gpu.name) };
+    replace(place, estimateTable(await post("/v1/estimates", body)));
   } catch (problem) {
     replace(place, problemAlert(problem));
   }
 }
-

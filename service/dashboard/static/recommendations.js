@@ -1,4 +1,4 @@
-/** The list of recommendations: search, and choose some to compare. */
+/** The list of recommendations, with filters and a selection to compare. */
 
 import { addressOf, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
@@ -19,10 +19,10 @@ const LIST = {
   ended: () => true,
   refreshSeconds: 10,
   filters: [
-    { name: "model", label: "Model", placeholder: "its whole name", suggest: (row) => row.model },
+    { name: "model", label: "Model", placeholder: "the full name", suggest: (row) => row.model },
     { name: "device", label: "Device", placeholder: "cuda:0, or a product's name", suggest: (row) => row.device_name },
-    { name: "precision", label: "Precision", options: [ANY, ...PRECISIONS.map((it) => [it, it])] },
-    { name: "objective", label: "Objective", options: [ANY, ...OBJECTIVES.map((it) => [it, it.replaceAll("_", " ")])] },
+    { name: "precision", label: "Precision", options: [ANY, ...PRECISIONS.map((name) => [name, name])] },
+    { name: "objective", label: "Objective", options: [ANY, ...OBJECTIVES.map((name) => [name, name.replaceAll("_", " ")])] },
     { name: "fingerprint", label: "Fingerprint", placeholder: "64 hexadecimal digits", pattern: "[0-9a-f]*", maxlength: 64 },
   ],
   columns: [
@@ -34,12 +34,12 @@ const LIST = {
     { title: "Objective", class: "nowrap", cell: (row) => row.objective?.replaceAll("_", " ") },
     { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) },
     { title: "Plan", class: "nowrap", cell: plan },
-    { title: "Made", class: "nowrap", cell: (row) => time(row.created_at) },
+    { title: "Created", class: "nowrap", cell: (row) => time(row.created_at) },
   ],
   empty: {
     title: "No recommendations yet",
-    text: "Each tuning that ends with an answer leaves one, with its evidence and exports for frameworks and schedulers.",
-    action: h("a", { class: "button button-primary", href: "/tunings/new" }, "Make a tuning"),
+    text: "A tuning that succeeds creates one, with its evidence and exports for frameworks and schedulers.",
+    action: h("a", { class: "button button-primary", href: "/tunings/new" }, "New tuning"),
   },
 };
 

@@ -1,13 +1,13 @@
 /**
- * A form made from a JSON schema of the API's document: whatever field the service learns, the form has.
+ * A form generated from a JSON schema of the API's document, with a field for every field of the schema.
  *
  *   const form = makeForm(document, "TuningSubmission", {suggestions: {device: ["cpu"]}})
  *   parent.append(form.field("effective_batch_size"), form.field("spec.model"))   nodes, by dotted path
  *   form.rest("spec")             the fields of an object that no call has taken yet
- *   form.read()                   {value, problems}: what was filled in; fields left at their defaults are left out
+ *   form.read()                   {value, problems}; fields left at their defaults are omitted
  *   form.write(value)             fills it in
- *   form.strangers(value)         problems: what a value has that there is no field for, which `write` leaves out
- *   form.place(problems)          words beside the fields they are about; returns those that found none
+ *   form.unknownFields(value)     problems: parts of a value without a field, which `write` leaves out
+ *   form.place(problems)          shows messages beside their fields; returns the problems without a field
  *
  * A problem is {field: dotted path, message}, as the service sends them.
  */
@@ -35,8 +35,8 @@ export function makeForm(document, name, { suggestions = {} } = {}) {
     field: take,
     rest(path, except = []) {
       const { schema } = path === "" ? { schema: schemas[name] } : schemaAt(schemas, schemas[name], path);
-      const paths = Object.keys(resolved(schemas, schema).properties).map((it) => (path === "" ? it : `${path}.${it}`));
-      return paths.filter((it) => !except.includes(it) && ![...taken.keys()].some((known) => known === it || known.startsWith(`${it}.`))).map(take);
+      const paths = Object.keys(resolved(schemas, schema).properties).map((child) => (path === "" ? child : `${path}.${child}`));
+      return paths.filter((child) => !except.includes(child) && ![...taken.keys()].some((known) => known === child || known.startsWith(`${child}.`))).map(take);
     },
     read() {
       const problems = [];
@@ -49,10 +49,10 @@ export function makeForm(document, name, { suggestions = {} } = {}) {
     write(value) {
       taken.forEach((field, path) => field.write(at(value, path)));
     },
-    strangers: (value) => strangersIn(schemas, schemas[name], value, ""),
+    unknownFields: (value) => unknownFieldsIn(schemas, schemas[name], value, ""),
     place(problems) {
       const nodes = [...taken.values()].flatMap((field) => [field.element, ...field.element.querySelectorAll("[data-path]")]);
-      nodes.forEach((node) => tell(node, ""));
+      nodes.forEach((node) => setError(node, ""));
       return problems.filter((problem) => !placed(nodes, problem));
     },
   };
@@ -75,17 +75,17 @@ function makeField(context, given, { path, required }) {
   if (schema.enum) {
     return choice(options);
   }
-  return written(options, writerOf(schema, path));
+  return textField(options, writerOf(schema, path));
 }
 
 /** An object: its fields below one another. */
 function group({ context, schema, path, label, hint }) {
   const fields = childrenOf(context, schema, path);
-  const element = h("fieldset", { class: "group", dataset: { path } }, h("legend", {}, label), hintNode(hint), Object.values(fields).map((it) => it.element), errorNode(path));
+  const element = h("fieldset", { class: "group", dataset: { path } }, h("legend", {}, label), hintNode(hint), Object.values(fields).map((field) => field.element), errorNode(path));
   return { element, read: (problems) => readAll(fields, problems), write: (value) => writeAll(fields, value) };
 }
 
-/** One of several kinds of object: a choice, and the fields of the chosen one. */
+/** One of several kinds of object: a select, and the fields of the selected kind. */
 function union({ context, schema, path, required, label, hint }) {
   const { propertyName, mapping } = schema.discriminator;
   const kinds = kindsOf(schema);
@@ -97,12 +97,12 @@ function union({ context, schema, path, required, label, hint }) {
   function open(kind) {
     select.value = kind;
     fields = kind === "" ? {} : childrenOf(context, resolved(context.schemas, { $ref: mapping[kind] }), path, propertyName);
-    replace(place, Object.values(fields).map((it) => it.element));
+    replace(place, Object.values(fields).map((field) => field.element));
   }
   open(required ? kinds[0] : "");
   const element = h("fieldset", { class: "group", dataset: { path } },
     h("legend", {}, label), hintNode(hint),
-    h("div", { class: "field" }, h("label", { for: id }, propertyName), select), place, errorNode(path));
+    h("div", { class: "field" }, h("label", { for: id }, labelOf(propertyName)), select), place, errorNode(path));
   return {
     element,
     read: (problems) => (select.value === "" ? undefined : { [propertyName]: select.value, ...readAll(fields, problems) }),
@@ -115,32 +115,32 @@ function union({ context, schema, path, required, label, hint }) {
 
 function checkbox({ schema, path, label, hint }) {
   const id = idOf(path);
-  const usual = schema.default ?? false;
-  const input = h("input", { id, type: "checkbox", checked: usual, "aria-describedby": `${id}-hint ${id}-error` });
+  const defaultValue = schema.default ?? false;
+  const input = h("input", { id, type: "checkbox", checked: defaultValue, "aria-describedby": `${id}-hint ${id}-error` });
   const element = h("div", { class: "field", dataset: { path } },
     h("div", { class: "choice" }, input, h("label", { for: id }, label)), hintNode(hint, id), errorNode(path));
   return {
     element,
-    read: () => (input.checked === usual ? undefined : input.checked),
-    write: (value) => (input.checked = value ?? usual),
+    read: () => (input.checked === defaultValue ? undefined : input.checked),
+    write: (value) => (input.checked = value ?? defaultValue),
   };
 }
 
 function choice({ schema, path, required, label, hint }) {
   const id = idOf(path);
-  const usual = schema.default ?? (required ? schema.enum[0] : "");
+  const defaultValue = schema.default ?? (required ? schema.enum[0] : "");
   const values = [...(required || schema.default !== undefined ? [] : [""]), ...schema.enum];
-  const input = h("select", { id, class: "input", "aria-describedby": `${id}-hint ${id}-error` }, values.map((value) => h("option", { value, selected: value === usual }, value || "none")));
+  const input = h("select", { id, class: "input", "aria-describedby": `${id}-hint ${id}-error` }, values.map((value) => h("option", { value, selected: value === defaultValue }, value || "none")));
   const element = h("div", { class: "field", dataset: { path } }, h("label", { for: id }, label), input, hintNode(hint, id), errorNode(path));
   return {
     element,
-    read: () => (input.value === usual && !required ? undefined : input.value),
-    write: (value) => (input.value = value ?? usual),
+    read: () => (input.value === defaultValue && !required ? undefined : input.value),
+    write: (value) => (input.value = value ?? defaultValue),
   };
 }
 
-/** A field that is typed; `writer` turns its text into a value and back. */
-function written({ context, schema, path, required, label, hint }, writer) {
+/** A text field; `writer` converts its text into a value and back. */
+function textField({ context, schema, path, required, label, hint }, writer) {
   const id = idOf(path);
   const known = context.suggestions[path] ?? [];
   const attributes = {
@@ -150,7 +150,7 @@ function written({ context, schema, path, required, label, hint }, writer) {
   };
   const input = writer.lines ? h("textarea", { ...attributes, rows: writer.lines }) : h("input", { ...attributes, type: "text" });
   const element = h("div", { class: "field", dataset: { path } },
-    h("label", { for: id }, label, required && h("span", { class: "muted" }, " (needed)")), input,
+    h("label", { for: id }, label, required && h("span", { class: "muted" }, " (required)")), input,
     known.length > 0 && h("datalist", { id: `${id}-known` }, known.map((value) => h("option", { value }))),
     hintNode([hint, writer.hint].filter(Boolean).join(" "), id), errorNode(path));
   return {
@@ -170,15 +170,15 @@ function written({ context, schema, path, required, label, hint }, writer) {
   };
 }
 
-/** How the values of a schema are typed. */
+/** The conversion between text and the values of a schema. */
 function writerOf(schema, path) {
   if (isFree(schema)) {
     return { lines: 5, parse: asJson, format: (value) => JSON.stringify(value, null, 2), hint: "As JSON." };
   }
   if (schema.type === "array") {
     const isText = schema.items?.type === "string";
-    const [between, item] = isText ? [/\n/, (text) => text] : [/[\n,]/, asNumber]; // a path may have a comma
-    return { lines: 2, parse: (text) => text.split(between).map((it) => it.trim()).filter(Boolean).map(item), format: (value) => [value].flat().join("\n"), hint: "One a line." };
+    const [between, item] = isText ? [/\n/, (text) => text] : [/[\n,]/, asNumber]; // a path may contain a comma
+    return { lines: 2, parse: (text) => text.split(between).map((part) => part.trim()).filter(Boolean).map(item), format: (value) => [value].flat().join("\n"), hint: "One a line." };
   }
   if (path.endsWith("_bytes")) {
     return { parse: asBytes, format: String, hint: "For example 24 GiB." };
@@ -191,11 +191,11 @@ function writerOf(schema, path) {
 
 function asNumber(text) {
   if (!NUMBER.test(text)) {
-    throw new Error(`"${text}" is no number`);
+    throw new Error(`"${text}" is not a number`);
   }
   const value = Number(text.replaceAll("_", ""));
   if (!Number.isFinite(value) || (Number.isInteger(value) && !Number.isSafeInteger(value))) {
-    throw new Error(`"${text}" is too large to be exact here: send it to the API`);
+    throw new Error(`"${text}" is too large for an exact number in the browser: use the API`);
   }
   return value;
 }
@@ -204,7 +204,7 @@ function asBytes(text) {
   const [, figure, unit] = SIZE.exec(text) ?? [];
   const factor = UNITS[(unit ?? "").toLowerCase()];
   if (figure === undefined || factor === undefined || Number.isNaN(Number(figure))) {
-    throw new Error(`"${text}" is no size: write for example 24 GiB, or a number of bytes`);
+    throw new Error(`"${text}" is not a size: write for example 24 GiB, or a number of bytes`);
   }
   return Math.round(Number(figure) * factor);
 }
@@ -213,25 +213,25 @@ function asJson(text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`is no JSON: ${error.message}`);
+    throw new Error(`is not valid JSON: ${error.message}`);
   }
 }
 
 // --- schemas --------------------------------------------------------------------------------------------------------
 
-/** A schema without references, and without the null that says that it may be left out. */
+/** Returns a schema without references, and without the null of an optional value. */
 function resolved(schemas, schema) {
   if (schema.$ref) {
     const found = resolved(schemas, schemas[schema.$ref.split("/").at(-1)]);
     return schema.default === undefined ? found : { ...found, default: schema.default };
   }
-  const some = schema.anyOf?.filter((it) => it.type !== "null");
+  const some = schema.anyOf?.filter((option) => option.type !== "null");
   return some?.length === 1 ? { ...schema, anyOf: undefined, ...resolved(schemas, some[0]) } : schema;
 }
 
 /** The kinds of a union, in the order of its alternatives. */
 function kindsOf({ oneOf, discriminator: { mapping } }) {
-  const place = (kind) => oneOf.findIndex((it) => it.$ref === mapping[kind]);
+  const place = (kind) => oneOf.findIndex((option) => option.$ref === mapping[kind]);
   return Object.keys(mapping).toSorted((one, other) => place(one) - place(other));
 }
 
@@ -246,27 +246,27 @@ function schemaAt(schemas, root, path) {
   return { schema, required };
 }
 
-/** Names and kinds in a value that its schema has not. */
-function strangersIn(schemas, given, value, path) {
+/** Returns a problem for each name and kind in a value that the schema does not have. */
+function unknownFieldsIn(schemas, given, value, path) {
   const schema = resolved(schemas, given);
   const inner = (name) => (path === "" ? name : `${path}.${name}`);
   if (value === null || typeof value !== "object" || Array.isArray(value) || isFree(schema)) {
-    return schema.properties && !isFree(schema) && value !== null && value !== undefined && typeof value !== "object" ? [{ field: path, message: "is no mapping" }] : [];
+    return schema.properties && !isFree(schema) && value !== null && value !== undefined && typeof value !== "object" ? [{ field: path, message: "is not a mapping" }] : [];
   }
   if (schema.discriminator) {
     const { propertyName, mapping } = schema.discriminator;
     const kind = value[propertyName];
     if (!Object.hasOwn(mapping, kind)) {
-      return [{ field: inner(propertyName), message: `${JSON.stringify(kind)} is none of ${Object.keys(mapping).join(", ")}` }];
+      return [{ field: inner(propertyName), message: `${JSON.stringify(kind)} is not one of ${Object.keys(mapping).join(", ")}` }];
     }
-    return strangersIn(schemas, { $ref: mapping[kind] }, value, path);
+    return unknownFieldsIn(schemas, { $ref: mapping[kind] }, value, path);
   }
   const known = schema.properties ?? {};
   return Object.entries(value).flatMap(([name, part]) =>
-    Object.hasOwn(known, name) ? strangersIn(schemas, known[name], part, inner(name)) : [{ field: inner(name), message: "is no field" }]);
+    Object.hasOwn(known, name) ? unknownFieldsIn(schemas, known[name], part, inner(name)) : [{ field: inner(name), message: "is not a known field" }]);
 }
 
-/** Any JSON object: it is typed as JSON. */
+/** Returns whether the schema takes any JSON object, which is entered as JSON. */
 function isFree(schema) {
   return schema.type === "object" && Boolean(schema.additionalProperties);
 }
@@ -299,7 +299,7 @@ function at(value, path) {
   return path.split(".").reduce((inner, name) => inner?.[name], value);
 }
 
-// --- words ----------------------------------------------------------------------------------------------------------
+// --- texts ----------------------------------------------------------------------------------------------------------
 
 function labelOf(path) {
   const name = path.split(".").at(-1).replaceAll("_", " ");
@@ -327,7 +327,7 @@ function idOf(path, more = "") {
   return `field-${path.replaceAll(".", "-")}${more && `-${more}`}`;
 }
 
-/** Puts a problem beside the field that it is about, or the nearest one around that. */
+/** Shows a problem beside its field, or beside the nearest enclosing field. */
 function placed(nodes, problem) {
   const fits = nodes.filter((node) => problem.field === node.dataset.path || problem.field.startsWith(`${node.dataset.path}.`));
   const nearest = fits.toSorted((one, other) => other.dataset.path.length - one.dataset.path.length)[0];
@@ -335,12 +335,12 @@ function placed(nodes, problem) {
     return false;
   }
   const inner = problem.field.slice(nearest.dataset.path.length + 1);
-  tell(nearest, `${inner && `${inner}: `}${problem.message}`);
+  setError(nearest, `${inner && `${inner}: `}${problem.message}`);
   nearest.closest("details")?.setAttribute("open", "");
   return true;
 }
 
-function tell(node, message) {
+function setError(node, message) {
   const error = [...node.children].find((child) => child.classList.contains("field-error"));
   const input = node.querySelector(".input, input");
   const text = message && error.textContent ? `${error.textContent} ${message}` : message;

@@ -1,5 +1,5 @@
 /**
- * Tables: of rows that one has (`makeTable`), and of a list of the API with filters and pages (`makeList`).
+ * Tables of given rows (`makeTable`), and lists of the API with filters and pages (`makeList`).
  *
  *   const table = makeTable({caption: "Probes", columns, keyOf: (row) => row.ordinal})
  *   parent.append(table.element); table.update(rows)      rows keep their nodes: focus and selection survive
@@ -105,7 +105,7 @@ export function makeList(list) {
       replace(problems);
       show();
     } catch (problem) {
-      tellUnlessLeft(problem);
+      showUnlessAborted(problem);
     }
   }
 
@@ -121,14 +121,14 @@ export function makeList(list) {
     }
   }
 
-  /** What was left for another list is no problem. */
-  function tellUnlessLeft(problem) {
+  /** Shows a problem, unless the request was aborted for another list. */
+  function showUnlessAborted(problem) {
     if (problem.name !== "AbortError") {
       showProblem(problems, problemAlert(problem));
     }
   }
 
-  const polling = poll(refresh, refreshSeconds, { onProblem: tellUnlessLeft });
+  const polling = poll(refresh, refreshSeconds, { onProblem: showUnlessAborted });
   return { refresh: polling.now };
 }
 
@@ -142,10 +142,10 @@ function showOnly(place, node) {
 
 function nothing(form, empty) {
   const cleared = h("button", { type: "button", class: "button", on: { click: form.clear } }, "Clear the filters");
-  return form.isSet() ? emptyState({ title: "Nothing matches these filters", action: cleared }) : emptyState(empty);
+  return form.isSet() ? emptyState({ title: "No matches for these filters", action: cleared }) : emptyState(empty);
 }
 
-/** Filters match whole values: a choice applies at once, text when it is a suggested value, or when it is finished. */
+/** Filters match whole values: a select applies at once, a text when it is a suggested value or when it is committed. */
 function filterForm(filters, onChange) {
   const address = new URLSearchParams(location.search);
   const fields = filters.map((filter) => makeField(filter, address.get(filter.name) ?? ""));
@@ -190,7 +190,7 @@ function makeField(filter, value) {
     input,
     element: h("div", { class: "field" }, h("label", { for: id }, filter.label), input, filter.suggest && known),
     knows: (text) => values.has(text),
-    /** Values of the rows are suggested. */
+    /** Adds the values of the rows to the suggestions. */
     learn(rows) {
       const found = filter.suggest === undefined ? [] : rows.map(filter.suggest);
       const added = [...new Set(found)].filter((text) => !values.has(text) && values.size < MOST_SUGGESTIONS);
@@ -242,7 +242,7 @@ function cellsOf(row, columns) {
   });
 }
 
-/** Puts the nodes into the body in this order, and moves none that stands right. */
+/** Puts the nodes into the body in this order, and moves only those out of place. */
 function place(body, wanted) {
   let next = body.firstChild;
   for (const node of wanted) {

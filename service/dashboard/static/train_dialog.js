@@ -1,5 +1,5 @@
 /**
- * The dialog that makes a job from a recommendation: its settings, the command that would be run, and only then the run.
+ * The dialog that starts a job from a recommendation: the settings, a preview of the command, and the start.
  *
  *   await openTrainDialog(found)      `found` as /v1/recommendations/{id} gives it
  */
@@ -7,7 +7,7 @@
 import { get, post } from "./api.js";
 import { announce, h, replace } from "./dom.js";
 import { busy, codeBlock, definitions, problemAlert } from "./parts.js";
-import { quoted } from "./repeating.js";
+import { quoted } from "./reproduce.js";
 import { makeForm } from "./schema_form.js";
 
 const SCHEMA = "TrainingRequest";
@@ -19,7 +19,7 @@ export async function openTrainDialog(found) {
   const fields = makeForm(document, SCHEMA);
   const page = { found, fields, problem: h("div"), shown: h("div", { class: "stack" }), sending: false, keys: new Map() };
   const form = h("form", { class: "form", novalidate: true, on: { input: () => replace(page.shown) } }, content(page));
-  fields.write(usual(document.components.schemas[SCHEMA]));
+  fields.write(defaultsOf(document.components.schemas[SCHEMA]));
   form.querySelector("input").setAttribute("autofocus", "");
   open(page, form);
 }
@@ -28,12 +28,12 @@ function open(page, form) {
   const dialog = h("dialog", { class: "dialog", "aria-labelledby": "train-title" }, form);
   const [cancel, show, start] = form.querySelectorAll(".dialog-buttons > button");
   cancel.addEventListener("click", () => dialog.close());
-  show.addEventListener("click", () => busy(show, () => tried(page, () => showCommand(page))));
+  show.addEventListener("click", () => busy(show, () => showingProblems(page, () => showCommand(page))));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     send(page, [cancel, show], start);
   });
-  dialog.addEventListener("cancel", (event) => page.sending && event.preventDefault()); // a job may be made by then
+  dialog.addEventListener("cancel", (event) => page.sending && event.preventDefault()); // the job may already exist
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
@@ -43,7 +43,7 @@ function content({ found, fields, problem, shown }) {
   const first = FIRST.map((name) => fields.field(name));
   return [
     h("h2", { id: "train-title" }, "Train with this recommendation"),
-    h("p", { class: "muted" }, `It runs on ${found.device.id}, ${found.device.name}. Nothing runs before you start it.`),
+    h("p", { class: "muted" }, `The job runs on ${found.device.id}, ${found.device.name}. Nothing runs before you start it.`),
     problem,
     h("div", { class: "train-fields" }, first),
     h("details", {}, h("summary", {}, "More settings"), h("div", { class: "form" }, fields.rest(""))),
@@ -55,21 +55,21 @@ function content({ found, fields, problem, shown }) {
   ];
 }
 
-/** The values that a schema names for fields that are left out. */
-function usual(schema) {
+/** The defaults of a schema. */
+function defaultsOf(schema) {
   return Object.fromEntries(Object.entries(schema.properties).map(([name, { default: value }]) => [name, value]));
 }
 
-// --- what is done ---------------------------------------------------------------------------------------------------
+// --- actions ---------------------------------------------------------------------------------------------------
 
-/** What `act` gives; a problem is shown beside the field that it is about, or above the form. */
-async function tried(page, act) {
+/** Returns the result of `act`, or null after a problem, which is shown beside its field or above the form. */
+async function showingProblems(page, act) {
   replace(page.problem);
   page.fields.place([]);
   try {
     return await act();
   } catch (problem) {
-    const named = (problem.errors ?? []).map((it) => ({ ...it, field: it.field.replace(/^training\./, "") }));
+    const named = (problem.errors ?? []).map((error) => ({ ...error, field: error.field.replace(/^training\./, "") }));
     const rest = page.fields.place(named);
     if (named.length === 0 || rest.length > 0) {
       replace(page.problem, problemAlert(problem));
@@ -81,7 +81,7 @@ async function tried(page, act) {
   }
 }
 
-/** The submission as it is filled in; what cannot be read is a problem like the service's. */
+/** Returns the submission. Throws a problem like the service's if a field cannot be read. */
 function submission(page) {
   const { value, problems } = page.fields.read();
   if (problems.length > 0) {
@@ -104,14 +104,14 @@ async function showCommand(page) {
   announce("The command is shown. Nothing runs yet.");
 }
 
-/** Makes the job once, however often it is sent; nothing else can be pressed meanwhile. */
+/** Starts the job once, however often the button is pressed; the other buttons are disabled meanwhile. */
 async function send(page, others, start) {
   if (page.sending) {
     return;
   }
   page.sending = true;
   others.forEach((button) => (button.disabled = true));
-  const job = await busy(start, () => tried(page, () => startJob(page)));
+  const job = await busy(start, () => showingProblems(page, () => startJob(page)));
   page.sending = false;
   others.forEach((button) => (button.disabled = false));
   if (job !== null) {
@@ -123,7 +123,7 @@ function startJob(page) {
   const body = submission(page);
   const text = JSON.stringify(body);
   if (!page.keys.has(text)) {
-    page.keys.set(text, crypto.randomUUID?.()); // only where the page came over https or from this machine
+    page.keys.set(text, crypto.randomUUID?.()); // undefined unless the page came over https or from this machine
   }
   return post("/v1/jobs", body, { idempotencyKey: page.keys.get(text) });
 }

@@ -1,4 +1,4 @@
-/** The page of a tuning: its state and probes as they come, the answer, and how to ask the same again. */
+/** The page of a tuning: its state, its probes as they end, the recommendation, and how to reproduce the tuning. */
 
 import { get, keyId, post } from "./api.js";
 import { makeChart } from "./chart.js";
@@ -9,7 +9,7 @@ import { ENDED } from "./live.js";
 import { heldBytes, memoryFigure, memoryInWords } from "./memory_chart.js";
 import { alertBox, badge, codeBlock, definitions, emptyState, tag } from "./parts.js";
 import { figure, showPlan } from "./plan.js";
-import { asCommand, asCurl } from "./repeating.js";
+import { asCommand, asCurl } from "./reproduce.js";
 import { makeTable } from "./table.js";
 import { failure, keyFact, makeWorkPage, positionInWords, runFacts } from "./work.js";
 
@@ -17,7 +17,7 @@ let recorded = []; // probes
 const work = makeWorkPage({
   kind: "tuning",
   writeScope: "tunings:write",
-  deletion: "Its probes and events go with it. A recommendation that came of it stays.",
+  deletion: "Its probes and events are deleted too. Its recommendation stays.",
   read,
   show,
   showWaiting: showProgress,
@@ -30,43 +30,43 @@ const chart = makeChart(byId("chart"), () => memoryFigure(results(), limits()));
 
 work.start();
 
-/** The probes after the tuning: events that the tuning counts are in them. Those that came meanwhile stay. */
+/** Reads the tuning, then its probes, which include every event that the tuning counts. Newer probes stay. */
 async function read(path) {
   const tuning = await get(path);
   const { items } = await get(`${path}/probes`);
-  const all = new Map([...recorded, ...items].map((it) => [it.ordinal, it]));
+  const all = new Map([...recorded, ...items].map((probe) => [probe.ordinal, probe]));
   recorded = [...all.values()].sort((one, other) => one.ordinal - other.ordinal);
   return tuning;
 }
 
 function begin() {
   if (!ENDED.has(work.current.state)) {
-    work.follow(heard, { after: work.current.events });
+    work.follow(onEvent, { after: work.current.events });
   }
 }
 
-function heard(event) {
+function onEvent(event) {
   if (event.kind === "probe") {
-    recorded = [...recorded.filter((it) => it.ordinal !== event.probe.ordinal), event.probe];
+    recorded = [...recorded.filter((probe) => probe.ordinal !== event.probe.ordinal), event.probe];
     showProbes();
     showProgress();
   }
 }
 
 function results() {
-  return recorded.map((it) => it.result);
+  return recorded.map((probe) => probe.result);
 }
 
 function limits() {
   const { request, recommendation } = work.current;
   return {
     limitBytes: recommendation?.headroom?.limit_bytes ?? request.memory_limit_bytes,
-    probeLimitBytes: results().find((it) => it.limit_bytes !== null)?.limit_bytes ?? null,
+    probeLimitBytes: results().find((probe) => probe.limit_bytes !== null)?.limit_bytes ?? null,
     chosen: recommendation?.largest_micro_batch_size ?? null,
   };
 }
 
-// --- what is shown --------------------------------------------------------------------------------------------------
+// --- sections --------------------------------------------------------------------------------------------------
 
 function show() {
   showProgress();
@@ -75,7 +75,7 @@ function show() {
   showAnswer();
   showProbes();
   showPlans();
-  replace(byId("again"), again());
+  replace(byId("again"), reproduction());
 }
 
 function showFacts() {
@@ -87,7 +87,7 @@ function showFacts() {
     ["Ranks", `${count(request.spec.parallelism.world_size)} (${request.spec.parallelism.strategy})`],
     ["Precision", request.spec.precision],
     ["Objective", request.objective.replaceAll("_", " ")],
-    ["Memory limit", request.memory_limit_bytes === null ? "all that the device has" : bytes(request.memory_limit_bytes)],
+    ["Memory limit", request.memory_limit_bytes === null ? "the whole device" : bytes(request.memory_limit_bytes)],
     ["Margin", percent(request.memory_margin)],
     ...runFacts(tuning),
     keyFact(tuning),
@@ -97,7 +97,7 @@ function showFacts() {
 function showProgress() {
   const shown = progressText(work.current);
   if (shown === null || !byId("progress").firstChild?.isEqualNode(shown)) {
-    replace(byId("progress"), shown); // told again only where it is another text
+    replace(byId("progress"), shown); // announced again only if the text differs
   }
 }
 
@@ -117,7 +117,7 @@ function showNotices() {
   replace(
     byId("notices"),
     failure(work.current),
-    (work.current.recommendation?.warnings ?? []).map((it) => alertBox("warn", words(it.code.replaceAll("-", "_")), shortened(it.message))),
+    (work.current.recommendation?.warnings ?? []).map((warning) => alertBox("warn", words(warning.code.replaceAll("-", "_")), shortened(warning.message))),
   );
 }
 
@@ -157,7 +157,7 @@ function showProbes() {
   }
   table.update(recorded);
   if (shown.length === 0) {
-    replace(byId("probes"), emptyState({ title: "No probe has ended yet", text: "Each shows up here as it ends." }));
+    replace(byId("probes"), emptyState({ title: "No probe has ended yet", text: "Each probe appears here when it ends." }));
   } else if (table.element.parentNode !== byId("probes")) {
     replace(byId("probes"), table.element);
   }
@@ -167,14 +167,14 @@ function probeColumns() {
   const result = (read) => (row) => read(row.result);
   return [
     { title: "#", class: "number", cell: (row) => row.ordinal, value: (row) => row.ordinal },
-    { title: "Micro-batch", class: "number", cell: result((it) => count(it.micro_batch_size)), value: result((it) => it.micro_batch_size) },
-    { title: "Outcome", cell: result((it) => badge(it.outcome)), value: result((it) => it.outcome) },
-    { title: "Peak held", class: "number", cell: result((it) => exact(heldBytes(it))), value: result(heldBytes) },
-    { title: "Tensors", class: "number", cell: result((it) => exact(it.peak_allocated_bytes)), value: result((it) => it.peak_allocated_bytes) },
-    { title: "Limit", class: "number", cell: result((it) => exact(it.limit_bytes)) },
-    { title: "Took", class: "number", cell: result((it) => seconds(it.seconds.total)), value: result((it) => it.seconds.total) },
-    { title: "Update", class: "number", cell: result((it) => seconds(it.timing?.update_seconds)) },
-    { title: "Message", class: "message", cell: result(happened) },
+    { title: "Micro-batch", class: "number", cell: result((probe) => count(probe.micro_batch_size)), value: result((probe) => probe.micro_batch_size) },
+    { title: "Outcome", cell: result((probe) => badge(probe.outcome)), value: result((probe) => probe.outcome) },
+    { title: "Peak memory", class: "number", cell: result((probe) => exact(heldBytes(probe))), value: result(heldBytes) },
+    { title: "Tensors", class: "number", cell: result((probe) => exact(probe.peak_allocated_bytes)), value: result((probe) => probe.peak_allocated_bytes) },
+    { title: "Limit", class: "number", cell: result((probe) => exact(probe.limit_bytes)) },
+    { title: "Duration", class: "number", cell: result((probe) => seconds(probe.seconds.total)), value: result((probe) => probe.seconds.total) },
+    { title: "Update", class: "number", cell: result((probe) => seconds(probe.timing?.update_seconds)) },
+    { title: "Message", class: "message", cell: result(message) },
   ];
 }
 
@@ -182,7 +182,7 @@ function exact(value) {
   return h("span", { title: bytesExactly(value) }, bytes(value));
 }
 
-function happened(result) {
+function message(result) {
   return [...withDetails(result.message, result.details), result.traceback && rawText("Traceback", result.traceback)];
 }
 
@@ -194,6 +194,11 @@ function showPlans() {
   replace(byId("plans-body"), plans.length > 1 && planTable(plans), changes.length > 0 && changeTable(changes));
 }
 
+function changeInWords([field, value]) {
+  const name = field.replaceAll("_", " ");
+  return value === true ? name : `${name} ${value}`;
+}
+
 function planTable(plans) {
   const shown = makeTable({
     caption: "Plans for the same effective batch",
@@ -201,7 +206,7 @@ function planTable(plans) {
     columns: [
       { title: "Steps", class: "number", cell: (row) => count(row.gradient_accumulation_steps) },
       { title: "Micro-batch", class: "number", cell: (row) => count(row.micro_batch_size) },
-      { title: "Peak held", class: "number", cell: (row) => exact(row.peak_bytes) },
+      { title: "Peak memory", class: "number", cell: (row) => exact(row.peak_bytes) },
       { title: "Samples per second and rank", class: "number", cell: (row) => number(row.samples_per_second, 3) },
       { title: "", cell: (row) => h("span", { class: "tags" }, row.chosen && tag("recommended"), tag(row.source), row.thrashing && tag("thrashing")) },
     ],
@@ -212,14 +217,14 @@ function planTable(plans) {
 
 function changeTable(changes) {
   const shown = makeTable({
-    caption: "What other choices would let fit: estimated, not run",
+    caption: "Effect of changes to the spec: estimated, not run",
     showCaption: true,
     keyOf: (row) => JSON.stringify(row.changes),
     columns: [
-      { title: "Change", cell: (row) => Object.entries(row.changes).map(([field, value]) => `${field}: ${value}`).join(", ") },
+      { title: "Change", cell: (row) => Object.entries(row.changes).map(changeInWords).join(", ") },
       { title: "Largest micro-batch", class: "number", cell: (row) => (row.largest_micro_batch_size === 0 ? "none" : count(row.largest_micro_batch_size)) },
       { title: "Surely", class: "number", cell: (row) => (row.surely_fits === 0 ? "none" : count(row.surely_fits)) },
-      { title: "Peak there", class: "number", cell: (row) => exact(row.peak_bytes) },
+      { title: "Peak memory", class: "number", cell: (row) => exact(row.peak_bytes) },
       { title: "", cell: () => tag("estimated") },
     ],
   });
@@ -227,14 +232,14 @@ function changeTable(changes) {
   return shown.element;
 }
 
-// --- what can be done -----------------------------------------------------------------------------------------------
+// --- actions -----------------------------------------------------------------------------------------------
 
 async function repeat() {
   const made = await post("/v1/tunings", { ...work.current.request, fresh: true }, { idempotencyKey: crypto.randomUUID?.() });
   location.assign(`/tunings/${encodeURIComponent(made.id)}`);
 }
 
-function again() {
+function reproduction() {
   const { request } = work.current;
   return [
     codeBlock(JSON.stringify(request.spec, null, 2), { label: "spec.json", download: "spec.json" }),

@@ -5,9 +5,9 @@
  *     kind: "tuning",
  *     writeScope: "tunings:write",
  *     deletion: "Its probes go with it.",          the text of the dialog
- *     read: async (path) => ...,                   gives the document; by default the one at `path`
+ *     read: async (path) => ...,                   returns the document; by default the one at `path`
  *     show: () => ...,                             shows the rest of `work.current`, which has changed
- *     showWaiting: () => ...,                      the position in the queue has changed: `work.current.queue`
+ *     showWaiting: () => ...,                      the queue position has changed: `work.current.queue`
  *     begin: () => ...,                            once, when it was read for the first time
  *     action: ({ended, own}) => ["Repeat", f],     the first button, or false
  *     leave: () => ...,                            before it is deleted
@@ -76,18 +76,18 @@ export function makeWorkPage({ kind, writeScope, deletion, read = get, show, sho
     replace(byId("notices"), problemAlert(problem, { retry: () => location.reload() }));
   }
 
-  function followEvents(heard, { after = 0 } = {}) {
+  function followEvents(onEvent, { after = 0 } = {}) {
     following?.stop();
     following = follow(`${path}/events`, (event) => {
       if (event.kind !== "state") {
-        heard(event);
+        onEvent(event);
       } else if (event.state !== work.current.state) {
         refresh();
       }
     }, { after, onEnd: refresh, onProblem: complain });
   }
 
-  /** Reads the work now and then while it waits: no event tells that the queue has moved on. */
+  /** Polls the work while it waits: there are no events for the queue position. */
   function followPosition() {
     if (work.current.state !== "QUEUED") {
       waiting?.stop();
@@ -119,9 +119,9 @@ export function makeWorkPage({ kind, writeScope, deletion, read = get, show, sho
   }
 
   function button(text, act, style, disabled = false) {
-    const made = h("button", { type: "button", class: `button ${style}`, disabled }, text);
-    made.addEventListener("click", () => busy(made, act).catch(complain));
-    return made;
+    const element = h("button", { type: "button", class: `button ${style}`, disabled }, text);
+    element.addEventListener("click", () => busy(element, act).catch(complain));
+    return element;
   }
 
   async function cancel() {
@@ -142,20 +142,20 @@ export function makeWorkPage({ kind, writeScope, deletion, read = get, show, sho
 /** A position in the queue in words, with the expected wait where one is known. */
 export function positionInWords(queue) {
   if (queue === null) {
-    return "Waits for its device.";
+    return "Waiting for its device.";
   }
   const wait = queue.expected_wait_seconds;
   const expected = wait === null ? "" : `, expected to start in about ${seconds(wait)}`;
   return `Position ${count(queue.position)} in the queue of its device${expected}.`;
 }
 
-/** When and where it ran, for `definitions`. */
+/** The times and the slot of the work, for `definitions`. */
 export function runFacts(work) {
   return [
     ["Submitted", time(work.created_at)],
-    ["Took", took(work)],
+    ["Duration", took(work)],
     ["Slot", work.slot],
-    ["Attempts", work.attempts > 1 ? `${work.attempts}: taken over or started again` : null],
+    ["Attempts", work.attempts > 1 ? `${work.attempts}: taken over or restarted` : null],
   ];
 }
 
@@ -164,7 +164,7 @@ export function keyFact(work) {
   return ["API key", work.key_id && h("code", {}, work.key_id)];
 }
 
-/** Why it failed, if it did. */
+/** The problem of failed work, or null. */
 export function failure({ problem }) {
   return problem && alertBox("bad", problem.title, h("div", { class: "preline" }, withDetails(problem.detail)), h("p", { class: "small" }, "Code: ", h("code", {}, problem.code)));
 }

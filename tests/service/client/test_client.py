@@ -54,7 +54,7 @@ def against(request: pytest.FixtureRequest) -> Against:
 
 
 def test_tuning_is_one_call(against: Against, shared_service: Running) -> None:
-    """Submitted, waited for, answered; asked again, the stored answer comes back."""
+    """`tune` submits, waits and returns the recommendation; an equal request gets the stored one."""
     request = tuning_request(effective_batch_size=next(SIZES))
 
     async def tune_twice(calls: AsyncCalls) -> None:
@@ -67,17 +67,15 @@ def test_tuning_is_one_call(against: Against, shared_service: Running) -> None:
     against(shared_service.url, tune_twice)
 
 
-def test_that_nothing_fits_is_an_answer(against: Against, start_service: StartService) -> None:
-    """`tune` returns it; nothing is raised."""
+def test_an_infeasible_recommendation_is_returned(against: Against, start_service: StartService) -> None:
+    """`tune` returns the recommendation and raises nothing."""
     service = start_service(ScriptedRunner(0))
     answer = against(service.url, lambda calls: calls.tunings.tune(tuning_request()))
     assert not answer.feasible
     assert answer.infeasible_reason
 
 
-def test_a_tuning_that_fails_is_an_error_with_the_services_problem(
-    against: Against, start_service: StartService
-) -> None:
+def test_a_failed_tuning_raises_the_services_problem(against: Against, start_service: StartService) -> None:
     """Its code and words are those that the service stored."""
     runner = ScriptedRunner(37)
     runner.spec_error = WorkloadError("no loss terms")
@@ -94,16 +92,16 @@ def test_a_tuning_is_followed_from_start_to_end(against: Against, shared_service
         events = [event async for event in calls.tunings.events(tuning.id)]
         assert [event.id for event in events] == list(range(1, len(events) + 1))
         assert events[-1].state is State.SUCCEEDED
-        told = tuple(event.probe for event in events if event.kind is EventKind.PROBE)
-        assert told == await calls.tunings.probes(tuning.id)
+        followed_probes = tuple(event.probe for event in events if event.kind is EventKind.PROBE)
+        assert followed_probes == await calls.tunings.probes(tuning.id)
         assert [event async for event in calls.tunings.events(tuning.id, after=3)] == events[3:]
         assert [event async for event in calls.tunings.events(tuning.id, after=len(events))] == []
 
     against(shared_service.url, follow)
 
 
-def test_work_that_waits_can_be_found_cancelled_and_deleted(against: Against, start_service: StartService) -> None:
-    """Lists and the queue tell of it; only what has ended is deleted, and then it is gone."""
+def test_waiting_work_can_be_listed_cancelled_and_deleted(against: Against, start_service: StartService) -> None:
+    """Lists and the queue show the work; only ended work is deleted, and then it is not found."""
     started = threading.Event()
     service = start_service(ScriptedRunner(37, until_stopped(started)))
 
@@ -129,8 +127,8 @@ def test_work_that_waits_can_be_found_cancelled_and_deleted(against: Against, st
     against(service.url, act)
 
 
-def test_what_is_read_again_unchanged_is_the_same_document(against: Against, shared_service: Running) -> None:
-    """The service's tags and the SDK's copies agree."""
+def test_an_unchanged_document_is_read_from_the_cache(against: Against, shared_service: Running) -> None:
+    """The service's entity tags and the SDK's ETag cache agree."""
 
     async def read_twice(calls: AsyncCalls) -> None:
         tuning = await calls.tunings.submit(tuning_request(effective_batch_size=next(SIZES)))
@@ -158,7 +156,7 @@ class Writing(Trainer):
         return super().__call__(run, on_progress, grace_seconds)
 
 
-def test_a_job_is_configured_run_looked_into_and_deleted(against: Against, start_service: StartService) -> None:
+def test_a_job_is_configured_run_inspected_and_deleted(against: Against, start_service: StartService) -> None:
     """Every call about jobs."""
     service = start_service(trainer=Writing())
     training = TrainingRequest(updates=3)
@@ -200,7 +198,7 @@ def test_threads_may_share_a_client(shared_service: Running) -> None:
         assert list(pool.map(ask, sizes)) == [(size, size) for size in sizes]
 
 
-def test_many_followers_leave_calls_their_connections(start_service: StartService) -> None:
+def test_many_streams_do_not_block_calls(start_service: StartService) -> None:
     """More streams than httpx opens connections by default, and calls beside them."""
     started = threading.Event()
     service = start_service(ScriptedRunner(37, until_stopped(started)))
@@ -265,7 +263,7 @@ async def _every_call(calls: AsyncCalls) -> list[Awaitable[object]]:
 
 
 def test_every_operation_of_the_service_has_a_call() -> None:
-    """Whatever the document names below /v1, and the two health checks."""
+    """The SDK has a call for each operation below /v1, and for the two health checks."""
     script = Script([problem(418)])
 
     async def call_all(calls: AsyncCalls) -> int:
@@ -276,16 +274,20 @@ def test_every_operation_of_the_service_has_a_call() -> None:
         return len(made)
 
     assert Driver("blocking")(script, call_all) == len(script.seen)
-    asked = [(request.method.lower(), request.url.path) for request in script.seen]
+    sent = [(request.method.lower(), request.url.path) for request in script.seen]
     paths = json.loads(export_openapi())["paths"]
-    told = [
+    documented = [
         (method, path)
         for path, item in paths.items()
         for method in item
         if method in {"get", "post", "delete"} and (path.startswith("/v1/") or path in {"/livez", "/readyz"})
     ]
-    assert len(told) > 20
-    missing = [it for it in told if not any(it[0] == verb and _matches(it[1], path) for verb, path in asked)]
+    assert len(documented) > 20
+    missing = [
+        operation
+        for operation in documented
+        if not any(operation[0] == verb and _matches(operation[1], path) for verb, path in sent)
+    ]
     assert missing == []
 
 
@@ -294,7 +296,7 @@ def _matches(template: str, path: str) -> bool:
 
 
 def test_both_clients_have_the_same_calls() -> None:
-    """What one group offers on asyncio, the other offers blocking."""
+    """Each group has the same calls on asyncio and blocking."""
     client = Client()
     for name, group in vars(client.calls).items():
         if name.startswith("_"):
@@ -305,7 +307,7 @@ def test_both_clients_have_the_same_calls() -> None:
     client.close()
 
 
-def test_a_newer_service_may_say_more() -> None:
+def test_unknown_fields_of_a_newer_service_are_ignored() -> None:
     """A response may have more fields than this SDK knows."""
     answer = httpx.Response(200, json={"status": "ok", "checks": {}, "new": 1})
     assert Driver("blocking")(Script([answer]), lambda calls: calls.livez()).status == "ok"

@@ -70,16 +70,16 @@ def test_the_hook_prints_what_slurm_takes(hook: Hook, start_service: StartServic
 
 
 def test_the_hook_becomes_the_command(hook: Hook, start_service: StartService) -> None:
-    """With the same in its environment; the exit code is the command's own."""
+    """The command gets the variables in its environment, and its exit code is returned."""
     done = hook(start_service(WithEnvironment(37)).url, *SHOW)
     assert done.returncode == 9
-    told = dict(line.split("=", 1) for line in done.stdout.splitlines())
-    assert told["BATCHWRIGHT_MICRO_BATCH_SIZES"] == "34,33,33"
-    assert told["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    variables = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert variables["BATCHWRIGHT_MICRO_BATCH_SIZES"] == "34,33,33"
+    assert variables["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--fallback-micro-batch-size", "4"]])
-def test_that_nothing_fits_starts_nothing(hook: Hook, start_service: StartService, arguments: list[str]) -> None:
+def test_an_infeasible_request_starts_nothing(hook: Hook, start_service: StartService, arguments: list[str]) -> None:
     """Exit code 3 with the reason; a fallback would not fit either."""
     done = hook(start_service(ScriptedRunner(0)).url, *arguments, *SHOW)
     assert (done.returncode, done.stdout) == (3, "")
@@ -87,7 +87,7 @@ def test_that_nothing_fits_starts_nothing(hook: Hook, start_service: StartServic
 
 
 def test_a_failed_tuning_starts_nothing(hook: Hook, start_service: StartService) -> None:
-    """Exit code 4 with the service's words."""
+    """Exit code 4 with the message of the service."""
     runner = ScriptedRunner(37)
     runner.spec_error = WorkloadError("no loss terms")
     done = hook(start_service(runner).url, "--fallback-micro-batch-size", "4")
@@ -95,8 +95,8 @@ def test_a_failed_tuning_starts_nothing(hook: Hook, start_service: StartService)
     assert "no loss terms" in done.stderr
 
 
-def test_a_service_that_is_away_is_no_reason_not_to_train(hook: Hook) -> None:
-    """Exit code 75 without a fallback; with one, its plan, which is exact all the same."""
+def test_an_unreachable_service_leads_to_the_fallback(hook: Hook) -> None:
+    """Exit code 75 without a fallback; with one, its exact plan."""
     away = hook(NOWHERE, *SHOW)
     assert (away.returncode, away.stdout) == (75, "")
     assert "cannot be reached" in away.stderr
@@ -107,9 +107,7 @@ def test_a_service_that_is_away_is_no_reason_not_to_train(hook: Hook) -> None:
     assert "starting with the fallback" in done.stderr
 
 
-def test_tasks_that_do_not_wait_for_the_end_leave_one_tuning_behind(
-    hook: Hook, start_service: StartService, tmp_path: Path
-) -> None:
+def test_tasks_of_one_job_share_one_tuning(hook: Hook, start_service: StartService, tmp_path: Path) -> None:
     """Two tasks of one Slurm job ask for one tuning, which goes on when their time is up.
 
     Another start, another cluster's job of that number and another request of the same job ask anew.
@@ -130,8 +128,8 @@ def test_tasks_that_do_not_wait_for_the_end_leave_one_tuning_behind(
         assert len(list(client.tunings.list())) == 4
 
 
-def test_refusals_are_told_apart(hook: Hook, service: Running, tmp_path: Path) -> None:
-    """2 for a request that is wrong here or there, 77 without a good API key, 127 for a command that is not there."""
+def test_refusals_have_different_exit_codes(hook: Hook, service: Running, tmp_path: Path) -> None:
+    """2 for an invalid request, 77 without a valid API key, 127 for a missing command."""
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("effective_batch_size: 0")
     done = run_example("scheduler_hook.py", str(wrong), "--service", service.url)
@@ -146,7 +144,7 @@ def test_refusals_are_told_apart(hook: Hook, service: Running, tmp_path: Path) -
     assert "bw_0_0" not in refused.stderr
 
 
-def test_variants_are_tuned_side_by_side(shared_service: Running) -> None:
+def test_variants_are_tuned_concurrently(shared_service: Running) -> None:
     """The asynchronous example shows the probes of all, then every variant with its size."""
     done = run_example("compare_async.py", "--service", shared_service.url, "--effective-batch-size", "64")
     assert done.returncode == 0, done.stderr

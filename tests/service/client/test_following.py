@@ -13,9 +13,9 @@ from service.client import (
     Client,
     ConnectionFailedError,
     NotAuthenticatedError,
-    NotWaitedLongEnoughError,
     TuningFailedError,
-    UnexpectedAnswerError,
+    UnexpectedResponseError,
+    WaitTimeoutError,
 )
 from service.client.resources.api import AsyncCalls
 from service.domain.states import State
@@ -28,11 +28,11 @@ from tests.support.service.scripted_network import (
     Clock,
     Driver,
     Script,
+    event_bytes,
     page,
     problem,
     stream,
     streamed,
-    told,
     tuning,
 )
 
@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 # --- waiting ---
 
 
-def test_a_wait_outlives_failures_and_bounds_each_silence(drive: Driver, clock: Clock) -> None:
+def test_a_wait_survives_failures_and_bounds_each_silence(drive: Driver, clock: Clock) -> None:
     """Long polls of thirty seconds, a refused connection between them, and the time that each may take."""
 
     def slow(_request: httpx.Request) -> httpx.Response:
@@ -73,21 +73,21 @@ def test_a_wait_outlives_failures_and_bounds_each_silence(drive: Driver, clock: 
     assert {request.extensions["timeout"]["read"] for request in script.seen} == {37.0}
 
 
-def test_a_wait_asks_no_longer_than_its_time(drive: Driver, clock: Clock) -> None:
-    """The last poll is cut short, then the error names the state; a service that does not answer costs little more."""
+def test_a_wait_polls_no_longer_than_its_timeout(drive: Driver, clock: Clock) -> None:
+    """The last poll is cut short, then the error names the state; an unresponsive service takes little longer."""
 
     def slow(request: httpx.Request) -> httpx.Response:
         clock.now += float(request.url.params["wait"])
         return tuning()
 
     script = Script([slow])
-    with pytest.raises(NotWaitedLongEnoughError, match="RUNNING after 50 s"):
+    with pytest.raises(WaitTimeoutError, match="RUNNING after 50 s"):
         drive(script, lambda calls: calls.tunings.wait("tun_1", 50.0))
     assert [request.url.params["wait"] for request in script.seen] == ["30.0", "20.0"]
     assert [request.extensions["timeout"]["read"] for request in script.seen] == [55.0, 25.0]
 
 
-def test_a_wait_for_a_service_that_is_away_ends_in_time(drive: Driver, clock: Clock) -> None:
+def test_a_wait_for_an_unreachable_service_ends_in_time(drive: Driver, clock: Clock) -> None:
     """The caller's time bounds the tries, however large the budget."""
     began = clock.now
     with pytest.raises(ConnectionFailedError):
@@ -95,14 +95,14 @@ def test_a_wait_for_a_service_that_is_away_ends_in_time(drive: Driver, clock: Cl
     assert clock.now - began <= 5.0
 
 
-def test_a_service_that_does_not_wait_is_not_asked_without_pause(drive: Driver, clock: Clock) -> None:
-    """One that is ending answers long polls at once."""
+def test_a_service_that_does_not_wait_is_polled_with_pauses(drive: Driver, clock: Clock) -> None:
+    """A service that is shutting down responds to long polls at once."""
     drive(Script([tuning()] * 5 + [tuning(State.FAILED)]), lambda calls: calls.tunings.wait("tun_1"))
     assert clock.pauses == [1.0] * 5
 
 
 @pytest.mark.parametrize("state", [State.FAILED, State.CANCELLED])
-def test_a_tuning_without_an_answer_is_an_error_with_its_problem(drive: Driver, state: State) -> None:
+def test_a_tuning_without_a_recommendation_raises_its_problem(drive: Driver, state: State) -> None:
     """`tune` raises it; a cancelled one has a problem too."""
     why = {"type": "urn:x", "title": "t", "detail": "it hung", "code": "timed-out"}
     stored = {"problem": why} if state is State.FAILED else {}
@@ -116,16 +116,16 @@ def test_a_tuning_without_an_answer_is_an_error_with_its_problem(drive: Driver, 
 # --- streams ---
 
 
-def test_a_stream_goes_on_where_it_broke_off(drive: Driver, clock: Clock) -> None:
+def test_a_broken_stream_resumes_after_its_last_event(drive: Driver, clock: Clock) -> None:
     """Cut within an event, refused, ended early: each new one resumes after the last whole event."""
-    second = told(2, State.RUNNING)
+    second = event_bytes(2, State.RUNNING)
     script = Script(
         [
-            stream(b": following\n\n", told(1, State.QUEUED), second[:20], end=RESET),
+            stream(b": following\n\n", event_bytes(1, State.QUEUED), second[:20], end=RESET),
             problem(503, Retry_After="4"),
             stream(second),
             stream(b": following\n\n"),
-            stream(told(3, State.SUCCEEDED), told(4, State.SUCCEEDED)),
+            stream(event_bytes(3, State.SUCCEEDED), event_bytes(4, State.SUCCEEDED)),
         ]
     )
     assert drive(script, followed) == [1, 2, 3]
@@ -133,52 +133,57 @@ def test_a_stream_goes_on_where_it_broke_off(drive: Driver, clock: Clock) -> Non
     assert clock.pauses[1] == 4.0
 
 
-def test_events_make_pauses_short_again(drive: Driver, clock: Clock) -> None:
+def test_events_reset_the_pauses(drive: Driver, clock: Clock) -> None:
     """A connection that breaks after news is made anew as after the first failure."""
     failures = [RESET] * 4
-    drive(Script([*failures, stream(told(1, State.QUEUED)), *failures, stream(told(2, State.FAILED))]), followed)
+    drive(
+        Script([*failures, stream(event_bytes(1, State.QUEUED)), *failures, stream(event_bytes(2, State.FAILED))]),
+        followed,
+    )
     assert max(clock.pauses[3:5]) > 2.0
     assert clock.pauses[4] <= 0.5
 
 
-def test_a_stream_that_has_ended_is_over(drive: Driver) -> None:
-    """204 says that nothing will come."""
+def test_a_stream_that_has_ended_has_no_events(drive: Driver) -> None:
+    """After 204 no more events come."""
     assert drive(Script([httpx.Response(204)]), followed) == []
 
 
-def test_a_stream_that_is_refused_is_an_error(drive: Driver, clock: Clock) -> None:
-    """Its problem is read although the answer was to be streamed."""
+def test_a_refused_stream_is_an_error(drive: Driver, clock: Clock) -> None:
+    """The problem is read from the streamed response."""
 
     def refuse(_request: httpx.Request) -> httpx.Response:
         refusal = problem(401, "not-authenticated")
         return httpx.Response(401, stream=Chunks([refusal.content[:9], refusal.content[9:]]))
 
     with pytest.raises(NotAuthenticatedError, match="not-authenticated"):
-        drive(Script([stream(told(1, State.QUEUED)), refuse]), followed)
+        drive(Script([stream(event_bytes(1, State.QUEUED)), refuse]), followed)
     assert len(clock.pauses) == 1
 
 
-def test_a_stream_of_a_service_that_stays_away_is_given_up(drive: Driver, clock: Clock) -> None:
+def test_a_stream_of_an_unreachable_service_ends_within_the_budget(drive: Driver, clock: Clock) -> None:
     """Within the budget, counted from its first failure."""
     began = clock.now
     with pytest.raises(ConnectionFailedError, match="refused"):
-        drive(Script([stream(told(1, State.QUEUED)), httpx.ConnectError("refused")]), followed, retry_seconds=10.0)
+        drive(
+            Script([stream(event_bytes(1, State.QUEUED)), httpx.ConnectError("refused")]), followed, retry_seconds=10.0
+        )
     assert clock.now - began <= 10.0
 
 
-def test_a_quiet_stream_has_its_whole_budget_each_time_it_breaks(drive: Driver, clock: Clock) -> None:
+def test_a_keep_alive_restores_the_budget(drive: Driver, clock: Clock) -> None:
     """An hour of keep-alives is no failure, however often the connection breaks."""
 
     def quiet(_request: httpx.Request) -> httpx.Response:
         clock.now += 3600.0
         return stream(b": following\nretry: 1000\n\n", b": keep-alive\n\n", end=RESET)
 
-    assert drive(Script([quiet] * 4 + [stream(told(1, State.SUCCEEDED))]), followed, retry_seconds=15.0) == [1]
+    assert drive(Script([quiet] * 4 + [stream(event_bytes(1, State.SUCCEEDED))]), followed, retry_seconds=15.0) == [1]
 
 
 def test_leaving_a_stream_closes_its_connection(drive: Driver) -> None:
     """Also when the loop over it is left early."""
-    body = Chunks([told(1, State.QUEUED), told(2, State.RUNNING)])
+    body = Chunks([event_bytes(1, State.QUEUED), event_bytes(2, State.RUNNING)])
 
     async def first(calls: AsyncCalls) -> Event:
         events = calls.tunings.events("tun_1")
@@ -190,9 +195,9 @@ def test_leaving_a_stream_closes_its_connection(drive: Driver) -> None:
     assert body.closed
 
 
-def test_the_blocking_stream_is_closed_by_leaving_its_loop() -> None:
+def test_leaving_a_blocking_stream_closes_its_connection() -> None:
     """A `for` that is left lets the connection go."""
-    body = Chunks([told(1, State.QUEUED), told(2, State.RUNNING)])
+    body = Chunks([event_bytes(1, State.QUEUED), event_bytes(2, State.RUNNING)])
     script = Script([streamed(body)])
     with httpx.Client(transport=httpx.MockTransport(script), base_url="http://test") as http:
         for event in Client(http=http).tunings.events("tun_1"):
@@ -204,15 +209,15 @@ def test_the_blocking_stream_is_closed_by_leaving_its_loop() -> None:
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n"])
-def test_events_are_read_however_they_are_cut(drive: Driver, size: int, ends: bytes) -> None:
+def test_events_are_parsed_from_any_chunks(drive: Driver, size: int, ends: bytes) -> None:
     """Byte by byte, with comments, fields and kinds that are not known, and characters that Python splits lines at."""
     message = "one\u2028two\x85three é"
     probe = {"id": 2, "at": "2026-01-01T00:00:00Z", "kind": "state", "state": "RUNNING", "new": message}
     later = f"id: 3\nevent: later\ndata: {json.dumps({'id': 3, 'what': message})}\n\n".encode()
     lines = json.dumps(probe, ensure_ascii=False).replace(", ", ",\ndata: ")
     spread = f"event: state\ndata:{lines}\nretry: 5\n\n".encode()
-    cut_off = told(4, State.FAILED)[:-1]
-    text = b": following\nretry: 1000\n\n" + told(1, State.QUEUED) + later + spread + cut_off
+    cut_off = event_bytes(4, State.FAILED)[:-1]
+    text = b": following\nretry: 1000\n\n" + event_bytes(1, State.QUEUED) + later + spread + cut_off
     text = text.replace(b"\n", ends)
     parts = [text[start : start + size] for start in range(0, len(text), size)]
     script = Script([stream(*parts), httpx.Response(204)])
@@ -224,16 +229,16 @@ def test_events_are_read_however_they_are_cut(drive: Driver, size: int, ends: by
     assert script.seen[-1].headers["Last-Event-ID"] == "2"
 
 
-def test_an_event_that_is_none_is_an_error_of_ours(drive: Driver, clock: Clock) -> None:
-    """It is not asked for again and again."""
-    with pytest.raises(UnexpectedAnswerError, match="nonsense"):
+def test_a_malformed_event_is_an_error_of_the_sdk(drive: Driver, clock: Clock) -> None:
+    """The stream is not requested again."""
+    with pytest.raises(UnexpectedResponseError, match="nonsense"):
         drive(Script([stream(b"data: nonsense\n\n")]), followed)
     assert clock.pauses == []
 
 
-def test_a_stream_that_is_none_is_an_error_of_ours(drive: Driver, clock: Clock) -> None:
-    """A proxy's page is not asked for again and again."""
-    with pytest.raises(UnexpectedAnswerError, match="text/html"):
+def test_a_response_that_is_no_stream_is_an_error_of_the_sdk(drive: Driver, clock: Clock) -> None:
+    """A proxy's page is not requested again."""
+    with pytest.raises(UnexpectedResponseError, match="text/html"):
         drive(Script([httpx.Response(200, html="<p>Sign in</p>")]), followed)
     assert clock.pauses == []
 
@@ -242,7 +247,7 @@ def test_a_stream_that_is_none_is_an_error_of_ours(drive: Driver, clock: Clock) 
 
 
 def test_pages_are_fetched_as_they_are_needed(drive: Driver) -> None:
-    """The second page is asked for with the first one's cursor, once its rows are wanted."""
+    """The second page is requested with the cursor of the first when its rows are needed."""
     script = Script([page("a", "b", following="c1"), page("c")])
 
     async def read(calls: AsyncCalls) -> list[tuple[str, int]]:
@@ -256,8 +261,8 @@ def test_pages_are_fetched_as_they_are_needed(drive: Driver) -> None:
     ]
 
 
-def test_what_has_not_changed_is_not_sent_again(drive: Driver) -> None:
-    """The tag of what was read goes along; 304 means the document that is known, another tag a new one."""
+def test_an_unchanged_document_is_not_sent_again(drive: Driver) -> None:
+    """The entity tag is sent; 304 returns the cached document, another tag a new one."""
     script = Script([tuning(ETag='"1"'), httpx.Response(304), tuning(State.FAILED, ETag='"2"'), httpx.Response(304)])
 
     async def read(calls: AsyncCalls) -> list[Tuning]:
@@ -270,8 +275,8 @@ def test_what_has_not_changed_is_not_sent_again(drive: Driver) -> None:
     assert [request.headers.get("If-None-Match") for request in script.seen] == [None, '"1"', '"1"', '"2"']
 
 
-def test_only_some_documents_are_kept(drive: Driver) -> None:
-    """The one that was not read for the longest is asked for anew."""
+def test_the_least_recently_read_document_is_evicted(drive: Driver) -> None:
+    """It is requested again in full."""
     script = Script([lambda request: tuning(ETag=f'"{request.url.path}"')])
 
     async def read(calls: AsyncCalls) -> None:
@@ -286,7 +291,7 @@ def test_only_some_documents_are_kept(drive: Driver) -> None:
 
 
 def test_the_blocking_client_works_where_an_event_loop_runs() -> None:
-    """It needs none, and minds none."""
+    """The blocking client neither needs nor disturbs an event loop."""
 
     async def inside() -> list[str]:
         with httpx.Client(transport=httpx.MockTransport(Script([page("a")])), base_url="http://test") as http:
@@ -297,10 +302,10 @@ def test_the_blocking_client_works_where_an_event_loop_runs() -> None:
 
 def test_an_async_call_can_be_cancelled_while_it_pauses() -> None:
     """A cancelled task ends at once, and sends nothing more."""
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     def refuse(_request: httpx.Request) -> httpx.Response:
-        asked.set()
+        requested.set()
         return problem(503, Retry_After="30")
 
     script = Script([refuse])
@@ -308,7 +313,7 @@ def test_an_async_call_can_be_cancelled_while_it_pauses() -> None:
     async def give_up() -> None:
         async with httpx.AsyncClient(transport=httpx.MockTransport(script), base_url="http://test") as http:
             task = asyncio.create_task(AsyncClient(http=http).tunings.get("tun_1"))
-            await asked.wait()
+            await requested.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

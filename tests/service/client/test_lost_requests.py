@@ -1,4 +1,4 @@
-"""The SDK against a real service over a network that loses requests and answers: nothing is made twice."""
+"""The SDK against a real service over a network that loses requests and responses: nothing is created twice."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tests.support.service.scripted_network import Driver, all_names, fake_time,
 from tuner.schemas.requests import TrainingRequest
 
 Against = Callable[..., Any]
-PATIENCE_SECONDS = 120.0
+TIMEOUT_SECONDS = 120.0
 SIZES = count(1000)
-"""Effective batch sizes that no other test asks for: each is a question of its own."""
+"""Effective batch sizes that no other test uses, so that each makes a request of its own."""
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
@@ -39,7 +39,7 @@ def against(request: pytest.FixtureRequest) -> Against:
 
 
 class Forwarding:
-    """Hands requests on to a service, except that some are lost, and the answers of others."""
+    """Forwards requests to a service, and loses some requests and some responses."""
 
     def __init__(self, url: str, faults: list[str]) -> None:
         self.url = url
@@ -47,7 +47,7 @@ class Forwarding:
         self.sent = 0
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        """Lose the request, its answer, or nothing."""
+        """Lose the request, its response, or nothing."""
         self.sent += 1
         fault = self.faults.pop(0) if self.faults else "none"
         if fault == "request lost":
@@ -56,17 +56,19 @@ class Forwarding:
             return problem(503, "store-unavailable", Retry_After="1")
         kept = {name: request.headers[name] for name in ("Content-Type", "Idempotency-Key") if name in request.headers}
         url = self.url + request.url.raw_path.decode()
-        answer = httpx.request(request.method, url, content=request.content, headers=kept, timeout=60.0)
-        if fault == "answer lost":
+        response = httpx.request(request.method, url, content=request.content, headers=kept, timeout=60.0)
+        if fault == "response lost":
             raise httpx.ReadError("connection reset")
-        return httpx.Response(answer.status_code, headers={"Content-Type": "application/json"}, content=answer.content)
+        return httpx.Response(
+            response.status_code, headers={"Content-Type": "application/json"}, content=response.content
+        )
 
 
-# --- answers that are lost ---
+# --- lost responses ---
 
 
 def test_a_key_names_one_submission(against: Against, shared_service: Running) -> None:
-    """The same again under it is the same tuning; another request under it is refused."""
+    """An equal request under the key gets the same tuning; another request is refused."""
     one, other = (tuning_request(effective_batch_size=next(SIZES)) for _ in range(2))
     key = f"job-{next(SIZES)}"
 
@@ -81,10 +83,10 @@ def test_a_key_names_one_submission(against: Against, shared_service: Running) -
     against(shared_service.url, submit)
 
 
-@given(faults=st.lists(st.sampled_from(["request lost", "answer lost", "busy"]), max_size=5))
+@given(faults=st.lists(st.sampled_from(["request lost", "response lost", "busy"]), max_size=5))
 @settings(max_examples=12, deadline=None)
-def test_a_submission_whose_answers_are_lost_is_made_once(shared_service: Running, faults: list[str]) -> None:
-    """Whatever is lost on the way, in whatever order, one tuning is there in the end: the one that was returned."""
+def test_a_submission_with_lost_responses_creates_one_tuning(shared_service: Running, faults: list[str]) -> None:
+    """Whatever is lost, in any order, the returned tuning is the only one."""
     network = Forwarding(shared_service.url, list(faults))
     request = tuning_request(effective_batch_size=next(SIZES))
     with fake_time():
@@ -94,10 +96,10 @@ def test_a_submission_whose_answers_are_lost_is_made_once(shared_service: Runnin
         assert [row.id for row in client.tunings.list(fingerprint=made.fingerprint)] == [made.id]
 
 
-def test_a_job_whose_answer_is_lost_is_made_once(start_service: StartService) -> None:
+def test_a_submission_with_lost_responses_creates_one_job(start_service: StartService) -> None:
     """As a tuning, over asyncio."""
     service = start_service()
-    network = Forwarding(service.url, ["answer lost", "answer lost"])
+    network = Forwarding(service.url, ["response lost", "response lost"])
     with fake_time():
         made = Driver("asyncio")(network, lambda calls: calls.jobs.submit(recommendation(), TrainingRequest(updates=1)))
     with service.client as client:
@@ -105,14 +107,14 @@ def test_a_job_whose_answer_is_lost_is_made_once(start_service: StartService) ->
 
 
 @pytest.mark.parametrize("kind", ["blocking", "asyncio"])
-def test_a_wait_outlives_a_restart_of_the_service(start_service: StartService, kind: str) -> None:
-    """It was stopped in the middle; the next one, elsewhere, goes on, and the same wait ends with the answer."""
+def test_a_wait_survives_a_restart_of_the_service(start_service: StartService, kind: str) -> None:
+    """The service stops midway; its successor at another address continues, and the wait returns the recommendation."""
     started = threading.Event()
     with_a_hold = start_service(ScriptedRunner(37, until_stopped(started)))
     network = Forwarding(with_a_hold.url, [])
 
     def restart() -> None:
-        assert started.wait(PATIENCE_SECONDS)
+        assert started.wait(TIMEOUT_SECONDS)
         with_a_hold.system.coordinator.stop()
         network.url = start_service(ScriptedRunner(37)).url
 
@@ -120,7 +122,7 @@ def test_a_wait_outlives_a_restart_of_the_service(start_service: StartService, k
         tuning = await calls.tunings.submit(tuning_request())
         restarting.start()
         network.faults.extend(["request lost", "busy"])
-        return (await calls.tunings.wait(tuning.id, timeout_seconds=PATIENCE_SECONDS)).attempts
+        return (await calls.tunings.wait(tuning.id, timeout_seconds=TIMEOUT_SECONDS)).attempts
 
     restarting = threading.Thread(target=restart)
     assert Driver(kind)(network, tune) == 2
@@ -151,7 +153,7 @@ def scripted_server(*answers: bytes | None) -> Iterator[str]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        thread.join(PATIENCE_SECONDS)
+        thread.join(TIMEOUT_SECONDS)
         for connection in silent:
             connection.close()
 
@@ -162,8 +164,8 @@ WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" 
 
 
 @pytest.mark.parametrize("failure", [None, b"", b"nonsense\r\n\r\n", WHOLE[:-3], SILENCE])
-def test_connections_that_fail_are_made_anew(against: Against, failure: bytes | None) -> None:
-    """A reset, a hang-up, no HTTP, half an answer, and silence for longer than the time given: over real sockets."""
+def test_a_failed_connection_is_retried(against: Against, failure: bytes | None) -> None:
+    """A reset, a hang-up, no HTTP, half a response, and silence for longer than the time given: over real sockets."""
     with scripted_server(failure, failure, WHOLE) as url, fake_time() as clock:
-        assert against(url, all_names, timeout_seconds=1.0 if failure is SILENCE else PATIENCE_SECONDS) == []
+        assert against(url, all_names, timeout_seconds=1.0 if failure is SILENCE else TIMEOUT_SECONDS) == []
         assert len(clock.pauses) == 2

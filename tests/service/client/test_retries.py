@@ -1,4 +1,4 @@
-"""The SDK over a network that fails: what is tried again, what never is, and what it costs in time."""
+"""The SDK over a network that fails: which calls are retried, and for how long."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.client import (
     NotFoundError,
     QuotaExceededError,
     ServiceUnavailableError,
-    UnexpectedAnswerError,
+    UnexpectedResponseError,
 )
 from service.client.protocol import retry_after
 from service.client.resources.api import AsyncCalls
@@ -58,7 +58,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-# --- what is tried again ---
+# --- retries ---
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         httpx.Response(504, text="<h1>Gateway timeout</h1>"),
     ],
 )
-def test_what_may_pass_is_tried_again(drive: Driver, clock: Clock, failure: Any) -> None:
+def test_transient_errors_are_retried(drive: Driver, clock: Clock, failure: Any) -> None:
     """Lost connections, silence, 429, 503, and a proxy that misses its service."""
     script = Script([failure, failure, page("tun_1")])
     assert drive(script, all_names) == ["tun_1"]
@@ -83,7 +83,7 @@ def test_what_may_pass_is_tried_again(drive: Driver, clock: Clock, failure: Any)
     assert len(clock.pauses) == 2
 
 
-def test_pauses_double_up_to_a_bound_less_some_chance(drive: Driver, clock: Clock) -> None:
+def test_pauses_double_up_to_a_bound_with_jitter(drive: Driver, clock: Clock) -> None:
     """From half a second to ten, and never less than half of that."""
     drive(Script([RESET] * 8 + [page()]), all_names, retry_seconds=300.0)
     bounds = [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
@@ -92,19 +92,19 @@ def test_pauses_double_up_to_a_bound_less_some_chance(drive: Driver, clock: Cloc
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_the_service_says_when_to_come_back(drive: Driver, clock: Clock, status: int) -> None:
+def test_retry_after_is_honoured(drive: Driver, clock: Clock, status: int) -> None:
     """No try comes before `Retry-After`."""
     drive(Script([problem(status, Retry_After="17"), page()]), all_names)
     assert clock.pauses == [17.0]
 
 
-def test_a_service_that_says_at_once_is_not_asked_without_pause(drive: Driver, clock: Clock) -> None:
-    """`Retry-After: 0` leaves the pauses as they are without it."""
+def test_a_retry_after_of_zero_keeps_the_pauses(drive: Driver, clock: Clock) -> None:
+    """The pauses are those without the header."""
     drive(Script([problem(503, Retry_After="0")] * 3 + [page()]), all_names)
     assert all(pause >= bound / 2 for pause, bound in zip(clock.pauses, [0.5, 1.0, 2.0], strict=True))
 
 
-def test_coming_back_later_than_the_budget_is_left_to_the_caller(drive: Driver, clock: Clock) -> None:
+def test_a_retry_after_beyond_the_budget_raises_at_once(drive: Driver, clock: Clock) -> None:
     """The error comes at once, and says when."""
     script = Script([problem(429, "quota-exceeded", Retry_After="3600")])
     with pytest.raises(QuotaExceededError) as caught:
@@ -121,7 +121,7 @@ def test_the_budget_bounds_the_tries(drive: Driver, clock: Clock) -> None:
     assert 5.0 < clock.now - began <= 20.0
 
 
-def test_a_budget_of_nothing_means_one_try(drive: Driver, clock: Clock) -> None:
+def test_a_budget_of_zero_means_one_try(drive: Driver, clock: Clock) -> None:
     """`retry_seconds=0` is no retries at all."""
     script = Script([problem(503, Retry_After="0")])
     with pytest.raises(ServiceUnavailableError):
@@ -138,8 +138,8 @@ def test_a_budget_of_nothing_means_one_try(drive: Driver, clock: Clock) -> None:
         lambda calls: calls.estimates.create(EstimateRequest(spec=mlp_spec(), effective_batch_size=8, gpus=("T4",))),
     ],
 )
-def test_what_is_harmless_twice_is_tried_again_without_a_key(drive: Driver, clock: Clock, body: Any) -> None:
-    """Cancelling, configuring and estimating make nothing, or nothing twice."""
+def test_idempotent_posts_are_retried_without_a_key(drive: Driver, clock: Clock, body: Any) -> None:
+    """Cancelling, configuring and estimating create nothing twice."""
     script = Script([RESET, problem(404)])
     with pytest.raises(NotFoundError):
         drive(script, body)
@@ -166,8 +166,8 @@ def test_what_is_harmless_twice_is_tried_again_without_a_key(drive: Driver, cloc
         (504, ServiceUnavailableError),
     ],
 )
-def test_a_refusal_is_an_error_of_its_kind(drive: Driver, clock: Clock, status: int, kind: type[ApiError]) -> None:
-    """It carries the problem, and is not tried again."""
+def test_each_status_raises_its_error(drive: Driver, clock: Clock, status: int, kind: type[ApiError]) -> None:
+    """The error carries the problem, and the call is not retried."""
     script = Script([problem(status, "the-code", X_Request_ID="r-1")])
     with pytest.raises(ApiError) as caught:
         drive(script, all_names)
@@ -178,7 +178,7 @@ def test_a_refusal_is_an_error_of_its_kind(drive: Driver, clock: Clock, status: 
 
 
 @pytest.mark.parametrize("failure", [RESET, httpx.ConnectError("refused"), problem(429), problem(503, Retry_After="1")])
-def test_what_would_happen_twice_is_sent_once(drive: Driver, clock: Clock, failure: Any) -> None:
+def test_a_call_that_is_not_idempotent_is_sent_once(drive: Driver, clock: Clock, failure: Any) -> None:
     """A call that is neither idempotent nor keyed is never repeated, whatever went wrong."""
     script = Script([failure, page()])
     with pytest.raises(ClientError):
@@ -186,7 +186,7 @@ def test_what_would_happen_twice_is_sent_once(drive: Driver, clock: Clock, failu
     assert (len(script.seen), clock.pauses) == (1, [])
 
 
-def test_a_call_of_ones_own_is_repeated_under_a_key(drive: Driver, clock: Clock) -> None:
+def test_a_custom_call_with_a_key_is_retried(drive: Driver, clock: Clock) -> None:
     """The key makes it repeatable; it goes along as a header."""
     script = Script([RESET, page()])
     drive(script, lambda calls: calls.call(TuningPage, Call("POST", "/v1/elsewhere", idempotency_key="k")))
@@ -195,8 +195,8 @@ def test_a_call_of_ones_own_is_repeated_under_a_key(drive: Driver, clock: Clock)
 
 
 @pytest.mark.parametrize("failure", [RESET, problem(503, "not-ready", Retry_After="1")])
-def test_health_is_asked_once(drive: Driver, clock: Clock, failure: Any) -> None:
-    """That the service is not well is the answer."""
+def test_health_checks_are_not_retried(drive: Driver, clock: Clock, failure: Any) -> None:
+    """An error is the result of a health check."""
 
     async def ask(calls: AsyncCalls) -> Health:
         return await calls.readyz()
@@ -207,14 +207,14 @@ def test_health_is_asked_once(drive: Driver, clock: Clock, failure: Any) -> None
 
 
 @pytest.mark.parametrize("address", ["localhost:8000", "ftp://host", "http://", "//host", ""])
-def test_an_address_that_is_none_is_refused_at_once(address: str) -> None:
+def test_a_malformed_address_is_refused_at_once(address: str) -> None:
     """The error shows what one looks like."""
     for kind in (Client, AsyncClient):
         with pytest.raises(ClientError, match=r"http://127\.0\.0\.1:8000"):
             kind(address)
 
 
-def test_what_cannot_be_sent_is_not_tried_again(drive: Driver, clock: Clock) -> None:
+def test_an_unsendable_request_is_not_retried(drive: Driver, clock: Clock) -> None:
     """A fault of the caller's own is an error at once."""
     script = Script([httpx.LocalProtocolError("Illegal header value")])
     with pytest.raises(ClientError, match="Illegal header value") as caught:
@@ -223,11 +223,11 @@ def test_what_cannot_be_sent_is_not_tried_again(drive: Driver, clock: Clock) -> 
     assert clock.pauses == []
 
 
-# --- answers that are none ---
+# --- malformed responses ---
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         httpx.Response(200, text="<h1>Log in to the wireless network</h1>"),
         httpx.Response(200, json={"items": 7}),
@@ -235,20 +235,20 @@ def test_what_cannot_be_sent_is_not_tried_again(drive: Driver, clock: Clock) -> 
         httpx.Response(200, content=b"\xff\xfe\x00"),
     ],
 )
-def test_garbage_is_an_error_of_ours(drive: Driver, clock: Clock, answer: httpx.Response) -> None:
-    """What is no document is not tried again, and never ends in an error of pydantic's or httpx's."""
-    with pytest.raises(UnexpectedAnswerError, match="TuningPage"):
-        drive(Script([answer]), all_names)
+def test_a_malformed_response_is_an_error_of_the_sdk(drive: Driver, clock: Clock, response: httpx.Response) -> None:
+    """The call is not retried, and never raises an error of pydantic or httpx."""
+    with pytest.raises(UnexpectedResponseError, match="TuningPage"):
+        drive(Script([response]), all_names)
     assert clock.pauses == []
 
 
-def test_a_body_that_cannot_be_decoded_is_an_error_of_ours(drive: Driver) -> None:
+def test_an_undecodable_body_is_an_error_of_the_sdk(drive: Driver) -> None:
     """Content that is not compressed as it says."""
 
     def spoilt(_request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=Chunks([b"not gzip"]))
 
-    with pytest.raises(UnexpectedAnswerError, match="cannot be read"):
+    with pytest.raises(UnexpectedResponseError, match="cannot be read"):
         drive(Script([spoilt]), all_names)
 
 
@@ -281,14 +281,14 @@ def test_a_refusal_without_a_problem_shows_the_text(drive: Driver) -> None:
     ],
 )
 def test_retry_after_is_seconds_or_a_date(text: str, seconds: float | None) -> None:
-    """Anything else is as if it were not there."""
+    """Any other value is ignored."""
     assert retry_after(text, datetime(2026, 1, 1, tzinfo=UTC)) == seconds
 
 
 # --- what creates ---
 
 
-def test_a_submission_keeps_its_key_over_tries(drive: Driver, clock: Clock) -> None:
+def test_a_submission_keeps_its_key_over_retries(drive: Driver, clock: Clock) -> None:
     """The same UUID and the same body each time, also while the first request is in flight; the next has another."""
     script = Script([RESET, problem(409, "idempotency-key-in-flight", Retry_After="1"), problem(503), tuning()])
 
@@ -306,13 +306,13 @@ def test_a_submission_keeps_its_key_over_tries(drive: Driver, clock: Clock) -> N
 
 
 def test_the_caller_may_give_the_key(drive: Driver) -> None:
-    """It is what is sent."""
+    """The key of the caller is sent."""
     script = Script([tuning()])
     drive(script, lambda calls: calls.tunings.submit(tuning_request(), idempotency_key="slurm-7-0"))
     assert script.seen[0].headers["Idempotency-Key"] == "slurm-7-0"
 
 
-def test_a_deletion_whose_answer_was_lost_is_done(drive: Driver, clock: Clock) -> None:
+def test_a_deletion_with_a_lost_response_succeeds(drive: Driver, clock: Clock) -> None:
     """The second try finds nothing more; without a first try there was nothing to delete."""
     drive(Script([RESET, problem(404, "not-found")]), lambda calls: calls.tunings.delete("tun_1"))
     assert len(clock.pauses) == 1

@@ -37,7 +37,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Open]:
-    """Opens pages of a service; each is checked at the end."""
+    """Open pages of a service, each checked at the end."""
     with ExitStack() as stack:
         yield lambda service, **options: stack.enter_context(watched(browser, service.url, **options))
 
@@ -68,7 +68,7 @@ def state(page: Page) -> Any:
 
 
 def test_a_tuning_that_fits(service: Running, visit: Open) -> None:
-    """From the form to the answer: plan, chart, probes, and the call that asks the same again."""
+    """From the form to the recommendation: plan, chart, probes, and the call that reproduces the tuning."""
     page = visit(service).open("/tunings/new")
     identifier = submit(page)
     expect(state(page)).to_have_text("✓Succeeded")
@@ -86,7 +86,7 @@ def test_a_tuning_that_fits(service: Running, visit: Open) -> None:
 
 
 def test_a_tuning_in_which_nothing_fits(start_service: StartService, visit: Open) -> None:
-    """It is an answer, with its reason; there is nothing to export."""
+    """The recommendation names the reason, and has no exports."""
     service = start_service(ScriptedRunner(0))
     page = visit(service).open("/tunings/new")
     submit(page)
@@ -125,8 +125,8 @@ class Allocator(ScriptedRunner):
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_the_allocators_own_text_is_behind_details(start_service: StartService, visit: Open, *, apart: bool) -> None:
-    """Headlines, the proof and the table have short words; the raw text is there for who opens it."""
+def test_the_allocators_message_is_behind_details(start_service: StartService, visit: Open, *, apart: bool) -> None:
+    """Headlines, the proof and the table have short words; the raw text is behind details."""
     runner = Allocator(37)
     runner.apart = apart
     page = visit(start_service(runner)).open("/tunings/new")
@@ -136,7 +136,7 @@ def test_the_allocators_own_text_is_behind_details(start_service: StartService, 
     expect(failed).to_contain_text("asked for 2.00 MiB more in the warm-up")
     raw = failed.get_by_text(CPU_WORDS)
     expect(raw).to_be_hidden()
-    failed.get_by_text("The device's own words").click()
+    failed.get_by_text("Message of the allocator").click()
     expect(raw).to_be_visible()
     shown = page.evaluate("document.body.innerText")
     assert shown.count("enforce fail") == 1
@@ -146,7 +146,7 @@ def test_the_allocators_own_text_is_behind_details(start_service: StartService, 
 
 
 def test_every_text_of_an_allocator_is_shortened(service: Running, visit: Open) -> None:
-    """Those of both devices, within a sentence; other messages stay, and raw text that was sent apart is kept."""
+    """Messages of both devices are shortened within a sentence; other messages, and raw text sent apart, are kept."""
     page = visit(service).open("/tunings")
     module = page.locator("script[type=module]").first.get_attribute("src")
     assert module is not None
@@ -167,14 +167,15 @@ def test_every_text_of_an_allocator_is_shortened(service: Running, visit: Open) 
         "the loss is no sum [of terms]",
     ]
     shown = page.evaluate(
-        "async (path) => (await import(path)).withDetails('short', 'the raw text').map((it) => it.textContent ?? it)",
+        "async (path) => (await import(path)).withDetails('short', 'the raw text')"
+        ".map((node) => node.textContent ?? node)",
         path,
     )
-    assert shown == ["short", "The device's own wordsthe raw text"]
+    assert shown == ["short", "Message of the allocatorthe raw text"]
 
 
 def test_a_bound_is_not_called_the_largest_that_fits(start_service: StartService, visit: Open) -> None:
-    """Where no larger size was tried, the figure says so."""
+    """The label says where no larger size was tried."""
     runner = ScriptedRunner(500)
     service = start_service(runner)
     made = tune(service)
@@ -188,7 +189,7 @@ def test_a_bound_is_not_called_the_largest_that_fits(start_service: StartService
 
 
 def test_a_tuning_that_fails(start_service: StartService, visit: Open) -> None:
-    """The problem's words are there, and it can be repeated."""
+    """The page shows the problem, and the tuning can be repeated."""
     runner = ScriptedRunner(37)
     runner.spec_error = WorkloadError("the loss is no sum")
     service = start_service(runner)
@@ -203,8 +204,8 @@ def test_a_tuning_that_fails(start_service: StartService, visit: Open) -> None:
     expect(state(page)).to_have_text("✓Succeeded")
 
 
-def test_a_device_that_takes_no_work_says_why(start_service: StartService, visit: Open, tmp_path: Path) -> None:
-    """The overview names the cause beside the device, calls it neither free nor ready, and shows when it is over."""
+def test_a_device_that_takes_no_work_shows_the_cause(start_service: StartService, visit: Open, tmp_path: Path) -> None:
+    """The overview shows the cause beside the device, not the state free, until the cause is gone."""
     (in_the_way := tmp_path / "disk").write_text("")
     page = visit(start_service(runs_dir=in_the_way / "runs")).open("/")
     device = page.locator("#devices tbody tr")
@@ -219,8 +220,8 @@ def test_a_device_that_takes_no_work_says_why(start_service: StartService, visit
 
 
 @pytest.mark.parametrize("kind", ["tunings", "jobs"])
-def test_what_waits_shows_its_place_in_the_queue(start_service: StartService, visit: Open, kind: str) -> None:
-    """The page follows as the queue moves on, and stops when the work does not wait any more."""
+def test_waiting_work_shows_its_queue_position(start_service: StartService, visit: Open, kind: str) -> None:
+    """The position is updated as the queue moves, and disappears when the work no longer waits."""
     started = threading.Event()
     service = start_service(ScriptedRunner(37, until_stopped(started)))
     ahead = [f"/v1/tunings/{queued(service, 'tunings', size)}" for size in (3, 5)]
@@ -250,7 +251,7 @@ def queued(service: Running, kind: str, size: int) -> str:
 
 
 def test_a_tuning_that_is_cancelled(start_service: StartService, visit: Open) -> None:
-    """The button ends the probe that runs; the page shows it without being loaded again."""
+    """The button ends the running probe; the page shows the new state without a reload."""
     started = threading.Event()
     service = start_service(ScriptedRunner(37, until_stopped(started)))
     page = visit(service).open("/tunings/new")
@@ -263,14 +264,15 @@ def test_a_tuning_that_is_cancelled(start_service: StartService, visit: Open) ->
     assert page.evaluate("window.same")
 
 
-def test_probes_show_up_as_they_end(start_service: StartService, visit: Open) -> None:
-    """Each probe by itself, to the end, in a page that was opened once."""
+def test_probes_appear_as_they_end(start_service: StartService, visit: Open) -> None:
+    """Each probe appears by itself, to the end, without a reload."""
     steps = threading.Semaphore(0)
 
-    def take_a_step(_size: int, _stop: Callable[[], bool]) -> None:
-        assert steps.acquire(timeout=240)
+    def wait_for_step(_size: int, should_stop: Callable[[], bool]) -> None:
+        while not steps.acquire(timeout=0.05) and not should_stop():
+            pass
 
-    service = start_service(ScriptedRunner(37, take_a_step))
+    service = start_service(ScriptedRunner(37, wait_for_step))
     page = visit(service).open("/tunings/new")
     submit(page)
     expect(page.locator("#probes")).to_contain_text("No probe has ended yet")
@@ -285,7 +287,7 @@ def test_probes_show_up_as_they_end(start_service: StartService, visit: Open) ->
 
 
 def test_wrong_fields_are_marked(service: Running, visit: Open) -> None:
-    """What the service refuses stands beside its field; what cannot be read never leaves the browser."""
+    """An error of the service is shown at its field; an unreadable value is not sent."""
     opened = visit(service)
     opened.excused = ("422",)
     page = opened.open("/tunings/new")
@@ -296,7 +298,7 @@ def test_wrong_fields_are_marked(service: Running, visit: Open) -> None:
     page.get_by_label("Effective batch size").fill("8")
     page.get_by_label("Memory limit").fill("much")
     page.get_by_role("button", name="Submit the tuning").click()
-    expect(page.locator("[data-path='memory_limit_bytes'] .field-error")).to_contain_text("is no size")
+    expect(page.locator("[data-path='memory_limit_bytes'] .field-error")).to_contain_text("is not a size")
     page.get_by_label("Memory limit").fill("2 GiB")
     page.get_by_role("button", name="Submit the tuning").click()
     page.wait_for_url(re.compile(r"/tunings/tun_"))
@@ -304,7 +306,7 @@ def test_wrong_fields_are_marked(service: Running, visit: Open) -> None:
 
 
 def test_yaml_fills_the_form(service: Running, visit: Open) -> None:
-    """A pasted spec is what is sent."""
+    """A pasted spec becomes the request body."""
     page = visit(service).open("/tunings/new")
     page.get_by_text("Paste a spec as YAML or JSON").click()
     text = (
@@ -322,7 +324,7 @@ def test_yaml_fills_the_form(service: Running, visit: Open) -> None:
 
 
 def test_recommendations_are_compared(service: Running, visit: Open) -> None:
-    """Two are ticked in the list; what differs is marked."""
+    """Rows that differ are marked, and the figures of a plan, side by side, multiply to its own batch."""
     one, other = tune(service, effective_batch_size=100), tune(service, effective_batch_size=37)
     page = visit(service).open("/recommendations")
     expect(page.locator(".list-foot")).to_have_text(re.compile(r"^\d+ recommendations"))
@@ -332,6 +334,16 @@ def test_recommendations_are_compared(service: Running, visit: Open) -> None:
     batch = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="Effective batch"))
     expect(batch.get_by_role("cell")).to_have_text(["100", "37"])
     expect(batch).to_contain_text("differs")
+    for title, figures in {"Micro-batch of the plan": ["34", "37"], "Accumulation steps": ["3", "1"]}.items():
+        row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=title))
+        expect(row.get_by_role("cell")).to_have_text(figures)
+    titles = page.get_by_role("rowheader").all_inner_texts()
+    assert [title.partition("≠")[0].strip() for title in titles[9:13]] == [
+        "Plan",
+        "Micro-batch of the plan",
+        "Accumulation steps",
+        "Ranks",
+    ]
     expect(page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="Precision"))).not_to_contain_text(
         "differs"
     )
@@ -352,7 +364,7 @@ def test_an_export_is_copied(service: Running, visit: Open) -> None:
 
 
 def test_an_inexact_export_says_so(service: Running, visit: Open) -> None:
-    """It is refused in words, until it is allowed; then both numbers are there."""
+    """The export is refused with a message until it is allowed, and then shows both numbers."""
     found = tune(service, spec=mlp_spec(parallelism={"world_size": 2}), effective_batch_size=101)["recommendation"]
     opened = visit(service)
     opened.excused = ("409",)
@@ -367,7 +379,7 @@ def test_an_inexact_export_says_so(service: Running, visit: Open) -> None:
 
 
 def test_a_job_is_followed_and_cancelled(start_service: StartService, visit: Open) -> None:
-    """Its updates move the page; the button ends it."""
+    """The page shows the updates; the button cancels the job."""
     trainer = Trainer(hold_at=7)
     service = start_service(None, trainer)
     body = {"recommendation": recommendation().model_dump(mode="json"), "training": {"updates": 10}}
@@ -385,7 +397,7 @@ def test_a_job_is_followed_and_cancelled(start_service: StartService, visit: Ope
 
 
 def test_signing_in_and_out(service: Running, visit: Open) -> None:
-    """A wrong key is told; a good one leads to where one wanted to go; after signing out nothing is shown."""
+    """An unknown key is refused, a valid one opens the requested page, and after signing out nothing is shown."""
     key = service_key(service, *Scope)
     opened = visit(service)
     opened.excused = ("401",)
@@ -405,7 +417,7 @@ def test_signing_in_and_out(service: Running, visit: Open) -> None:
 
 
 def test_a_key_without_the_scope(service: Running, visit: Open) -> None:
-    """Who may only read is offered nothing else, and the API refuses it all the same."""
+    """A key that may only read is offered nothing else, and the API refuses the rest as well."""
     key = service_key(service, Scope.TUNINGS_READ)
     opened = visit(service)
     opened.excused = ("401", "403")
@@ -414,7 +426,7 @@ def test_a_key_without_the_scope(service: Running, visit: Open) -> None:
     page.get_by_role("button", name="Sign in").click()
     expect(page).to_have_url(opened.url + "/")
     page = opened.open("/tunings/new")
-    expect(page.locator("main")).to_contain_text("may not make tunings")
+    expect(page.locator("main")).to_contain_text("may not submit tunings")
     expect(page.get_by_role("button", name="Submit the tuning")).to_be_disabled()
     token = page.locator("meta[name='csrf-token']").get_attribute("content")
     status = page.evaluate(
@@ -437,7 +449,7 @@ def service_key(service: Running, *scopes: Scope) -> str:
 
 
 def test_a_page_recovers_when_the_service_comes_back(browser: Browser, tmp_path: Path) -> None:
-    """Killed while a probe runs, started again: the open page says so, goes on by itself, and sees the end."""
+    """The open page reports a killed service, reconnects after its restart, and shows the end of the tuning."""
     start = partial(slow_service, tmp_path / "data", tmp_path / "journal", 4.0)
     with ExitStack() as stack:
         first = stack.enter_context(start())

@@ -1,4 +1,4 @@
-"""Every page in both themes: accessible, from one origin, light, quick with many rows, and deaf to hostile text."""
+"""Every page in both themes: accessible, from one origin, small, quick with many rows, and safe from hostile text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert(2)</script>'</title>{{7*7}}"
 VIOLATIONS = """async (tags) => (await axe.run({runOnly: tags})).violations.map(
-    (it) => [it.id, it.nodes.map((node) => node.html)])"""
+    (rule) => [rule.id, rule.nodes.map((node) => node.html)])"""
 WITHOUT_CHARTS = (
     "/",
     "/tunings",
@@ -39,8 +39,8 @@ MANY = 10_000
 
 
 @dataclass(frozen=True)
-class Furnished:
-    """A service with something on every page, and where its pages are."""
+class PopulatedService:
+    """A service with content on every page, and the paths of its pages."""
 
     service: Running
     paths: dict[str, str]
@@ -62,7 +62,7 @@ def ended(service: Running, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def furnished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Furnished]:
+def populated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PopulatedService]:
     """Tunings that fit and that fail, recommendations, a job; hostile text in every field that a caller controls."""
     runner = ScriptedRunner(37)
     with running(tmp_path_factory.mktemp("pages"), runner, Trainer()) as service:
@@ -76,7 +76,7 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Furnished]:
         body = {"recommendation": recommendation().model_dump(mode="json"), "training": {"updates": 5}}
         job = ended(service, "/v1/jobs", body)
         one, two = fits["recommendation_id"], other["recommendation_id"]
-        yield Furnished(
+        yield PopulatedService(
             service,
             {
                 "{tuning}": f"/tunings/{fits['id']}",
@@ -109,11 +109,11 @@ def excused(opened: Watched) -> Watched:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_no_page_violates_wcag(browser: Browser, furnished: Furnished, theme: Literal["light", "dark"]) -> None:
+def test_no_page_violates_wcag(browser: Browser, populated: PopulatedService, theme: Literal["light", "dark"]) -> None:
     """Axe finds nothing of WCAG 2.2 AA; pages are not wider than the smallest screen; only this origin is asked."""
-    pages = [*(it for it in WITHOUT_CHARTS if it.startswith("/")), *furnished.paths.values()]
+    pages = [*(path for path in WITHOUT_CHARTS if path.startswith("/")), *populated.paths.values()]
     found = {}
-    with watched(browser, furnished.service.url, color_scheme=theme) as opened:
+    with watched(browser, populated.service.url, color_scheme=theme) as opened:
         excused(opened)
         for path in pages:
             page = settled(opened, path)
@@ -139,10 +139,10 @@ def test_the_sign_in_page_is_accessible(browser: Browser, tmp_path: Path) -> Non
     assert faults == []
 
 
-def test_the_keyboard_is_enough(browser: Browser, furnished: Furnished) -> None:
+def test_pages_work_with_the_keyboard_alone(browser: Browser, populated: PopulatedService) -> None:
     """The first stop leads past the navigation, every stop shows itself, and a dialog gives the focus back."""
-    with watched(browser, furnished.service.url) as opened:
-        page = settled(opened, furnished.paths["{tuning}"])
+    with watched(browser, populated.service.url) as opened:
+        page = settled(opened, populated.paths["{tuning}"])
         page.keyboard.press("Tab")
         expect(page.locator(":focus")).to_have_text("Skip to the content")
         page.keyboard.press("Enter")
@@ -160,14 +160,14 @@ def test_the_keyboard_is_enough(browser: Browser, furnished: Furnished) -> None:
 # --- hostile text ---------------------------------------------------------------------------------------------------
 
 
-def test_hostile_text_is_text(browser: Browser, furnished: Furnished) -> None:
+def test_hostile_text_is_escaped(browser: Browser, populated: PopulatedService) -> None:
     """Names, messages and addresses of callers run nothing and show as they are (a dialog or an error would fail)."""
-    with watched(browser, furnished.service.url) as opened:
+    with watched(browser, populated.service.url) as opened:
         excused(opened)
-        for path in ("/", "/tunings", "/recommendations", *furnished.paths.values()):
+        for path in ("/", "/tunings", "/recommendations", *populated.paths.values()):
             page = settled(opened, path)
             assert page.locator("img, main script, main iframe").count() == 0, path
-        page = settled(opened, furnished.paths["{failed}"])
+        page = settled(opened, populated.paths["{failed}"])
         expect(page.get_by_role("alert")).to_contain_text(HOSTILE)
         page = settled(opened, "/tunings")
         expect(page.locator("table")).to_contain_text(HOSTILE[:90])
@@ -175,7 +175,7 @@ def test_hostile_text_is_text(browser: Browser, furnished: Furnished) -> None:
         assert page.locator("img").count() == 0
 
 
-def test_a_hostile_next_page_stays_here(browser: Browser, tmp_path: Path) -> None:
+def test_a_hostile_next_page_is_ignored(browser: Browser, tmp_path: Path) -> None:
     """Whatever `next` says, who signs in stays on this service."""
     with running(tmp_path, ScriptedRunner(37), Trainer()) as service:
         new, text = make_key(HOSTILE, tuple(Scope))
@@ -199,23 +199,23 @@ def transferred(page: Page, path: str) -> int:
     session.send("Network.enable")
     session.send("Network.setCacheDisabled", {"cacheDisabled": True})
     received: list[float] = []
-    session.on("Network.loadingFinished", lambda told: received.append(told["encodedDataLength"]))
+    session.on("Network.loadingFinished", lambda message: received.append(message["encodedDataLength"]))
     page.goto(path, wait_until="networkidle")
     session.detach()
     return int(sum(received))
 
 
-def test_pages_without_a_chart_are_light(browser: Browser, furnished: Furnished) -> None:
+def test_pages_without_a_chart_are_light(browser: Browser, populated: PopulatedService) -> None:
     """Under 100 KB each, everything counted but the API's document that the form is made from."""
     weights = {}
     for name in WITHOUT_CHARTS:
-        path = furnished.paths.get(name, name)
-        with watched(browser, furnished.service.url) as opened:
+        path = populated.paths.get(name, name)
+        with watched(browser, populated.service.url) as opened:
             weights[name] = transferred(opened.page, opened.url + path)
     assert {name: weight for name, weight in weights.items() if weight >= 100_000} == {}
 
 
-def test_many_rows_are_not_all_held(browser: Browser, tmp_path: Path) -> None:
+def test_a_long_list_shows_only_some_pages(browser: Browser, tmp_path: Path) -> None:
     """With 10,000 tunings stored a long list holds some of its rows; `benchmarks/reaction_times.py` measures paints."""
     with running(tmp_path, ScriptedRunner(37), Trainer()) as service:
         store_many(service)

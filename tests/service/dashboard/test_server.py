@@ -170,7 +170,7 @@ def test_pages_are_not_in_the_document() -> None:
     assert {path for path in paths if not path.startswith("/v1/")} == {"/livez", "/readyz", "/metrics"}
 
 
-def test_what_a_caller_wrote_is_text(opened: FastAPI) -> None:
+def test_a_callers_text_is_escaped(opened: FastAPI) -> None:
     """Paths and queries reach the page escaped."""
     for path in ("/tunings/%22%3E%3Cscript%3Ealert(1)%3C", "/recommendations/compare?id=%22%3E%3Cscript%3E"):
         text = Browser(opened).get(path).text
@@ -178,8 +178,8 @@ def test_what_a_caller_wrote_is_text(opened: FastAPI) -> None:
         assert '"><script>' not in text
 
 
-def test_a_wrong_address_is_a_page_to_people_and_a_problem_to_programs(opened: FastAPI) -> None:
-    """404 both times, saying what was asked for; the API itself answers everyone with documents."""
+def test_an_unknown_address_is_a_page_for_browsers_and_a_problem_for_programs(opened: FastAPI) -> None:
+    """Both get 404 with the requested path; the API itself responds to everyone with documents."""
     page = Browser(opened).get("/wrong-page")
     assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
     assert "/wrong-page" in page.text
@@ -189,14 +189,14 @@ def test_a_wrong_address_is_a_page_to_people_and_a_problem_to_programs(opened: F
     assert code_of(Browser(opened).get("/v1/jobs/none")) == "not-found"
 
 
-def test_what_is_wrong_has_a_head(opened: FastAPI) -> None:
+def test_an_error_page_answers_head(opened: FastAPI) -> None:
     """HEAD is answered as GET is, for people too, though the problem in it has no body to make a page from."""
     response = Browser(opened).ask("HEAD", "/wrong-page")
     assert (response.status_code, response.headers["content-type"]) == (404, "text/html; charset=utf-8")
 
 
 def test_a_failure_is_a_page_that_names_its_request(opened: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator finds the line in the log by it; nothing of the insides is told."""
+    """The id of the request finds the line in the log; the page shows nothing internal."""
 
     def fail(*_: object, **__: object) -> str:
         raise RuntimeError("s3cr3t")
@@ -211,7 +211,7 @@ def test_a_failure_is_a_page_that_names_its_request(opened: FastAPI, monkeypatch
 # --- files ---
 
 
-def test_files_are_kept_for_good_under_their_own_address(opened: FastAPI) -> None:
+def test_static_files_are_immutable_at_their_own_address(opened: FastAPI) -> None:
     """The address changes with what is in any of them; another version's address answers, and is asked again."""
     path = Assets().url("main.js")
     response = Browser(opened).get(path, Accept="*/*")
@@ -256,8 +256,8 @@ def test_no_other_file_is_served(opened: FastAPI, name: str) -> None:
 
 
 @pytest.mark.parametrize("path", [*PAGES, "/wrong-page"])
-def test_strangers_are_led_to_where_one_signs_in(browser: Browser, path: str) -> None:
-    """A browser is sent there, and comes back from there; a program is told 401."""
+def test_unauthenticated_browsers_are_redirected_to_the_sign_in_page(browser: Browser, path: str) -> None:
+    """A browser is redirected there and back; a program gets 401."""
     response = browser.get(path)
     assert response.status_code == 303
     form = browser.get(response.headers["location"])
@@ -266,14 +266,14 @@ def test_strangers_are_led_to_where_one_signs_in(browser: Browser, path: str) ->
     assert code_of(browser.get(path, Accept="*/*")) == "not-authenticated"
 
 
-def test_without_keys_this_machine_sees_the_pages(opened: FastAPI) -> None:
-    """Nobody need sign in, and the page says so; what a proxy hands on is a stranger's."""
+def test_without_keys_local_callers_see_the_pages(opened: FastAPI) -> None:
+    """Local callers need not sign in, and the page says so; a proxied request is not local."""
     assert "open on this machine" in Browser(opened).get("/").text
     assert "API keys" in Browser(opened).get("/sign-in?next=/jobs").text
     assert Browser(opened, address="203.0.113.7").get("/").status_code == 303
 
 
-def test_an_old_cookie_shuts_nobody_out_where_no_key_is_needed(opened: FastAPI) -> None:
+def test_an_old_cookie_is_ignored_while_no_key_is_needed(opened: FastAPI) -> None:
     """A session of another database counts as none."""
     visitor = Browser(opened)
     visitor.cookies.set(COOKIE, "0" * 64)
@@ -299,7 +299,7 @@ def test_a_key_signs_in_and_the_session_signs_out(browser: Browser, key: str) ->
     assert browser.get("/").status_code == 303
 
 
-def test_the_cookie_is_out_of_reach(locked: tuple[System, FastAPI], key: str) -> None:
+def test_the_cookie_is_hidden_from_scripts_and_other_sites(locked: tuple[System, FastAPI], key: str) -> None:
     """No script sees it, no other site sends it, it ends, and over TLS it goes nowhere else."""
     plain = Browser(locked[1]).sign_in(key).headers["set-cookie"]
     parts = {part.strip().lower() for part in plain.split(";")[1:]}
@@ -313,7 +313,7 @@ def test_the_cookie_is_out_of_reach(locked: tuple[System, FastAPI], key: str) ->
     assert "; Secure" in behind.headers["set-cookie"], "the proxy does not say that it speaks TLS, the browser does"
 
 
-def test_a_link_of_another_site_leads_who_is_signed_in_to_its_page(browser: Browser, key: str) -> None:
+def test_a_link_of_another_site_reaches_its_page_with_a_session(browser: Browser, key: str) -> None:
     """Browsers send no strict cookie along it: the answer leads to a page of this site, to which the cookie is sent."""
     followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     first = browser.get("/jobs?state=FAILED&model=%22%3E", **followed)
@@ -326,8 +326,8 @@ def test_a_link_of_another_site_leads_who_is_signed_in_to_its_page(browser: Brow
     assert browser.get(address).headers["location"] == "/jobs?state=FAILED&model=%22%3E"
 
 
-def test_answers_to_a_cookie_stay_with_the_browser(browser: Browser, key: str) -> None:
-    """A shared cache may keep what was asked for without `Authorization`, unless it is told otherwise."""
+def test_responses_to_a_cookie_are_private(browser: Browser, key: str) -> None:
+    """A shared cache may store a response to a request without `Authorization`, unless the headers forbid it."""
     browser.sign_in(key)
     for path in ("/v1/tunings", "/v1/devices", "/v1/summary", "/v1/keys"):
         assert browser.get(path).headers["cache-control"] == "private, no-cache"
@@ -355,8 +355,8 @@ def test_a_wrong_key_gets_the_form_again(browser: Browser, key: str, spoil: obje
     assert "set-cookie" not in response.headers
 
 
-def test_a_key_that_ended_says_so(browser: Browser, locked: tuple[System, FastAPI]) -> None:
-    """Revoked or expired: who has the key is told."""
+def test_an_ended_key_is_named_as_the_cause(browser: Browser, locked: tuple[System, FastAPI]) -> None:
+    """The form says whether the key was revoked or has expired."""
     revoked, expired = new_key(locked[0], Scope.ADMIN), new_key(locked[0], Scope.ADMIN, expires=-1.0)
     locked[0].store.keys.revoke(revoked.split("_")[1])
     assert "was revoked" in browser.sign_in(revoked).text
@@ -379,13 +379,13 @@ def test_a_key_that_ended_says_so(browser: Browser, locked: tuple[System, FastAP
         "",
     ],
 )
-def test_nobody_is_sent_elsewhere(browser: Browser, key: str, elsewhere: str) -> None:
+def test_no_redirect_leaves_the_service(browser: Browser, key: str, elsewhere: str) -> None:
     """After signing in one goes on to a page of this service, or to the overview."""
     assert local_path(elsewhere) == "/"
     assert browser.sign_in(key, elsewhere).headers["location"] == "/"
 
 
-def test_words_of_any_script_in_the_way_back_survive(browser: Browser, key: str) -> None:
+def test_the_return_path_may_have_any_characters(browser: Browser, key: str) -> None:
     """They are quoted, as a header must be."""
     assert browser.sign_in(key, "/jobs?model=größe").headers["location"] == "/jobs?model=gr%C3%B6%C3%9Fe"
 
@@ -393,7 +393,7 @@ def test_words_of_any_script_in_the_way_back_survive(browser: Browser, key: str)
 # --- what a session may do ---
 
 
-def test_a_session_may_what_its_key_may(browser: Browser, locked: tuple[System, FastAPI]) -> None:
+def test_a_session_has_the_scopes_of_its_key(browser: Browser, locked: tuple[System, FastAPI]) -> None:
     """The scopes are the key's; the pages show which."""
     browser.sign_in(new_key(locked[0], Scope.JOBS_READ))
     assert browser.get("/v1/jobs").status_code == 200
@@ -402,7 +402,7 @@ def test_a_session_may_what_its_key_may(browser: Browser, locked: tuple[System, 
     assert browser.get("/tunings").status_code == 200
 
 
-def test_a_key_goes_before_a_cookie(browser: Browser, key: str, locked: tuple[System, FastAPI]) -> None:
+def test_a_key_takes_precedence_over_a_cookie(browser: Browser, key: str, locked: tuple[System, FastAPI]) -> None:
     """Who sends a key is that key's caller, whatever cookie comes along, and needs no token of a page."""
     browser.sign_in(key)
     weak = f"Bearer {new_key(locked[0], Scope.JOBS_READ)}"
@@ -438,7 +438,7 @@ def test_a_cookie_alone_changes_nothing(browser: Browser, key: str, method: str)
     assert code_of(browser.ask(method, path, headers=foreign)) == "foreign-origin"
 
 
-def test_signing_out_needs_the_pages_token(browser: Browser, key: str) -> None:
+def test_signing_out_needs_the_csrf_token(browser: Browser, key: str) -> None:
     """Another site can end nobody's session; the browser is shown a page that says what to do."""
     browser.sign_in(key)
     for fields in ({}, {"csrf_token": "0" * 64}, {f"f{number}": "1" for number in range(20)}):
@@ -448,7 +448,7 @@ def test_signing_out_needs_the_pages_token(browser: Browser, key: str) -> None:
     assert browser.get("/v1/jobs").status_code == 200
 
 
-def test_only_the_two_forms_take_forms(browser: Browser, key: str) -> None:
+def test_only_the_two_form_routes_accept_forms(browser: Browser, key: str) -> None:
     """The API takes JSON alone, and the forms nothing else."""
     browser.sign_in(key)
     token = {"X-CSRF-Token": browser.csrf_token}
@@ -458,7 +458,7 @@ def test_only_the_two_forms_take_forms(browser: Browser, key: str) -> None:
         assert browser.ask("POST", path, json={"key": key}).status_code == 415
 
 
-def test_another_site_signs_nobody_in(browser: Browser, key: str) -> None:
+def test_another_site_cannot_sign_in(browser: Browser, key: str) -> None:
     """Not even with a key of its own."""
     response = browser.ask("POST", "/sign-in", data={"key": key}, headers={"Origin": "http://evil.example"})
     assert response.status_code == 403
@@ -476,7 +476,7 @@ def test_a_session_ends_with_its_key(browser: Browser, locked: tuple[System, Fas
     assert browser.get("/jobs").headers["location"] == "/sign-in?next=/jobs"
 
 
-def test_a_session_is_trusted_for_a_moment_only(
+def test_a_session_is_cached_for_a_moment_only(
     browser: Browser, locked: tuple[System, FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within it no read of the store is needed."""

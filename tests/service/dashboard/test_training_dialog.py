@@ -50,7 +50,7 @@ def recommendation_id(service: Running) -> str:
 def opened_dialog(opened: Watched, recommendation_id: str) -> tuple[Page, Locator]:
     """The page of the recommendation, and the dialog on it."""
     page = opened.open(f"/recommendations/{recommendation_id}")
-    page.get_by_role("button", name="Train with it").click()
+    page.get_by_role("button", name="Train").click()
     dialog = page.get_by_role("dialog", name="Train with this recommendation")
     expect(dialog).to_be_visible()
     return page, dialog
@@ -62,7 +62,7 @@ def jobs(service: Running) -> list[dict[str, Any]]:
     return found
 
 
-def test_one_click_trains_nothing(service: Running, browser: Browser, recommendation_id: str) -> None:
+def test_one_click_starts_no_training(service: Running, browser: Browser, recommendation_id: str) -> None:
     """The dialog opens on the number of updates; Escape closes it, and gives the focus back."""
     with watched(browser, service.url) as opened:
         page, dialog = opened_dialog(opened, recommendation_id)
@@ -70,7 +70,7 @@ def test_one_click_trains_nothing(service: Running, browser: Browser, recommenda
         expect(dialog.get_by_label("Updates", exact=True)).to_have_value("100")
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
-        expect(page.get_by_role("button", name="Train with it")).to_be_focused()
+        expect(page.get_by_role("button", name="Train")).to_be_focused()
         assert jobs(service) == []
 
 
@@ -86,7 +86,7 @@ def test_the_command_is_shown_before_anything_runs(service: Running, browser: Br
         expect(dialog.get_by_role("group", name="training.json")).to_contain_text('"updates": 7')
         body = {"recommendation_id": recommendation_id, "training": {"updates": 7}, "dry_run": True}
         configured = service.http.post("/v1/jobs", json=body).json()
-        assert [it["path"] for it in configured["files"]] == ["recommendation.json", "training.json"]
+        assert [file["path"] for file in configured["files"]] == ["recommendation.json", "training.json"]
         environment = dialog.get_by_role("group", name="Environment")
         expect(environment).to_contain_text("MALLOC_ARENA_MAX=1")
         expect(environment).to_contain_text("GLIBC_TUNABLES='glibc.malloc.hugetlb=1 more'")
@@ -95,7 +95,7 @@ def test_the_command_is_shown_before_anything_runs(service: Running, browser: Br
         assert jobs(service) == []
 
 
-def test_the_run_gets_what_was_filled_in(service: Running, browser: Browser, recommendation_id: str) -> None:
+def test_the_run_has_the_settings_of_the_form(service: Running, browser: Browser, recommendation_id: str) -> None:
     """With the keyboard alone: every setting reaches the job, and its page opens."""
     with watched(browser, service.url) as opened:
         opened.excused = ("409",)  # the scripted trainer leaves no folder to read a log from
@@ -115,8 +115,8 @@ def test_the_run_gets_what_was_filled_in(service: Running, browser: Browser, rec
         assert training["tensorboard"] is True
 
 
-@pytest.mark.parametrize(("typed", "words"), [("many", "is no number"), ("0", "must be at least 1")])
-def test_a_wrong_setting_is_told_beside_it(
+@pytest.mark.parametrize(("typed", "words"), [("many", "is not a number"), ("0", "must be at least 1")])
+def test_an_invalid_setting_is_marked_at_its_field(
     service: Running, browser: Browser, recommendation_id: str, typed: str, words: str
 ) -> None:
     """Input that the page or the service refuses is marked, focused and explained; no job is made."""

@@ -53,8 +53,8 @@ def test_a_link_of_another_site_opens_its_page(service: Running, browser: Browse
         opened.excused = ("foreign request: http://elsewhere.example",)
 
 
-def test_a_key_for_jobs_is_told_what_the_rest_needs(service: Running, browser: Browser) -> None:
-    """Nothing is asked that the API would refuse: each page names the scope (a 403 would fail the test)."""
+def test_a_key_for_jobs_sees_which_scope_other_pages_need(service: Running, browser: Browser) -> None:
+    """No page makes a call that the API would refuse: each names the scope (a 403 would fail the test)."""
     with watched(browser, service.url) as opened:
         sign_in(opened.page, service, Scope.JOBS_READ)
         for path in READING:
@@ -63,7 +63,7 @@ def test_a_key_for_jobs_is_told_what_the_rest_needs(service: Running, browser: B
         expect(opened.open("/").locator("#running")).to_contain_text("Nothing is running")
 
 
-def test_what_is_filled_in_outlives_a_session(service: Running, browser: Browser) -> None:
+def test_a_filled_form_survives_an_expired_session(service: Running, browser: Browser) -> None:
     """Whose session has ended signs in again, and finds the form as it was; the next visitor of the tab does not."""
     with watched(browser, service.url) as opened:
         opened.excused = ("401",)
@@ -85,17 +85,17 @@ def test_what_is_filled_in_outlives_a_session(service: Running, browser: Browser
         expect(page.get_by_label("Effective batch size")).to_have_value("")
 
 
-def test_a_new_key_is_not_lost_by_escape(service: Running, browser: Browser) -> None:
+def test_escape_does_not_lose_a_new_key(service: Running, browser: Browser) -> None:
     """It is shown once: only the button that says so closes it."""
     with watched(browser, service.url) as opened:
         sign_in(opened.page, service, Scope.ADMIN)
         page = opened.open("/keys")
         page.get_by_role("button", name="New key").click()
         page.get_by_label("Name").fill("night shift")
-        page.get_by_role("button", name="Make the key").click()
+        page.get_by_role("button", name="Create the key").click()
         expect(page.get_by_text("Copy it now")).to_be_visible()
         for _ in range(3):
             page.keyboard.press("Escape")
         expect(page.get_by_text("Copy it now")).to_be_visible()
-        page.get_by_role("button", name="I have it").click()
+        page.get_by_role("button", name="Done").click()
         expect(page.get_by_text("Copy it now")).to_have_count(0)

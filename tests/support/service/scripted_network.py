@@ -170,7 +170,7 @@ def tuning(state: State = State.RUNNING, **headers: str) -> httpx.Response:
     return httpx.Response(200, json=WHOLE | {"state": state.value}, headers=headers)
 
 
-def told(number: int, state: State) -> bytes:
+def event_bytes(number: int, state: State) -> bytes:
     """An event of a stream."""
     event = {"id": number, "at": "2026-01-01T00:00:00Z", "kind": "state", "state": state.value}
     return f"id: {number}\nevent: state\ndata: {json.dumps(event)}\n\n".encode()

@@ -1,5 +1,5 @@
 /**
- * The command and the call that ask the same question again.
+ * The command and the HTTP call that submit the same request again.
  *
  *   asCommand(request)            `batchwright tune spec.json ...` for a POSIX shell
  *   asCurl(request, origin, key)  the call, with the header of a key where one is needed
@@ -20,10 +20,10 @@ const OPTIONS = [
 /** The command line for a tuning request whose spec is in `spec.json`; options at their defaults are left out. */
 export function asCommand(request) {
   const parts = ["batchwright tune spec.json", `--effective-batch-size ${request.effective_batch_size}`];
-  for (const [field, option, usual] of OPTIONS) {
+  for (const [field, option, defaultValue] of OPTIONS) {
     if (request[field] === true) {
       parts.push(option);
-    } else if (request[field] !== usual && request[field] !== false) {
+    } else if (request[field] !== defaultValue && request[field] !== false) {
       parts.push(`${option} ${quoted(String(request[field]))}`);
     }
   }
