@@ -163,7 +163,7 @@ def test_a_poor_uniform_plan_offers_batches_that_fill_the_device() -> None:
 def test_a_uniform_plan_that_changes_nothing_says_so() -> None:
     """Where one size divides the share in the fewest steps, the plan is as good as the balanced one."""
     plan = uniform_plan(128, 2, 32)
-    assert plan.change == "Nothing: 2 x 2 x 32 is exactly 128."
+    assert plan.change == "No change: 2 x 2 x 32 is exactly 128."
     assert plan.nearest == ()
 
 

@@ -10,7 +10,7 @@ from tests.planning.test_session import GIB, answer, finish, tuning
 from tests.support.factories import CPU, CUDA, mlp_spec, plan_of, probe_result, tuning_request
 from tuner.errors import TuningFailedError
 from tuner.planning.coupled_loss import coupling_request
-from tuner.planning.session import Tuning, judge_coupling
+from tuner.planning.session import Tuning, check_coupling
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest
 from tuner.schemas.results import DeviceInfo, Outcome
@@ -23,7 +23,7 @@ UNKNOWN = CouplingCheck(verdict="not-compared", message="Out of memory.")
 def judged(check: CouplingCheck, **changes: Any) -> Tuning:
     """A tuning of 100 samples that has had its check."""
     course = tuning(tuning_request(**changes))
-    judge_coupling(course, lambda _: check)
+    check_coupling(course, lambda _: check)
     return course
 
 
@@ -117,9 +117,9 @@ def test_one_sample_on_one_rank_needs_no_check() -> None:
         asked.append(request)
         return SEPARATE
 
-    judge_coupling(tuning(tuning_request(effective_batch_size=1)), check)
+    check_coupling(tuning(tuning_request(effective_batch_size=1)), check)
     assert not asked
-    judge_coupling(tuning(tuning_request(mlp_spec(parallelism={"world_size": 2}), 2)), check)
+    check_coupling(tuning(tuning_request(mlp_spec(parallelism={"world_size": 2}), 2)), check)
     assert len(asked) == 1
 
 
@@ -139,4 +139,4 @@ def test_an_answer_with_coupling_allowed_is_another_answer() -> None:
     """It may plan what the other may not; requests that do not allow it keep their fingerprints."""
     plain, allowed = tuning(tuning_request()), tuning(tuning_request(allow_batch_coupling=True))
     assert plain.fingerprint != allowed.fingerprint
-    assert plain.question != allowed.question
+    assert plain.request_fingerprint != allowed.request_fingerprint

@@ -24,7 +24,7 @@ from tuner.cli.display import probe_row, recommendation_panel
 from tuner.errors import SearchError
 from tuner.hardware.inventory import cpu
 from tuner.planning.accumulation import balanced_split
-from tuner.planning.fingerprint import installed_versions, question
+from tuner.planning.fingerprint import installed_versions, request_fields
 from tuner.planning.objectives import next_to_time, sizes_for_steps
 from tuner.planning.parameters import DEFAULT_PARAMETERS
 from tuner.planning.session import Tuning
@@ -241,7 +241,7 @@ def test_a_bound_between_two_sizes_is_named() -> None:
     """At most 60 of 100 samples: 50 is tried, as 60 would take as many steps."""
     found = finish(tuning("fewest_steps", 100, max_micro_batch_size=60), holding(80))
     assert (found.largest_micro_batch_size, plan_of(found).gradient_accumulation_steps) == (50, 2)
-    assert "the bound is 50 (60 would take as many accumulation steps; the maximum of 60" in (
+    assert "the bound is 50 (60 would take as many accumulation steps; the requested maximum of 60" in (
         found.evidence.proof.statement
     )
 
@@ -496,7 +496,7 @@ def test_the_objective_is_part_of_the_question() -> None:
     """An answer for one is never served for another; what was asked before there were several keeps its fingerprint."""
     prints = [tuning(it, 100).fingerprint for it in ("largest", "fewest_steps", "fastest")]
     assert len(set(prints)) == 3
-    assert "objective" not in question(tuning_request())
+    assert "objective" not in request_fields(tuning_request())
 
 
 # --- on a terminal ---

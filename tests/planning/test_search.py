@@ -426,7 +426,7 @@ def test_a_fit_above_an_oom_is_reported_and_not_believed() -> None:
 @pytest.mark.parametrize(
     ("outcome", "reason", "remedy"),
     [
-        (Outcome.ERROR, "workload-error", "mend the workload"),
+        (Outcome.ERROR, "workload-error", "fix the workload"),
         (Outcome.TIMED_OUT, "probe-timed-out", "probe_timeout_seconds"),
     ],
 )
@@ -445,7 +445,7 @@ def test_a_failure_that_is_no_matter_of_size_ends_the_search(outcome: Outcome, r
     [
         (Outcome.TIMED_OUT, "timeout", "Raise probe_timeout_seconds"),
         (Outcome.ERROR, "error", "Look at its error"),
-        (Outcome.LOST, "lost", "Look for what ends processes"),
+        (Outcome.LOST, "lost", "Find out what ends processes"),
     ],
 )
 def test_what_fits_is_an_answer_where_a_larger_size_cannot_be_judged(
@@ -527,7 +527,7 @@ def test_an_error_at_one_ends_the_search_when_nothing_larger_runs(second: Outcom
     course.tell(probe_result(2, second, message="KeyError: 'labels'"))
     assert isinstance(course.verdict, Failure)
     assert course.verdict.reason == "workload-error"
-    assert ("Nothing larger can stand in for it: 2 does not fit." in course.verdict.message) == (second is Outcome.OOM)
+    assert ("No larger size works instead: 2 does not fit." in course.verdict.message) == (second is Outcome.OOM)
 
 
 def test_a_lost_probe_is_repeated_once() -> None:

@@ -213,7 +213,7 @@ def test_a_failure_that_is_no_matter_of_size_ends_the_tuning(outcome: Outcome, r
 
 def test_an_unfinished_tuning_has_no_recommendation() -> None:
     """Asking too early is an error, not a guess."""
-    with pytest.raises(TuningFailedError, match="not over"):
+    with pytest.raises(TuningFailedError, match="has not finished"):
         tuning(tuning_request()).recommendation(identifier="x", created_at=datetime.now(UTC), total_seconds=0.0)
 
 
@@ -328,12 +328,12 @@ def test_a_jobs_environment_is_that_of_the_probes() -> None:
 def test_an_estimate_leads_the_search_and_changes_no_answer() -> None:
     """With the true memory curve at most four probes do; what was expected is kept beside what was measured."""
     course = tuning(tuning_request())
-    question = course.to_expect()
+    question = course.expectation_request()
     assert question is not None
     assert (question.samples_per_window, question.limit_bytes) == (100, course.probe_limit_bytes)
     slope = course.probe_limit_bytes // 38
     points = tuple(ExpectedPeak(micro_batch_size=it, used_bytes=it * slope) for it in (1, 100))
-    course.expect(ExpectedPeaks(points=points))
+    course.start_from_estimate(ExpectedPeaks(points=points))
     while (probe := course.next_probe()) is not None:
         fits = probe.micro_batch_size <= 37
         used = probe.micro_batch_size * slope if fits else None
@@ -349,9 +349,9 @@ def test_an_estimate_comes_before_the_first_probe() -> None:
     course = tuning(tuning_request())
     course.record(probe_result(1))
     with pytest.raises(SearchError, match="1 probes were recorded before"):
-        course.expect(None)
+        course.start_from_estimate(None)
 
 
 def test_a_space_of_one_size_asks_for_no_estimate() -> None:
     """There is nothing to lead."""
-    assert tuning(tuning_request(max_micro_batch_size=1)).to_expect() is None
+    assert tuning(tuning_request(max_micro_batch_size=1)).expectation_request() is None

@@ -211,13 +211,13 @@ def test_an_infeasible_answer_leads_nothing() -> None:
     earlier = answered(memory=Memory(base=2000.0))
     assert not earlier.feasible
     tuning = course(asking(), NOW, earlier)
-    assert tuning.to_expect() is not None
+    assert tuning.expectation_request() is not None
     assert finish(tuning, Memory()).evidence.warm_start is None
 
 
 def test_an_earlier_answer_takes_the_place_of_an_estimate() -> None:
     """What was measured is asked for no more."""
-    assert course(asking(), NOW, answered()).to_expect() is None
+    assert course(asking(), NOW, answered()).expectation_request() is None
 
 
 def test_chains_are_cut() -> None:
@@ -400,6 +400,6 @@ def test_a_question_is_the_fingerprint_without_versions_and_limit(
     request = asking().model_copy(update={"memory_limit_bytes": limit, "effective_batch_size": batch})
     one = Tuning(request, device, environment={}, versions={"torch": torch})
     other = course(asking(), {"torch": "2.12"})
-    assert (one.question == other.question) == ((batch, name) == (500, "test processor"))
+    assert (one.request_fingerprint == other.request_fingerprint) == ((batch, name) == (500, "test processor"))
     if one.fingerprint == other.fingerprint:
-        assert one.question == other.question
+        assert one.request_fingerprint == other.request_fingerprint

@@ -15,9 +15,9 @@ from tests.support.factories import CPU, CUDA, gpt_spec, probe_result, tuning_re
 from tuner.cli.display import recommendation_panel
 from tuner.errors import ProbeCancelledError, ProbeError
 from tuner.hardware.inventory import find_device
-from tuner.planning.fingerprint import question
-from tuner.planning.session import Tuning, ask_what_ifs
-from tuner.planning.what_if import Calibration, changed, changes_in_words, choices
+from tuner.planning.fingerprint import request_fields
+from tuner.planning.session import Tuning, estimate_what_ifs
+from tuner.planning.what_if import Calibration, changed, choices, format_changes
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
@@ -63,7 +63,7 @@ def tuned(request: TuningRequest, expect: Expect = estimate, device: DeviceInfo 
     course = Tuning(request, device, environment={}, versions={})
     while (probe := course.next_probe()) is not None:
         course.record(run(probe))
-    ask_what_ifs(course, expect)
+    estimate_what_ifs(course, expect)
     return course.recommendation(identifier="rec_1", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
 
 
@@ -115,7 +115,7 @@ def test_a_changed_spec_differs_in_what_was_changed() -> None:
     """Dotted paths reach into parts of a spec."""
     spec = changed(gpt_spec(), (("optimizer.implementation", "fused"), ("activation_checkpointing", True)))
     assert spec == gpt_spec(optimizer={"implementation": "fused"}, activation_checkpointing=True)
-    words = changes_in_words({"precision": "bf16-mixed", "activation_checkpointing": True})
+    words = format_changes({"precision": "bf16-mixed", "activation_checkpointing": True})
     assert words == "precision: bf16-mixed + activation_checkpointing: true"
 
 
@@ -210,7 +210,7 @@ def test_a_limit_that_counts_for_less_is_seen() -> None:
     course = Tuning(asking(500), CPU, environment={}, versions={})
     while (probe := course.next_probe()) is not None:
         course.record(fragmented(probe))
-    ask_what_ifs(course, estimate)
+    estimate_what_ifs(course, estimate)
     found = course.recommendation(identifier="rec_1", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
     sizes = {tuple(it.changes): it.largest_micro_batch_size for it in found.what_ifs}
     truth = largest(gpt_spec(precision="bf16-mixed"), 450)
@@ -252,9 +252,9 @@ def test_nothing_is_estimated_where_it_is_of_no_use(changes: dict[str, Any]) -> 
 def test_an_estimate_that_led_the_search_is_not_made_again() -> None:
     """Only the two changes and both together are asked for."""
     course = Tuning(asking(500), CPU, environment={}, versions={})
-    asks = course.to_expect()
+    asks = course.expectation_request()
     assert asks is not None
-    course.expect(estimate(asks))
+    course.start_from_estimate(estimate(asks))
     while (probe := course.next_probe()) is not None:
         course.record(run(probe))
     asked: list[WorkloadSpec] = []
@@ -263,7 +263,7 @@ def test_an_estimate_that_led_the_search_is_not_made_again() -> None:
         asked.append(request.spec)
         return estimate(request)
 
-    ask_what_ifs(course, remember)
+    estimate_what_ifs(course, remember)
     assert [(it.precision, it.activation_checkpointing) for it in asked] == [
         ("bf16-mixed", False),
         ("fp32", True),
@@ -326,7 +326,7 @@ def test_where_no_change_suffices_the_reason_says_what_is_missing() -> None:
     assert [it.largest_micro_batch_size for it in found.what_ifs] == [0, 0, 0]
     assert [it.plan for it in found.what_ifs] == [None, None, None]
     wanted = (
-        "precision: bf16-mixed + activation_checkpointing: true and more of what follows (alone it would take 131.0"
+        "precision: bf16-mixed + activation_checkpointing: true and more of the following (alone it would take 131.0"
     )
     assert wanted in (found.infeasible_reason or "")
 
@@ -349,7 +349,7 @@ def test_asking_for_what_ifs_is_another_question() -> None:
     """A stored answer without them is not served; who does not ask keeps the fingerprint of before."""
     course = [Tuning(asking(500, what_if=it), CPU, environment={}, versions={}) for it in (False, True)]
     assert course[0].fingerprint != course[1].fingerprint
-    assert "what_if" not in question(course[0].request)
+    assert "what_if" not in request_fields(course[0].request)
 
 
 def test_what_ifs_are_shown_as_estimated() -> None:
@@ -388,10 +388,10 @@ def really_tuned(supervisor: ProbeSupervisor, spec: WorkloadSpec, *, what_if: bo
     """The answer of real probes under a small budget; no mixed precision is estimated, which takes time."""
     request = tuning_request(spec, 256, memory_limit_bytes=64 * MIB, what_if=what_if)
     course = Tuning(request, supervisor.device, environment=supervisor.environment(), versions={})
-    asks = course.to_expect()
+    asks = course.expectation_request()
     assert asks is not None
-    course.expect(supervisor.expect(asks))
+    course.start_from_estimate(supervisor.expect(asks))
     while (probe := course.next_probe()) is not None:
         course.record(supervisor.run(probe))
-    ask_what_ifs(course, lambda asked: supervisor.expect(asked) if asked.spec.precision == "fp32" else None)
+    estimate_what_ifs(course, lambda asked: supervisor.expect(asked) if asked.spec.precision == "fp32" else None)
     return course.recommendation(identifier="rec_1", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)

@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tuner.planning.objectives import rate_in_words
+from tuner.planning.objectives import format_rate
 from tuner.schemas.plans import Plan, UniformPlan
 from tuner.schemas.recommendation import Alternative, Recommendation, WhatIf
 from tuner.schemas.results import Outcome, ProbeResult
@@ -110,7 +110,7 @@ def probe_table(probes: Sequence[ProbeResult]) -> Table:
     return table
 
 
-def sizes_in_words(sizes: Sequence[int]) -> str:
+def format_sizes(sizes: Sequence[int]) -> str:
     """``34 + 33 + 33``, or ``6 x 34 + 2 x 33`` when there are many."""
     if len(sizes) <= 4:  # noqa: PLR2004 - short enough to write out
         return " + ".join(str(size) for size in sizes)
@@ -184,7 +184,7 @@ def alternatives_table(alternatives: Sequence[Alternative]) -> Table:
             f"{plan.gradient_accumulation_steps:,}",
             f"{plan.micro_batch_size:,}",
             "" if plan.peak_bytes is None else about + format_bytes(plan.peak_bytes),
-            "" if plan.samples_per_second is None else about + rate_in_words(plan.samples_per_second),
+            "" if plan.samples_per_second is None else about + format_rate(plan.samples_per_second),
             _remark_on_plan(plan),
             style="" if plan.chosen else "dim",
         )
@@ -215,7 +215,7 @@ def _remark_on_plan(plan: Alternative) -> str:
 def _facts_of_plan(found: Recommendation, plan: Plan) -> list[tuple[str, str]]:
     shapes = Counter(plan.micro_batch_sizes)
     facts = [
-        ("plan" if len(shapes) == 1 else f"plan of {ranks} ranks", f"{sizes_in_words(sizes)} = {sum(sizes)}")
+        ("plan" if len(shapes) == 1 else f"plan of {ranks} ranks", f"{format_sizes(sizes)} = {sum(sizes)}")
         for sizes, ranks in shapes.items()
     ]
     requested = "exact" if plan.exact else f"{plan.requested_effective_batch_size} requested"
@@ -225,7 +225,7 @@ def _facts_of_plan(found: Recommendation, plan: Plan) -> list[tuple[str, str]]:
         ("largest", f"a micro-batch of {found.largest_micro_batch_size} fits"),
     ]
     if found.uniform is not None:
-        facts.append(("uniform plan", uniform_in_words(found.uniform)))
+        facts.append(("uniform plan", describe_uniform_plan(found.uniform)))
     if found.headroom is not None:
         room = found.headroom
         limit = format_bytes(room.limit_bytes)
@@ -233,7 +233,7 @@ def _facts_of_plan(found: Recommendation, plan: Plan) -> list[tuple[str, str]]:
     return facts
 
 
-def uniform_in_words(plan: UniformPlan) -> str:
+def describe_uniform_plan(plan: UniformPlan) -> str:
     """A uniform plan in a line or two."""
     product = f"{plan.world_size} ranks x {plan.gradient_accumulation_steps} steps x {plan.micro_batch_size}"
     near = ", ".join(
@@ -244,11 +244,11 @@ def uniform_in_words(plan: UniformPlan) -> str:
     return text + (f" Reachable close by: {near}." if near else "")
 
 
-def balanced_in_words(plan: Plan) -> str:
+def describe_balanced_plan(plan: Plan) -> str:
     """A balanced plan, a line per kind of rank."""
     lines = [f"{plan.gradient_accumulation_steps} gradient accumulation steps, {plan.effective_batch_size} samples:"]
     for sizes, ranks in Counter(plan.micro_batch_sizes).items():
-        lines.append(f"  {ranks} rank{'s' if ranks > 1 else ''}: {sizes_in_words(sizes)} = {sum(sizes)}")
+        lines.append(f"  {ranks} rank{'s' if ranks > 1 else ''}: {format_sizes(sizes)} = {sum(sizes)}")
     return "\n".join(lines)
 
 
@@ -284,21 +284,21 @@ class TrainingBar:
 
     def show(self, update: TrainingProgress) -> None:
         """One update has been made."""
-        lines = [split_in_words(split) for split in update.splits]
+        lines = [describe_split(split) for split in update.splits]
         if update.skipped and not self._skipping:  # the first of several in a row is enough
-            lines.append(f"update {update.update} skipped: {skip_in_words(update)}")
+            lines.append(f"update {update.update} skipped: {describe_skip(update)}")
         for line in lines:
             self._console.print(line, markup=False, soft_wrap=True)
         self._skipping = update.skipped
-        figures = figures_in_words(update, norm=not self._console.is_terminal or self._console.width >= _WIDE)
+        figures = describe_update(update, norm=not self._console.is_terminal or self._console.width >= _WIDE)
         self._progress.update(self._task, completed=update.update, figures=figures)
         every = max(1, self._updates // 10)
         if not self._console.is_terminal and (update.update % every == 0 or update.update in (1, self._updates)):
-            sizes = sizes_in_words(update.micro_batch_sizes)
+            sizes = format_sizes(update.micro_batch_sizes)
             self._console.print(f"update {update.update}/{self._updates}  {figures}  ({sizes})", soft_wrap=True)
 
 
-def figures_in_words(update: TrainingProgress, *, norm: bool) -> str:
+def describe_update(update: TrainingProgress, *, norm: bool) -> str:
     """Loss, gradient norm where asked for, and speed: in tokens where the loss weighs tokens."""
     words = ["loss not finite" if update.loss is None else f"loss {update.loss:.4f}"]
     if update.skipped:
@@ -310,12 +310,12 @@ def figures_in_words(update: TrainingProgress, *, norm: bool) -> str:
     return "  ".join(words)
 
 
-def split_in_words(split: MicroBatchSplit) -> str:
+def describe_split(split: MicroBatchSplit) -> str:
     """What became of a micro-batch that did not fit."""
-    parts = sizes_in_words(split.parts)
+    parts = format_sizes(split.parts)
     return f"micro-batch of {split.size} did not fit on rank {split.rank}: {parts} from here on"
 
 
-def skip_in_words(update: TrainingProgress) -> str:
+def describe_skip(update: TrainingProgress) -> str:
     """Why an update made no step."""
     return "a gradient was not finite" if any(update.weights.values()) else "no sample of it has a target"

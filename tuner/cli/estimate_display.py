@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tuner.cli.display import balanced_in_words, sizes_in_words
+from tuner.cli.display import describe_balanced_plan, format_sizes
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 from tuner.schemas.gpus import Gpu
 from tuner.schemas.plans import Plan
@@ -21,7 +21,7 @@ _STYLES = {Verdict.FITS: "green", Verdict.UNCERTAIN: "yellow", Verdict.DOES_NOT_
 _WORDS = {Verdict.FITS: "fits", Verdict.UNCERTAIN: "may fit", Verdict.DOES_NOT_FIT: "does not fit"}
 
 
-def verdict_asked(found: GpuEstimate, request: EstimateRequest) -> Verdict:
+def requested_verdict(found: GpuEstimate, request: EstimateRequest) -> Verdict:
     """The verdict of the micro-batch size that was asked for, else of whether any fits."""
     return found.feasible if request.micro_batch_size is None or found.peak is None else found.peak.verdict
 
@@ -29,7 +29,7 @@ def verdict_asked(found: GpuEstimate, request: EstimateRequest) -> Verdict:
 def estimate_panel(found: Estimate, request: EstimateRequest) -> Panel:
     """The answer for one GPU in a box."""
     (gpu,) = found.gpus
-    verdict = verdict_asked(gpu, request)
+    verdict = requested_verdict(gpu, request)
     lines = Table.grid(padding=(0, 2))
     for name, value in _facts(found, gpu, request):
         lines.add_row(Text(name, style="bold"), Text(value) if isinstance(value, str) else value)
@@ -46,19 +46,19 @@ def _title(verdict: Verdict, request: EstimateRequest) -> str:
 
 def _facts(found: Estimate, gpu: GpuEstimate, request: EstimateRequest) -> list[tuple[str, RenderableType]]:
     usable = f"{format_bytes(gpu.usable_bytes)} usable, a margin of {request.memory_margin:.0%} left free"
-    facts: list[tuple[str, RenderableType]] = [("gpu", f"{gpu.gpu}: {usable}"), ("largest", _largest_in_words(gpu))]
+    facts: list[tuple[str, RenderableType]] = [("gpu", f"{gpu.gpu}: {usable}"), ("largest", _describe_largest(gpu))]
     if gpu.peak is not None:
         facts += [
-            (f"at size {gpu.peak.micro_batch_size:,}", _needs_in_words(gpu.peak)),
+            (f"at size {gpu.peak.micro_batch_size:,}", _describe_needed_memory(gpu.peak)),
             ("of which", breakdown_table(gpu.peak)),
         ]
     if gpu.plan is not None:
-        facts.append(("plan", balanced_in_words(gpu.plan)))
-    facts.append(("traced", _tracing_in_words(found)))
+        facts.append(("plan", describe_balanced_plan(gpu.plan)))
+    facts.append(("traced", _describe_tracing(found)))
     return facts + [("note", note) for note in (*gpu.notes, *found.notes)]
 
 
-def _largest_in_words(gpu: GpuEstimate) -> str:
+def _describe_largest(gpu: GpuEstimate) -> str:
     if gpu.peak is None:
         return "not known"
     if not gpu.may_fit:
@@ -68,7 +68,7 @@ def _largest_in_words(gpu: GpuEstimate) -> str:
     return f"{expected} expected to fit; {surely}, {gpu.may_fit:,} perhaps"
 
 
-def _needs_in_words(peak: PeakEstimate) -> str:
+def _describe_needed_memory(peak: PeakEstimate) -> str:
     interval = peak.device_bytes
     bounds = f"{format_bytes(interval.low)} to {format_bytes(interval.high)}"
     return f"{format_bytes(interval.expected)} needed on the card ({bounds})"
@@ -88,7 +88,7 @@ def breakdown_table(peak: PeakEstimate) -> Table:
     return table
 
 
-def _tracing_in_words(found: Estimate) -> str:
+def _describe_tracing(found: Estimate) -> str:
     kernels = "CUDA's" if found.decisions == "cuda" else "the CPU's"
     versions = ", ".join(
         f"{name} {found.versions[name]}" for name in ("torch", "transformers") if name in found.versions
@@ -114,7 +114,7 @@ def _columns(request: EstimateRequest) -> list[str]:
 
 
 def _row(gpu: GpuEstimate, request: EstimateRequest) -> list[str | Text]:
-    verdict = verdict_asked(gpu, request)
+    verdict = requested_verdict(gpu, request)
     row: list[str | Text] = [
         gpu.gpu,
         format_bytes(gpu.usable_bytes),
@@ -123,15 +123,15 @@ def _row(gpu: GpuEstimate, request: EstimateRequest) -> list[str | Text]:
         f"{gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "-",
         f"{gpu.surely_fits:,}-{gpu.may_fit:,}" if gpu.may_fit else "-",
     ]
-    return row if request.effective_batch_size is None else [*row, "" if gpu.plan is None else _plan_in_words(gpu.plan)]
+    return row if request.effective_batch_size is None else [*row, "" if gpu.plan is None else _format_plan(gpu.plan)]
 
 
-def _plan_in_words(plan: Plan) -> str:
+def _format_plan(plan: Plan) -> str:
     """``34 + 33 + 33``; with several ranks how many of them take which sizes."""
     if plan.world_size == 1:
-        return sizes_in_words(plan.micro_batch_sizes[0])
+        return format_sizes(plan.micro_batch_sizes[0])
     shapes = Counter(plan.micro_batch_sizes)
-    return "; ".join(f"{ranks} x ({sizes_in_words(sizes)})" for sizes, ranks in shapes.items())
+    return "; ".join(f"{ranks} x ({format_sizes(sizes)})" for sizes, ranks in shapes.items())
 
 
 def _remarks(found: Estimate) -> list[str]:
@@ -143,7 +143,7 @@ def _remarks(found: Estimate) -> list[str]:
     remarks = [
         note if len(names) == len(found.gpus) else f"{', '.join(names)}: {note}" for note, names in cards.items()
     ]
-    return [*dict.fromkeys((*remarks, *found.notes)), _tracing_in_words(found)]
+    return [*dict.fromkeys((*remarks, *found.notes)), _describe_tracing(found)]
 
 
 def gpu_table(gpus: Sequence[Gpu]) -> Table:
@@ -166,4 +166,4 @@ def in_words(found: Estimate, request: EstimateRequest) -> RenderableType:
 
 def fits_nowhere(found: Estimate, request: EstimateRequest) -> bool:
     """Whether what was asked, this micro-batch or any, fits on none of the GPUs."""
-    return all(verdict_asked(it, request) is Verdict.DOES_NOT_FIT for it in found.gpus)
+    return all(requested_verdict(it, request) is Verdict.DOES_NOT_FIT for it in found.gpus)

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 
-def print_answer(document: BaseModel, *, as_document: bool, text: object) -> None:
+def print_result(document: BaseModel, *, as_document: bool, text: object) -> None:
     """The answer on standard output, for a script or for a person."""
     if as_document:
         sys.stdout.write(document.model_dump_json(indent=2) + "\n")

@@ -16,7 +16,7 @@ from tuner.errors import DeviceError, FieldProblem, SpecError
 from tuner.hardware.inventory import devices, find_device
 from tuner.planning.accumulation import share_per_rank
 from tuner.planning.fingerprint import installed_versions, memory_part
-from tuner.planning.session import Tuning, ask_what_ifs, judge_coupling, look_ahead
+from tuner.planning.session import Tuning, check_coupling, estimate_what_ifs, prepare_search
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest, TuningRequest
@@ -47,9 +47,9 @@ def tune(
         if warm_start is not None:
             tuning.warm_start_from(warm_start)
         board.doing("checking that the loss is a sum over samples")
-        judge_coupling(tuning, runner.check_coupling)
+        check_coupling(tuning, runner.check_coupling)
         board.doing("checking the spec and estimating its memory")
-        look_ahead(tuning, runner.check, runner.expect)
+        prepare_search(tuning, runner.check, runner.expect)
         while (probe := tuning.next_probe()) is not None:
             doing = "timing updates" if probe.measures_time else "running two updates"
             board.doing(f"{doing} at micro-batch {probe.micro_batch_size:,}")
@@ -57,7 +57,7 @@ def tune(
             tuning.record(result)
             board.add(result)
         board.doing("estimating what would fit if the spec chose otherwise" if request.what_if else "")
-        ask_what_ifs(tuning, runner.expect)
+        estimate_what_ifs(tuning, runner.expect)
     return tuning.recommendation(
         identifier=f"rec_{uuid.uuid4().hex}", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
     )

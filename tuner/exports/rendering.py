@@ -96,7 +96,7 @@ def exports_of(environment: Mapping[str, str]) -> str:
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in checked(environment).items())
 
 
-def strange_variables(order: Order) -> tuple[str, ...]:
+def variables_to_unset(order: Order) -> tuple[str, ...]:
     """Allocator settings which the probes did not have: a job must not find them in its environment."""
     recommendation = order.recommendation
     if recommendation.device.kind != "cuda":
@@ -106,7 +106,7 @@ def strange_variables(order: Order) -> tuple[str, ...]:
 
 def unset_of(order: Order) -> str:
     """A line of a POSIX shell that takes them away."""
-    strange = strange_variables(order)
+    strange = variables_to_unset(order)
     return f"unset {' '.join(strange)}\n" if strange else ""
 
 

@@ -126,9 +126,9 @@ def _yaml(text: str) -> Any:  # noqa: ANN401 - as above
     """
     import yaml  # noqa: PLC0415 - the SDK reads no file
 
-    from tuner.schemas.yaml_loader import Loader, fault_in_words  # noqa: PLC0415 - likewise
+    from tuner.schemas.yaml_loader import Loader, describe_yaml_error  # noqa: PLC0415 - likewise
 
     try:
         return yaml.load(text, Loader)  # noqa: S506 - a safe one
     except yaml.YAMLError as error:
-        raise ValueError(f"is not valid YAML: {fault_in_words(error)}") from None
+        raise ValueError(f"is not valid YAML: {describe_yaml_error(error)}") from None

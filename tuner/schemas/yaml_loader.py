@@ -22,7 +22,7 @@ Loader.add_implicit_resolver(
 )
 
 
-def fault_in_words(error: yaml.YAMLError) -> str:
+def describe_yaml_error(error: yaml.YAMLError) -> str:
     """Where a text breaks YAML's rules, and how: ``line 3, column 5: mapping values are not allowed here``."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     words = [getattr(error, name, None) for name in ("context", "problem")]

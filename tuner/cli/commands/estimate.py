@@ -12,7 +12,7 @@ from tuner.cli.arguments import (
 )
 from tuner.cli.display import progress_console
 from tuner.cli.errors import ExitCode
-from tuner.cli.output import print_answer
+from tuner.cli.output import print_result
 
 
 def estimate(  # noqa: PLR0913 - a command's options are its arguments
@@ -58,5 +58,5 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
     )
     with progress_console().status("tracing updates, without a GPU"):
         found = client.estimate(request, start=context.obj)
-    print_answer(found, as_document=json, text=in_words(found, request))
+    print_result(found, as_document=json, text=in_words(found, request))
     raise typer.Exit(ExitCode.INFEASIBLE if fits_nowhere(found, request) else ExitCode.OK)

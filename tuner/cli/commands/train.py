@@ -14,7 +14,7 @@ from tuner.cli.arguments import (
 )
 from tuner.cli.display import progress_console
 from tuner.cli.errors import ExitCode
-from tuner.cli.output import print_answer
+from tuner.cli.output import print_result
 from tuner.errors import TrainingError
 from tuner.schemas.base import load_document
 from tuner.schemas.recommendation import Recommendation
@@ -73,14 +73,14 @@ def train_with(found: Recommendation, request: TrainingRequest, directory: Path,
     if not found.feasible:
         raise TrainingError(f"nothing to train: {found.infeasible_reason}")
     result = run_training(found, request, directory, progress_console())
-    print_answer(result, as_document=as_document, text=_result_in_words(result, directory))
+    print_result(result, as_document=as_document, text=_describe_result(result, directory))
     if result.outcome is RunOutcome.FAILED:
         raise typer.Exit(ExitCode.TRAINING_FAILED)
     if result.outcome is RunOutcome.STOPPED:
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _result_in_words(result: TrainingResult, directory: Path) -> str:
+def _describe_result(result: TrainingResult, directory: Path) -> str:
     resumed = f", resumed from update {result.resumed_from}" if result.resumed_from else ""
     loss = "" if result.loss is None else f", loss {result.loss:.4f}"
     notes = "".join(f"\nNote: {note}" for note in result.notes)

@@ -15,7 +15,7 @@ from tuner.cli.arguments import (
 )
 from tuner.cli.display import progress_console, recommendation_panel
 from tuner.cli.errors import ExitCode
-from tuner.cli.output import print_answer, print_error
+from tuner.cli.output import print_error, print_result
 from tuner.schemas.base import load_document
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
@@ -69,7 +69,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     known = None if warm_start_from is None else load_document(Recommendation, warm_start_from, "warm start")
     with naming_options(memory_limit_bytes=memory_limit):
         found = tuned(request, context.obj, known)
-    print_answer(found, as_document=json, text=recommendation_panel(found))
+    print_result(found, as_document=json, text=recommendation_panel(found))
     if output is not None:
         _write(output, found)
     raise typer.Exit(ExitCode.OK if found.feasible else ExitCode.INFEASIBLE)

@@ -42,7 +42,7 @@ _PRECISIONS = {"fp32": "no", "bf16": "no", "bf16-mixed": "bf16", "fp16-mixed": "
 def _write(order: Order) -> Written:
     variables = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(order.figures.gradient_accumulation_steps)}
     files = (
-        yaml_file(_CONFIG, order, _configuration(order), comments=(_loader_in_words(order),)),
+        yaml_file(_CONFIG, order, _configuration(order), comments=(_describe_loader(order),)),
         script_file(_LAUNCH, _launch(order, {**figures_in_environment(order), **variables})),
     )
     return Written(files, ("sh", _LAUNCH), _warnings(order), variables)
@@ -121,7 +121,7 @@ def _ranks_on_cpu(order: Order) -> tuple[str, ...]:
 def _warnings(order: Order) -> tuple[Advice, ...]:
     sharded = _kind(order) == "FSDP"
     return (
-        Advice(code="data-loader-batch", message=_loader_in_words(order)),
+        Advice(code="data-loader-batch", message=_describe_loader(order)),
         *_tokens(order),
         _tail(order),
         _clipping(order),
@@ -136,7 +136,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
     )
 
 
-def _loader_in_words(order: Order) -> str:
+def _describe_loader(order: Order) -> str:
     size = order.figures.micro_batch_size
     return (
         f"The micro-batch is the DataLoader's: `DataLoader(..., batch_size={size}, drop_last=True)`, or "

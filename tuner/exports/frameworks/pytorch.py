@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.exports.base import Order, Target, Written
-from tuner.exports.rendering import checked, origin, python_file, strange_variables
+from tuner.exports.rendering import checked, origin, python_file, variables_to_unset
 from tuner.exports.spec_advice import (
     checkpointing_in_code,
     counts_tokens,
@@ -75,7 +75,7 @@ def _head(order: Order) -> str:
 
 def _environment(order: Order) -> list[str]:
     """What has to be in the environment before the process starts, since C libraries read it then."""
-    variables, strange = dict(checked(order.recommendation.environment)), strange_variables(order)
+    variables, strange = dict(checked(order.recommendation.environment)), variables_to_unset(order)
     if not variables and not strange:
         return []
     entries = [f"    {name!r}: {value!r}," for name, value in variables.items()]
