@@ -17,7 +17,7 @@ import tuner
 from service.settings import Settings
 from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.base import Document, parse_document
-from tuner.schemas.field_errors import WORDS, described, pattern_words, problems_in, reworded
+from tuner.schemas.field_errors import MESSAGES, described, pattern_message, problems_in, reworded
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.workload import WorkloadSpec, parse_spec
 from tuner.units import TypedSize
@@ -120,14 +120,14 @@ def test_every_kind_of_error_that_our_schemas_can_produce_has_words(schemas: lis
         prefix = {"str": "string_", "tuple": "", "dict": "", "list": ""}.get(schema["type"], "")
         wanted |= {f"{prefix}too_short" for word in ("min_length",) if word in schema}
         wanted |= {f"{prefix}too_long" for word in ("max_length",) if word in schema}
-    assert wanted <= set(WORDS), wanted - set(WORDS)
+    assert wanted <= set(MESSAGES), wanted - set(MESSAGES)
     assert len(wanted) > 30
 
 
 def test_no_words_are_pydantics() -> None:
     """Every worded type, given the example that pydantic documents for it, reads as ours."""
     examples = {it["type"]: it for it in list_all_errors()}
-    for name, words in WORDS.items():
+    for name, words in MESSAGES.items():
         if name not in examples or name in {"value_error", "assertion_error"}:
             continue
         example = examples[name]
@@ -149,7 +149,7 @@ def test_every_pattern_has_words(schemas: list[dict[str, Any]]) -> None:
     """No message holds a regular expression."""
     patterns = {str(it["pattern"]) for it in schemas if it["type"] == "str" and "pattern" in it}
     assert patterns
-    assert [it for it in patterns if pattern_words(it) is None] == []
+    assert [it for it in patterns if pattern_message(it) is None] == []
 
 
 def problem_in(document: dict[str, Any]) -> FieldProblem:

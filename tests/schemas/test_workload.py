@@ -32,7 +32,7 @@ GPT2: dict[str, Any] = {
             "model.config",
             "301 characters, 'aaaa",
         ),
-        ({"model": GPT2 | {"config": {"model_type": "gpt2\x00"}}}, "model.config", "300 of ASCII that are printed"),
+        ({"model": GPT2 | {"config": {"model_type": "gpt2\x00"}}}, "model.config", "300 printable ASCII characters"),
         ({"model": {"kind": "python", "target": "a:" + "b" * 299}}, "model.target", "at most 300 characters"),
         ({"model": {"kind": "transformers", "task": "chat", "config": {}}}, "model.task", "'causal-lm'"),
         (
@@ -42,7 +42,11 @@ GPT2: dict[str, Any] = {
         ),
         ({"model": {"kind": "reference", "architecture": {"name": "gpt", "heads": 3}}}, "model.architecture", "256"),
         ({"model": {"kind": "python", "target": "no colon"}}, "model.target", "package.module:factory"),
-        ({"model": {"kind": "python", "target": "a:b", "arguments": {"c": ["\ud800"]}}}, "model", "`arguments` holds"),
+        (
+            {"model": {"kind": "python", "target": "a:b", "arguments": {"c": ["\ud800"]}}},
+            "model",
+            "`arguments` contains",
+        ),
         ({"model": GPT}, "(document)", "batch.sequence_length"),
         ({"model": {"kind": "reference", "architecture": {"name": "resnet"}}}, "(document)", "batch.image_size"),
         ({"model": GPT2, "batch": {"sequence_length": 65}}, "(document)", "65"),
