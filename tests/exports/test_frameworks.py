@@ -151,7 +151,7 @@ def test_another_effective_batch_has_to_be_allowed_and_is_said(name: str) -> Non
 
 def test_processes_per_node_must_divide_the_ranks() -> None:
     """Else a node would have fewer."""
-    with pytest.raises(ExportError, match="nodes of 3: `processes_per_node` has to divide 8, so 1, 2, 4, 8"):
+    with pytest.raises(ExportError, match="nodes of 3: `processes_per_node` must divide 8: use one of 1, 2, 4, 8"):
         made("lightning", ranks=8, processes_per_node=3)
 
 
@@ -366,7 +366,7 @@ def test_our_script_has_the_environment_of_the_probes() -> None:
 
     head = script.split("import torch\n")[0]
     assert "'PYTORCH_ALLOC_CONF': 'a\\'b\"c\\\\d'" in head
-    assert "STRANGE = ('PYTORCH_CUDA_ALLOC_CONF',)" in head
+    assert "UNSET = ('PYTORCH_CUDA_ALLOC_CONF',)" in head
     assert "os.execve(" in head
 
 
@@ -380,7 +380,7 @@ def test_our_script_keeps_averages_in_fp32() -> None:
     """As the engine does: in bf16 a decay near 1 would never move them."""
     script = made("pytorch", gpt_spec(precision="bf16", ema_decay=0.999)).files[0].content
 
-    assert "it.detach().to(torch.float32, copy=True) for it in accumulation.parameters" in script
+    assert "p.detach().to(torch.float32, copy=True) for p in accumulation.parameters" in script
     assert "average.lerp_(parameter.detach().float(), 1 - 0.999)" in script
 
 

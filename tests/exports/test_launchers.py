@@ -188,14 +188,14 @@ def test_a_name_that_a_scheduler_refuses_is_refused_here(name: str) -> None:
 def test_a_name_in_kubernetes_is_a_label(name: str) -> None:
     """It becomes a part of names of pods and of a Service, which allow less; a legal one is proposed."""
     for job_name in ["Run", "run_1", "run.1", "1run", "a" * 41]:
-        with pytest.raises(ExportError, match=r"cannot name a job in Kubernetes.*would do"):
+        with pytest.raises(ExportError, match=r"cannot name a job in Kubernetes.*is valid"):
             exported(name, job_name=job_name)
 
 
 def test_nodes_share_the_processes_evenly_or_not_at_all() -> None:
     """16 processes are not spread over nodes of five, and the error names what is possible."""
     for name in LAUNCHERS:
-        with pytest.raises(ExportError, match="has to divide 16, so 1, 2, 4, 8, 16"):
+        with pytest.raises(ExportError, match="must divide 16: use one of 1, 2, 4, 8, 16"):
             exported(name, 16, processes_per_node=5)
 
 

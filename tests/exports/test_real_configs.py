@@ -21,7 +21,7 @@ import yaml
 
 from tests.support.exports.plans import plan
 from tests.support.factories import gpt_spec
-from tuner.exports.base import Export, ExportOptions, Order
+from tuner.exports.base import Export, ExportContext, ExportOptions
 from tuner.exports.registry import TARGETS, export
 from tuner.schemas.recommendation import Recommendation
 
@@ -79,14 +79,14 @@ def _arguments(name: str) -> tuple[str, ...]:
     target = TARGETS[name]
     assert target.arguments is not None
     given = export(_recommendation(), name)
-    figures = SimpleNamespace(
+    target_plan = SimpleNamespace(
         micro_batch_size=given.plan.micro_batch_size,
         gradient_accumulation_steps=given.plan.gradient_accumulation_steps,
         world_size=given.plan.world_size,
         effective_batch_size=given.plan.effective_batch_size,
     )
-    order = Order(_recommendation(), figures, target.versions[0], ExportOptions())  # type: ignore[arg-type] # these suffice
-    return target.arguments(order)
+    context = ExportContext(_recommendation(), target_plan, target.versions[0], ExportOptions())  # type: ignore[arg-type] # these suffice
+    return target.arguments(context)
 
 
 def test_megatrons_own_calculator_derives_the_steps(load: Load) -> None:

@@ -110,7 +110,7 @@ def test_a_launcher_hands_on_the_warnings_of_a_framework_but_that_of_ranks(name:
     ("name", "options", "said"),
     [
         ("megatron", {"arguments_of": "torchtitan"}, "megatron is none"),
-        ("torchrun", {"arguments_of": "deepspeed"}, "does not take the batch figures as arguments"),
+        ("torchrun", {"arguments_of": "deepspeed"}, "does not take the batch sizes as arguments"),
         ("torchrun", {"processes_per_node": 3}, "processes_per_node"),
     ],
 )
