@@ -41,7 +41,9 @@ def test_the_file_goes_to_standard_output(stored: Path, monkeypatch: pytest.Monk
     assert "warning: 4 accumulation steps instead of 3" in " ".join(printed.err.split())
 
 
-def test_variables_that_no_file_sets_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+def test_variables_that_no_file_sets_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
     """The allocator's settings are part of what was measured; a launcher's script sets them itself."""
     path = tmp_path / "recommendation.json"
     path.write_text(recommendation(environment={"MALLOC_ARENA_MAX": "1 2"}).model_dump_json())
@@ -85,7 +87,9 @@ def test_files_are_written_and_never_overwritten_by_accident(
     command = ("export", stored, "-f", "torchrun", "-o", folder)
     assert batchwright(monkeypatch, *command) == 0
     made = export(recommendation(effective_batch_size=100, largest_micro_batch_size=37), "torchrun")
-    assert {path.name: path.read_text() for path in folder.iterdir()} == {it.name: it.content for it in made.files}
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        file.name: file.content for file in made.files
+    }
     assert capsys.readouterr().out == ""
     (folder / made.files[0].name).write_text("mine")
     assert batchwright(monkeypatch, *command) == 2

@@ -1,4 +1,4 @@
-"""Estimates and the catalogue of GPUs as people read them."""
+"""Terminal displays of estimates and of the GPU catalogue."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _WORDS = {Verdict.FITS: "fits", Verdict.UNCERTAIN: "may fit", Verdict.DOES_NOT_F
 
 
 def requested_verdict(found: GpuEstimate, request: EstimateRequest) -> Verdict:
-    """The verdict of the micro-batch size that was asked for, else of whether any fits."""
+    """The verdict of the requested micro-batch size, or of any size when none was requested."""
     return found.feasible if request.micro_batch_size is None or found.peak is None else found.peak.verdict
 
 
 def estimate_panel(found: Estimate, request: EstimateRequest) -> Panel:
-    """The answer for one GPU in a box."""
+    """Build the panel of an estimate for one GPU."""
     (gpu,) = found.gpus
     verdict = requested_verdict(gpu, request)
     lines = Table.grid(padding=(0, 2))
@@ -40,7 +40,7 @@ def _title(verdict: Verdict, request: EstimateRequest) -> str:
     if request.micro_batch_size is None and verdict is Verdict.DOES_NOT_FIT:
         return "estimate: nothing fits"
     subject = "" if request.micro_batch_size is None else f"a micro-batch of {request.micro_batch_size:,} "
-    doubt = ", only a probe can tell" if verdict is Verdict.UNCERTAIN else ""
+    doubt = ", run `tune` to measure" if verdict is Verdict.UNCERTAIN else ""
     return f"estimate: {subject}{_WORDS[verdict]}{doubt}"
 
 
@@ -75,7 +75,7 @@ def _describe_needed_memory(peak: PeakEstimate) -> str:
 
 
 def breakdown_table(peak: PeakEstimate) -> Table:
-    """What the needed bytes hold when most is allocated, with each part's share."""
+    """Build the table of the parts of the needed memory, with the share of each."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -93,11 +93,11 @@ def _describe_tracing(found: Estimate) -> str:
     versions = ", ".join(
         f"{name} {found.versions[name]}" for name in ("torch", "transformers") if name in found.versions
     )
-    return f"{found.parameters:,} parameters, {kernels} kernels followed, {versions}, {found.seconds:.1f} s"
+    return f"{found.parameters:,} parameters, {kernels} kernels traced, {versions}, {found.seconds:.1f} s"
 
 
 def estimate_table(found: Estimate, request: EstimateRequest) -> Group:
-    """Which cards can run it, at which plan."""
+    """Build the table of GPUs, with the verdict and the plan of each."""
     table = Table(box=None, pad_edge=False)
     for name in _columns(request):
         justify: Literal["left", "right"] = "left" if name in {"gpu", "", "plan"} else "right"
@@ -127,7 +127,7 @@ def _row(gpu: GpuEstimate, request: EstimateRequest) -> list[str | Text]:
 
 
 def _format_plan(plan: Plan) -> str:
-    """``34 + 33 + 33``; with several ranks how many of them take which sizes."""
+    """Format a plan as ``34 + 33 + 33``, or per group of ranks when there are several."""
     if plan.world_size == 1:
         return format_sizes(plan.micro_batch_sizes[0])
     shapes = Counter(plan.micro_batch_sizes)
@@ -135,7 +135,7 @@ def _format_plan(plan: Plan) -> str:
 
 
 def _remarks(found: Estimate) -> list[str]:
-    """What every card's answer says once, what some say with their names, and how it was traced."""
+    """Notes of all cards once, notes of some cards with their names, and the facts of the tracing."""
     cards: dict[str, list[str]] = {}
     for gpu in found.gpus:
         for note in gpu.notes:
@@ -147,7 +147,7 @@ def _remarks(found: Estimate) -> list[str]:
 
 
 def gpu_table(gpus: Sequence[Gpu]) -> Table:
-    """The catalogue; ``~`` before a memory that follows from a rule, not from torch's own report."""
+    """Build the table of the catalogue; ``~`` marks memory that is derived, not reported by torch."""
     table = Table(box=None, pad_edge=False)
     for name in ("name", "sold with", "torch finds", "capability", "other names"):
         table.add_column(name, justify="right" if name in {"sold with", "torch finds", "capability"} else "left")
@@ -159,11 +159,11 @@ def gpu_table(gpus: Sequence[Gpu]) -> Table:
     return table
 
 
-def in_words(found: Estimate, request: EstimateRequest) -> RenderableType:
-    """The answer as people read it: one GPU in detail, several side by side."""
+def estimate_display(found: Estimate, request: EstimateRequest) -> RenderableType:
+    """Build the display of an estimate: a panel for one GPU, a table for several."""
     return estimate_panel(found, request) if len(found.gpus) == 1 else estimate_table(found, request)
 
 
 def fits_nowhere(found: Estimate, request: EstimateRequest) -> bool:
-    """Whether what was asked, this micro-batch or any, fits on none of the GPUs."""
-    return all(requested_verdict(it, request) is Verdict.DOES_NOT_FIT for it in found.gpus)
+    """Return whether the requested micro-batch, or any, fits on none of the GPUs."""
+    return all(requested_verdict(gpu, request) is Verdict.DOES_NOT_FIT for gpu in found.gpus)

@@ -110,8 +110,8 @@ def test_an_estimate_takes_the_process_that_the_command_started(
     made: list[ChildProcess], prestarted: Prestarted
 ) -> None:
     """And a probe's supervisor its own: what ``begin`` starts is what they ask for."""
-    entry.begin(["estimate", "spec.yaml"], prestarted)
-    entry.begin(["tune", "spec.yaml", "--device", "cpu"], prestarted)
+    entry.prestart(["estimate", "spec.yaml"], prestarted)
+    entry.prestart(["tune", "spec.yaml", "--device", "cpu"], prestarted)
     with closing(tracing_server(prestarted.take)) as tracer, ProbeSupervisor(cpu(), prestarted.take) as supervisor:
         supervisor.warm_up()
         assert [tracer.start(), supervisor._server.start()] == made
@@ -171,9 +171,9 @@ def test_the_command_starts_what_it_will_need(  # noqa: PLR0913, PLR0917 - fixtu
     begun: list[Start | None] = []
     monkeypatch.setattr(prestarted, "prestart", begun.append)
     monkeypatch.setattr(entry, "_CARDS", tmp_path / "gpus")
-    entry.begin(arguments.split(), prestarted)
+    entry.prestart(arguments.split(), prestarted)
     (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
-    entry.begin(arguments.split(), prestarted)
+    entry.prestart(arguments.split(), prestarted)
     assert begun == [it for it in (without_cards, with_cards) if it is not None]
 
 

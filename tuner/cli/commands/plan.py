@@ -20,7 +20,7 @@ def plan(
     uniform: Annotated[bool, typer.Option("--uniform", help="Repeat one micro-batch size.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Plan an effective batch around a micro-batch size you know, without a device.
+    """Plan an effective batch around a known micro-batch size, without a device.
 
     Example: batchwright plan --effective-batch-size 100 --max-micro-batch-size 37
     """

@@ -25,7 +25,7 @@ from tuner.schemas.workload import load_spec
 
 def train(  # noqa: PLR0913 - a command's options are its arguments
     spec: options.SpecFile,
-    recommendation: Annotated[Path, typer.Option(help="The answer of `tune`, as JSON.")],
+    recommendation: Annotated[Path, typer.Option(help="The recommendation of `tune`, as JSON.")],
     *,
     updates: options.Updates = 100,
     checkpoint_every: options.CheckpointEvery = 50,
@@ -37,7 +37,7 @@ def train(  # noqa: PLR0913 - a command's options are its arguments
     output_dir: options.OutputDirectory = Path("runs/train"),
     json: options.Json = False,
 ) -> None:
-    """Train with a recommendation's plan; goes on from the newest checkpoint in the output folder, if there is one.
+    """Train with the plan of a recommendation, and resume from the newest checkpoint in the output folder, if any.
 
     Example: batchwright train spec.yaml --recommendation recommendation.json --updates 1000 --output-dir runs/first
     """
@@ -63,7 +63,7 @@ def train_with(found: Recommendation, request: TrainingRequest, directory: Path,
     """Train in the foreground and print the result.
 
     Raises:
-        TrainingError: when nothing fits, so that there is nothing to train.
+        TrainingError: when no micro-batch fits.
         typer.Exit: with the exit code of a run that failed or was stopped.
     """
     from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - see commands.tune
