@@ -64,7 +64,7 @@ class Job:
         settings = {"SAMPLES": str(self.samples), "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         found = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         ended = subprocess.run(
-            [str(it) for it in command],
+            [str(item) for item in command],
             cwd=self.folder,
             env={**os.environ, **self.made.environment, **settings, "PATH": found, "DS_ACCELERATOR": "cpu"},
             capture_output=True,
@@ -82,10 +82,10 @@ class Job:
     def check(self, *sizes: tuple[int, ...]) -> None:
         """Two updates of exactly the effective batch, in these micro-batches on each rank; each sample once."""
         ranks = self.counted()
-        assert [[tuple(map(len, update)) for update in rank] for rank in ranks] == [[it, it] for it in sizes]
+        assert [[tuple(map(len, update)) for update in rank] for rank in ranks] == [[size, size] for size in sizes]
         each = [sum(len(part) for rank in ranks for part in rank[number]) for number in range(2)]
         assert each == [self.made.plan.requested_effective_batch_size] * 2
-        assert sorted(it for rank in ranks for update in rank for part in update for it in part) == list(
+        assert sorted(item for rank in ranks for update in rank for part in update for item in part) == list(
             range(self.samples)
         )
 

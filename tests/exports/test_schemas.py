@@ -73,12 +73,12 @@ def test_what_is_written_is_in_the_recorded_schema(name: str, version: str) -> N
 
     for spec in _specs():
         given = export(plan(64, world_size=2, spec=spec), name, version=version)
-        assert [str(it) for it in validator.iter_errors(_READERS[name](given))] == []
+        assert [str(error) for error in validator.iter_errors(_READERS[name](given))] == []
 
 
 def test_every_recorded_schema_says_where_it_was_read_and_belongs_to_a_target() -> None:
     """A schema names its sources, and none is left of a version that is gone."""
-    schemas = {it.stem: json.loads(it.read_text("utf-8")) for it in SCHEMAS.glob("*.json")}
+    schemas = {path.stem: json.loads(path.read_text("utf-8")) for path in SCHEMAS.glob("*.json")}
 
     assert set(schemas) >= {f"{name}-{version}" for name, version in _RECORDED}
     assert all(schemas[f"{name}-{version}"]["x-sources"] for name, version in _RECORDED)

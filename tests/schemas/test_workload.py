@@ -103,7 +103,7 @@ def test_numbers_in_yaml_are_numbers(tmp_path: Path, rate: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e", "e5", "1e5x", "'1e-5'", "1_0e3"])
-def test_words_in_yaml_stay_words(text: str) -> None:
+def test_texts_in_yaml_stay_texts(text: str) -> None:
     """Whatever looks much like a number."""
     assert yaml.load(text, Loader) == text.strip("'")  # noqa: S506 - a safe one
 
@@ -121,7 +121,7 @@ def test_an_unreadable_file_is_a_spec_error(tmp_path: Path, content: str | None,
 
 
 @pytest.mark.parametrize("suffix", [".yaml", ".json"])
-def test_a_bottomless_file_is_a_spec_error(tmp_path: Path, suffix: str) -> None:
+def test_a_deeply_nested_file_is_a_spec_error(tmp_path: Path, suffix: str) -> None:
     """Nesting deeper than the parser can follow is reported like any other wrong input."""
     path = tmp_path / f"spec{suffix}"
     path.write_text("[" * 100_000)

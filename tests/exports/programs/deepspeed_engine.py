@@ -28,7 +28,7 @@ def main() -> None:
         engine.backward(torch.nn.functional.cross_entropy(logits, labels))
         engine.step()
     model.write()
-    state = {name: str(it.dtype) for it in optimizer.state.values() for name, it in it.items()}
+    state = {name: str(value.dtype) for values in optimizer.state.values() for name, value in values.items()}
     told = {
         "clipping": engine.gradient_clipping(),
         "batch": engine.train_batch_size(),

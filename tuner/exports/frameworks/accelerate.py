@@ -149,7 +149,7 @@ def _tokens(context: ExportContext) -> tuple[Advice, ...]:
     if not counts_tokens(spec_of(context)):
         return ()
     plan = context.plan
-    factor = " * ".join(str(it) for it in (plan.gradient_accumulation_steps, plan.world_size))
+    factor = " * ".join(str(item) for item in (plan.gradient_accumulation_steps, plan.world_size))
     message = (
         "`accelerator.backward` divides each micro-batch's loss by the accumulation steps, so an update takes the mean "
         "of means: tokens of short micro-batches count for more. Count the tokens of the window over all ranks before "
