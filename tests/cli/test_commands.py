@@ -58,8 +58,8 @@ def test_help_names_every_command_and_exit_code() -> None:
 
 def test_the_version_is_the_packages() -> None:
     """The version for a bug report is on standard output, without importing torch."""
-    asked = batchwright("--version")
-    assert (asked.returncode, asked.stdout) == (0, f"batchwright {metadata.version('batchwright')}\n")
+    ended = batchwright("--version")
+    assert (ended.returncode, ended.stdout) == (0, f"batchwright {metadata.version('batchwright')}\n")
 
 
 def test_plan_as_json_and_as_text() -> None:

@@ -131,9 +131,9 @@ def test_wrong_input_is_reported_before_any_work(tmp_path: Path, arguments: tupl
 
 def test_every_gpu_can_be_requested(tmp_path: Path) -> None:
     """`--all-gpus` is the catalogue; the ranks of the option count."""
-    asked = estimate_request(spec=written(tmp_path, mlp_spec()), world_size=4, gpus=(), all_gpus=True)
-    assert asked.gpus == tuple(gpu.name for gpu in GPUS)
-    assert asked.spec.parallelism.world_size == 4
+    request_of_all = estimate_request(spec=written(tmp_path, mlp_spec()), world_size=4, gpus=(), all_gpus=True)
+    assert request_of_all.gpus == tuple(gpu.name for gpu in GPUS)
+    assert request_of_all.spec.parallelism.world_size == 4
     with pytest.raises(SpecError, match="--gpu"):
         estimate_request(spec=written(tmp_path, mlp_spec()), world_size=None, gpus=(), all_gpus=False)
 

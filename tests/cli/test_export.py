@@ -47,13 +47,13 @@ def test_variables_that_no_file_sets_are_listed(
     """The allocator's settings are part of what was measured; a launcher's script sets them itself."""
     path = tmp_path / "recommendation.json"
     path.write_text(recommendation(environment={"MALLOC_ARENA_MAX": "1 2"}).model_dump_json())
-    told = {}
+    printed = {}
     for name in ("hugging-face", "torchrun"):
         assert batchwright(monkeypatch, "export", path, "--format", name, "--allow-inexact") == 0
-        told[name] = capsys.readouterr().err
+        printed[name] = capsys.readouterr().err
 
-    assert "set in the environment: 'MALLOC_ARENA_MAX=1 2'" in told["hugging-face"]
-    assert "MALLOC_ARENA_MAX" not in told["torchrun"]
+    assert "set in the environment: 'MALLOC_ARENA_MAX=1 2'" in printed["hugging-face"]
+    assert "MALLOC_ARENA_MAX" not in printed["torchrun"]
 
 
 def test_a_device_cannot_write_to_the_terminal(
@@ -110,7 +110,7 @@ def test_files_are_written_and_never_overwritten_by_accident(
         (("--format", "torchrun", "--processes-per-node", "0"), 2, "--processes-per-node: must be at least 1"),
     ],
 )
-def test_wrong_arguments(  # noqa: PLR0913, PLR0917 - what is asked, and what is told
+def test_wrong_arguments(  # noqa: PLR0913, PLR0917 - the command and its expected message
     stored: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Printed,

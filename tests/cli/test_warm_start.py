@@ -56,8 +56,8 @@ def test_a_recommendation_for_another_request_is_refused_before_any_probe(spec_f
     done = tune(spec_file, "--effective-batch-size", "90", "--max-micro-batch-size", "8", "--warm-start-from", earlier)
     assert done.returncode == 2
     assert "probe " not in done.stderr
-    said = json.loads(done.stdout)["message"]
-    assert "request.effective_batch_size: is 100 there, another request (got 90)" in said
+    message = json.loads(done.stdout)["message"]
+    assert "request.effective_batch_size: is 100 in the warm start, which is of another request (got 90)" in message
 
 
 @pytest.mark.parametrize("content", [None, "{}", "no document"])

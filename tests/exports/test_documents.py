@@ -1,4 +1,4 @@
-"""What the guide to exports says of the targets is what the registry has."""
+"""The guide to exports describes the targets of the registry."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def words(cell: str) -> list[str]:
 
 
 def follows(target: Target) -> str:
-    """Which plans a target follows, as the guide says it."""
+    """The plans that a target follows, as in the guide."""
     return "no" if target.repeats_one_size else "equal ranks" if target.divides_shares else "yes"
 
 
 def passes_on(target: Target) -> str:
-    """What of a target a launcher passes on, as the guide says it."""
+    """The arguments of a target that a launcher passes on, as in the guide."""
     return "no" if target.arguments is None else "figures alone" if target.arguments_leave else "yes"
 
 
 @pytest.mark.parametrize("heading", KINDS)
 def test_the_tables_have_the_registrys_targets_and_versions(heading: str) -> None:
     """Exactly those, in its order."""
-    told = [(words(row["format"]), words(row["versions"])) for row in rows(heading)]
+    documented = [(words(row["format"]), words(row["versions"])) for row in rows(heading)]
 
-    assert told == [
+    assert documented == [
         ([target.name], list(target.versions)) for target in TARGETS.values() if target.kind == KINDS[heading]
     ]
 
@@ -74,9 +74,9 @@ def test_the_table_of_options_says_who_takes_them(name: str) -> None:
     launchers = {target.name for target in TARGETS.values() if target.kind == "launcher"}
     (taken,) = [row["for"] for row in rows("Options") if words(row["option"]) == [f"--{name.replace('_', '-')}"]]
 
-    told = {*words(taken)} | (launchers if taken.startswith("launchers") else set())
+    documented = {*words(taken)} | (launchers if taken.startswith("launchers") else set())
 
-    assert told == {target.name for target in TARGETS.values() if name in target.takes}
+    assert documented == {target.name for target in TARGETS.values() if name in target.takes}
 
 
 def test_every_refusal_is_documented() -> None:

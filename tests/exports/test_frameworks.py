@@ -1,4 +1,4 @@
-"""What exports to frameworks say of a spec, and what they warn of. Pure."""
+"""Exports to frameworks: the translation of a spec, and the warnings. Pure."""
 
 from __future__ import annotations
 
@@ -67,12 +67,14 @@ def test_the_start_of_ranks_is_described(name: str) -> None:
     assert "start exactly 4" in warned(made(name, ranks=4))["world-size"]
 
 
-@pytest.mark.parametrize(("name", "said"), [("hugging-face", "--nnodes=2 --nproc-per-node=4"), ("composer", "-n 4 ")])
-def test_ranks_of_several_machines_are_started_on_each(name: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"), [("hugging-face", "--nnodes=2 --nproc-per-node=4"), ("composer", "-n 4 ")]
+)
+def test_ranks_of_several_machines_are_started_on_each(name: str, options: str) -> None:
     """As many as a machine has devices, not all of them on one."""
     message = warned(made(name, ranks=8, processes_per_node=4))["world-size"]
 
-    assert said in message
+    assert options in message
     assert "each of 2 machines" in message
 
 

@@ -34,12 +34,12 @@ def exported(name: str, world_size: int = 2, *, device: DeviceInfo = H100, **opt
 
 
 def numbers_of_gpus(value: Any) -> list[str]:
-    """What a manifest asks for under names that have to do with GPUs."""
+    """The numbers that a manifest requests under names with `gpu`."""
     if isinstance(value, list):
         return [gpu for part in value for gpu in numbers_of_gpus(part)]
     if not isinstance(value, dict):
         return []
-    own = [str(it) for name, it in value.items() if "gpu" in name.lower() and not isinstance(it, dict)]
+    own = [str(part) for name, part in value.items() if "gpu" in name.lower() and not isinstance(part, dict)]
     return own + [gpu for part in value.values() for gpu in numbers_of_gpus(part)]
 
 
@@ -74,7 +74,7 @@ def test_every_node_of_several_starts_its_share(name: str, tmp_path: Path) -> No
     ],
 )
 def test_nodes_meet_at_the_first_one(name: str, endpoint: str, tmp_path: Path) -> None:
-    """All are told the same place, and where a node knows that it is the first, it is told to be that place."""
+    """All nodes get the same endpoint, and a node that is known to be the first hosts the rendezvous."""
     called = [start(exported(name, 16), tmp_path, node) for node in (0, 1)]
 
     assert {item.option("rdzv-endpoint") for item in called} == {endpoint}
@@ -217,9 +217,9 @@ def test_training_on_the_cpu_asks_for_no_gpu(name: str) -> None:
 @pytest.mark.parametrize("name", ["kubernetes", "trainjob", "rayjob", "ray-jobs"])
 def test_training_on_gpus_asks_for_one_per_process_of_a_node(name: str) -> None:
     """Requests, limits and what Ray may give away agree."""
-    asked = numbers_of_gpus(document(exported(name, 8)))
+    counts = numbers_of_gpus(document(exported(name, 8)))
 
-    assert set(asked) - {"NVIDIA-H100-80GB-HBM3"} == {"8"}
+    assert set(counts) - {"NVIDIA-H100-80GB-HBM3"} == {"8"}
 
 
 def test_slurm_asks_for_a_gpu_per_process_of_a_node() -> None:
@@ -240,7 +240,7 @@ def test_slurm_asks_for_a_gpu_per_process_of_a_node() -> None:
     ],
 )
 def test_skypilot_gets_its_own_name_of_the_card(device_name: str, accelerators: str) -> None:
-    """Where it has none for the card, memory is asked for."""
+    """For a card without such a name, memory is requested."""
     given = exported("skypilot", 8, device=H100.model_copy(update={"name": device_name}))
 
     assert document(given)["resources"]["accelerators"] == accelerators
@@ -260,7 +260,7 @@ def test_pods_wait_for_the_device_that_was_measured() -> None:
     [("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "nvidia.com/mig-1g.10gb"), ("AMD Instinct MI300X", "amd.com/gpu")],
 )
 def test_other_devices_have_other_names_in_kubernetes(device_name: str, resource: str) -> None:
-    """A slice is asked for as a slice, and AMD's cards by AMD's name; NVIDIA's label is not on their nodes."""
+    """A slice is requested as a slice, and AMD's cards by AMD's name; NVIDIA's label is not on their nodes."""
     spec = document(exported("kubernetes", device=H100.model_copy(update={"name": device_name})))["spec"]["template"]
 
     assert spec["spec"]["containers"][0]["resources"]["limits"] == {resource: "2"}

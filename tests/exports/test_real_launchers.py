@@ -280,7 +280,7 @@ def test_ray_runs_one_node_and_two(launchers: Path, folder: Path) -> None:
 
             assert _ended(jobs + name) == "SUCCEEDED", _asked(f"{jobs}{name}/logs")["logs"]
             assert_plan(reported(folder, 2))
-            shutil.rmtree(folder / "told")
+            shutil.rmtree(folder / "reports")
 
 
 def _ended(url: str) -> str:

@@ -75,14 +75,14 @@ def test_a_changed_effective_batch_has_to_be_allowed(name: str) -> None:
 @pytest.mark.parametrize("name", [target.name for target in TARGETS.values() if target.repeats_one_size])
 def test_more_steps_are_warned_about(name: str) -> None:
     """Of 34 samples, at most 7 at a time, come 17 micro-batches of 2; of 30 come 5 of 6, which needs no word."""
-    (said,) = [
+    (message,) = [
         warning.message
         for warning in export(plan(34, largest_micro_batch_size=7), name).warnings
         if warning.code == "more-steps"
     ]
 
-    assert said.startswith("17 accumulation steps instead of 5: 2 is the largest size up to 7")
-    assert not _said("more-steps", plan(30, largest_micro_batch_size=7), name)
+    assert message.startswith("17 accumulation steps instead of 5: 2 is the largest size up to 7")
+    assert not _warnings("more-steps", plan(30, largest_micro_batch_size=7), name)
 
 
 @pytest.mark.parametrize("name", [target.name for target in TARGETS.values() if target.kind == "launcher"])
@@ -110,19 +110,19 @@ def test_a_launcher_passes_on_the_warnings_of_a_framework_except_ranks(name: str
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("megatron", {"arguments_of": "torchtitan"}, "megatron is none"),
         ("torchrun", {"arguments_of": "deepspeed"}, "does not take the batch sizes as arguments"),
         ("torchrun", {"processes_per_node": 3}, "processes_per_node"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(name: str, options: dict[str, Any], said: str) -> None:
+def test_options_that_do_not_fit_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     """The message says what does not fit."""
     error = _refused(plan(16, world_size=2), name, **options)
 
     assert error.reason == "wrong-option"
-    assert said in str(error)
+    assert message in str(error)
 
 
 def test_an_unknown_framework_of_arguments_is_refused() -> None:
@@ -154,7 +154,7 @@ def test_tokens_cannot_be_counted_without_a_sequence_length() -> None:
 LAUNCHERS = [target.name for target in TARGETS.values() if target.kind == "launcher"]
 
 
-def _said(code: str, recommendation: Recommendation, name: str, **options: Any) -> list[str]:
+def _warnings(code: str, recommendation: Recommendation, name: str, **options: Any) -> list[str]:
     given = export(recommendation, name, options=ExportOptions(**options))
     return [warning.message for warning in given.warnings if warning.code == code]
 
@@ -162,19 +162,19 @@ def _said(code: str, recommendation: Recommendation, name: str, **options: Any) 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_a_launcher_warns_that_micro_batches_differ(name: str) -> None:
     """9 samples in 4 steps on 3 ranks are 108, not 100: a program that repeats one size has to know."""
-    (message,) = _said("micro-batches-differ", plan(100, world_size=3, largest_micro_batch_size=9), name)
+    (message,) = _warnings("micro-batches-differ", plan(100, world_size=3, largest_micro_batch_size=9), name)
 
     assert "trains 108 samples per update, not 100" in message
-    assert not _said("micro-batches-differ", plan(96, world_size=3, largest_micro_batch_size=8), name)
+    assert not _warnings("micro-batches-differ", plan(96, world_size=3, largest_micro_batch_size=8), name)
 
 
 @pytest.mark.parametrize("framework", [target.name for target in TARGETS.values() if target.arguments_leave])
 def test_a_launcher_warns_about_settings_that_arguments_omit(framework: str) -> None:
-    """Of frameworks with a file of their own the batch figures alone are passed on."""
-    (message,) = _said("figures-alone", plan(16), "torchrun", arguments_of=framework)
+    """For frameworks with a file of their own, only the batch sizes are passed on."""
+    (message,) = _warnings("figures-alone", plan(16), "torchrun", arguments_of=framework)
 
     assert f"an export to {framework}" in message
-    assert not _said("figures-alone", plan(16), "torchrun", arguments_of="hugging-face")
+    assert not _warnings("figures-alone", plan(16), "torchrun", arguments_of="hugging-face")
 
 
 @pytest.mark.parametrize("name", TARGETS)

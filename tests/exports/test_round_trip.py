@@ -1,4 +1,4 @@
-"""What was put into an export is what the target's own parser reads back, whatever the strings and the figures."""
+"""The target's own parser reads back what an export wrote, for any strings and sizes."""
 
 from __future__ import annotations
 

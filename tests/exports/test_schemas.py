@@ -1,4 +1,4 @@
-"""What is written for frameworks that are not installed here is in the schemas recorded from their sources."""
+"""Exports to frameworks that are not installed match the schemas recorded from their sources."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _yaml(given: Export) -> Any:
 
 def _without_infinity(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_infinity(it) for name, it in value.items()}
+        return {name: _without_infinity(part) for name, part in value.items()}
     return "inf" if value == math.inf else value
 
 

@@ -111,16 +111,16 @@ def test_a_workloads_error_is_not_taken_for_coupling() -> None:
 
 def test_one_sample_on_one_rank_needs_no_check() -> None:
     """There is nothing to accumulate; two ranks share an update."""
-    asked: list[CouplingRequest] = []
+    requests: list[CouplingRequest] = []
 
     def check(request: CouplingRequest) -> CouplingCheck:
-        asked.append(request)
+        requests.append(request)
         return SEPARATE
 
     check_coupling(tuning(tuning_request(effective_batch_size=1)), check)
-    assert not asked
+    assert not requests
     check_coupling(tuning(tuning_request(mlp_spec(parallelism={"world_size": 2}), 2)), check)
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,9 @@ def curve(memory: Memory | None, *, factor: float = 1.0, offset: float = 0.0, ti
     constant, above = memory(0), offset * LIMIT_BYTES
     used = {size: (constant + (memory(size) - constant) * tilt) * factor + above for size in (1, 2, 64, 4096)}
     return ExpectedPeaks(
-        points=tuple(ExpectedPeak(micro_batch_size=size, used_bytes=max(1, round(it))) for size, it in used.items()),
+        points=tuple(
+            ExpectedPeak(micro_batch_size=size, used_bytes=max(1, round(peak))) for size, peak in used.items()
+        ),
         resident_bytes=max(0, round(0.75 * constant * factor + above)),
     )
 
@@ -189,10 +191,10 @@ def test_a_search_ends_with_a_bracket_even_when_fitting_is_not_monotone(within: 
         return probe_result(size, outcome, used_bytes=Random(f"{seed}/{size}").randrange(LIMIT_BYTES))
 
     course = MicroBatchSearch(within)
-    told = [oracle(within.size(Random(f"{seed}/{told}").randint(1, within.count))) for told in range(seed % 4)]
-    for result in told:
+    recorded = [oracle(within.size(Random(f"{seed}/{number}").randint(1, within.count))) for number in range(seed % 4)]
+    for result in recorded:
         course.tell(result)
-    results = told + run_search(course, oracle)
+    results = recorded + run_search(course, oracle)
     assert isinstance(course.verdict, Proof)
     outcomes = {result.micro_batch_size: result.outcome for result in results}
     failed = {size for size, outcome in outcomes.items() if outcome is not Outcome.FIT}
@@ -366,12 +368,12 @@ def test_a_fit_at_the_limit_is_followed_by_a_leap() -> None:
     size = 290
     used = {at: round(0.97 * LIMIT_BYTES * at / size) for at in (1, 400)}
     points = tuple(ExpectedPeak(micro_batch_size=at, used_bytes=peak) for at, peak in used.items())
-    asked = []
+    jumps = []
     for elastic_memory in (False, True):
         course = MicroBatchSearch(space(1024, expected=ExpectedPeaks(points=points), elastic=elastic_memory))
         course.tell(probe_result(size, used_bytes=round(0.9935 * LIMIT_BYTES)))
-        asked.append((course.ask() or 0) - size)
-    assert asked[1] >= 2 * asked[0]
+        jumps.append((course.ask() or 0) - size)
+    assert jumps[1] >= 2 * jumps[0]
 
 
 def test_an_estimate_that_nothing_fits_begins_with_the_smallest_size() -> None:

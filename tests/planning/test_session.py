@@ -81,13 +81,13 @@ def test_nothing_fits_is_an_infeasible_recommendation() -> None:
 def test_a_micro_batch_as_large_as_the_share_does_not_accumulate() -> None:
     """A probe of the whole share runs updates of one micro-batch; smaller ones keep gradients while the next runs."""
     course = tuning(tuning_request(effective_batch_size=20))
-    asked: dict[int, bool] = {}
+    accumulates: dict[int, bool] = {}
     while (probe := course.next_probe()) is not None:
-        asked[probe.micro_batch_size] = probe.accumulates
+        accumulates[probe.micro_batch_size] = probe.accumulates
         course.record(answer(probe, 20))
-    assert asked.pop(20) is False
-    assert asked
-    assert all(asked.values())
+    assert accumulates.pop(20) is False
+    assert accumulates
+    assert all(accumulates.values())
 
 
 GRADIENTS = ModelSummary(parameters=500, trainable_parameters=500, parameter_bytes=2000)

@@ -196,9 +196,9 @@ def test_memory_beside_the_tensors_that_moved_is_searched(context: int, probes: 
 def test_the_fastest_plan_is_searched_and_timed_again() -> None:
     """A peak does not confirm a time: the stored recommendation only seeds the search with its curve."""
     request = request_under(objective="fastest")
-    led = new_tuning(request, NOW).possible_warm_start(stored_recommendation(request))
-    assert led.size is None
-    assert led.peaks is not None
+    start = new_tuning(request, NOW).possible_warm_start(stored_recommendation(request))
+    assert start.size is None
+    assert start.peaks is not None
 
 
 def test_the_fewest_steps_are_confirmed_like_the_largest() -> None:
@@ -279,8 +279,8 @@ def test_a_kernels_own_limit_counts_for_the_same_versions_only(versions: dict[st
     """Another version may have lifted it; less memory has not."""
     stored = stored_recommendation(memory=Memory(largest_valid=40))
     assert stored.evidence.proof.stopped_by == "invalid-size"
-    led = new_tuning(request_under(990 * MIB), versions).possible_warm_start(stored)
-    assert led.size == (40 if confirms else None)
+    start = new_tuning(request_under(990 * MIB), versions).possible_warm_start(stored)
+    assert start.size == (40 if confirms else None)
 
 
 def test_a_next_size_that_failed_in_less_memory_is_searched() -> None:

@@ -252,26 +252,26 @@ def test_nothing_is_estimated_where_memory_is_not_the_limit(changes: dict[str, A
 def test_an_estimate_that_seeded_the_search_is_not_repeated() -> None:
     """Only the two changes and their combination are requested."""
     course = Tuning(request_under(500), CPU, environment={}, versions={})
-    asks = course.expectation_request()
-    assert asks is not None
-    course.start_from_estimate(estimate(asks))
+    request = course.expectation_request()
+    assert request is not None
+    course.start_from_estimate(estimate(request))
     while (probe := course.next_probe()) is not None:
         course.record(run(probe))
-    asked: list[WorkloadSpec] = []
+    specs: list[WorkloadSpec] = []
 
     def remember(request: ExpectationRequest) -> ExpectedPeaks | None:
-        asked.append(request.spec)
+        specs.append(request.spec)
         return estimate(request)
 
     estimate_what_ifs(course, remember)
-    assert [(item.precision, item.activation_checkpointing) for item in asked] == [
+    assert [(item.precision, item.activation_checkpointing) for item in specs] == [
         ("bf16-mixed", False),
         ("fp32", True),
         ("bf16-mixed", True),
     ]
 
 
-# --- what cannot be told ---
+# --- what cannot be estimated ---
 
 
 def fails(request: ExpectationRequest) -> ExpectedPeaks | None:
@@ -391,10 +391,10 @@ def really_tuned(supervisor: ProbeSupervisor, spec: WorkloadSpec, *, what_if: bo
     """The answer of real probes under a small budget; no mixed precision is estimated, which takes time."""
     request = tuning_request(spec, 256, memory_limit_bytes=64 * MIB, what_if=what_if)
     course = Tuning(request, supervisor.device, environment=supervisor.environment(), versions={})
-    asks = course.expectation_request()
-    assert asks is not None
-    course.start_from_estimate(supervisor.expect(asks))
+    expectation = course.expectation_request()
+    assert expectation is not None
+    course.start_from_estimate(supervisor.expect(expectation))
     while (probe := course.next_probe()) is not None:
         course.record(supervisor.run(probe))
-    estimate_what_ifs(course, lambda asked: supervisor.expect(asked) if asked.spec.precision == "fp32" else None)
+    estimate_what_ifs(course, lambda request: supervisor.expect(request) if request.spec.precision == "fp32" else None)
     return course.recommendation(identifier="rec_1", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)

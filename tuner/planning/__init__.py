@@ -5,8 +5,8 @@ can be rebuilt from them after its process has died.
 
 The pipeline, from the request to the recommendation, is that of ``session``:
 
-1. ``bounds`` turns the request and the device into a memory limit and a ``search_space``; ``objectives`` says which
-   sizes matter for the objective.
+1. ``bounds`` turns the request and the device into a memory limit and a ``search_space``; ``objectives`` selects
+   the sizes that matter for the objective.
 2. ``coupled_loss`` requests the coupling check, and has the only plan that stays exact where the loss couples samples.
 3. ``warm_start`` seeds the search with a stored recommendation, if one is given.
 4. ``search`` names the next size to probe (ask) and takes its result (tell). ``posterior`` gives the probability that

@@ -17,7 +17,7 @@ Levels = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class SearchParameters:
-    """The constants, by the part of a tuning that uses them. Shares are of the memory limit unless they say of what."""
+    """The constants, by the part of a tuning that uses them. Shares are of the memory limit unless stated."""
 
     # --- the order of probes (tuner.planning.search) ---
 

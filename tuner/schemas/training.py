@@ -15,7 +15,7 @@ class RunOutcome(StrEnum):
     SUCCEEDED = "SUCCEEDED"
     """All updates were made, and the final checkpoint and weights are written."""
     STOPPED = "STOPPED"
-    """The process was asked to stop (SIGTERM), and wrote a checkpoint if training had begun. The run can be resumed."""
+    """The process was stopped (SIGTERM) and wrote a checkpoint if training had begun. The run can be resumed."""
     FAILED = "FAILED"
     """The process cannot continue; see the message."""
 

@@ -1,4 +1,4 @@
-"""What every target writes for a few plans, kept as files that were read by eye.
+"""Golden files: the reviewed output of every target for a few plans.
 
 `python tests/support/exports/golden.py [FORMAT ...]` renews them; read what changed before you keep it.
 A folder holds what an export gave: its files (Python ones with `.txt` behind their name, so that no linter takes them
@@ -62,7 +62,7 @@ def cases() -> list[tuple[str, str, str]]:
 
 
 def options(target: Target, shape: str) -> ExportOptions:
-    """What the user adds to a shape."""
+    """Options of the export of a shape."""
     if shape == "world-8" and target.kind == "launcher":
         return ExportOptions(
             script="src/train.py",
@@ -88,7 +88,7 @@ def written(name: str, version: str, shape: str) -> dict[str, str]:
 
 
 def stored(name: str, version: str, shape: str) -> dict[str, str]:
-    """The same as it was kept."""
+    """The stored golden files."""
     folder = FOLDER / name / version / shape
     return {str(path.relative_to(folder)): path.read_text("utf-8") for path in folder.rglob("*") if path.is_file()}
 

@@ -15,11 +15,11 @@ from tuner.exports.base import Export, ExportedFile
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SAFE = re.compile(r"[A-Za-z0-9._:+,/=@-]*")
-"""What means nothing to a shell, to YAML inside a value, or to a scheduler."""
+"""Strings without meaning to a shell, to YAML inside a value, or to a scheduler."""
 
 
 def documents(file: ExportedFile) -> Any:
-    """What the format's own parser makes of a file."""
+    """Parse a file with the parser of its format."""
     if file.media_type == "application/json":
         return json.loads(file.content)
     if file.media_type == "application/yaml":
@@ -33,7 +33,7 @@ def documents(file: ExportedFile) -> Any:
 
 
 def figures(export: Export) -> dict[str, int]:
-    """What the files say: `micro`, `steps`, `world` and `effective`, as far as this target does."""
+    """The batch sizes in the files: `micro`, `steps`, `world` and `effective`, as far as this target does."""
     reader = _FIGURES.get(export.format)
     return reader(export) if reader else _in_environment(export)
 
@@ -44,8 +44,8 @@ def _in_environment(export: Export) -> dict[str, int]:
     names = {"effective": "EFFECTIVE_BATCH_SIZE", "world": "WORLD_SIZE", "micro": "MICRO_BATCH_SIZE"}
     names["steps"] = "GRADIENT_ACCUMULATION_STEPS"
     found = {
-        it: _only(rf"BATCHWRIGHT_{name}[\\\"']*\s*[:=]?\s*(?:value:)?\s*[\\\"']*(\d+)", text)
-        for it, name in names.items()
+        key: _only(rf"BATCHWRIGHT_{name}[\\\"']*\s*[:=]?\s*(?:value:)?\s*[\\\"']*(\d+)", text)
+        for key, name in names.items()
     }
     nodes = _only(r"(?:--nnodes=|numNodes: )(\d+)", text, default=1)
     assert nodes * _only(r"--nproc-per-node=(\d+)", text) == found["world"]
@@ -72,7 +72,7 @@ def _first(export: Export) -> Any:
 
 def _pytorch(export: Export) -> dict[str, int]:
     names = {"effective": "EFFECTIVE_BATCH_SIZE", "micro": "MICRO_BATCH_SIZE", "world": "WORLD_SIZE"}
-    return {it: _assigned(export, name) for it, name in names.items()}
+    return {key: _assigned(export, name) for key, name in names.items()}
 
 
 def _assigned(export: Export, name: str) -> Any:
@@ -90,12 +90,14 @@ def _hugging_face(export: Export) -> dict[str, int]:
 
 def _accelerate(export: Export) -> dict[str, int]:
     (script,) = [file.content for file in export.files if file.media_type == "text/x-shellscript"]
-    said = dict(part.split("=", 1) for part in shlex.split(script, comments=True) if part.startswith("BATCHWRIGHT_"))
-    assert _first(export)["num_processes"] == int(said["BATCHWRIGHT_WORLD_SIZE"])
+    variables = dict(
+        part.split("=", 1) for part in shlex.split(script, comments=True) if part.startswith("BATCHWRIGHT_")
+    )
+    assert _first(export)["num_processes"] == int(variables["BATCHWRIGHT_WORLD_SIZE"])
     steps = export.environment["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"]
-    assert steps == said["BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS"]
+    assert steps == variables["BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS"]
     names = {"effective": "EFFECTIVE_BATCH_SIZE", "micro": "MICRO_BATCH_SIZE", "world": "WORLD_SIZE"}
-    return {"steps": int(steps), **{it: int(said[f"BATCHWRIGHT_{name}"]) for it, name in names.items()}}
+    return {"steps": int(steps), **{key: int(variables[f"BATCHWRIGHT_{name}"]) for key, name in names.items()}}
 
 
 def _lightning(export: Export) -> dict[str, int]:
@@ -186,7 +188,7 @@ _FIGURES: Mapping[str, Callable[[Export], dict[str, int]]] = {
 
 
 def differences(plain: Export, hostile: Export, swaps: Mapping[str, str]) -> list[str]:
-    """Where the second export is other than the first with its strings swapped: empty, if no string left its value."""
+    """Differences between the second export and the first with its strings swapped; empty if strings stayed values."""
     found = []
     for one, other in zip(plain.files, hostile.files, strict=True):
         found += _unlike(f"{one.name}:", documents(one), documents(other), swaps)
@@ -250,7 +252,7 @@ def _same_words(one: str, other: str, swaps: Mapping[str, str]) -> bool:
 
 
 def _active(script: str) -> str:
-    """What a shell would act on: the script without comments and without what stands in single quotes."""
+    """The text that a shell interprets: the script without comments and without what stands in single quotes."""
     text = re.sub(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|(?:^|(?<=\s))#[^\n]*", _outside_single_quotes, script)
     while 'Q"\'"Q' in text:
         text = text.replace('Q"\'"Q', "Q")

@@ -37,7 +37,7 @@ _SCONTROL = """\
 
 @dataclass(frozen=True)
 class Called:
-    """How torchrun was called on a node."""
+    """A call of torchrun on a node."""
 
     arguments: list[str]
     """Its words."""
@@ -50,12 +50,12 @@ class Called:
 
     @property
     def program(self) -> list[str]:
-        """What comes after torchrun's own options."""
-        return self.arguments[next(at for at, it in enumerate(self.arguments) if not it.startswith("--")) :]
+        """The arguments after torchrun's own options."""
+        return self.arguments[next(at for at, word in enumerate(self.arguments) if not word.startswith("--")) :]
 
 
 def start(given: Export, folder: Path, node: int = 0) -> Called:
-    """Start an export on one node in an empty folder, and say how torchrun was called."""
+    """Start an export on one node in an empty folder, and return the call of torchrun."""
     for name, text in (("torchrun", _TOLD), ("srun", _SRUN), ("scontrol", _SCONTROL)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)

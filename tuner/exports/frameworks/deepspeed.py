@@ -2,7 +2,7 @@
 
 Read from deepspeed 0.19.8: ``runtime/config.py``, ``runtime/constants.py``, ``runtime/engine.py``. It asserts that
 ``train_batch_size`` is micro-batch x steps x ranks. ``gradient_clipping`` is 1.0 when left out; 0.0 is off, as every
-place that clips asks for ``> 0.0`` first.
+place that clips tests ``> 0.0`` first.
 """
 
 from __future__ import annotations
