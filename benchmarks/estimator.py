@@ -88,7 +88,7 @@ class Bench:
         return self._expected(case, sizes) if self.device.kind == "cpu" else self._for_card(case, sizes)
 
     def _expected(self, case: Case, sizes: list[int]) -> tuple[dict[int, Figures], float]:
-        question = self._tuning(case).to_expect()
+        question = self._tuning(case).expectation_request()
         assert question is not None
         expected = self._runner.expect(question)
         if expected is None:

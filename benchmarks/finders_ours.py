@@ -50,7 +50,7 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
 
     from tuner.hardware.inventory import find_device  # noqa: PLC0415 - likewise
     from tuner.planning.fingerprint import installed_versions  # noqa: PLC0415 - likewise
-    from tuner.planning.session import Tuning, judge_coupling, look_ahead  # noqa: PLC0415 - likewise
+    from tuner.planning.session import Tuning, check_coupling, prepare_search  # noqa: PLC0415 - likewise
     from tuner.probing.supervisor import ProbeSupervisor  # noqa: PLC0415 - likewise
     from tuner.schemas.requests import TuningRequest  # noqa: PLC0415 - likewise
 
@@ -61,8 +61,8 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
         diary.ready()
         began = time.monotonic()
         tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
-        judge_coupling(tuning, runner.check_coupling)
-        look_ahead(tuning, runner.check, runner.expect)
+        check_coupling(tuning, runner.check_coupling)
+        prepare_search(tuning, runner.check, runner.expect)
         while (probe := tuning.next_probe()) is not None:
             tuning.record(runner.run(probe))
         found = tuning.recommendation(

@@ -100,7 +100,7 @@ def tune(client: Client, request: TuningRequest, console: Console) -> Recommenda
     """Submit the tuning and show each probe as it ends."""
     tuning = client.tunings.submit(request, fresh=True)
     with ProbeBoard(console) as board:
-        board.doing("probing in separate processes")
+        board.set_activity("probing in separate processes")
         for event in client.tunings.events(tuning.id):
             if event.kind is EventKind.PROBE and event.probe is not None:
                 board.add(event.probe.result)

@@ -6,25 +6,25 @@
     |- SpecError            a document from the user is wrong (field, value, what is allowed)
     |- DataOutsideRootsError  a file of the data lies outside the folders that may be read
     |- PlanError            no plan exists for these numbers
-    |- SearchError          an outcome was reported that the search did not ask for
+    |- SearchError          a result was recorded that the search cannot use
     |- DeviceError          the device is not there, or its limit cannot be applied
-    |- WorkloadError        the user's model, batch or loss breaks the workload contract
-    |- HostFailureError     the host lacks what any work needs: room on a disk, descriptors, processes
+    |- WorkloadError        the user's model, batch or loss violates the workload interface
+    |- HostFailureError     the host lacks a resource that all work needs: disk space, descriptors, processes
     |- ProbeError           the probing machinery itself failed (not the probed workload)
-       |- CheckLostError    the process that checks a spec was killed, or found no memory, again and again
+       |- CheckLostError    the process that checks a spec was killed or ran out of memory repeatedly
     |- ProbeCancelledError  a probe was ended on request
-    |- TuningFailedError    a tuning ended without an answer; carries the evidence so far
+    |- TuningFailedError    a tuning ended without a recommendation; carries the evidence so far
     |- OutOfMemoryError     a device allocation failed; translated from the framework's own error at one seam
-    |- InvalidSizeError     the size is illegal for a kernel (32-bit index, launch configuration), memory aside
+    |- InvalidSizeError     a kernel rejects the size for another reason than memory (32-bit index, launch limits)
     |- EstimateError        memory cannot be estimated: the workload cannot be traced, or an unknown GPU was named
-       |- EstimateTimedOutError   tracing took longer than it was given
+       |- EstimateTimedOutError   tracing exceeded its time limit
        |- EstimateCancelledError  an estimate was ended on request
-    |- ExportError          a recommendation cannot be exported as asked
-    |- ServingError         the service cannot be served; raised by the command line in the service's words
-    |- StorageError         a disk has no room for a file; an OSError too
-    |- TrainingError        a training run cannot start or go on
+    |- ExportError          a recommendation cannot be exported as requested
+    |- ServingError         the service cannot be started; raised by the command line
+    |- StorageError         a disk has no space for a file; also an OSError
+    |- TrainingError        a training run cannot start or continue
        |- CheckpointError   a checkpoint cannot be written, read, or does not belong to this run
-          |- DamagedCheckpointError   its files are not the ones that were written
+          |- DamagedCheckpointError   its files are incomplete or changed
        |- PeerError         another rank of the run failed
 """
 
@@ -40,7 +40,7 @@ class BatchwrightError(Exception):
 
 @dataclass(frozen=True)
 class FieldProblem:
-    """One thing wrong in a document: where it is, what it says, what is allowed there."""
+    """A problem of a document: the field, the allowed values and the wrong value."""
 
     field: str
     message: str
@@ -62,15 +62,15 @@ class SpecError(BatchwrightError):
 
 
 class DataOutsideRootsError(BatchwrightError):
-    """A file of the training data lies outside the folders that may be read, or a link leads there."""
+    """A file of the training data, or the target of a link, lies outside the folders that may be read."""
 
 
 class PlanError(BatchwrightError):
-    """No accumulation plan exists for these numbers; the message says which one to change."""
+    """No accumulation plan exists for these numbers; the message names the number to change."""
 
 
 class SearchError(BatchwrightError):
-    """The search was told something it cannot use, such as a size outside its bounds."""
+    """The search was given a result that it cannot use, such as a size outside its bounds."""
 
 
 class DeviceError(BatchwrightError):
@@ -78,7 +78,7 @@ class DeviceError(BatchwrightError):
 
 
 class WorkloadError(BatchwrightError):
-    """A workload breaks its contract (see ``tuner.workloads.base.Workload``)."""
+    """A workload violates its interface (see ``tuner.workloads.base.Workload``)."""
 
 
 class ProbeError(BatchwrightError):
@@ -86,16 +86,16 @@ class ProbeError(BatchwrightError):
 
 
 class CheckLostError(ProbeError):
-    """The process that checks a spec was killed or found no memory, again and again: the spec may well be right."""
+    """The process that checks a spec was killed or ran out of memory repeatedly. The spec may be valid."""
 
 
 class HostFailureError(BatchwrightError):
-    """The host lacks what any work needs.
+    """The host lacks a resource that all work needs.
 
     Args:
         cause: a stable word, one of ``tuner.system.host_failures.Cause``.
-        message: what is lacking, and where.
-        needed_bytes: room on the disk without which the work cannot go on, where that is known.
+        message: the missing resource and its place.
+        needed_bytes: disk space that the work needs to continue, where known.
     """
 
     def __init__(self, cause: str, message: str, needed_bytes: int = 0) -> None:
@@ -105,11 +105,11 @@ class HostFailureError(BatchwrightError):
 
 
 class ProbeCancelledError(BatchwrightError):
-    """A probe was ended because its caller asked for it."""
+    """A probe was ended on request of its caller."""
 
 
 class TuningFailedError(BatchwrightError):
-    """A tuning ended without an answer. ``reason`` is a stable word; the message carries the evidence."""
+    """A tuning ended without a recommendation. ``reason`` is a stable word; the message has the evidence."""
 
     def __init__(self, reason: str, message: str) -> None:
         self.reason = reason
@@ -117,7 +117,7 @@ class TuningFailedError(BatchwrightError):
 
 
 class OutOfMemoryError(BatchwrightError):
-    """The device could not give the memory that was asked for."""
+    """The device could not allocate the requested memory."""
 
 
 class InvalidSizeError(BatchwrightError):
@@ -125,15 +125,15 @@ class InvalidSizeError(BatchwrightError):
 
 
 class EstimateError(BatchwrightError):
-    """Memory cannot be estimated; the message says what stands in the way."""
+    """Memory cannot be estimated; the message has the reason."""
 
 
 class EstimateTimedOutError(EstimateError):
-    """Tracing took longer than the time it was given."""
+    """Tracing exceeded its time limit."""
 
 
 class EstimateCancelledError(EstimateError):
-    """An estimate was ended because its caller asked for it."""
+    """An estimate was ended on request of its caller."""
 
 
 ExportRefusal = Literal[
@@ -145,11 +145,11 @@ ExportRefusal = Literal[
     "inexact",
     "not-expressible",
 ]
-"""Why a recommendation is not exported: stable words."""
+"""Reasons not to export a recommendation: stable words."""
 
 
 class ExportError(BatchwrightError):
-    """A recommendation cannot be exported as asked, for this ``reason``."""
+    """A recommendation cannot be exported as requested, for this ``reason``."""
 
     def __init__(self, reason: ExportRefusal, message: str) -> None:
         self.reason = reason
@@ -157,13 +157,13 @@ class ExportError(BatchwrightError):
 
 
 class ServingError(BatchwrightError):
-    """The service cannot be served as it was asked for."""
+    """The service cannot be started as requested."""
 
 
 class StorageError(BatchwrightError, OSError):
-    """A disk has no room for a file. ``errno`` tells a full disk, a quota and a limit on a file's size apart.
+    """A disk has no space for a file. ``errno`` distinguishes a full disk, a quota and a limit on file size.
 
-    ``needed_bytes`` is the size of the file, where that is known.
+    ``needed_bytes`` is the size of the file, where known.
     """
 
     def __init__(self, message: str, number: int, needed_bytes: int = 0) -> None:
@@ -173,7 +173,7 @@ class StorageError(BatchwrightError, OSError):
 
 
 class TrainingError(BatchwrightError):
-    """A training run cannot start, or cannot go on."""
+    """A training run cannot start or continue."""
 
 
 class CheckpointError(TrainingError):
@@ -185,4 +185,4 @@ class DamagedCheckpointError(CheckpointError):
 
 
 class PeerError(TrainingError):
-    """Another rank of the run failed, so that this one cannot go on."""
+    """Another rank of the run failed, so that this one cannot continue."""

@@ -6,20 +6,20 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 _CUTOFF = 0.6
-"""Similarity below which a name is no suggestion (the default of ``difflib``)."""
+"""Smallest similarity of a suggestion (the default of ``difflib``)."""
 _LONGEST = 200
-"""Characters compared: a longer text is no misspelt name, and its comparison takes time."""
+"""Characters compared: a longer text is not a misspelt name, and its comparison is slow."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The most similar of ``names``, letter case, hyphens and underscores aside; none when all differ much."""
+    """The most similar of ``names``, ignoring case and hyphens versus underscores; none when all differ too much."""
     by_key = {_key(known): known for known in names}
     found = get_close_matches(_key(name[:_LONGEST]), by_key, n=1, cutoff=_CUTOFF)
     return by_key[found[0]] if found else None
 
 
 def suggestion(name: str, names: Iterable[str], quote: str = "`") -> str:
-    """``; did you mean `name`?``, or nothing where no name is similar."""
+    """The text ``; did you mean `name`?``, or an empty text where no name is similar."""
     found = nearest(name, names)
     return f"; did you mean {quote}{found}{quote}?" if found else ""
 

@@ -1,4 +1,4 @@
-"""The private names of torch that models, training and traces use, with the reason why no public name serves.
+"""Private names of torch that models, training and traces use, each with the reason why no public name is enough.
 
 Tested with torch 2.13.0 (CPU build). Read this module first when another version of torch behaves differently. Names
 that only traces of fake tensors need take longer to import, and are in ``tuner.estimation.tracing.torch_internals``.
@@ -49,7 +49,7 @@ foreach_norm = torch._foreach_norm  # noqa: SLF001
 """Operations on lists of tensors, which torch's optimizers use: a public operation takes a call per parameter."""
 
 own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
-"""A module's own parameters by name: ``named_parameters()`` takes five times as long, in every window."""
+"""A module's own parameters by name: ``named_parameters()`` takes five times as long, in every update."""
 
 own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
 """A module's own buffers by name, to restore what a forward pass has replaced: ``named_buffers()`` is read-only."""
@@ -59,7 +59,7 @@ version_of: Callable[[Tensor], int] = attrgetter("_version")
 
 Schema: TypeAlias = Any
 schema_of: Callable[[Any], Schema] = attrgetter("_schema")
-"""Names of an operator's arguments, and which it writes to: an ``OpOverload`` shows them nowhere else."""
+"""Schema of an operator: argument names and mutability, which an ``OpOverload`` shows nowhere else."""
 
 BatchNorm: type[nn.Module] = nn.modules.batchnorm._BatchNorm  # noqa: SLF001
 """Base class of the BatchNorms, which have no public one."""
@@ -74,7 +74,7 @@ def apply_to_own(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
 
 
 def apply_to_all(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
-    """Replace the tensors of a module as its class does, which may override this method and no public one."""
+    """Replace the tensors of a module through its class's own ``_apply``, which has no public equivalent."""
     module._apply(change)  # type: ignore[no-untyped-call] # noqa: SLF001
 
 

@@ -1,4 +1,4 @@
-"""Bytes for people: ``1.50 GiB`` both ways."""
+"""Formatting and parsing of byte sizes such as ``1.50 GiB``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def format_bytes(number: float) -> str:
-    """``1610612736`` as ``1.50 GiB``; what no float holds as ``inf TiB``."""
+    """Format ``1610612736`` as ``1.50 GiB``, and numbers above the range of floats as ``inf TiB``."""
     try:
         number = float(number)
     except OverflowError:
@@ -27,31 +27,31 @@ def format_bytes(number: float) -> str:
 
 
 class TypedSize(int):
-    """A number of bytes that remembers how it was written, so that a message can repeat the text."""
+    """A number of bytes with its original text, which messages repeat."""
 
     text: str
 
     def __new__(cls, number: int, text: str) -> Self:
-        """``number`` bytes, written as ``text``."""
-        made = super().__new__(cls, number)
-        made.text = text
-        return made
+        """Build ``number`` bytes with the original ``text``."""
+        size = super().__new__(cls, number)
+        size.text = text
+        return size
 
     def __repr__(self) -> str:
-        """The text as it was written."""
+        """The original text."""
         return self.text
 
 
 def parse_bytes(text: str) -> int:
-    """``1.5GiB``, ``800MB`` or ``1000000`` in bytes: binary units with an ``i``, decimal ones without.
+    """Parse ``1.5GiB``, ``800MB`` or ``1000000``: units with an ``i`` are binary, others decimal.
 
     Raises:
-        ValueError: when the text is no size.
+        ValueError: when the text is not a size.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
     unit = (found[2] if found else None) or ""
     number = float(found[1]) * (_BINARY.get(unit) or _DECIMAL[unit]) if found else math.inf
     if math.isinf(number):
         shown = text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."
-        raise ValueError(f"{shown!r} is no size: write for example 8GiB, 800MiB, 800MB or a number of bytes")
+        raise ValueError(f"{shown!r} is not a size: write for example 8GiB, 800MiB, 800MB or a number of bytes")
     return int(number)

@@ -93,7 +93,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             model=model_name(course.request.spec),
             effective_batch_size=course.request.effective_batch_size,
             fingerprint=course.fingerprint,
-            question=course.question,
+            question=course.request_fingerprint,
             payload=payload(course.request),
             hardware=served.hardware,
             trace_parent=current_trace_parent(),

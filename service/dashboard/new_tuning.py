@@ -14,7 +14,7 @@ from service.api import examples
 from service.api.etags import conditional, tagged
 from service.api.middleware.compression import accepts_gzip, compressed
 from service.errors import InvalidInputError
-from tuner.schemas.yaml_loader import Loader, fault_in_words
+from tuner.schemas.yaml_loader import Loader, describe_yaml_error
 
 SCHEMA = "/tunings/new/schema"
 JOB_SCHEMA = "/jobs/new/schema"
@@ -96,7 +96,7 @@ def parsed(text: str) -> dict[str, Any]:
         value = yaml.load(text, Loader)  # noqa: S506 - a safe one
         json.dumps(value, allow_nan=False)
     except yaml.YAMLError as error:
-        raise InvalidInputError(f"the text is not valid YAML: {fault_in_words(error)}") from None
+        raise InvalidInputError(f"the text is not valid YAML: {describe_yaml_error(error)}") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidInputError(f"the document has a value that JSON cannot represent: {error}") from None
     if not isinstance(value, dict):

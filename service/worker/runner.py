@@ -23,7 +23,7 @@ from service.worker.executors.base import Executor, TrainingRun
 from service.worker.host_health import Health
 from service.worker.lease import LeaseHolder
 from tuner.errors import BatchwrightError, HostFailureError, ProbeCancelledError
-from tuner.planning.session import Tuning, ask_what_ifs, judge_coupling, look_ahead
+from tuner.planning.session import Tuning, check_coupling, estimate_what_ifs, prepare_search
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import Outcome, ProbeResult
@@ -127,9 +127,9 @@ class Driver:
     def _tune(self, item: WorkItem, holder: LeaseHolder) -> Ending:
         request = TuningRequest.model_validate_json(item.payload)
         tuning = self._rebuild(item, request, holder)
-        judge_coupling(tuning, lambda check: self._executor.check_coupling(check, holder.grace_seconds))
+        check_coupling(tuning, lambda check: self._executor.check_coupling(check, holder.grace_seconds))
         if not tuning.probes:
-            look_ahead(
+            prepare_search(
                 tuning,
                 lambda request: self._executor.check(request, holder.grace_seconds),
                 lambda question: self._executor.expect(question, holder.grace_seconds),
@@ -138,7 +138,7 @@ class Driver:
             if holder.reason() is not None:
                 raise StoppedError
             tuning.record(self._probe(probe, holder, len(tuning.probes) + 1))
-        ask_what_ifs(tuning, lambda question: self._executor.expect(question, holder.grace_seconds))
+        estimate_what_ifs(tuning, lambda question: self._executor.expect(question, holder.grace_seconds))
         return Ending(State.SUCCEEDED, recommendation=self._recommendation(item, tuning))
 
     def _probe(self, probe: ProbeRequest, holder: LeaseHolder, ordinal: int) -> ProbeResult:

@@ -58,8 +58,8 @@ def test_help_names_every_command_and_exit_code() -> None:
 
 def test_the_version_is_the_packages() -> None:
     """The version for a bug report is on standard output, without importing torch."""
-    asked = batchwright("--version")
-    assert (asked.returncode, asked.stdout) == (0, f"batchwright {metadata.version('batchwright')}\n")
+    ended = batchwright("--version")
+    assert (ended.returncode, ended.stdout) == (0, f"batchwright {metadata.version('batchwright')}\n")
 
 
 def test_plan_as_json_and_as_text() -> None:
@@ -86,7 +86,7 @@ def test_a_uniform_plan_says_what_it_changes() -> None:
     assert "100 instead of 101" in " ".join(called(*arguments).stdout.split())
 
 
-def test_tune_then_train_then_go_on(spec_file: Path, tmp_path: Path) -> None:
+def test_tune_then_train_then_resume(spec_file: Path, tmp_path: Path) -> None:
     """The whole path: the answer alone on standard output, probes on standard error, a run, a resume."""
     rec, run = tmp_path / "rec.json", tmp_path / "run"
     limits = ("--effective-batch-size", "300", "--device", "cpu", "--memory-limit", "120MiB")
@@ -142,7 +142,7 @@ def test_a_wrong_spec_ends_with_code_2_and_no_traceback(tmp_path: Path, content:
     assert "probe " not in tuned.stderr
 
 
-def test_errors_are_json_when_asked_for(tmp_path: Path) -> None:
+def test_errors_are_json_on_request(tmp_path: Path) -> None:
     """A script reads the field at fault from standard output."""
     (tmp_path / "spec.yaml").write_text("model: {kind: reference, architecture: {name: gpt}}")
     tuned = called("tune", tmp_path / "spec.yaml", "--effective-batch-size", "8", "--json")
@@ -238,7 +238,7 @@ def test_two_processes_share_the_effective_batch(tmp_path: Path) -> None:
     assert TrainingResult.model_validate_json(done.stdout).samples_seen == 20
     paths = RunPaths(tmp_path / "run")
     made = ProgressLog(paths.progress).new_lines()
-    assert [(it.samples, sum(it.micro_batch_sizes)) for it in made] == [(10, 5), (10, 5)]
+    assert [(item.samples, sum(item.micro_batch_sizes)) for item in made] == [(10, 5), (10, 5)]
     assert len(list(paths.tensorboard.iterdir())) == 1
 
 
@@ -384,7 +384,7 @@ def test_an_interrupt_while_tuning_leaves_no_process(spec_file: Path, tmp_path: 
     assert first.startswith("probe ")
     assert process.returncode == 130
     deadline = time.monotonic() + 120.0
-    while any(_has(it, marker) for it in Path("/proc").glob("[0-9]*/environ")):
+    while any(_has(path, marker) for path in Path("/proc").glob("[0-9]*/environ")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -416,7 +416,7 @@ def _has(path: Path, text: str) -> bool:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_an_answer_that_cannot_be_written_is_printed_all_the_same(
+def test_a_recommendation_that_cannot_be_written_is_still_printed(
     spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, as_json: bool
 ) -> None:
     """The folder became a file during the search: exit code 2, the answer alone on standard output."""

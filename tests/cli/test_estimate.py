@@ -69,7 +69,7 @@ def test_what_fits_nowhere_ends_with_its_own_code(tmp_path: Path) -> None:
     assert "does not fit" in done.stdout
 
 
-def test_code_that_fails_is_told_in_its_own_words(tmp_path: Path) -> None:
+def test_failing_code_is_reported_with_its_own_message(tmp_path: Path) -> None:
     """Exit code 4, the error as JSON on standard output; on a terminal the place in the code comes with it."""
     spec = written(tmp_path, python_spec("tests.support.misbehaving:build", way="raises"))
     done = batchwright("estimate", spec, "--gpu", "L4", "--json")
@@ -82,7 +82,7 @@ def test_code_that_fails_is_told_in_its_own_words(tmp_path: Path) -> None:
     assert "misbehaving.py" in done.stderr
 
 
-def test_a_schedulers_end_leaves_no_process_and_no_files(tmp_path: Path) -> None:
+def test_sigterm_leaves_no_process_and_no_files(tmp_path: Path) -> None:
     """SIGTERM ends it as Ctrl-C does: exit code 130, and what traced code has started ends with it."""
     journal = tmp_path / "processes.txt"
     spec = written(
@@ -122,18 +122,18 @@ def _is_alive(pid: str) -> bool:
         (("--gpu", "L4", "--allocator", "best"), "expandable-segments"),
     ],
 )
-def test_wrong_input_is_told_before_any_work(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_wrong_input_is_reported_before_any_work(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
     """Exit code 2 with the remedy."""
     done = batchwright("estimate", written(tmp_path, mlp_spec()), *arguments)
     assert done.returncode == 2
     assert words in " ".join(done.stderr.split())
 
 
-def test_every_gpu_can_be_asked_for(tmp_path: Path) -> None:
+def test_every_gpu_can_be_requested(tmp_path: Path) -> None:
     """`--all-gpus` is the catalogue; the ranks of the option count."""
-    asked = estimate_request(spec=written(tmp_path, mlp_spec()), world_size=4, gpus=(), all_gpus=True)
-    assert asked.gpus == tuple(gpu.name for gpu in GPUS)
-    assert asked.spec.parallelism.world_size == 4
+    request_of_all = estimate_request(spec=written(tmp_path, mlp_spec()), world_size=4, gpus=(), all_gpus=True)
+    assert request_of_all.gpus == tuple(gpu.name for gpu in GPUS)
+    assert request_of_all.spec.parallelism.world_size == 4
     with pytest.raises(SpecError, match="--gpu"):
         estimate_request(spec=written(tmp_path, mlp_spec()), world_size=None, gpus=(), all_gpus=False)
 
@@ -159,7 +159,7 @@ def shown(what: RenderableType) -> str:
 
 
 def request(*gpus: str, **changes: Any) -> EstimateRequest:
-    """A question."""
+    """Build a request."""
     return EstimateRequest(spec=mlp_spec(), gpus=gpus, **changes)
 
 
@@ -211,21 +211,21 @@ def test_a_panel_adds_up() -> None:
     assert "gaps between blocks 1.00 GiB 10%" in text
     assert "10.00 GiB needed on the card (9.00 GiB to 11.00 GiB)" in text
     assert "micro-batch of 7 expected to fit; 6 fits surely, 8 perhaps" in text
-    assert "1,000 parameters, CUDA's kernels followed, torch 2.8" in text
+    assert "1,000 parameters, CUDA's kernels traced, torch 2.8" in text
 
 
 @pytest.mark.parametrize(
     ("verdict", "size", "title"),
     [
         (Verdict.FITS, None, "estimate: fits ─"),
-        (Verdict.UNCERTAIN, None, "estimate: may fit, only a probe can tell ─"),
+        (Verdict.UNCERTAIN, None, "estimate: may fit, run `tune` to measure ─"),
         (Verdict.DOES_NOT_FIT, None, "estimate: nothing fits ─"),
         (Verdict.FITS, 1, "estimate: a micro-batch of 1 fits ─"),
         (Verdict.DOES_NOT_FIT, 1, "estimate: a micro-batch of 1 does not fit ─"),
     ],
 )
 def test_a_title_is_the_verdict(verdict: Verdict, size: int | None, title: str) -> None:
-    """Of the size that was asked for, else of any."""
+    """The title shows the verdict of the requested size, or of any size."""
     found = estimate(card("L4", verdict, peak=peak(1, verdict)))
     assert title in shown(estimate_panel(found, request("L4", micro_batch_size=size)))
 
@@ -244,7 +244,7 @@ def test_a_table_says_which_cards_can_run_it_at_which_plan() -> None:
     assert "T4: It is old." in text
 
 
-def test_a_card_of_which_nothing_is_known_says_so() -> None:
+def test_a_card_without_an_estimate_shows_its_note() -> None:
     """Neither a number of samples nor that none fit: the note has the reason."""
     unknown = card("L4", Verdict.UNCERTAIN, may_fit=0, peak=None, notes=("Nothing is known: it failed.",))
     text = shown(estimate_panel(estimate(unknown), request("L4")))
@@ -253,7 +253,7 @@ def test_a_card_of_which_nothing_is_known_says_so() -> None:
     assert "L4 20.00 GiB may fit - -" in shown(estimate_table(estimate(unknown, unknown), request("L4", "T4")))
 
 
-def test_what_was_asked_decides_whether_it_fits() -> None:
+def test_the_requested_size_decides_the_exit_code() -> None:
     """A size that does not fit is a no, even where smaller ones do; one GPU in doubt is not a no."""
     smaller_fits = card("L4", Verdict.FITS, 7, peak=peak(50, Verdict.DOES_NOT_FIT))
     assert not fits_nowhere(estimate(smaller_fits), request("L4"))

@@ -41,17 +41,19 @@ def test_the_file_goes_to_standard_output(stored: Path, monkeypatch: pytest.Monk
     assert "warning: 4 accumulation steps instead of 3" in " ".join(printed.err.split())
 
 
-def test_variables_that_no_file_sets_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+def test_variables_that_no_file_sets_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
     """The allocator's settings are part of what was measured; a launcher's script sets them itself."""
     path = tmp_path / "recommendation.json"
     path.write_text(recommendation(environment={"MALLOC_ARENA_MAX": "1 2"}).model_dump_json())
-    told = {}
+    printed = {}
     for name in ("hugging-face", "torchrun"):
         assert batchwright(monkeypatch, "export", path, "--format", name, "--allow-inexact") == 0
-        told[name] = capsys.readouterr().err
+        printed[name] = capsys.readouterr().err
 
-    assert "set in the environment: 'MALLOC_ARENA_MAX=1 2'" in told["hugging-face"]
-    assert "MALLOC_ARENA_MAX" not in told["torchrun"]
+    assert "set in the environment: 'MALLOC_ARENA_MAX=1 2'" in printed["hugging-face"]
+    assert "MALLOC_ARENA_MAX" not in printed["torchrun"]
 
 
 def test_a_device_cannot_write_to_the_terminal(
@@ -85,7 +87,9 @@ def test_files_are_written_and_never_overwritten_by_accident(
     command = ("export", stored, "-f", "torchrun", "-o", folder)
     assert batchwright(monkeypatch, *command) == 0
     made = export(recommendation(effective_batch_size=100, largest_micro_batch_size=37), "torchrun")
-    assert {path.name: path.read_text() for path in folder.iterdir()} == {it.name: it.content for it in made.files}
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        file.name: file.content for file in made.files
+    }
     assert capsys.readouterr().out == ""
     (folder / made.files[0].name).write_text("mine")
     assert batchwright(monkeypatch, *command) == 2
@@ -106,7 +110,7 @@ def test_files_are_written_and_never_overwritten_by_accident(
         (("--format", "torchrun", "--processes-per-node", "0"), 2, "--processes-per-node: must be at least 1"),
     ],
 )
-def test_wrong_arguments(  # noqa: PLR0913, PLR0917 - what is asked, and what is told
+def test_wrong_arguments(  # noqa: PLR0913, PLR0917 - the command and its expected message
     stored: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Printed,

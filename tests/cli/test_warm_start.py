@@ -38,30 +38,30 @@ def earlier(spec_file: Path, forked: None) -> Path:
     return path
 
 
-def test_one_probe_is_enough_where_a_fit_settles_it(spec_file: Path, earlier: Path) -> None:
+def test_one_probe_is_enough_where_a_fit_is_a_proof(spec_file: Path, earlier: Path) -> None:
     """Under another limit the bound is run at once, and the evidence names the file's answer."""
     known = Recommendation.model_validate_json(earlier.read_text())
     limits = ("--memory-limit", "300MiB", "--max-micro-batch-size", "8")
     done = tune(spec_file, "--effective-batch-size", "100", *limits, "--warm-start-from", earlier)
     assert done.returncode == 0, done.stderr
     found = Recommendation.model_validate_json(done.stdout)
-    assert [it.micro_batch_size for it in found.evidence.probes] == [8]
+    assert [probe.micro_batch_size for probe in found.evidence.probes] == [8]
     assert found.evidence.warm_start is not None
     assert found.evidence.warm_start.recommendation_id == known.id
     assert plan_of(found).micro_batch_sizes == plan_of(known).micro_batch_sizes
 
 
-def test_an_answer_to_another_question_is_refused_before_any_probe(spec_file: Path, earlier: Path) -> None:
+def test_a_recommendation_for_another_request_is_refused_before_any_probe(spec_file: Path, earlier: Path) -> None:
     """Exit code 2, and the error names what differs and what it was."""
     done = tune(spec_file, "--effective-batch-size", "90", "--max-micro-batch-size", "8", "--warm-start-from", earlier)
     assert done.returncode == 2
     assert "probe " not in done.stderr
-    said = json.loads(done.stdout)["message"]
-    assert "request.effective_batch_size: is 100 there, another request (got 90)" in said
+    message = json.loads(done.stdout)["message"]
+    assert "request.effective_batch_size: is 100 in the warm start, which is of another request (got 90)" in message
 
 
 @pytest.mark.parametrize("content", [None, "{}", "no document"])
-def test_a_file_that_is_no_answer_is_refused(spec_file: Path, tmp_path: Path, content: str | None) -> None:
+def test_a_file_that_is_no_recommendation_is_refused(spec_file: Path, tmp_path: Path, content: str | None) -> None:
     """A missing file, or one with something else in it, is a wrong input."""
     path = tmp_path / "earlier.json"
     if content is not None:

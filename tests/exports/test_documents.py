@@ -1,4 +1,4 @@
-"""What the guide to exports says of the targets is what the registry has."""
+"""The guide to exports describes the targets of the registry."""
 
 from __future__ import annotations
 
@@ -32,21 +32,23 @@ def words(cell: str) -> list[str]:
 
 
 def follows(target: Target) -> str:
-    """Which plans a target follows, as the guide says it."""
+    """The plans that a target follows, as in the guide."""
     return "no" if target.repeats_one_size else "equal ranks" if target.divides_shares else "yes"
 
 
 def passes_on(target: Target) -> str:
-    """What of a target a launcher passes on, as the guide says it."""
+    """The arguments of a target that a launcher passes on, as in the guide."""
     return "no" if target.arguments is None else "figures alone" if target.arguments_leave else "yes"
 
 
 @pytest.mark.parametrize("heading", KINDS)
 def test_the_tables_have_the_registrys_targets_and_versions(heading: str) -> None:
     """Exactly those, in its order."""
-    told = [(words(row["format"]), words(row["versions"])) for row in rows(heading)]
+    documented = [(words(row["format"]), words(row["versions"])) for row in rows(heading)]
 
-    assert told == [([it.name], list(it.versions)) for it in TARGETS.values() if it.kind == KINDS[heading]]
+    assert documented == [
+        ([target.name], list(target.versions)) for target in TARGETS.values() if target.kind == KINDS[heading]
+    ]
 
 
 @pytest.mark.parametrize("heading", KINDS)
@@ -55,7 +57,7 @@ def test_the_tables_say_what_each_target_writes_and_follows(heading: str) -> Non
     for row in rows(heading):
         target = TARGETS[words(row["format"])[0]]
 
-        assert words(row["writes"]) == [it.name for it in export(plan(16), target.name).files]
+        assert words(row["writes"]) == [file.name for file in export(plan(16), target.name).files]
         assert row["uneven plans"] == follows(target)
         assert row.get("arguments", "no") == passes_on(target)
 
@@ -69,16 +71,16 @@ def test_every_row_says_how_it_was_checked() -> None:
 @pytest.mark.parametrize("name", sorted({*ExportOptions.model_fields} - {"allow_inexact", "arguments_of"}))
 def test_the_table_of_options_says_who_takes_them(name: str) -> None:
     """Exactly the targets that write an option."""
-    launchers = {it.name for it in TARGETS.values() if it.kind == "launcher"}
+    launchers = {target.name for target in TARGETS.values() if target.kind == "launcher"}
     (taken,) = [row["for"] for row in rows("Options") if words(row["option"]) == [f"--{name.replace('_', '-')}"]]
 
-    told = {*words(taken)} | (launchers if taken.startswith("launchers") else set())
+    documented = {*words(taken)} | (launchers if taken.startswith("launchers") else set())
 
-    assert told == {it.name for it in TARGETS.values() if name in it.takes}
+    assert documented == {target.name for target in TARGETS.values() if name in target.takes}
 
 
-def test_every_refusal_is_told() -> None:
+def test_every_refusal_is_documented() -> None:
     """The codes of its problems over HTTP."""
     codes = [words(row["`code` of the problem"])[0] for row in rows("Exit codes, and answers over HTTP")]
 
-    assert codes == [f"export-{it}" for it in get_args(ExportRefusal)]
+    assert codes == [f"export-{arg}" for arg in get_args(ExportRefusal)]

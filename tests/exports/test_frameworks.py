@@ -1,4 +1,4 @@
-"""What exports to frameworks say of a spec, and what they warn of. Pure."""
+"""Exports to frameworks: the translation of a spec, and the warnings. Pure."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def read(given: Export) -> Any:
 
 def warned(given: Export) -> dict[str, str]:
     """Messages by their codes."""
-    return {it.code: it.message for it in given.warnings}
+    return {warning.code: warning.message for warning in given.warnings}
 
 
 # --- all of them ---
 
 
 @pytest.mark.parametrize("name", ["accelerate", "lightning", "deepspeed", "composer"])
-def test_a_schedule_that_is_the_programs_is_said(name: str) -> None:
+def test_a_schedule_of_the_program_is_warned_about(name: str) -> None:
     """With its shape and its warm-up; a constant rate needs no word."""
     scheduled = gpt_spec(schedule={"name": "cosine", "warmup_updates": 10})
 
@@ -62,25 +62,27 @@ def test_a_schedule_that_is_the_programs_is_said(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["hugging-face", "composer", "llama-factory"])
-def test_what_starts_the_ranks_is_said(name: str) -> None:
+def test_the_start_of_ranks_is_described(name: str) -> None:
     """The file does not hold their number, and with another one the effective batch is another."""
     assert "start exactly 4" in warned(made(name, ranks=4))["world-size"]
 
 
-@pytest.mark.parametrize(("name", "said"), [("hugging-face", "--nnodes=2 --nproc-per-node=4"), ("composer", "-n 4 ")])
-def test_ranks_of_several_machines_are_started_on_each(name: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"), [("hugging-face", "--nnodes=2 --nproc-per-node=4"), ("composer", "-n 4 ")]
+)
+def test_ranks_of_several_machines_are_started_on_each(name: str, options: str) -> None:
     """As many as a machine has devices, not all of them on one."""
     message = warned(made(name, ranks=8, processes_per_node=4))["world-size"]
 
-    assert said in message
+    assert options in message
     assert "each of 2 machines" in message
 
 
 @pytest.mark.parametrize(("name", "file"), [("accelerate", "launch.sh"), ("megatron", "megatron_arguments.sh")])
-def test_scripts_take_away_what_the_probes_did_not_have(name: str, file: str) -> None:
+def test_scripts_unset_variables_that_the_probes_did_not_have(name: str, file: str) -> None:
     """A setting of the allocator that is left over in the shell; on the CPU there is none."""
-    (script,) = (it.content for it in made(name).files if it.name == file)
-    (on_cpu,) = (it.content for it in made(name, cpu=True).files if it.name == file)
+    (script,) = (item.content for item in made(name).files if item.name == file)
+    (on_cpu,) = (item.content for item in made(name, cpu=True).files if item.name == file)
 
     assert "unset PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF\n" in script
     assert "unset" not in on_cpu
@@ -96,19 +98,19 @@ def test_scripts_take_away_what_the_probes_did_not_have(name: str, file: str) ->
         (transformers_spec("image-classification", {"model_type": "vit"}), False),
     ],
 )
-def test_token_weighting_is_warned_of_where_tokens_may_count(name: str, spec: WorkloadSpec, counts: bool) -> None:  # noqa: FBT001 - a case's expectation
+def test_token_weighting_is_warned_about_where_tokens_may_count(name: str, spec: WorkloadSpec, counts: bool) -> None:  # noqa: FBT001 - a case's expectation
     """A loss over whole samples is weighed rightly by all of them."""
     assert ("token-weighting" in warned(made(name, spec))) is counts
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_the_longest_sample_is_said(name: str) -> None:
+def test_the_longest_sample_is_warned_about(name: str) -> None:
     """Longer ones were not measured."""
     assert "16 tokens" in warned(made(name))["longest-sample"]
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_the_average_of_weights_is_kept_or_said_to_be_missing(name: str) -> None:
+def test_the_average_of_weights_is_kept_or_warned_about(name: str) -> None:
     """Our script keeps it; the others' is the user's."""
     given = made(name, gpt_spec(ema_decay=0.99))
 
@@ -117,7 +119,7 @@ def test_the_average_of_weights_is_kept_or_said_to_be_missing(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["accelerate", "lightning", "deepspeed", "composer", "pytorch"])
-def test_activation_checkpointing_that_is_the_models_is_said(name: str) -> None:
+def test_activation_checkpointing_of_the_model_is_warned_about(name: str) -> None:
     """Without it the micro-batch would not fit."""
     spec = gpt_spec(activation_checkpointing=True)
 
@@ -126,7 +128,7 @@ def test_activation_checkpointing_that_is_the_models_is_said(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["hugging-face", "accelerate", "lightning", "deepspeed"])
-def test_more_steps_for_one_size_are_said(name: str) -> None:
+def test_more_steps_for_one_size_are_warned_about(name: str) -> None:
     """20 samples in micro-batches of at most 8 are 7, 7, 6; of one size, four of 5."""
     given = made(name, batch=20)
 
@@ -135,7 +137,7 @@ def test_more_steps_for_one_size_are_said(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["hugging-face", "composer"])
-def test_another_effective_batch_has_to_be_allowed_and_is_said(name: str) -> None:
+def test_another_effective_batch_must_be_allowed_and_is_warned_about(name: str) -> None:
     """21 samples on two ranks: the refusal names what can be reached, and the export by how much it differs."""
     with pytest.raises(ExportError, match="allow_inexact") as refused:
         made(name, batch=21, ranks=2)
@@ -151,12 +153,12 @@ def test_another_effective_batch_has_to_be_allowed_and_is_said(name: str) -> Non
 
 def test_processes_per_node_must_divide_the_ranks() -> None:
     """Else a node would have fewer."""
-    with pytest.raises(ExportError, match="nodes of 3: `processes_per_node` has to divide 8, so 1, 2, 4, 8"):
+    with pytest.raises(ExportError, match="nodes of 3: `processes_per_node` must divide 8: use one of 1, 2, 4, 8"):
         made("lightning", ranks=8, processes_per_node=3)
 
 
 @pytest.mark.parametrize("name", ["hugging-face", "deepspeed"])
-def test_a_learning_rate_that_nobody_said_is_asked_about(name: str) -> None:
+def test_a_default_learning_rate_is_warned_about(name: str) -> None:
     """It takes the place of the framework's own default."""
     chosen = gpt_spec(optimizer={"learning_rate": 3e-4})
 
@@ -176,7 +178,7 @@ def test_arguments_of_earlier_transformers_are_those_of_their_sources(version: s
     for precision, optimizer, flag in itertools.product(("fp32", "bf16-mixed", "bf16"), optimizers, (False, True)):
         spec = gpt_spec(precision=precision, optimizer=optimizer, activation_checkpointing=flag, compile=flag)
         given = made("hugging-face", spec, version=version, cpu=flag)
-        assert [str(it) for it in validator.iter_errors(read(given))] == []
+        assert [str(error) for error in validator.iter_errors(read(given))] == []
 
 
 def test_no_clipping_is_written() -> None:
@@ -218,7 +220,7 @@ def test_arguments_on_the_command_line_are_those_of_the_file() -> None:
     launched = made("torchrun", spec, arguments_of="hugging-face").files[0].content
 
     words = shlex.split(launched, comments=True)
-    passed = dict(it.removeprefix("--").split("=", 1) for it in words if it.startswith("--") and "=" in it)
+    passed = dict(word.removeprefix("--").split("=", 1) for word in words if word.startswith("--") and "=" in word)
     for name, value in read(made("hugging-face", spec)).items():
         assert passed[name] == (value if isinstance(value, str) else json.dumps(value))
 
@@ -306,7 +308,7 @@ def test_deepspeed_keeps_no_copies_that_were_not_measured(precision: str, autoca
 # --- Composer ---
 
 
-def test_deepspeed_is_told_that_its_shards_take_sgd() -> None:
+def test_deepspeed_allows_untested_optimizers_for_sgd_shards() -> None:
     """Else it refuses every optimizer that is not on its list; whole copies need no such word."""
     spec = gpt_spec(optimizer={"name": "sgd"}, parallelism={"strategy": "fsdp"})
 
@@ -366,7 +368,7 @@ def test_our_script_has_the_environment_of_the_probes() -> None:
 
     head = script.split("import torch\n")[0]
     assert "'PYTORCH_ALLOC_CONF': 'a\\'b\"c\\\\d'" in head
-    assert "STRANGE = ('PYTORCH_CUDA_ALLOC_CONF',)" in head
+    assert "UNSET = ('PYTORCH_CUDA_ALLOC_CONF',)" in head
     assert "os.execve(" in head
 
 
@@ -392,7 +394,7 @@ def test_our_script_keeps_averages_in_fp32() -> None:
         (16, ()),
     ],
 )
-def test_our_script_says_how_it_is_started(ranks: int, command: tuple[str, ...]) -> None:
+def test_our_script_names_its_start_command(ranks: int, command: tuple[str, ...]) -> None:
     """Over several machines that is a launcher's to say."""
     given = made("pytorch", ranks=ranks, batch=2 * ranks)
 

@@ -16,7 +16,7 @@ def test_a_target_writes_what_was_read_by_eye(name: str, version: str, shape: st
 
 def test_no_golden_files_are_left_of_targets_that_are_gone() -> None:
     """Every folder belongs to a case."""
-    kept = {tuple(it.relative_to(golden.FOLDER).parts) for it in golden.FOLDER.glob("*/*/*")}
+    kept = {tuple(path.relative_to(golden.FOLDER).parts) for path in golden.FOLDER.glob("*/*/*")}
 
     assert kept == set(golden.cases())
     assert {name for name, _, _ in kept} == set(TARGETS)

@@ -18,10 +18,10 @@ from tuner.exports.registry import TARGETS, export
 from tuner.schemas.recommendation import Headroom
 from tuner.schemas.results import DeviceInfo
 
-LAUNCHERS = [it.name for it in TARGETS.values() if it.kind == "launcher"]
-WITHOUT_RAY = [it for it in LAUNCHERS if it not in {"rayjob", "ray-jobs"}]
+LAUNCHERS = [target.name for target in TARGETS.values() if target.kind == "launcher"]
+WITHOUT_RAY = [launcher for launcher in LAUNCHERS if launcher not in {"rayjob", "ray-jobs"}]
 """Those whose several nodes need nothing but a shell."""
-WITH_QUEUES = [it for it in LAUNCHERS if it not in {"torchrun", "ray-jobs"}]
+WITH_QUEUES = [launcher for launcher in LAUNCHERS if launcher not in {"torchrun", "ray-jobs"}]
 IN_KUBERNETES = ["kubernetes", "trainjob", "rayjob"]
 
 H100 = DeviceInfo(id="cuda:0", kind="cuda", name="NVIDIA H100 80GB HBM3", total_bytes=80 * 1024**3)
@@ -34,13 +34,13 @@ def exported(name: str, world_size: int = 2, *, device: DeviceInfo = H100, **opt
 
 
 def numbers_of_gpus(value: Any) -> list[str]:
-    """What a manifest asks for under names that have to do with GPUs."""
+    """The numbers that a manifest requests under names with `gpu`."""
     if isinstance(value, list):
-        return [it for part in value for it in numbers_of_gpus(part)]
+        return [gpu for part in value for gpu in numbers_of_gpus(part)]
     if not isinstance(value, dict):
         return []
-    own = [str(it) for name, it in value.items() if "gpu" in name.lower() and not isinstance(it, dict)]
-    return own + [it for part in value.values() for it in numbers_of_gpus(part)]
+    own = [str(part) for name, part in value.items() if "gpu" in name.lower() and not isinstance(part, dict)]
+    return own + [gpu for part in value.values() for gpu in numbers_of_gpus(part)]
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
@@ -74,13 +74,13 @@ def test_every_node_of_several_starts_its_share(name: str, tmp_path: Path) -> No
     ],
 )
 def test_nodes_meet_at_the_first_one(name: str, endpoint: str, tmp_path: Path) -> None:
-    """All are told the same place, and where a node knows that it is the first, it is told to be that place."""
+    """All nodes get the same endpoint, and a node that is known to be the first hosts the rendezvous."""
     called = [start(exported(name, 16), tmp_path, node) for node in (0, 1)]
 
-    assert {it.option("rdzv-endpoint") for it in called} == {endpoint}
-    assert len({it.option("rdzv-id") for it in called}) == 1
+    assert {item.option("rdzv-endpoint") for item in called} == {endpoint}
+    assert len({item.option("rdzv-id") for item in called}) == 1
     if name in {"kubernetes", "skypilot"}:
-        assert [it.option("rdzv-conf").rsplit("=", 1)[1] for it in called] == ["true", "false"]
+        assert [item.option("rdzv-conf").rsplit("=", 1)[1] for item in called] == ["true", "false"]
 
 
 def test_a_requeued_slurm_job_meets_under_another_name(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_slurm_hands_all_cpus_of_a_node_to_its_task(tmp_path: Path) -> None:
     assert "--cpus-per-task=8" in (tmp_path / "srun").read_text().split("\0")
 
 
-def test_slurm_hands_variables_on_where_it_was_told_to_hand_on_none(tmp_path: Path) -> None:
+def test_slurm_exports_variables_even_if_submitted_with_none(tmp_path: Path) -> None:
     """`sbatch --export=NONE`, the default of some sites, holds for `srun` too, and the allocator's would be lost."""
     start(exported("slurm"), tmp_path)
 
@@ -106,7 +106,7 @@ def test_slurm_hands_variables_on_where_it_was_told_to_hand_on_none(tmp_path: Pa
 def test_a_script_hands_its_own_arguments_to_the_program(name: str, file: str, tmp_path: Path) -> None:
     """Behind those of the framework, so that a configuration file can be named."""
     given = exported(name, arguments_of="torchtune")
-    (command,) = (it for it in [given.command] if it[-1] == file)
+    (command,) = (item for item in [given.command] if item[-1] == file)
     extended = given.model_copy(update={"command": (*command, "--config", "a b")})
 
     called = start(extended, tmp_path)
@@ -137,7 +137,7 @@ def test_arguments_of_a_framework_stand_behind_the_script(name: str, tmp_path: P
 
     assert called.program[0] == "train.py"
     assert called.program[1:3] == ["--micro-batch-size", "1"] or "--micro-batch-size=1" in called.program
-    assert not [it for it in called.environment if it.startswith("BATCHWRIGHT_")]
+    assert not [item for item in called.environment if item.startswith("BATCHWRIGHT_")]
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
@@ -188,19 +188,19 @@ def test_a_name_that_a_scheduler_refuses_is_refused_here(name: str) -> None:
 def test_a_name_in_kubernetes_is_a_label(name: str) -> None:
     """It becomes a part of names of pods and of a Service, which allow less; a legal one is proposed."""
     for job_name in ["Run", "run_1", "run.1", "1run", "a" * 41]:
-        with pytest.raises(ExportError, match=r"cannot name a job in Kubernetes.*would do"):
+        with pytest.raises(ExportError, match=r"cannot name a job in Kubernetes.*is valid"):
             exported(name, job_name=job_name)
 
 
 def test_nodes_share_the_processes_evenly_or_not_at_all() -> None:
     """16 processes are not spread over nodes of five, and the error names what is possible."""
     for name in LAUNCHERS:
-        with pytest.raises(ExportError, match="has to divide 16, so 1, 2, 4, 8, 16"):
+        with pytest.raises(ExportError, match="must divide 16: use one of 1, 2, 4, 8, 16"):
             exported(name, 16, processes_per_node=5)
 
 
 @pytest.mark.parametrize(("world_size", "per_node", "nodes"), [(12, 6, 2), (7, 7, 1), (11, 1, 11), (24, 8, 3)])
-def test_nodes_have_at_most_eight_processes_unless_told(world_size: int, per_node: int, nodes: int) -> None:
+def test_nodes_have_at_most_eight_processes_by_default(world_size: int, per_node: int, nodes: int) -> None:
     """The largest divisor up to eight is taken."""
     trainer = document(exported("trainjob", world_size))["spec"]["trainer"]
 
@@ -217,9 +217,9 @@ def test_training_on_the_cpu_asks_for_no_gpu(name: str) -> None:
 @pytest.mark.parametrize("name", ["kubernetes", "trainjob", "rayjob", "ray-jobs"])
 def test_training_on_gpus_asks_for_one_per_process_of_a_node(name: str) -> None:
     """Requests, limits and what Ray may give away agree."""
-    asked = numbers_of_gpus(document(exported(name, 8)))
+    counts = numbers_of_gpus(document(exported(name, 8)))
 
-    assert set(asked) - {"NVIDIA-H100-80GB-HBM3"} == {"8"}
+    assert set(counts) - {"NVIDIA-H100-80GB-HBM3"} == {"8"}
 
 
 def test_slurm_asks_for_a_gpu_per_process_of_a_node() -> None:
@@ -239,8 +239,8 @@ def test_slurm_asks_for_a_gpu_per_process_of_a_node() -> None:
         ("a card that nobody knows", "80GB+:8"),
     ],
 )
-def test_skypilot_is_told_the_card_in_its_own_name(device_name: str, accelerators: str) -> None:
-    """Where it has none for the card, memory is asked for."""
+def test_skypilot_gets_its_own_name_of_the_card(device_name: str, accelerators: str) -> None:
+    """For a card without such a name, memory is requested."""
     given = exported("skypilot", 8, device=H100.model_copy(update={"name": device_name}))
 
     assert document(given)["resources"]["accelerators"] == accelerators
@@ -252,7 +252,7 @@ def test_pods_wait_for_the_device_that_was_measured() -> None:
 
     selector = document(given)["spec"]["template"]["spec"]["nodeSelector"]
     assert selector == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
-    assert "nodeSelector" in next(it.message for it in given.warnings if it.code == "same-device")
+    assert "nodeSelector" in next(warning.message for warning in given.warnings if warning.code == "same-device")
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_pods_wait_for_the_device_that_was_measured() -> None:
     [("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "nvidia.com/mig-1g.10gb"), ("AMD Instinct MI300X", "amd.com/gpu")],
 )
 def test_other_devices_have_other_names_in_kubernetes(device_name: str, resource: str) -> None:
-    """A slice is asked for as a slice, and AMD's cards by AMD's name; NVIDIA's label is not on their nodes."""
+    """A slice is requested as a slice, and AMD's cards by AMD's name; NVIDIA's label is not on their nodes."""
     spec = document(exported("kubernetes", device=H100.model_copy(update={"name": device_name})))["spec"]["template"]
 
     assert spec["spec"]["containers"][0]["resources"]["limits"] == {resource: "2"}
@@ -319,7 +319,7 @@ def test_a_device_name_cannot_leave_its_comment_in_a_batch_script() -> None:
     """A line of its own would be a directive."""
     given = exported("slurm", device=H100.model_copy(update={"name": "x\n#SBATCH --wrap=y\u2028"}))
 
-    (line,) = [it for it in given.files[0].content.splitlines() if "--wrap" in it]
+    (line,) = [line for line in given.files[0].content.splitlines() if "--wrap" in line]
     assert line.startswith(r"# Measured on x\n#SBATCH --wrap=y\u2028: add its type")
 
 
@@ -340,9 +340,9 @@ def test_a_ray_entrypoint_reserves_its_devices_once(nodes: int) -> None:
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_what_a_launcher_cannot_know_is_said(name: str) -> None:
+def test_the_device_and_the_versions_are_warned_about(name: str) -> None:
     """The device and the versions of the probes, in every export."""
-    messages = " ".join(it.message for it in exported(name).warnings)
+    messages = " ".join(warning.message for warning in exported(name).warnings)
 
     assert "measured on NVIDIA H100 80GB HBM3" in messages
     assert "other versions take other amounts of memory" in messages

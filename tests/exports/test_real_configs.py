@@ -21,7 +21,7 @@ import yaml
 
 from tests.support.exports.plans import plan
 from tests.support.factories import gpt_spec
-from tuner.exports.base import Export, ExportOptions, Order
+from tuner.exports.base import Export, ExportContext, ExportOptions
 from tuner.exports.registry import TARGETS, export
 from tuner.schemas.recommendation import Recommendation
 
@@ -79,20 +79,20 @@ def _arguments(name: str) -> tuple[str, ...]:
     target = TARGETS[name]
     assert target.arguments is not None
     given = export(_recommendation(), name)
-    figures = SimpleNamespace(
+    target_plan = SimpleNamespace(
         micro_batch_size=given.plan.micro_batch_size,
         gradient_accumulation_steps=given.plan.gradient_accumulation_steps,
         world_size=given.plan.world_size,
         effective_batch_size=given.plan.effective_batch_size,
     )
-    order = Order(_recommendation(), figures, target.versions[0], ExportOptions())  # type: ignore[arg-type] # these suffice
-    return target.arguments(order)
+    context = ExportContext(_recommendation(), target_plan, target.versions[0], ExportOptions())  # type: ignore[arg-type] # these suffice
+    return target.arguments(context)
 
 
 def test_megatrons_own_calculator_derives_the_steps(load: Load) -> None:
     """The flags give the plan's number of micro-batches."""
     calculator = load("megatron.core.num_microbatches_calculator").ConstantNumMicroBatchesCalculator
-    flags = dict(it.removeprefix("--").split("=") for it in _arguments("megatron"))
+    flags = dict(argument.removeprefix("--").split("=") for argument in _arguments("megatron"))
 
     made = calculator(int(flags["global-batch-size"]), int(flags["micro-batch-size"]), 2, False, 0)
 
@@ -158,7 +158,7 @@ def test_axolotls_command_line_has_the_arguments(load: Load) -> None:
     options = load("axolotl.cli.config_options").AXOLOTL_CONFIG_CLI_OPTIONS
     known = {name for names, *_ in options for name in names}
 
-    assert {it.partition("=")[0] for it in _arguments("axolotl")} <= known
+    assert {argument.partition("=")[0] for argument in _arguments("axolotl")} <= known
 
 
 def test_llama_factorys_new_trainer_parses_the_file(load: Load) -> None:

@@ -35,7 +35,7 @@ from tuner.schemas.results import DeviceInfo
 pytestmark = [pytest.mark.exports, pytest.mark.timeout(600)]
 
 H100 = DeviceInfo(id="cuda:0", kind="cuda", name="NVIDIA H100 80GB HBM3", total_bytes=80 * 1024**3)
-PROGRAM = Path(__file__).parent / "programs" / "telling_rank.py"
+PROGRAM = Path(__file__).parent / "programs" / "reporting_rank.py"
 SCRIPT = "a program's.py"
 ARGUMENTS_OF = "hugging-face"
 
@@ -63,14 +63,14 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def told(folder: Path, ranks: int) -> list[dict[str, str]]:
-    """The environments that ranks told, once it is sure that they found each other."""
-    tales = [json.loads((folder / "told" / str(rank)).read_text()) for rank in range(ranks)]
-    assert [it["ranks"] for it in tales] == [ranks] * ranks
-    return [it["environment"] for it in tales]
+def reported(folder: Path, ranks: int) -> list[dict[str, str]]:
+    """The environments that the ranks reported, after checking that they found each other."""
+    reports = [json.loads((folder / "reports" / str(rank)).read_text()) for rank in range(ranks)]
+    assert [report["ranks"] for report in reports] == [ranks] * ranks
+    return [report["environment"] for report in reports]
 
 
-def assert_figures(environments: list[dict[str, str]]) -> None:
+def assert_plan(environments: list[dict[str, str]]) -> None:
     """All know the plan and the allocator's settings."""
     for environment in environments:
         assert environment["BATCHWRIGHT_EFFECTIVE_BATCH_SIZE"] == str(13 * len(environments))
@@ -113,7 +113,7 @@ def test_ranks_of_one_node_find_each_other(name: str, folder: Path) -> None:
 
     subprocess.run(command, cwd=folder, env={"PATH": path_with(), **_pet(variables, 0, "1")}, check=True, timeout=120)
 
-    assert_figures(told(folder, 2))
+    assert_plan(reported(folder, 2))
 
 
 @pytest.mark.parametrize("name", ["torchrun", "kubernetes", "trainjob", "skypilot"])
@@ -123,14 +123,14 @@ def test_ranks_of_two_nodes_find_each_other(name: str, folder: Path) -> None:
     nodes = []
     for node in (1, 0):
         command, variables = write(on_cpu(name, 2, processes_per_node=1), folder, node)
-        words = [it.replace("batchwright-0.batchwright:29500", f"localhost:{port}") for it in command]
-        words = [it.replace("$head_node:29500", f"$head_node:{port}") for it in words]
+        words = [item.replace("batchwright-0.batchwright:29500", f"localhost:{port}") for item in command]
+        words = [word.replace("$head_node:29500", f"$head_node:{port}") for word in words]
         here = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1"}
         environment = {"PATH": path_with(), **_pet(variables, node, "2", port), **here}
         nodes.append(subprocess.Popen(words, cwd=folder, env=environment))
 
-    assert [it.wait(120) for it in nodes] == [0, 0]
-    assert_figures(told(folder, 2))
+    assert [node.wait(120) for node in nodes] == [0, 0]
+    assert_plan(reported(folder, 2))
 
 
 def _pet(variables: dict[str, str], node: int, nodes: str, port: str = "29400") -> dict[str, str]:
@@ -147,7 +147,7 @@ def _pet(variables: dict[str, str], node: int, nodes: str, port: str = "29400") 
 
 @pytest.mark.parametrize(
     ("name", "world_size"),
-    [(it, size) for it in ("torchrun", "slurm", "skypilot", "ray-jobs") for size in (3, 16)] + [("kubernetes", 16)],
+    [(item, size) for item in ("torchrun", "slurm", "skypilot", "ray-jobs") for size in (3, 16)] + [("kubernetes", 16)],
 )
 def test_shellcheck_finds_nothing(name: str, world_size: int, launchers: Path, tmp_path: Path) -> None:
     """Neither in scripts nor in commands that a shell reads; a Kubernetes Job of one node has none."""
@@ -175,10 +175,10 @@ def test_kubernetes_ray_and_skypilot_read_all_that_is_written(
         ("ray-jobs", document(on_gpus("ray-jobs", world_size, **without_queue))),
     ]
     job = yaml.safe_load_all(on_gpus("kubernetes", world_size, **in_kubernetes).files[0].content)
-    readings += [("IoK8sApi" + {"Job": "BatchV1Job", "Service": "CoreV1Service"}[it["kind"]], it) for it in job]
+    readings += [("IoK8sApi" + {"Job": "BatchV1Job", "Service": "CoreV1Service"}[item["kind"]], item) for item in job]
     cluster = document(on_gpus("rayjob", world_size, **in_kubernetes))["spec"]["rayClusterSpec"]
     groups = (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
-    readings += [("IoK8sApiCoreV1PodTemplateSpec", it["template"]) for it in groups]
+    readings += [("IoK8sApiCoreV1PodTemplateSpec", group["template"]) for group in groups]
 
     program = SUPPORT / "exports" / "read_by_launchers.py"
     read = subprocess.run(
@@ -227,10 +227,10 @@ def test_slurm_runs_two_nodes(slurm: Slurm, folder: Path) -> None:
     with slurm.started():
         ended = slurm.run("sbatch", "--wait", "job.sbatch", folder=folder)
 
-    assert ended.returncode == 0, ended.stderr + "".join(it.read_text() for it in folder.glob("slurm-*.out"))
-    environments = told(folder, 4)
-    assert_figures(environments)
-    assert sorted(it["SLURM_NODEID"] for it in environments) == ["0", "0", "1", "1"]
+    assert ended.returncode == 0, ended.stderr + "".join(path.read_text() for path in folder.glob("slurm-*.out"))
+    environments = reported(folder, 4)
+    assert_plan(environments)
+    assert sorted(environment["SLURM_NODEID"] for environment in environments) == ["0", "0", "1", "1"]
 
 
 _CLUSTER = """\
@@ -279,8 +279,8 @@ def test_ray_runs_one_node_and_two(launchers: Path, folder: Path) -> None:
             _asked(jobs, document(on_cpu("ray-jobs", 2, job_name=name, processes_per_node=processes_per_node)))
 
             assert _ended(jobs + name) == "SUCCEEDED", _asked(f"{jobs}{name}/logs")["logs"]
-            assert_figures(told(folder, 2))
-            shutil.rmtree(folder / "told")
+            assert_plan(reported(folder, 2))
+            shutil.rmtree(folder / "reports")
 
 
 def _ended(url: str) -> str:

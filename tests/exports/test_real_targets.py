@@ -64,7 +64,7 @@ class Job:
         settings = {"SAMPLES": str(self.samples), "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         found = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         ended = subprocess.run(
-            [str(it) for it in command],
+            [str(item) for item in command],
             cwd=self.folder,
             env={**os.environ, **self.made.environment, **settings, "PATH": found, "DS_ACCELERATOR": "cpu"},
             capture_output=True,
@@ -82,10 +82,10 @@ class Job:
     def check(self, *sizes: tuple[int, ...]) -> None:
         """Two updates of exactly the effective batch, in these micro-batches on each rank; each sample once."""
         ranks = self.counted()
-        assert [[tuple(map(len, update)) for update in rank] for rank in ranks] == [[it, it] for it in sizes]
+        assert [[tuple(map(len, update)) for update in rank] for rank in ranks] == [[size, size] for size in sizes]
         each = [sum(len(part) for rank in ranks for part in rank[number]) for number in range(2)]
         assert each == [self.made.plan.requested_effective_batch_size] * 2
-        assert sorted(it for rank in ranks for update in rank for part in update for it in part) == list(
+        assert sorted(item for rank in ranks for update in rank for part in update for item in part) == list(
             range(self.samples)
         )
 
@@ -190,10 +190,10 @@ def test_deepspeed_takes_exactly_the_effective_batch(tmp_path: Path, precision: 
     here.run(*torchrun(1, PROGRAMS / "deepspeed_engine.py", "deepspeed.json", precision), framework="deepspeed")
 
     here.check((2,) * 5)
-    told = json.loads((tmp_path / "told.json").read_text())
+    report = json.loads((tmp_path / "report.json").read_text())
     dtype = "torch.bfloat16" if precision == "bf16" else "torch.float32"
-    assert (told["batch"], told["clipping"], told["optimizer"]) == (10, 0.0, "torch.AdamW")
-    assert [told["parameters"], told["state"]["exp_avg"]] == [dtype, dtype]
+    assert (report["batch"], report["clipping"], report["optimizer"]) == (10, 0.0, "torch.AdamW")
+    assert [report["parameters"], report["state"]["exp_avg"]] == [dtype, dtype]
 
 
 def test_deepspeed_on_two_ranks(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_deepspeed_on_two_ranks(tmp_path: Path) -> None:
     here.run(*torchrun(2, PROGRAMS / "deepspeed_engine.py", *arguments), framework="deepspeed")
 
     assert [[tuple(map(len, update)) for update in rank] for rank in here.counted()] == [[(4, 4)] * 4] * 2
-    assert json.loads((tmp_path / "told.json").read_text())["clipping"] == 0.5
+    assert json.loads((tmp_path / "report.json").read_text())["clipping"] == 0.5
 
 
 def test_composer_divides_a_ranks_batch_itself(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ RECIPES = ("megatron", "torchtitan", "nemo-automodel", "torchtune", "axolotl", "
 
 def warned(name: str, spec: WorkloadSpec) -> dict[str, str]:
     """Messages by their codes."""
-    return {it.code: it.message for it in export(plan(16, spec=spec), name).warnings}
+    return {warning.code: warning.message for warning in export(plan(16, spec=spec), name).warnings}
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_a_recipe_does_not_hold_of_the_spec_is_said(name: str) -> None:
+def test_settings_that_a_recipe_omits_are_warned_about(name: str) -> None:
     """Compiling changes memory, and an average of the weights what is trained."""
     warnings, plain = warned(name, gpt_spec(compile=True, ema_decay=0.999)), warned(name, gpt_spec())
 
@@ -27,6 +27,6 @@ def test_what_a_recipe_does_not_hold_of_the_spec_is_said(name: str) -> None:
     assert not {"compile-not-written", "moving-average"} & set(plain)
 
 
-def test_automodel_is_told_of_the_longest_sample() -> None:
+def test_automodel_warns_about_the_longest_sample() -> None:
     """None of its keys holds the length that was measured."""
     assert "16 tokens" in warned("nemo-automodel", gpt_spec())["longest-sample"]

@@ -20,7 +20,7 @@ def _refused(recommendation: Recommendation, name: str, version: str | None = No
     return caught.value
 
 
-def test_an_unknown_format_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
     """The message lists every format."""
     error = _refused(plan(16), "deepsped")
 
@@ -29,7 +29,7 @@ def test_an_unknown_format_is_refused_with_those_that_there_are() -> None:
     assert all(name in str(error) for name in TARGETS)
 
 
-def test_an_unknown_version_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_version_is_refused_with_the_known_ones() -> None:
     """The message names the target's versions."""
     error = _refused(plan(16), "torchtitan", version="9.9")
 
@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_not_exported(name: str) -> None:
     assert "Not even one sample fits into 1.0 GiB." in str(error)
 
 
-@pytest.mark.parametrize("name", [it.name for it in TARGETS.values() if it.repeats_one_size])
+@pytest.mark.parametrize("name", [target.name for target in TARGETS.values() if target.repeats_one_size])
 def test_a_changed_effective_batch_has_to_be_allowed(name: str) -> None:
     """A target that repeats one size refuses 100 over 3 ranks; allowed, it says by how much the batch changes."""
     uneven = plan(100, world_size=3, largest_micro_batch_size=9)
@@ -68,22 +68,24 @@ def test_a_changed_effective_batch_has_to_be_allowed(name: str) -> None:
     assert "`allow_inexact`" in str(error)
     assert allowed.plan.effective_batch_size == 96
     assert not allowed.plan.exact
-    change = next(it.message for it in allowed.warnings if it.code == "effective-batch-changed")
+    change = next(warning.message for warning in allowed.warnings if warning.code == "effective-batch-changed")
     assert change.startswith("The effective batch becomes 96 instead of 100 (-4)")
 
 
-@pytest.mark.parametrize("name", [it.name for it in TARGETS.values() if it.repeats_one_size])
-def test_more_steps_are_said(name: str) -> None:
+@pytest.mark.parametrize("name", [target.name for target in TARGETS.values() if target.repeats_one_size])
+def test_more_steps_are_warned_about(name: str) -> None:
     """Of 34 samples, at most 7 at a time, come 17 micro-batches of 2; of 30 come 5 of 6, which needs no word."""
-    (said,) = [
-        it.message for it in export(plan(34, largest_micro_batch_size=7), name).warnings if it.code == "more-steps"
+    (message,) = [
+        warning.message
+        for warning in export(plan(34, largest_micro_batch_size=7), name).warnings
+        if warning.code == "more-steps"
     ]
 
-    assert said.startswith("17 accumulation steps instead of 5: 2 is the largest size up to 7")
-    assert not _said("more-steps", plan(30, largest_micro_batch_size=7), name)
+    assert message.startswith("17 accumulation steps instead of 5: 2 is the largest size up to 7")
+    assert not _warnings("more-steps", plan(30, largest_micro_batch_size=7), name)
 
 
-@pytest.mark.parametrize("name", [it.name for it in TARGETS.values() if it.kind == "launcher"])
+@pytest.mark.parametrize("name", [target.name for target in TARGETS.values() if target.kind == "launcher"])
 def test_a_launcher_follows_the_framework_it_passes_arguments_of(name: str) -> None:
     """By itself it carries the uneven plan; with a framework that repeats one size it is refused like that."""
     uneven = plan(100, world_size=3, largest_micro_batch_size=9)
@@ -92,13 +94,14 @@ def test_a_launcher_follows_the_framework_it_passes_arguments_of(name: str) -> N
     assert _refused(uneven, name, arguments_of="axolotl").reason == "inexact"
 
 
-@pytest.mark.parametrize("name", [it.name for it in TARGETS.values() if it.kind == "launcher"])
-def test_a_launcher_hands_on_the_warnings_of_a_framework_but_that_of_ranks(name: str) -> None:
+@pytest.mark.parametrize("name", [target.name for target in TARGETS.values() if target.kind == "launcher"])
+def test_a_launcher_passes_on_the_warnings_of_a_framework_except_ranks(name: str) -> None:
     """The framework's says how many processes to start, and the launcher starts them."""
     recommendation = plan(64, world_size=2)
-    framework = [it.code for it in export(recommendation, "hugging-face").warnings]
+    framework = [warning.code for warning in export(recommendation, "hugging-face").warnings]
     launcher = [
-        it.code for it in export(recommendation, name, options=ExportOptions(arguments_of="hugging-face")).warnings
+        warning.code
+        for warning in export(recommendation, name, options=ExportOptions(arguments_of="hugging-face")).warnings
     ]
 
     assert "world-size" in framework
@@ -107,19 +110,19 @@ def test_a_launcher_hands_on_the_warnings_of_a_framework_but_that_of_ranks(name:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("megatron", {"arguments_of": "torchtitan"}, "megatron is none"),
-        ("torchrun", {"arguments_of": "deepspeed"}, "does not take the batch figures as arguments"),
+        ("torchrun", {"arguments_of": "deepspeed"}, "does not take the batch sizes as arguments"),
         ("torchrun", {"processes_per_node": 3}, "processes_per_node"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(name: str, options: dict[str, Any], said: str) -> None:
+def test_options_that_do_not_fit_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     """The message says what does not fit."""
     error = _refused(plan(16, world_size=2), name, **options)
 
     assert error.reason == "wrong-option"
-    assert said in str(error)
+    assert message in str(error)
 
 
 def test_an_unknown_framework_of_arguments_is_refused() -> None:
@@ -148,30 +151,30 @@ def test_tokens_cannot_be_counted_without_a_sequence_length() -> None:
     assert export(pixels, "torchtitan", version="0.3.0").plan.micro_batch_size == 8
 
 
-LAUNCHERS = [it.name for it in TARGETS.values() if it.kind == "launcher"]
+LAUNCHERS = [target.name for target in TARGETS.values() if target.kind == "launcher"]
 
 
-def _said(code: str, recommendation: Recommendation, name: str, **options: Any) -> list[str]:
+def _warnings(code: str, recommendation: Recommendation, name: str, **options: Any) -> list[str]:
     given = export(recommendation, name, options=ExportOptions(**options))
-    return [it.message for it in given.warnings if it.code == code]
+    return [warning.message for warning in given.warnings if warning.code == code]
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_a_launcher_says_that_micro_batches_differ(name: str) -> None:
+def test_a_launcher_warns_that_micro_batches_differ(name: str) -> None:
     """9 samples in 4 steps on 3 ranks are 108, not 100: a program that repeats one size has to know."""
-    (message,) = _said("micro-batches-differ", plan(100, world_size=3, largest_micro_batch_size=9), name)
+    (message,) = _warnings("micro-batches-differ", plan(100, world_size=3, largest_micro_batch_size=9), name)
 
     assert "trains 108 samples per update, not 100" in message
-    assert not _said("micro-batches-differ", plan(96, world_size=3, largest_micro_batch_size=8), name)
+    assert not _warnings("micro-batches-differ", plan(96, world_size=3, largest_micro_batch_size=8), name)
 
 
-@pytest.mark.parametrize("framework", [it.name for it in TARGETS.values() if it.arguments_leave])
-def test_a_launcher_says_what_arguments_do_not_hold(framework: str) -> None:
-    """Of frameworks with a file of their own the batch figures alone are passed on."""
-    (message,) = _said("figures-alone", plan(16), "torchrun", arguments_of=framework)
+@pytest.mark.parametrize("framework", [target.name for target in TARGETS.values() if target.arguments_leave])
+def test_a_launcher_warns_about_settings_that_arguments_omit(framework: str) -> None:
+    """For frameworks with a file of their own, only the batch sizes are passed on."""
+    (message,) = _warnings("figures-alone", plan(16), "torchrun", arguments_of=framework)
 
     assert f"an export to {framework}" in message
-    assert not _said("figures-alone", plan(16), "torchrun", arguments_of="hugging-face")
+    assert not _warnings("figures-alone", plan(16), "torchrun", arguments_of="hugging-face")
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -179,15 +182,15 @@ def test_a_launcher_says_what_arguments_do_not_hold(framework: str) -> None:
     ("option", "value"),
     [("script", "mine.py"), ("job_name", "mine"), ("processes_per_node", 2), ("image", "mine:1"), ("queue", "mine")],
 )
-def test_an_option_without_a_place_is_said_to_be_unused(name: str, option: str, value: Any) -> None:
+def test_an_unused_option_is_warned_about(name: str, option: str, value: Any) -> None:
     """It changes an export, except where a warning says that it does not."""
     if option == "queue" and name in {"torchrun", "ray-jobs"}:
         assert _refused(plan(16), name, queue=value).reason == "wrong-option"
         return
     ranks = plan(16, world_size=4)
     usual, given = export(ranks, name), export(ranks, name, options=ExportOptions.model_validate({option: value}))
-    unused = [it for it in given.warnings if it.code == "option-not-used"]
-    rest = given.model_copy(update={"warnings": tuple(it for it in given.warnings if it not in unused)})
+    unused = [warning for warning in given.warnings if warning.code == "option-not-used"]
+    rest = given.model_copy(update={"warnings": tuple(warning for warning in given.warnings if warning not in unused)})
 
     if name != "torchrun" or option != "job_name":  # it names the meeting of several nodes
         assert (rest == usual) is bool(unused)

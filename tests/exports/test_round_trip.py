@@ -1,4 +1,4 @@
-"""What was put into an export is what the target's own parser reads back, whatever the strings and the figures."""
+"""The target's own parser reads back what an export wrote, for any strings and sizes."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ _NASTY = (
 _VALUES = st.sampled_from(_NASTY) | st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20
 )
-_UNSAFE = _VALUES.filter(lambda it: shlex.quote(it) != it)
+_UNSAFE = _VALUES.filter(lambda item: shlex.quote(item) != item)
 """Strings that a shell needs quotes for, so that they can be told from the script around them."""
-_WORDS = _UNSAFE.filter(lambda it: bool(it) and all(ord(char) >= 0x20 and ord(char) != 0x7F for char in it))
+_WORDS = _UNSAFE.filter(lambda item: bool(item) and all(ord(char) >= 0x20 and ord(char) != 0x7F for char in item))
 """Those that options may hold: without control characters."""
 _STRINGS = {"id": _UNSAFE, "device": _UNSAFE, "value": _UNSAFE, "model": _WORDS.filter(str.isascii)}
 
 _PLAIN = {name: f"plain {name}" for name in _STRINGS}
 
-_EVERY = [(it.name, version) for it in TARGETS.values() for version in it.versions]
+_EVERY = [(target.name, version) for target in TARGETS.values() for version in target.versions]
 
 
 @st.composite
@@ -121,12 +121,12 @@ def test_no_string_of_a_recommendation_leaves_its_value(name: str, version: str,
         refused: str | None = error.reason
     else:
         refused = None
-        swaps = {_PLAIN[it]: strings[it] for it in strings}
+        swaps = {_PLAIN[string]: strings[string] for string in strings}
         assert reading.differences(plain, hostile, swaps) == []
     assert refused in {None, "wrong-environment"}
 
 
-@pytest.mark.parametrize(("name", "version"), [it for it in _EVERY if TARGETS[it[0]].kind == "launcher"])
+@pytest.mark.parametrize(("name", "version"), [item for item in _EVERY if TARGETS[item[0]].kind == "launcher"])
 @settings(max_examples=15, deadline=None)
 @given(option=st.sampled_from(["script", "image", "queue", "job_name"]), word=_WORDS)
 def test_no_option_leaves_its_value(name: str, version: str, option: str, word: str) -> None:
@@ -144,7 +144,9 @@ def test_no_option_leaves_its_value(name: str, version: str, option: str, word: 
     assert refused in {None, "wrong-option"}
 
 
-_SHELL = [it for it in TARGETS if any("shell" in file.media_type for file in export(plan(12, 2, 3), it).files)]
+_SHELL = [
+    target for target in TARGETS if any("shell" in file.media_type for file in export(plan(12, 2, 3), target).files)
+]
 
 
 @pytest.mark.parametrize("name", _SHELL)
@@ -152,7 +154,7 @@ def test_a_shell_sets_the_variables_and_runs_nothing_else(name: str, tmp_path: P
     """Run by a real shell, with stand-ins for the programs it starts, a script leaves every value as it was."""
     values = {f"NOTE_{n}": value for n, value in enumerate(_NASTY)}
     recommendation = plan(12, 2, 3, id="a\n$(touch pwned)", environment=values)
-    (script,) = [it for it in export(recommendation, name).files if "shell" in it.media_type]
+    (script,) = [file for file in export(recommendation, name).files if "shell" in file.media_type]
     work, programs = tmp_path / "work", tmp_path / "programs"
     for folder in (work, programs):
         folder.mkdir()
@@ -167,6 +169,6 @@ def test_a_shell_sets_the_variables_and_runs_nothing_else(name: str, tmp_path: P
     environment = {"PATH": str(programs), "SLURM_JOB_NODELIST": "a", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_ID": "7"}
     subprocess.run(command, cwd=work, env=environment, check=True, executable="/bin/bash")
 
-    seen = dict(it.split("=", 1) for it in (work / "seen").read_bytes().decode().split("\0") if it)
-    assert {it: seen[it] for it in values} == values
-    assert [it.name for it in work.iterdir()] == ["seen"]
+    seen = dict(part.split("=", 1) for part in (work / "seen").read_bytes().decode().split("\0") if part)
+    assert {value: seen[value] for value in values} == values
+    assert [path.name for path in work.iterdir()] == ["seen"]

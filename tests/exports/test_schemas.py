@@ -1,4 +1,4 @@
-"""What is written for frameworks that are not installed here is in the schemas recorded from their sources."""
+"""Exports to frameworks that are not installed match the schemas recorded from their sources."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _yaml(given: Export) -> Any:
 
 def _without_infinity(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_infinity(it) for name, it in value.items()}
+        return {name: _without_infinity(part) for name, part in value.items()}
     return "inf" if value == math.inf else value
 
 
@@ -73,12 +73,12 @@ def test_what_is_written_is_in_the_recorded_schema(name: str, version: str) -> N
 
     for spec in _specs():
         given = export(plan(64, world_size=2, spec=spec), name, version=version)
-        assert [str(it) for it in validator.iter_errors(_READERS[name](given))] == []
+        assert [str(error) for error in validator.iter_errors(_READERS[name](given))] == []
 
 
 def test_every_recorded_schema_says_where_it_was_read_and_belongs_to_a_target() -> None:
     """A schema names its sources, and none is left of a version that is gone."""
-    schemas = {it.stem: json.loads(it.read_text("utf-8")) for it in SCHEMAS.glob("*.json")}
+    schemas = {path.stem: json.loads(path.read_text("utf-8")) for path in SCHEMAS.glob("*.json")}
 
     assert set(schemas) >= {f"{name}-{version}" for name, version in _RECORDED}
     assert all(schemas[f"{name}-{version}"]["x-sources"] for name, version in _RECORDED)

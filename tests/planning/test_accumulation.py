@@ -156,14 +156,16 @@ def test_a_poor_uniform_plan_offers_batches_that_fill_the_device() -> None:
     plan = uniform_plan(101, 1, 37)
     assert (plan.micro_batch_size, plan.gradient_accumulation_steps) == (1, 101)
     assert plan.change.startswith("101 accumulation steps instead of 3: 1 is the largest size up to 37")
-    offered = [(it.effective_batch_size, it.micro_batch_size, it.gradient_accumulation_steps) for it in plan.nearest]
+    offered = [
+        (item.effective_batch_size, item.micro_batch_size, item.gradient_accumulation_steps) for item in plan.nearest
+    ]
     assert offered == [(100, 25, 4), (102, 34, 3)]
 
 
 def test_a_uniform_plan_that_changes_nothing_says_so() -> None:
     """Where one size divides the share in the fewest steps, the plan is as good as the balanced one."""
     plan = uniform_plan(128, 2, 32)
-    assert plan.change == "Nothing: 2 x 2 x 32 is exactly 128."
+    assert plan.change == "No change: 2 x 2 x 32 is exactly 128."
     assert plan.nearest == ()
 
 

@@ -1,4 +1,4 @@
-"""Tunings of losses that couple the samples of a batch: found before any probe, exact undivided or refused."""
+"""Tunings of losses that couple the samples of a batch: detected before any probe, exact undivided or refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.planning.test_session import GIB, answer, finish, tuning
 from tests.support.factories import CPU, CUDA, mlp_spec, plan_of, probe_result, tuning_request
 from tuner.errors import TuningFailedError
 from tuner.planning.coupled_loss import coupling_request
-from tuner.planning.session import Tuning, judge_coupling
+from tuner.planning.session import Tuning, check_coupling
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest
 from tuner.schemas.results import DeviceInfo, Outcome
@@ -20,16 +20,16 @@ COUPLED = CouplingCheck(verdict="coupled", message="BatchNorm is at fault.", gra
 UNKNOWN = CouplingCheck(verdict="not-compared", message="Out of memory.")
 
 
-def judged(check: CouplingCheck, **changes: Any) -> Tuning:
-    """A tuning of 100 samples that has had its check."""
+def checked_tuning(check: CouplingCheck, **changes: Any) -> Tuning:
+    """Build a tuning of 100 samples with a recorded check."""
     course = tuning(tuning_request(**changes))
-    judge_coupling(course, lambda _: check)
+    check_coupling(course, lambda _: check)
     return course
 
 
-def test_a_sum_over_samples_is_tuned_as_ever() -> None:
+def test_a_sum_over_samples_is_tuned_as_usual() -> None:
     """The evidence holds the check, and nothing is warned of."""
-    found = finish(judged(SEPARATE), largest=37)
+    found = finish(checked_tuning(SEPARATE), largest=37)
     assert plan_of(found).micro_batch_sizes == ((34, 33, 33),)
     assert found.evidence.coupling == SEPARATE
     assert found.warnings == ()
@@ -37,7 +37,7 @@ def test_a_sum_over_samples_is_tuned_as_ever() -> None:
 
 def test_a_coupled_loss_is_probed_undivided_alone() -> None:
     """The whole batch in one micro-batch is exact: one probe, a plan of one step, and a warning."""
-    found = finish(judged(COUPLED), largest=100)
+    found = finish(checked_tuning(COUPLED), largest=100)
     assert [probe.micro_batch_size for probe in found.evidence.probes] == [100]
     assert plan_of(found).micro_batch_sizes == ((100,),)
     assert [plan.gradient_accumulation_steps for plan in found.alternatives] == [1]
@@ -49,7 +49,7 @@ def test_a_coupled_loss_is_probed_undivided_alone() -> None:
 @pytest.mark.parametrize("objective", ["largest", "fewest_steps", "fastest"])
 def test_a_coupled_loss_that_does_not_fit_undivided_fails(objective: str) -> None:
     """After the one probe that could have made it exact, with the culprit and the remedy."""
-    course = judged(COUPLED, objective=objective)
+    course = checked_tuning(COUPLED, objective=objective)
     words = r"BatchNorm is at fault\. 100 samples do not fit .*--allow-batch-coupling"
     with pytest.raises(TuningFailedError, match=words) as caught:
         finish(course, largest=99)
@@ -68,28 +68,28 @@ def test_a_coupled_loss_that_does_not_fit_undivided_fails(objective: str) -> Non
 def test_a_coupled_loss_fails_at_once_where_no_plan_is_exact(changes: dict[str, object], words: str) -> None:
     """Several ranks, or a bound below the batch: no probe could help."""
     with pytest.raises(TuningFailedError, match=words) as caught:
-        judged(COUPLED, **changes)
+        checked_tuning(COUPLED, **changes)
     assert caught.value.reason == "coupled-loss"
 
 
-def test_a_coupled_loss_that_is_allowed_is_tuned_as_ever() -> None:
+def test_a_coupled_loss_that_is_allowed_is_tuned_as_usual() -> None:
     """With a warning that names what is at fault."""
-    found = finish(judged(COUPLED, allow_batch_coupling=True), largest=37)
+    found = finish(checked_tuning(COUPLED, allow_batch_coupling=True), largest=37)
     assert plan_of(found).micro_batch_sizes == ((34, 33, 33),)
     assert [(advice.code, advice.message) for advice in found.warnings] == [("coupled-loss", "BatchNorm is at fault.")]
 
 
-def test_a_loss_that_cannot_be_compared_is_tuned_as_ever() -> None:
-    """Nothing is known of it, which is said."""
-    found = finish(judged(UNKNOWN), largest=37)
+def test_a_loss_that_cannot_be_compared_is_tuned_as_usual() -> None:
+    """A warning states that the loss was not compared."""
+    found = finish(checked_tuning(UNKNOWN), largest=37)
     assert plan_of(found).micro_batch_sizes == ((34, 33, 33),)
     assert [advice.code for advice in found.warnings] == ["coupling-not-checked"]
     assert "Out of memory." in found.warnings[0].message
 
 
 def test_a_lost_probe_of_the_whole_batch_is_repeated() -> None:
-    """It says nothing of memory."""
-    course = judged(COUPLED)
+    """A loss is unrelated to memory."""
+    course = checked_tuning(COUPLED)
     first = course.next_probe()
     assert first is not None
     course.record(probe_result(first.micro_batch_size, Outcome.LOST, None))
@@ -102,7 +102,7 @@ def test_a_lost_probe_of_the_whole_batch_is_repeated() -> None:
 
 def test_a_workloads_error_is_not_taken_for_coupling() -> None:
     """The probe of the whole batch fails: its own reason is reported."""
-    course = judged(COUPLED)
+    course = checked_tuning(COUPLED)
     course.record(probe_result(100, Outcome.ERROR, None))
     with pytest.raises(TuningFailedError) as caught:
         finish(course, largest=100)
@@ -111,16 +111,16 @@ def test_a_workloads_error_is_not_taken_for_coupling() -> None:
 
 def test_one_sample_on_one_rank_needs_no_check() -> None:
     """There is nothing to accumulate; two ranks share an update."""
-    asked: list[CouplingRequest] = []
+    requests: list[CouplingRequest] = []
 
     def check(request: CouplingRequest) -> CouplingCheck:
-        asked.append(request)
+        requests.append(request)
         return SEPARATE
 
-    judge_coupling(tuning(tuning_request(effective_batch_size=1)), check)
-    assert not asked
-    judge_coupling(tuning(tuning_request(mlp_spec(parallelism={"world_size": 2}), 2)), check)
-    assert len(asked) == 1
+    check_coupling(tuning(tuning_request(effective_batch_size=1)), check)
+    assert not requests
+    check_coupling(tuning(tuning_request(mlp_spec(parallelism={"world_size": 2}), 2)), check)
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_the_check_has_memory_and_time_of_its_own(device: DeviceInfo, limit: int
     assert (made.limit_bytes, made.timeout_seconds, made.device) == (allowed, 7.0, device.id)
 
 
-def test_an_answer_with_coupling_allowed_is_another_answer() -> None:
-    """It may plan what the other may not; requests that do not allow it keep their fingerprints."""
+def test_allowing_coupling_changes_the_fingerprint() -> None:
+    """It allows other plans; requests without it keep their fingerprints."""
     plain, allowed = tuning(tuning_request()), tuning(tuning_request(allow_batch_coupling=True))
     assert plain.fingerprint != allowed.fingerprint
-    assert plain.question != allowed.question
+    assert plain.request_fingerprint != allowed.request_fingerprint

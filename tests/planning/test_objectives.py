@@ -24,7 +24,7 @@ from tuner.cli.display import probe_row, recommendation_panel
 from tuner.errors import SearchError
 from tuner.hardware.inventory import cpu
 from tuner.planning.accumulation import balanced_split
-from tuner.planning.fingerprint import installed_versions, question
+from tuner.planning.fingerprint import installed_versions, request_fields
 from tuner.planning.objectives import next_to_time, sizes_for_steps
 from tuner.planning.parameters import DEFAULT_PARAMETERS
 from tuner.planning.session import Tuning
@@ -71,7 +71,7 @@ class Device:
     def update_seconds(self, share: int, size: int) -> float:
         """The true time of the plan with micro-batches of at most ``size``."""
         sizes = balanced_split(share, -(-share // size))
-        return self.step_seconds + sum(self.seconds(it) for it in sizes)
+        return self.step_seconds + sum(self.seconds(item) for item in sizes)
 
     def __call__(self, probe: ProbeRequest) -> ProbeResult:
         """Run a probe."""
@@ -97,14 +97,14 @@ class Device:
         sizes = [min(size, share - size), size] if probe.accumulates else [size]
         if probe.measures_time:
             plan = sorted(balanced_split(share, -(-share // size)))
-            sizes = plan if len(plan) <= 4 else [plan[it * (len(plan) - 1) // 3] for it in range(4)]
+            sizes = plan if len(plan) <= 4 else [plan[index * (len(plan) - 1) // 3] for index in range(4)]
         rng = Random(f"{size}/{probe.measures_time}")
         factor = 1.0 + rng.gauss(0.0, self.deviation)
-        earlier = [factor * self.seconds(it) for it in sizes[:-1]]
+        earlier = [factor * self.seconds(size) for size in sizes[:-1]]
         return UpdateTiming(
             updates=5 if probe.measures_time else 1,
             micro_batch_sizes=tuple(sizes),
-            update_seconds=factor * (self.step_seconds + sum(self.seconds(it) for it in sizes)),
+            update_seconds=factor * (self.step_seconds + sum(self.seconds(size) for size in sizes)),
             micro_batch_seconds=median(earlier) if earlier else None,
             noise=self.deviation / 2 if probe.measures_time else 0.0,
         )
@@ -138,7 +138,7 @@ def holding(largest: int, **changes: Any) -> Device:
 
 def timed(found: Recommendation) -> list[int]:
     """The plans that were timed, in order."""
-    return [it.micro_batch_size for it in found.evidence.probes if it.measures_time]
+    return [probe.micro_batch_size for probe in found.evidence.probes if probe.measures_time]
 
 
 # --- the sizes that change the number of steps ---
@@ -182,7 +182,7 @@ def test_the_fewest_steps_are_those_of_the_largest_micro_batch(
     fewest = finish(tuning("fewest_steps", share, **changes), device)
     assert fewest.plan == largest.plan
     assert len(fewest.evidence.probes) <= len(largest.evidence.probes) + 1
-    proof, outcomes = fewest.evidence.proof, {it.micro_batch_size: it.outcome for it in fewest.evidence.probes}
+    proof, outcomes = fewest.evidence.proof, {probe.micro_batch_size: probe.outcome for probe in fewest.evidence.probes}
     assert fewest.largest_micro_batch_size == (proof.fits or None)
     assert proof.fits == 0 or outcomes[proof.fits] is Outcome.FIT
     if proof.next_size is not None:
@@ -197,7 +197,7 @@ def test_fewest_steps_takes_fewer_probes() -> None:
     for _ in range(300):
         share = rng.randint(2, 4000)
         device = holding(rng.randint(1, share))
-        pairs.append([len(answer(it, share, device).evidence.probes) for it in ("largest", "fewest_steps")])
+        pairs.append([len(answer(item, share, device).evidence.probes) for item in ("largest", "fewest_steps")])
     largest, fewest = (sum(column) for column in zip(*pairs, strict=True))
     assert fewest < 0.85 * largest
     assert sum(fewest > largest for largest, fewest in pairs) <= 0.01 * len(pairs)
@@ -241,7 +241,7 @@ def test_a_bound_between_two_sizes_is_named() -> None:
     """At most 60 of 100 samples: 50 is tried, as 60 would take as many steps."""
     found = finish(tuning("fewest_steps", 100, max_micro_batch_size=60), holding(80))
     assert (found.largest_micro_batch_size, plan_of(found).gradient_accumulation_steps) == (50, 2)
-    assert "the bound is 50 (60 would take as many accumulation steps; the maximum of 60" in (
+    assert "the bound is 50 (60 would take as many accumulation steps; the requested maximum of 60" in (
         found.evidence.proof.statement
     )
 
@@ -264,7 +264,9 @@ def test_of_equally_fast_plans_the_one_with_less_memory_wins() -> None:
     assert found.largest_micro_batch_size == 38
     assert found.choice.endswith("within the noise as many as any of 2 plans that were timed, with less memory.")
     assert found.headroom is not None
-    assert found.headroom.peak_bytes == next(it.peak_bytes for it in found.alternatives if it.chosen)
+    assert found.headroom.peak_bytes == next(
+        alternative.peak_bytes for alternative in found.alternatives if alternative.chosen
+    )
 
 
 def test_a_difference_within_the_noise_is_none() -> None:
@@ -289,7 +291,7 @@ def test_a_thrashing_fit_loses(thrashes_from: int) -> None:
     assert found.largest_micro_batch_size is not None
     assert found.largest_micro_batch_size < thrashes_from
     assert 40 not in timed(found)
-    assert [it.code for it in found.warnings] == []
+    assert [warning.code for warning in found.warnings] == []
 
 
 def test_a_plan_that_thrashes_when_it_is_timed_loses_though_it_is_the_fastest() -> None:
@@ -303,7 +305,7 @@ def test_a_plan_that_thrashes_when_it_is_timed_loses_though_it_is_the_fastest() 
     found = answer("fastest", 520, thrashing)
     assert timed(found) == [40, 38]
     assert found.largest_micro_batch_size == 38
-    assert [it.thrashing for it in found.alternatives[:2]] == [True, False]
+    assert [alternative.thrashing for alternative in found.alternatives[:2]] == [True, False]
 
 
 def test_where_every_timed_plan_thrashes_the_fastest_of_them_wins() -> None:
@@ -311,7 +313,7 @@ def test_where_every_timed_plan_thrashes_the_fastest_of_them_wins() -> None:
     found = answer("fastest", 4, holding(40, thrashes_from=1))
     assert sorted(timed(found)) == [1, 2, 4]
     assert found.largest_micro_batch_size == 4
-    assert [it.code for it in found.warnings] == ["thrashing-fit"]
+    assert [warning.code for warning in found.warnings] == ["thrashing-fit"]
 
 
 def test_what_the_search_has_seen_leads_to_a_faster_plan() -> None:
@@ -361,7 +363,7 @@ def test_a_plan_that_cannot_be_timed_is_not_chosen() -> None:
     assert "OOM" in warning.message
 
 
-def test_without_any_time_the_largest_that_fits_is_the_answer() -> None:
+def test_without_any_time_the_largest_fit_is_recommended() -> None:
     """After four failures no more is tried."""
     found = answer("fastest", 512, holding(40, fails_to_time=frozenset(range(600))))
     assert len(timed(found)) == DEFAULT_PARAMETERS.most_timed_plans
@@ -390,7 +392,7 @@ def test_a_tuning_goes_on_from_its_recorded_probes(objective: Objective) -> None
 
 
 @pytest.mark.parametrize(("objective", "size"), [("largest", 50), ("fewest_steps", 50), ("fastest", 51)])
-def test_a_timed_plan_that_was_never_asked_for_is_refused(objective: Objective, size: int) -> None:
+def test_a_timed_plan_that_was_not_requested_is_refused(objective: Objective, size: int) -> None:
     """Of another objective, or of a size that no plan has."""
     with pytest.raises(SearchError, match=f"no plan with micro-batches of {size} is timed"):
         tuning(objective, 100).record(probe_result(size, measures_time=True))
@@ -424,7 +426,11 @@ def test_an_update_is_extrapolated_by_its_earlier_micro_batches() -> None:
 def test_the_throughput_of_a_timed_plan_is_that_of_its_updates() -> None:
     """Exact for an even plan, however many micro-batches it has; within a sample of each micro-batch for another."""
     device = holding(40)
-    plans = {it.micro_batch_size: it for it in answer("fastest", 400, device).alternatives if it.timed_updates > 1}
+    plans = {
+        alternative.micro_batch_size: alternative
+        for alternative in answer("fastest", 400, device).alternatives
+        if alternative.timed_updates > 1
+    }
     assert list(plans) == [40, 37]
     for size, tolerance in ((40, 1e-9), (37, 0.01)):
         expected = 400 / device.update_seconds(400, size)
@@ -438,11 +444,11 @@ def test_alternatives_go_from_the_fewest_steps_upward() -> None:
     """Each with what was measured at its size, or what the lines between the measured sizes say."""
     device = holding(37)
     found = answer("largest", 100, device)
-    assert [it.gradient_accumulation_steps for it in found.alternatives] == [3, 4, 5, 6, 7]
-    assert [it.micro_batch_size for it in found.alternatives] == [34, 25, 20, 17, 15]
-    assert [it.chosen for it in found.alternatives] == [True, False, False, False, False]
+    assert [alternative.gradient_accumulation_steps for alternative in found.alternatives] == [3, 4, 5, 6, 7]
+    assert [alternative.micro_batch_size for alternative in found.alternatives] == [34, 25, 20, 17, 15]
+    assert [alternative.chosen for alternative in found.alternatives] == [True, False, False, False, False]
     assert found.choice == "37 is the largest micro-batch that fits."
-    probed = {it.micro_batch_size for it in found.evidence.probes}
+    probed = {probe.micro_batch_size for probe in found.evidence.probes}
     for plan in found.alternatives:
         assert plan.source == ("measured" if plan.micro_batch_size in probed else "modelled")
         assert plan.peak_bytes == pytest.approx(device.used(plan.micro_batch_size, accumulates=True), rel=1e-6)
@@ -450,16 +456,17 @@ def test_alternatives_go_from_the_fewest_steps_upward() -> None:
         assert plan.samples_per_second == pytest.approx(expected, rel=0.03)
 
 
-def test_alternatives_say_nothing_that_nothing_tells() -> None:
+def test_alternatives_without_measurements_have_no_figures() -> None:
     """One fit gives no line: the other plans have neither memory nor throughput."""
     course = tuning("largest", 100)
     device = holding(37)
     for size in (37, 38):
         course.record(device(course._request(size)))
     found = finish(course, device)
-    assert [(it.peak_bytes, it.samples_per_second, it.source) for it in found.alternatives] == [
-        (None, None, "modelled")
-    ] * 5
+    assert [
+        (alternative.peak_bytes, alternative.samples_per_second, alternative.source)
+        for alternative in found.alternatives
+    ] == [(None, None, "modelled")] * 5
 
 
 @pytest.mark.parametrize("largest", [1, 16])
@@ -471,8 +478,8 @@ def test_alternatives_of_the_whole_share_hold_no_gradients(largest: int) -> None
         course.record(device(course._request(size)))
     whole, *others = finish(course, device).alternatives
     assert (whole.micro_batch_size, whole.peak_bytes) == (100, 600 * MIB)
-    known = [None if largest == 1 else round(device.used(it.micro_batch_size, accumulates=True)) for it in others]
-    assert [it.peak_bytes for it in others] == pytest.approx(known)
+    known = [None if largest == 1 else round(device.used(other.micro_batch_size, accumulates=True)) for other in others]
+    assert [other.peak_bytes for other in others] == pytest.approx(known)
 
 
 def without(document: Document, *fields: str) -> dict[str, Any]:
@@ -492,11 +499,11 @@ def test_documents_of_earlier_versions_are_still_read() -> None:
     assert Recommendation.model_validate_json(found.model_dump_json()) == found
 
 
-def test_the_objective_is_part_of_the_question() -> None:
+def test_the_objective_is_part_of_the_request_fingerprint() -> None:
     """An answer for one is never served for another; what was asked before there were several keeps its fingerprint."""
-    prints = [tuning(it, 100).fingerprint for it in ("largest", "fewest_steps", "fastest")]
+    prints = [tuning(item, 100).fingerprint for item in ("largest", "fewest_steps", "fastest")]
     assert len(set(prints)) == 3
-    assert "objective" not in question(tuning_request())
+    assert "objective" not in request_fields(tuning_request())
 
 
 # --- on a terminal ---
@@ -518,7 +525,7 @@ def printed(found: Recommendation) -> str:
         ("fastest", "fastest plan that fits"),
     ],
 )
-def test_the_panel_says_what_was_looked_for(objective: Objective, title: str) -> None:
+def test_the_panel_names_the_objective(objective: Objective, title: str) -> None:
     """And lists the plans, the chosen one marked."""
     found = answer(objective, 400, holding(40))
     lines = printed(found).splitlines()
@@ -534,17 +541,17 @@ def test_the_table_marks_what_is_read_off_a_line_and_what_thrashes() -> None:
     found = answer("fastest", 512, holding(40, thrashes_from=40))
     text = printed(found)
     slow, *others = found.alternatives
-    assert (slow.thrashing, slow.chosen, sum(it.chosen for it in others)) == (True, False, 1)
-    assert {it.source for it in others} == {"measured", "modelled"}
+    assert (slow.thrashing, slow.chosen, sum(other.chosen for other in others)) == (True, False, 1)
+    assert {other.source for other in others} == {"measured", "modelled"}
     assert [line.count("~") for line in text.splitlines() if "thrashes" in line] == [0]
-    modelled = [it for it in others if it.source == "modelled"]
+    modelled = [other for other in others if other.source == "modelled"]
     assert text.count("~") == 2 * len(modelled)
 
 
 def test_a_timing_probe_says_so_in_its_row() -> None:
     """With the number of updates."""
     probes = answer("fastest", 512, holding(40)).evidence.probes
-    remarks = [str(probe_row(it)[-1]) for it in probes if it.outcome is Outcome.FIT]
+    remarks = [str(probe_row(probe)[-1]) for probe in probes if probe.outcome is Outcome.FIT]
     assert remarks.count("timed, 5 updates") == 2
     assert set(remarks) == {"", "timed, 5 updates"}
 
@@ -631,28 +638,30 @@ def test_a_real_tuning(supervisor: ProbeSupervisor, objective: Objective) -> Non
     assert isinstance(proof, Proof)
     assert proof.fits in sizes_for_steps(30_000, 30_000)
     assert proof.stopped_by == "oom"
-    (chosen,) = [it for it in found.alternatives if it.chosen]
+    (chosen,) = [alternative for alternative in found.alternatives if alternative.chosen]
     assert (chosen.source, chosen.micro_batch_size) == ("measured", found.largest_micro_batch_size)
     assert chosen.samples_per_second is not None
     assert chosen.samples_per_second > 0
-    tried = [it for it in found.evidence.probes if it.measures_time]
-    assert len({it.micro_batch_size for it in tried}) == len(tried)
+    tried = [probe for probe in found.evidence.probes if probe.measures_time]
+    assert len({item.micro_batch_size for item in tried}) == len(tried)
     assert bool(tried) is (objective == "fastest")
-    untimed = [it for it in found.warnings if it.code == "plan-not-timed"]
-    assert len(untimed) == sum(it.outcome is not Outcome.FIT for it in tried)  # at the limit a timed plan may not fit
+    untimed = [warning for warning in found.warnings if warning.code == "plan-not-timed"]
+    assert len(untimed) == sum(
+        item.outcome is not Outcome.FIT for item in tried
+    )  # at the limit a timed plan may not fit
     assert (chosen.timed_updates > 1) is (len(tried) > len(untimed))
 
 
-def test_plans_that_measurements_speak_against_are_not_offered() -> None:
+def test_plans_that_measurements_contradict_are_not_offered() -> None:
     """The whole share fits alone; plans of fewer samples that failed beside their gradients are not listed."""
     device = holding(90, gradients=600 * MIB)
     found = answer("fastest", 85, device)
     assert found.evidence.proof.fits == 85
-    failed = {it.micro_batch_size for it in found.evidence.probes if it.outcome is Outcome.OOM}
+    failed = {probe.micro_batch_size for probe in found.evidence.probes if probe.outcome is Outcome.OOM}
     assert failed
-    sizes = [it.micro_batch_size for it in found.alternatives]
+    sizes = [alternative.micro_batch_size for alternative in found.alternatives]
     assert sizes[0] == 85
-    assert all(it < min(failed) for it in sizes[1:])
+    assert all(size < min(failed) for size in sizes[1:])
     assert set(timed(found)) <= set(sizes)
 
 
@@ -669,7 +678,7 @@ def test_a_choice_says_when_not_all_sizes_were_searched(changes: dict[str, int],
     assert finish(tuning("largest", 500, **changes), holding(37)).choice == words
 
 
-def test_a_bound_on_a_grid_is_told_by_its_grid() -> None:
+def test_a_bound_on_a_grid_names_the_grid() -> None:
     """Of the multiples of 8 the largest that changes the steps is 56, as 64 takes as many steps."""
     found = finish(tuning("fewest_steps", 110, granularity=8, max_micro_batch_size=100), holding(1000))
     assert found.evidence.proof.stopped_by == "bound"
@@ -681,4 +690,4 @@ def test_a_share_that_is_no_multiple_gets_no_probe_of_its_own() -> None:
     """Sizes beside the grid are never probed, the whole share included."""
     device = holding(90, gradients=600 * MIB)
     found = finish(tuning("largest", 85, granularity=8), device)
-    assert all(it.micro_batch_size % 8 == 0 for it in found.evidence.probes)
+    assert all(probe.micro_batch_size % 8 == 0 for probe in found.evidence.probes)

@@ -59,7 +59,9 @@ def curve(memory: Memory | None, *, factor: float = 1.0, offset: float = 0.0, ti
     constant, above = memory(0), offset * LIMIT_BYTES
     used = {size: (constant + (memory(size) - constant) * tilt) * factor + above for size in (1, 2, 64, 4096)}
     return ExpectedPeaks(
-        points=tuple(ExpectedPeak(micro_batch_size=size, used_bytes=max(1, round(it))) for size, it in used.items()),
+        points=tuple(
+            ExpectedPeak(micro_batch_size=size, used_bytes=max(1, round(peak))) for size, peak in used.items()
+        ),
         resident_bytes=max(0, round(0.75 * constant * factor + above)),
     )
 
@@ -98,7 +100,7 @@ def estimates(draw: st.DrawFn, bound: int) -> ExpectedPeaks:
     """Any memory curve: good, bad, falling, far above or below the limit."""
     places = sorted(draw(st.sets(st.integers(1, 2 * bound), min_size=2, max_size=5)))
     used = st.one_of(st.integers(1, 2 * LIMIT_BYTES), st.sampled_from([1, LIMIT_BYTES, 10**18]))
-    return ExpectedPeaks(points=tuple(ExpectedPeak(micro_batch_size=it, used_bytes=draw(used)) for it in places))
+    return ExpectedPeaks(points=tuple(ExpectedPeak(micro_batch_size=place, used_bytes=draw(used)) for place in places))
 
 
 @st.composite
@@ -144,8 +146,8 @@ def test_the_answer_is_exact_and_proven_for_every_monotone_workload(data: st.Dat
     oracle = data.draw(oracles(within))
     course = MicroBatchSearch(within)
     results = run_search(course, oracle)
-    fits = {it.micro_batch_size for it in results if it.outcome is Outcome.FIT}
-    failed = {it.micro_batch_size for it in results} - fits
+    fits = {result.micro_batch_size for result in results if result.outcome is Outcome.FIT}
+    failed = {result.micro_batch_size for result in results} - fits
     steps = range(2 * within.granularity, within.bound + 1, within.granularity)
     candidates = list(within.sizes or (within.size(1), *steps))
     expected = max((size for size in candidates if size <= oracle.largest), default=0)
@@ -189,12 +191,12 @@ def test_a_search_ends_with_a_bracket_even_when_fitting_is_not_monotone(within: 
         return probe_result(size, outcome, used_bytes=Random(f"{seed}/{size}").randrange(LIMIT_BYTES))
 
     course = MicroBatchSearch(within)
-    told = [oracle(within.size(Random(f"{seed}/{told}").randint(1, within.count))) for told in range(seed % 4)]
-    for result in told:
+    recorded = [oracle(within.size(Random(f"{seed}/{number}").randint(1, within.count))) for number in range(seed % 4)]
+    for result in recorded:
         course.tell(result)
-    results = told + run_search(course, oracle)
+    results = recorded + run_search(course, oracle)
     assert isinstance(course.verdict, Proof)
-    outcomes = {it.micro_batch_size: it.outcome for it in results}
+    outcomes = {result.micro_batch_size: result.outcome for result in results}
     failed = {size for size, outcome in outcomes.items() if outcome is not Outcome.FIT}
     assert course.verdict.fits == max((size for size in outcomes if size < min(failed, default=size + 1)), default=0)
     assert course.verdict.next_size == min(failed, default=None)
@@ -266,11 +268,11 @@ def test_a_gpt_on_a_large_card_is_found_in_few_probes() -> None:
     limit = 40 * 1024 * MIB
     oracle = Oracle(47, lambda size: (1679 + 820 * size) * MIB, 1500 * MIB, limit)
     course = MicroBatchSearch(space(512, limit=limit))
-    sizes = [it.micro_batch_size for it in run_search(course, oracle)]
+    sizes = [item.micro_batch_size for item in run_search(course, oracle)]
     assert sizes == [1, 38, 47, 48]
 
 
-def test_an_infeasible_workload_is_told_by_one_probe() -> None:
+def test_an_infeasible_workload_takes_one_probe() -> None:
     """When the smallest size runs out of memory, the answer is that none fits."""
     course = MicroBatchSearch(space(granularity=8))
     course.tell(probe_result(8, Outcome.OOM, message="CUDA out of memory"))
@@ -286,7 +288,7 @@ def test_an_infeasible_workload_is_told_by_one_probe() -> None:
 def test_a_space_of_one_size_takes_one_probe(bound: int, granularity: int, only: int) -> None:
     """Where the bound leaves one candidate, a fit there ends the search."""
     course = MicroBatchSearch(space(bound, granularity=granularity))
-    assert [it.micro_batch_size for it in run_search(course, Oracle(100))] == [only]
+    assert [item.micro_batch_size for item in run_search(course, Oracle(100))] == [only]
     assert isinstance(course.verdict, Proof)
     assert (course.verdict.fits, course.verdict.stopped_by, course.verdict.next_size) == (only, "bound", None)
 
@@ -294,15 +296,15 @@ def test_a_space_of_one_size_takes_one_probe(bound: int, granularity: int, only:
 def test_the_bound_is_probed_as_soon_as_it_surely_fits() -> None:
     """Memory for 1000 samples, and a plan that can use 64: the smallest, then the largest size."""
     course = MicroBatchSearch(space(64))
-    assert [it.micro_batch_size for it in run_search(course, affine(1000, share=0.0))] == [1, 64]
+    assert [item.micro_batch_size for item in run_search(course, affine(1000, share=0.0))] == [1, 64]
     assert isinstance(course.verdict, Proof)
     assert course.verdict.statement == (
         "64 fits, and larger sizes were not tried: the bound is 64 (the share of a rank)."
     )
 
 
-def led(oracle: Oracle, estimate: ExpectedPeaks) -> tuple[int, int]:
-    """Probes and failures of a search that an estimate leads, whose answer is checked."""
+def seeded(oracle: Oracle, estimate: ExpectedPeaks) -> tuple[int, int]:
+    """Run a search that an estimate seeds, check its answer, and count probes and failures."""
     course = MicroBatchSearch(space(expected=estimate))
     results = run_search(course, oracle)
     assert isinstance(course.verdict, Proof)
@@ -313,17 +315,19 @@ def led(oracle: Oracle, estimate: ExpectedPeaks) -> tuple[int, int]:
 @pytest.mark.parametrize("largest", [37, 200, 400])
 @pytest.mark.parametrize("off", [{}, {"factor": 1.03}, {"factor": 0.98}, {"tilt": 1.05}, {"offset": 0.05}], ids=str)
 def test_an_estimate_as_good_as_published_ones_takes_three_probes(largest: int, off: dict[str, float]) -> None:
-    """Near the expected size; what that measures bends the curve to the answer; the next size fails."""
-    courses = [led(oracle, curve(oracle.memory, **off)) for oracle in (affine(largest, share=it) for it in SHARES)]
+    """Near the expected size, whose measurement calibrates the curve; then the answer; then the next size fails."""
+    courses = [
+        seeded(oracle, curve(oracle.memory, **off)) for oracle in (affine(largest, share=item) for item in SHARES)
+    ]
     assert median(probes for probes, _ in courses) <= 3
     assert max(courses) <= (4, 1)
 
 
 @pytest.mark.parametrize("off", [{"tilt": 0.9}, {"tilt": 0.8}, {"factor": 0.95}], ids=str)
 def test_an_estimate_that_is_too_low_costs_one_failure_more(off: dict[str, float]) -> None:
-    """The first probe fails; the next one measures, and its curve leads to the answer."""
+    """The first probe fails; the next one calibrates the curve, which gives the answer."""
     oracle = affine(200, share=0.3)
-    assert led(oracle, curve(oracle.memory, **off)) <= (5, 2)
+    assert seeded(oracle, curve(oracle.memory, **off)) <= (5, 2)
 
 
 @pytest.mark.parametrize(
@@ -334,13 +338,13 @@ def test_an_estimate_that_is_too_low_costs_one_failure_more(off: dict[str, float
 @pytest.mark.parametrize("largest", LARGEST)
 def test_a_wrong_estimate_costs_probes_only(largest: int, off: dict[str, float]) -> None:
     """From any estimate the answer is the same, in at most a few probes more than without one."""
-    for oracle in (affine(largest, share=it) for it in SHARES):
-        probes, _ = led(oracle, curve(oracle.memory, **off))
+    for oracle in (affine(largest, share=item) for item in SHARES):
+        probes, _ = seeded(oracle, curve(oracle.memory, **off))
         assert probes <= 10
 
 
-def elastic_course(largest: int, give: float, off: float, seed: int) -> list[ProbeResult]:
-    """The probes of a search where peaks are cut off at the limit, led by an estimate of what cannot be given up."""
+def elastic_search(largest: int, give: float, off: float, seed: int) -> list[ProbeResult]:
+    """The probes of a search whose peaks are cut off at the limit, from an estimate of the irreclaimable memory."""
     estimate = curve(affine(largest, share=0.15).memory, factor=1 + off)
     course = MicroBatchSearch(space(1024, expected=estimate, elastic=True))
     results = run_search(course, elastic(largest, share=0.15, give=give, seed=seed, fraction=Random(seed).random()))
@@ -352,30 +356,30 @@ def elastic_course(largest: int, give: float, off: float, seed: int) -> list[Pro
 @pytest.mark.parametrize("give", [0.0, 0.03, 0.06, 0.09])
 @pytest.mark.parametrize("largest", [20, 33, 45])
 def test_peaks_that_the_limit_cuts_off_do_not_make_the_search_creep(largest: int, give: float) -> None:
-    """A peak at the limit only tells that no less was asked for: the search leaps, and takes 4 probes, median."""
-    taken = [len(elastic_course(largest, give, off, seed)) for off in (-0.02, 0.0, 0.01, 0.03) for seed in range(10)]
+    """A peak at the limit is only a lower bound of the request: the search leaps, and takes 4 probes, median."""
+    taken = [len(elastic_search(largest, give, off, seed)) for off in (-0.02, 0.0, 0.01, 0.03) for seed in range(10)]
     assert median(taken) <= 4
     assert fmean(taken) <= 3.9
     assert max(taken) <= 7
 
 
 def test_a_fit_at_the_limit_is_followed_by_a_leap() -> None:
-    """Where memory may be given up, what a size at the limit took says little of the larger ones."""
+    """Where memory is reclaimable, the peak at the limit shows little about larger sizes."""
     size = 290
     used = {at: round(0.97 * LIMIT_BYTES * at / size) for at in (1, 400)}
     points = tuple(ExpectedPeak(micro_batch_size=at, used_bytes=peak) for at, peak in used.items())
-    asked = []
+    jumps = []
     for elastic_memory in (False, True):
         course = MicroBatchSearch(space(1024, expected=ExpectedPeaks(points=points), elastic=elastic_memory))
         course.tell(probe_result(size, used_bytes=round(0.9935 * LIMIT_BYTES)))
-        asked.append((course.ask() or 0) - size)
-    assert asked[1] >= 2 * asked[0]
+        jumps.append((course.ask() or 0) - size)
+    assert jumps[1] >= 2 * jumps[0]
 
 
 def test_an_estimate_that_nothing_fits_begins_with_the_smallest_size() -> None:
     """A model that is expected to take twice the limit takes one probe to be refused."""
     course = MicroBatchSearch(space(expected=curve(lambda size: 2.0 * LIMIT_BYTES + size)))
-    assert [it.micro_batch_size for it in run_search(course, Oracle(0))] == [1]
+    assert [item.micro_batch_size for item in run_search(course, Oracle(0))] == [1]
 
 
 def test_only_the_given_sizes_are_probed() -> None:
@@ -385,7 +389,7 @@ def test_only_the_given_sizes_are_probed() -> None:
     results = run_search(course, affine(37))
     assert isinstance(course.verdict, Proof)
     assert (course.verdict.fits, course.verdict.next_size) == (25, 50)
-    assert {it.micro_batch_size for it in results} <= set(sizes)
+    assert {result.micro_batch_size for result in results} <= set(sizes)
 
 
 @pytest.mark.parametrize("sizes", [(), (0, 5), (3, 3), (5, 4), (1, 101)])
@@ -396,23 +400,23 @@ def test_sizes_that_are_no_candidates_are_refused(sizes: tuple[int, ...]) -> Non
 
 
 def test_figures_that_are_missing_in_some_results_do_no_harm() -> None:
-    """A device that tells its peak at the smallest size only: no size is asked twice, and the answer is exact."""
+    """A device that reports its peak at the smallest size only: no size is probed twice, and the answer is exact."""
     course = MicroBatchSearch(space())
     results = run_search(course, Oracle(300, memory=lambda size: LIMIT_BYTES / 50 if size == 1 else 0.0))
-    assert len({it.micro_batch_size for it in results}) == len(results) <= probe_limit(4096)
+    assert len({result.micro_batch_size for result in results}) == len(results) <= probe_limit(4096)
     assert isinstance(course.verdict, Proof)
     assert course.verdict.fits == 300
 
 
-def test_a_kernel_limit_is_told_from_memory() -> None:
-    """A size that is illegal for a kernel bounds the search like an OOM, and the proof says so."""
+def test_a_kernel_limit_is_distinguished_from_memory() -> None:
+    """A size that a kernel rejects bounds the search like an OOM, and the proof names the reason."""
     course = MicroBatchSearch(space(1000))
     run_search(course, Oracle(500, memory=lambda size: 1000.0 * size, failure=Outcome.INVALID_SIZE))
     assert isinstance(course.verdict, Proof)
     assert (course.verdict.fits, course.verdict.stopped_by, course.verdict.next_size) == (500, "invalid-size", 501)
 
 
-def test_a_fit_above_an_oom_is_reported_and_not_believed() -> None:
+def test_a_fit_above_an_oom_is_reported_and_ignored() -> None:
     """The answer stays below the smallest failure, closed by a bracket, with a warning that names both sizes."""
     course = MicroBatchSearch(space(100))
     course.tell(probe_result(40, Outcome.OOM))
@@ -426,11 +430,11 @@ def test_a_fit_above_an_oom_is_reported_and_not_believed() -> None:
 @pytest.mark.parametrize(
     ("outcome", "reason", "remedy"),
     [
-        (Outcome.ERROR, "workload-error", "mend the workload"),
+        (Outcome.ERROR, "workload-error", "fix the workload"),
         (Outcome.TIMED_OUT, "probe-timed-out", "probe_timeout_seconds"),
     ],
 )
-def test_a_failure_that_is_no_matter_of_size_ends_the_search(outcome: Outcome, reason: str, remedy: str) -> None:
+def test_a_failure_unrelated_to_the_size_ends_the_search(outcome: Outcome, reason: str, remedy: str) -> None:
     """Where nothing is known to fit, the failure names the size, the evidence and the remedy."""
     course = MicroBatchSearch(space())
     course.tell(probe_result(16, outcome, message="KeyError: 'labels'"))
@@ -445,13 +449,13 @@ def test_a_failure_that_is_no_matter_of_size_ends_the_search(outcome: Outcome, r
     [
         (Outcome.TIMED_OUT, "timeout", "Raise probe_timeout_seconds"),
         (Outcome.ERROR, "error", "Look at its error"),
-        (Outcome.LOST, "lost", "Look for what ends processes"),
+        (Outcome.LOST, "lost", "Find out what ends processes"),
     ],
 )
-def test_what_fits_is_an_answer_where_a_larger_size_cannot_be_judged(
+def test_the_largest_fit_is_the_answer_below_an_inconclusive_size(
     outcome: Outcome, stopped_by: str, remedy: str
 ) -> None:
-    """143 fits, 152 could not be judged: the proof says both, and which sizes were not tried."""
+    """143 fits, 152 is inconclusive: the proof names both, and the sizes that were not tried."""
     course = MicroBatchSearch(space())
     course.tell(probe_result(143, used_bytes=1000))
     for _ in range(2 if outcome is Outcome.LOST else 1):
@@ -466,7 +470,7 @@ def test_what_fits_is_an_answer_where_a_larger_size_cannot_be_judged(
 
 
 def test_the_next_size_that_times_out_leaves_none_untried() -> None:
-    """Where the two sizes are neighbours there is nothing between them to tell of."""
+    """Where the two sizes are neighbours, the proof names no untried sizes."""
     course = MicroBatchSearch(space())
     course.tell(probe_result(9))
     course.tell(probe_result(10, Outcome.TIMED_OUT))
@@ -499,8 +503,8 @@ def test_below_a_size_that_timed_out_an_out_of_memory_still_proves_the_answer() 
 
 
 @pytest.mark.parametrize("phase", [Phase.START, Phase.BUILD])
-def test_an_error_before_the_first_update_is_no_matter_of_size(phase: Phase) -> None:
-    """A card that is gone, or code that cannot be imported any more: no answer stands on such a device."""
+def test_an_error_before_the_first_update_is_unrelated_to_the_size(phase: Phase) -> None:
+    """A missing card, or code that cannot be imported: the search fails."""
     course = MicroBatchSearch(space())
     course.tell(probe_result(143))
     course.tell(probe_result(152, Outcome.ERROR).model_copy(update={"phase": phase}))
@@ -508,7 +512,7 @@ def test_an_error_before_the_first_update_is_no_matter_of_size(phase: Phase) -> 
 
 
 def test_an_error_at_one_is_forgiven_when_larger_sizes_run() -> None:
-    """BatchNorm over a single value raises: the search goes on above it, and says so."""
+    """BatchNorm over a single value raises: the search continues above that, with a warning."""
     course = MicroBatchSearch(space())
     oracle = affine(37)
     course.tell(probe_result(1, Outcome.ERROR, message="ValueError: Expected more than 1 value per channel"))
@@ -520,18 +524,18 @@ def test_an_error_at_one_is_forgiven_when_larger_sizes_run() -> None:
 
 @pytest.mark.parametrize("second", [Outcome.ERROR, Outcome.OOM])
 def test_an_error_at_one_ends_the_search_when_nothing_larger_runs(second: Outcome) -> None:
-    """A bug is told by two probes; so is a workload of which only one sample would fit, and fails."""
+    """Two probes show a bug, also for a workload where only one sample would fit."""
     course = MicroBatchSearch(space())
     course.tell(probe_result(1, Outcome.ERROR, message="KeyError: 'labels'"))
     assert course.ask() == 2
     course.tell(probe_result(2, second, message="KeyError: 'labels'"))
     assert isinstance(course.verdict, Failure)
     assert course.verdict.reason == "workload-error"
-    assert ("Nothing larger can stand in for it: 2 does not fit." in course.verdict.message) == (second is Outcome.OOM)
+    assert ("No larger size works instead: 2 does not fit." in course.verdict.message) == (second is Outcome.OOM)
 
 
 def test_a_lost_probe_is_repeated_once() -> None:
-    """A probe ended from outside says nothing about its size: it is asked again, and a second loss ends the search."""
+    """A probe ended from outside does not depend on its size: it is repeated, and a second loss ends the search."""
     course = MicroBatchSearch(space())
     size = course.ask()
     assert size is not None
@@ -547,7 +551,7 @@ def test_a_lost_probe_is_repeated_once() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 12, 104])
 def test_a_size_outside_the_space_is_refused(size: int) -> None:
-    """A result for a size that is no candidate names it and the candidates."""
+    """The error for a size that is not a candidate names the size and the candidates."""
     with pytest.raises(SearchError, match=rf"micro-batch {size} .* multiples of 8 from 8 to 96"):
         MicroBatchSearch(space(100, granularity=8)).tell(probe_result(size))
 

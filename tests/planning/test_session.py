@@ -25,7 +25,7 @@ def tuning(request: TuningRequest, device: DeviceInfo = CPU, **changes: Any) -> 
 
 
 def answer(probe: ProbeRequest, largest: int, **changes: Any) -> ProbeResult:
-    """What a device would say that holds ``largest`` samples, with memory affine in the size."""
+    """Probe a device that fits ``largest`` samples, with memory affine in the size."""
     fits = probe.micro_batch_size <= largest
     used = 1000 + 100 * probe.micro_batch_size
     return probe_result(probe.micro_batch_size, Outcome.FIT if fits else Outcome.OOM, used if fits else None, **changes)
@@ -49,7 +49,7 @@ def test_a_recommendation_holds_the_decision_the_plan_and_the_evidence() -> None
     assert next(iter(found.model_dump())) == "plan"
     assert (found.evidence.proof.fits, found.evidence.proof.next_size) == (37, 38)
     assert found.evidence.proof.stopped_by == "oom"
-    outcomes = {it.micro_batch_size: it.outcome for it in found.evidence.probes}
+    outcomes = {probe.micro_batch_size: probe.outcome for probe in found.evidence.probes}
     assert (outcomes[37], outcomes[38]) == (Outcome.FIT, Outcome.OOM)
     assert found.timings.probes == len(found.evidence.probes)
     assert found.environment == {"A": "1"}
@@ -61,13 +61,13 @@ def test_several_ranks_share_the_batch() -> None:
     spec = mlp_spec(parallelism={"world_size": 3})
     found = finish(tuning(tuning_request(spec, 100)), largest=1000)
     assert plan_of(found).micro_batch_sizes == ((34,), (33,), (33,))
-    assert max(it.micro_batch_size for it in found.evidence.probes) == 34
+    assert max(probe.micro_batch_size for probe in found.evidence.probes) == 34
     assert found.evidence.proof.stopped_by == "bound"
-    assert "communication-buffers-not-probed" in {it.code for it in found.warnings}
+    assert "communication-buffers-not-probed" in {warning.code for warning in found.warnings}
 
 
-def test_nothing_fits_is_an_answer() -> None:
-    """With the numbers and what to change, not a failure."""
+def test_nothing_fits_is_an_infeasible_recommendation() -> None:
+    """The reason has the numbers and the remedies."""
     summary = ModelSummary(parameters=1000, trainable_parameters=1000, parameter_bytes=4000)
     request = tuning_request(gpt_spec(), memory_limit_bytes=2 * GIB)
     found = finish(tuning(request), largest=0, model=summary)
@@ -81,13 +81,13 @@ def test_nothing_fits_is_an_answer() -> None:
 def test_a_micro_batch_as_large_as_the_share_does_not_accumulate() -> None:
     """A probe of the whole share runs updates of one micro-batch; smaller ones keep gradients while the next runs."""
     course = tuning(tuning_request(effective_batch_size=20))
-    asked: dict[int, bool] = {}
+    accumulates: dict[int, bool] = {}
     while (probe := course.next_probe()) is not None:
-        asked[probe.micro_batch_size] = probe.accumulates
+        accumulates[probe.micro_batch_size] = probe.accumulates
         course.record(answer(probe, 20))
-    assert asked.pop(20) is False
-    assert asked
-    assert all(asked.values())
+    assert accumulates.pop(20) is False
+    assert accumulates
+    assert all(accumulates.values())
 
 
 GRADIENTS = ModelSummary(parameters=500, trainable_parameters=500, parameter_bytes=2000)
@@ -186,13 +186,13 @@ def test_a_rank_without_a_sample_is_refused() -> None:
 
 
 def test_a_request_whose_every_plan_is_too_long_is_refused_at_once() -> None:
-    """Four million micro-batches of one: before any probe, with what would do."""
+    """Four million micro-batches of one: the error before any probe names possible numbers."""
     with pytest.raises(PlanError, match="takes 4194303 of them, above the 262144"):
         tuning(tuning_request(effective_batch_size=2**22 - 1, max_micro_batch_size=1))
 
 
 def test_a_search_that_ends_at_a_size_too_small_to_plan_with_says_so() -> None:
-    """Where only three samples fit of a batch of four million, the error names them and what would do."""
+    """Where only three samples fit of a batch of four million, the error names them and possible numbers."""
     with pytest.raises(PlanError, match=r"micro-batches of at most 3 takes 1398101 of them.* at least 16"):
         finish(tuning(tuning_request(effective_batch_size=2**22 - 1)), largest=3)
 
@@ -201,7 +201,7 @@ def test_a_search_that_ends_at_a_size_too_small_to_plan_with_says_so() -> None:
     ("outcome", "reason"),
     [(Outcome.ERROR, "workload-error"), (Outcome.TIMED_OUT, "probe-timed-out"), (Outcome.LOST, "probe-lost")],
 )
-def test_a_failure_that_is_no_matter_of_size_ends_the_tuning(outcome: Outcome, reason: str) -> None:
+def test_a_failure_unrelated_to_the_size_ends_the_tuning(outcome: Outcome, reason: str) -> None:
     """With a stable word and the probe's message."""
     course = tuning(tuning_request())
     while (probe := course.next_probe()) is not None:
@@ -212,19 +212,19 @@ def test_a_failure_that_is_no_matter_of_size_ends_the_tuning(outcome: Outcome, r
 
 
 def test_an_unfinished_tuning_has_no_recommendation() -> None:
-    """Asking too early is an error, not a guess."""
-    with pytest.raises(TuningFailedError, match="not over"):
+    """Requesting a recommendation too early is an error."""
+    with pytest.raises(TuningFailedError, match="has not finished"):
         tuning(tuning_request()).recommendation(identifier="x", created_at=datetime.now(UTC), total_seconds=0.0)
 
 
-def test_a_result_that_was_never_asked_for_is_refused() -> None:
+def test_a_result_that_was_not_requested_is_refused() -> None:
     """A size above the share cannot belong to this tuning."""
     with pytest.raises(SearchError):
         tuning(tuning_request(effective_batch_size=10)).record(probe_result(11))
 
 
 def test_a_tuning_goes_on_from_its_recorded_probes() -> None:
-    """Rebuilt after any number of probes it asks for the same next one and ends with the same answer."""
+    """Rebuilt after any number of probes it requests the same next probe and ends with the same recommendation."""
     request = tuning_request(effective_batch_size=5000)
     whole = finish(tuning(request), largest=700)
     recorded = whole.evidence.probes
@@ -254,15 +254,15 @@ WITH_BATCH_NORM = ModelSummary(
 def test_what_a_probe_saw_becomes_a_warning(changes: dict[str, Any], code: str) -> None:
     """BatchNorm, a shared card, a thrashing fit."""
     found = finish(tuning(tuning_request(resnet_spec())), largest=20, **changes)
-    assert [it.code for it in found.warnings] == [code]
+    assert [warning.code for warning in found.warnings] == [code]
 
 
-def test_a_uniform_plan_comes_when_asked_for() -> None:
-    """101 samples cannot be repeated evenly but one at a time: said, with what is close by."""
+def test_a_uniform_plan_is_made_on_request() -> None:
+    """101 samples are only divisible one at a time: the plan names the nearest effective batches."""
     found = finish(tuning(tuning_request(effective_batch_size=101, uniform=True)), largest=37)
     assert found.uniform is not None
     assert found.uniform.micro_batch_size == 1
-    assert [it.effective_batch_size for it in found.uniform.nearest] == [100, 102]
+    assert [item.effective_batch_size for item in found.uniform.nearest] == [100, 102]
 
 
 BASE = tuning_request(gpt_spec())
@@ -283,7 +283,7 @@ BASE = tuning_request(gpt_spec())
     ],
 )
 def test_what_changes_memory_changes_the_fingerprint(other: TuningRequest) -> None:
-    """A stored answer is never served for another question."""
+    """A stored recommendation is never reused for another request."""
     assert tuning(other).fingerprint != tuning(BASE).fingerprint
 
 
@@ -302,7 +302,7 @@ def test_what_does_not_change_memory_keeps_the_fingerprint(other: TuningRequest)
 
 
 def test_versions_and_environment_are_part_of_the_fingerprint() -> None:
-    """Another torch, or another allocator setting, is another question; an unused transformers is not."""
+    """Another torch or allocator setting changes the fingerprint; an unused transformers does not."""
     ours = tuning(BASE).fingerprint
     assert tuning(BASE, versions={**VERSIONS, "torch": "2.12.0"}).fingerprint != ours
     assert tuning(BASE, environment={}).fingerprint != ours
@@ -325,15 +325,15 @@ def test_a_jobs_environment_is_that_of_the_probes() -> None:
     assert job_environment(dict(ours), ours) == ours
 
 
-def test_an_estimate_leads_the_search_and_changes_no_answer() -> None:
-    """With the true memory curve at most four probes do; what was expected is kept beside what was measured."""
+def test_an_estimate_seeds_the_search_without_changing_the_answer() -> None:
+    """With the true memory curve at most four probes are needed; the estimate is kept in the evidence."""
     course = tuning(tuning_request())
-    question = course.to_expect()
+    question = course.expectation_request()
     assert question is not None
     assert (question.samples_per_window, question.limit_bytes) == (100, course.probe_limit_bytes)
     slope = course.probe_limit_bytes // 38
-    points = tuple(ExpectedPeak(micro_batch_size=it, used_bytes=it * slope) for it in (1, 100))
-    course.expect(ExpectedPeaks(points=points))
+    points = tuple(ExpectedPeak(micro_batch_size=item, used_bytes=item * slope) for item in (1, 100))
+    course.start_from_estimate(ExpectedPeaks(points=points))
     while (probe := course.next_probe()) is not None:
         fits = probe.micro_batch_size <= 37
         used = probe.micro_batch_size * slope if fits else None
@@ -349,9 +349,9 @@ def test_an_estimate_comes_before_the_first_probe() -> None:
     course = tuning(tuning_request())
     course.record(probe_result(1))
     with pytest.raises(SearchError, match="1 probes were recorded before"):
-        course.expect(None)
+        course.start_from_estimate(None)
 
 
-def test_a_space_of_one_size_asks_for_no_estimate() -> None:
-    """There is nothing to lead."""
-    assert tuning(tuning_request(max_micro_batch_size=1)).to_expect() is None
+def test_a_space_of_one_size_requests_no_estimate() -> None:
+    """The first probe is known without an estimate."""
+    assert tuning(tuning_request(max_micro_batch_size=1)).expectation_request() is None

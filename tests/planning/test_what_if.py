@@ -1,4 +1,4 @@
-"""What-ifs: the changes looked at, how measurements calibrate estimates, and their part in a recommendation."""
+"""What-ifs: the considered changes, the calibration of estimates, and their part in a recommendation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.support.factories import CPU, CUDA, gpt_spec, probe_result, tuning_re
 from tuner.cli.display import recommendation_panel
 from tuner.errors import ProbeCancelledError, ProbeError
 from tuner.hardware.inventory import find_device
-from tuner.planning.fingerprint import question
-from tuner.planning.session import Tuning, ask_what_ifs
-from tuner.planning.what_if import Calibration, changed, changes_in_words, choices
+from tuner.planning.fingerprint import request_fields
+from tuner.planning.session import Tuning, estimate_what_ifs
+from tuner.planning.what_if import Calibration, changed, choices, format_changes
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
@@ -32,24 +32,24 @@ Expect = Callable[[ExpectationRequest], ExpectedPeaks | None]
 
 
 def slope(spec: WorkloadSpec) -> int:
-    """Bytes that an estimate sees a sample take: mixed precision halves them, checkpointing leaves a quarter."""
+    """Estimated bytes of a sample: mixed precision halves them, checkpointing leaves a quarter."""
     halved = spec.precision != "fp32"
     return 8 * MIB // (2 if halved else 1) // (4 if spec.activation_checkpointing else 1)
 
 
 def estimate(request: ExpectationRequest) -> ExpectedPeaks | None:
     """The estimate of the scripted workload."""
-    points = [ExpectedPeak(micro_batch_size=it, used_bytes=RESIDENT + it * slope(request.spec)) for it in (1, 64)]
+    points = [ExpectedPeak(micro_batch_size=item, used_bytes=RESIDENT + item * slope(request.spec)) for item in (1, 64)]
     return ExpectedPeaks(points=tuple(points), resident_bytes=RESIDENT)
 
 
 def true_peak(spec: WorkloadSpec, size: int) -> int:
-    """What a probe of it measures."""
+    """The true peak of the scripted workload."""
     return int(RESIDENT + SURPLUS + STEEPER * size * slope(spec))
 
 
 def run(request: ProbeRequest) -> ProbeResult:
-    """A probe of it: only updates of several micro-batches, which is all that an estimate speaks of."""
+    """Probe the scripted workload, with several micro-batches in an update, as in the estimate."""
     used, limit = true_peak(request.spec, request.micro_batch_size), request.limit_bytes or 0
     outcome = Outcome.FIT if used <= limit else Outcome.OOM
     phase = Phase.DONE if used <= limit else Phase.MEASURE
@@ -59,16 +59,16 @@ def run(request: ProbeRequest) -> ProbeResult:
 
 
 def tuned(request: TuningRequest, expect: Expect = estimate, device: DeviceInfo = CPU) -> Recommendation:
-    """The scripted workload's tuning, driven to its end."""
+    """Drive a tuning of the scripted workload to its end."""
     course = Tuning(request, device, environment={}, versions={})
     while (probe := course.next_probe()) is not None:
         course.record(run(probe))
-    ask_what_ifs(course, expect)
+    estimate_what_ifs(course, expect)
     return course.recommendation(identifier="rec_1", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
 
 
-def asking(limit_mib: int, **changes: Any) -> TuningRequest:
-    """A request for what-ifs under a limit, with no margin."""
+def request_under(limit_mib: int, **changes: Any) -> TuningRequest:
+    """Build a request for what-ifs under a limit, with no margin."""
     fields = {"effective_batch_size": 1000, "what_if": True, "memory_margin": 0.0, **changes}
     return tuning_request(fields.pop("spec", gpt_spec()), memory_limit_bytes=limit_mib * MIB, **fields)
 
@@ -77,16 +77,16 @@ def asking(limit_mib: int, **changes: Any) -> TuningRequest:
 
 
 def fields(spec: WorkloadSpec, device: DeviceInfo) -> list[tuple[str, object]]:
-    """The changes looked at."""
+    """The changed fields."""
     return [change for single in choices(spec, device) for change in single]
 
 
-def test_on_the_cpu_precision_and_checkpointing_are_looked_at() -> None:
+def test_on_the_cpu_precision_and_checkpointing_are_considered() -> None:
     """The CPU's default optimizer is the loop, and its gradients gather in place: nothing to gain there."""
     assert fields(gpt_spec(), CPU) == [("precision", "bf16-mixed"), ("activation_checkpointing", True)]
 
 
-def test_on_a_card_the_optimizer_and_the_gathering_are_looked_at_too() -> None:
+def test_on_a_card_the_optimizer_and_gathering_are_considered_too() -> None:
     """Their defaults there take temporaries."""
     found = fields(gpt_spec(precision="bf16-mixed", activation_checkpointing=True), CUDA)
     assert found == [("optimizer.implementation", "fused"), ("gradient_gathering", "in-place")]
@@ -100,14 +100,14 @@ def test_cards_that_emulate_bf16_are_offered_fp16(capability: str, precision: st
 
 
 def test_a_spec_that_has_chosen_everything_is_left_alone() -> None:
-    """There is nothing to look at, so nothing is asked."""
+    """Without a possible change, nothing is estimated."""
     spec = gpt_spec(precision="bf16-mixed", activation_checkpointing=True)
     assert choices(spec, CPU) == ()
-    assert tuned(asking(400, spec=spec), expect=refuse).what_ifs == ()
+    assert tuned(request_under(400, spec=spec), expect=refuse).what_ifs == ()
 
 
 def refuse(request: ExpectationRequest) -> ExpectedPeaks | None:
-    """No estimate should be asked for."""
+    """Fail if an estimate is requested."""
     raise AssertionError(request)
 
 
@@ -115,7 +115,7 @@ def test_a_changed_spec_differs_in_what_was_changed() -> None:
     """Dotted paths reach into parts of a spec."""
     spec = changed(gpt_spec(), (("optimizer.implementation", "fused"), ("activation_checkpointing", True)))
     assert spec == gpt_spec(optimizer={"implementation": "fused"}, activation_checkpointing=True)
-    words = changes_in_words({"precision": "bf16-mixed", "activation_checkpointing": True})
+    words = format_changes({"precision": "bf16-mixed", "activation_checkpointing": True})
     assert words == "precision: bf16-mixed + activation_checkpointing: true"
 
 
@@ -128,7 +128,7 @@ def line(resident: int | None, low: int, high: int) -> ExpectedPeaks:
     return ExpectedPeaks(points=points, resident_bytes=resident)
 
 
-def test_the_bend_is_that_of_the_hand_calculation() -> None:
+def test_the_calibration_equals_the_hand_calculation() -> None:
     """The smallest fit holds 50 above the estimate's 100; above that the largest took 360 where 300 were expected."""
     probes = [probe_result(2, used_bytes=999, resident_bytes=150), probe_result(11, used_bytes=510, resident_bytes=190)]
     calibration = Calibration.of(line(100, 200, 400), probes)
@@ -139,16 +139,16 @@ def test_the_bend_is_that_of_the_hand_calculation() -> None:
 @pytest.mark.parametrize("used", [101, 400, 5000])
 @pytest.mark.parametrize("resident", [None, 100])
 @pytest.mark.parametrize("seen", [None, 90])
-def test_the_bent_curve_meets_the_largest_fit(used: int, resident: int | None, seen: int | None) -> None:
-    """Also where the ratio would be absurd, or nobody knows what stays between updates."""
+def test_the_calibrated_curve_meets_the_largest_fit(used: int, resident: int | None, seen: int | None) -> None:
+    """Also with an implausible ratio, or without a measurement between updates."""
     expected = line(resident, 200, 400)
     calibration = Calibration.of(expected, [probe_result(11, used_bytes=used, resident_bytes=seen)])
     assert calibration.curve(expected)(11) == pytest.approx(used)
     assert 0.5 <= calibration.ratio <= 2.0
 
 
-def test_a_ratio_is_not_told_from_next_to_nothing() -> None:
-    """Where nearly all stays between updates, what differs above it is no matter of a ratio."""
+def test_no_ratio_is_computed_from_next_to_nothing() -> None:
+    """Where nearly all memory stays between updates, the rest gives no ratio."""
     probe = probe_result(11, used_bytes=410, resident_bytes=396)
     assert Calibration.of(line(396, 398, 400), [probe]) == Calibration(surplus_bytes=10.0, ratio=1.0, measured=True)
 
@@ -160,7 +160,7 @@ def test_without_a_fit_only_the_surplus_is_known() -> None:
     assert Calibration.of(line(100, 200, 400), [probe_result(1, Outcome.OOM, None)]) == Calibration()
 
 
-def test_updates_of_one_micro_batch_bend_nothing() -> None:
+def test_updates_of_one_micro_batch_calibrate_nothing() -> None:
     """They hold no gradients while they run, as the estimate's updates do."""
     assert Calibration.of(line(100, 200, 400), [probe_result(1, used_bytes=150, accumulates=False)]) == Calibration()
 
@@ -174,12 +174,12 @@ def largest(spec: WorkloadSpec, limit_mib: int) -> int:
 
 
 def test_what_is_expected_to_fit_is_what_would() -> None:
-    """The estimate is 30 MiB and 10 % off; bent, it tells each change's largest size, and that of all together."""
-    found = tuned(asking(500))
+    """The estimate is 30 MiB and 10 % off; calibrated, it gives the largest size of each change and of all combined."""
+    found = tuned(request_under(500))
     assert found.largest_micro_batch_size == largest(gpt_spec(), 500) == 42
     both: dict[str, Any] = {"precision": "bf16-mixed", "activation_checkpointing": True}
     wanted: list[dict[str, Any]] = [both, {"activation_checkpointing": True}, {"precision": "bf16-mixed"}]
-    assert [it.changes for it in found.what_ifs] == wanted
+    assert [item.changes for item in found.what_ifs] == wanted
     for what_if in found.what_ifs:
         spec = gpt_spec(**what_if.changes)
         assert what_if.largest_micro_batch_size == largest(spec, 500)
@@ -194,42 +194,42 @@ def test_what_is_expected_to_fit_is_what_would() -> None:
 @given(limit_mib=st.integers(140, 4000), granularity=st.sampled_from([1, 8, 100]))
 def test_the_sizes_of_a_what_if_are_ordered_and_can_be_planned(limit_mib: int, granularity: int) -> None:
     """Surely is at most likely is at most perhaps, all of the sizes that were searched, and more than was found."""
-    found = tuned(asking(limit_mib, granularity=granularity))
-    for it in found.what_ifs:
-        assert it.surely_fits <= it.largest_micro_batch_size <= it.may_fit <= 1000
-        assert it.largest_micro_batch_size % granularity == 0
-        assert it.largest_micro_batch_size > (found.largest_micro_batch_size or -1)
+    found = tuned(request_under(limit_mib, granularity=granularity))
+    for item in found.what_ifs:
+        assert item.surely_fits <= item.largest_micro_batch_size <= item.may_fit <= 1000
+        assert item.largest_micro_batch_size % granularity == 0
+        assert item.largest_micro_batch_size > (found.largest_micro_batch_size or -1)
 
 
-def test_a_limit_that_counts_for_less_is_seen() -> None:
-    """Where fragmentation takes a tenth of the memory from the spec as asked, a changed one loses it as well."""
+def test_a_limit_that_is_effectively_lower_is_seen() -> None:
+    """Fragmentation that takes a tenth of the memory with the requested spec also counts for a changed spec."""
 
     def fragmented(request: ProbeRequest) -> ProbeResult:
         return run(request.model_copy(update={"limit_bytes": 9 * (request.limit_bytes or 0) // 10}))
 
-    course = Tuning(asking(500), CPU, environment={}, versions={})
+    course = Tuning(request_under(500), CPU, environment={}, versions={})
     while (probe := course.next_probe()) is not None:
         course.record(fragmented(probe))
-    ask_what_ifs(course, estimate)
+    estimate_what_ifs(course, estimate)
     found = course.recommendation(identifier="rec_1", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
-    sizes = {tuple(it.changes): it.largest_micro_batch_size for it in found.what_ifs}
+    sizes = {tuple(item.changes): item.largest_micro_batch_size for item in found.what_ifs}
     truth = largest(gpt_spec(precision="bf16-mixed"), 450)
     assert truth <= sizes["precision",] <= truth + 2  # between the fit and the failure only the line is known
 
 
-def test_a_change_that_does_not_help_is_not_told() -> None:
-    """Nor is it part of what is looked at together."""
+def test_a_change_that_does_not_help_is_not_listed() -> None:
+    """The change is not part of the combination either."""
 
-    def precision_is_of_no_use(request: ExpectationRequest) -> ExpectedPeaks | None:
+    def precision_does_not_help(request: ExpectationRequest) -> ExpectedPeaks | None:
         return estimate(request.model_copy(update={"spec": request.spec.model_copy(update={"precision": "fp32"})}))
 
-    found = tuned(asking(500), expect=precision_is_of_no_use)
-    assert [it.changes for it in found.what_ifs] == [{"activation_checkpointing": True}]
+    found = tuned(request_under(500), expect=precision_does_not_help)
+    assert [item.changes for item in found.what_ifs] == [{"activation_checkpointing": True}]
 
 
-def test_a_change_that_fits_no_larger_micro_batch_is_not_told() -> None:
+def test_a_change_that_fits_no_larger_micro_batch_is_not_listed() -> None:
     """It takes less memory, but not by as much as the next size on the grid takes."""
-    request = asking(500, granularity=20, spec=gpt_spec(activation_checkpointing=True))
+    request = request_under(500, granularity=20, spec=gpt_spec(activation_checkpointing=True))
     found = tuned(request, expect=saving_little)
     assert (found.largest_micro_batch_size, found.what_ifs) == (160, ())
 
@@ -239,39 +239,39 @@ def saving_little(request: ExpectationRequest) -> ExpectedPeaks | None:
     whole = estimate(request.model_copy(update={"spec": request.spec.model_copy(update={"precision": "fp32"})}))
     if whole is None or request.spec.precision == "fp32":
         return whole
-    points = tuple(it.model_copy(update={"used_bytes": it.used_bytes * 96 // 100}) for it in whole.points)
+    points = tuple(point.model_copy(update={"used_bytes": point.used_bytes * 96 // 100}) for point in whole.points)
     return whole.model_copy(update={"points": points})
 
 
 @pytest.mark.parametrize("changes", [{"what_if": False}, {"max_micro_batch_size": 8}])
-def test_nothing_is_estimated_where_it_is_of_no_use(changes: dict[str, Any]) -> None:
-    """When nobody asked, or where a bound stops the search and not memory."""
-    assert tuned(asking(500, **changes), expect=refuse).what_ifs == ()
+def test_nothing_is_estimated_where_memory_is_not_the_limit(changes: dict[str, Any]) -> None:
+    """What-ifs were not requested, or a bound, not memory, stopped the search."""
+    assert tuned(request_under(500, **changes), expect=refuse).what_ifs == ()
 
 
-def test_an_estimate_that_led_the_search_is_not_made_again() -> None:
-    """Only the two changes and both together are asked for."""
-    course = Tuning(asking(500), CPU, environment={}, versions={})
-    asks = course.to_expect()
-    assert asks is not None
-    course.expect(estimate(asks))
+def test_an_estimate_that_seeded_the_search_is_not_repeated() -> None:
+    """Only the two changes and their combination are requested."""
+    course = Tuning(request_under(500), CPU, environment={}, versions={})
+    request = course.expectation_request()
+    assert request is not None
+    course.start_from_estimate(estimate(request))
     while (probe := course.next_probe()) is not None:
         course.record(run(probe))
-    asked: list[WorkloadSpec] = []
+    specs: list[WorkloadSpec] = []
 
     def remember(request: ExpectationRequest) -> ExpectedPeaks | None:
-        asked.append(request.spec)
+        specs.append(request.spec)
         return estimate(request)
 
-    ask_what_ifs(course, remember)
-    assert [(it.precision, it.activation_checkpointing) for it in asked] == [
+    estimate_what_ifs(course, remember)
+    assert [(item.precision, item.activation_checkpointing) for item in specs] == [
         ("bf16-mixed", False),
         ("fp32", True),
         ("bf16-mixed", True),
     ]
 
 
-# --- what cannot be told ---
+# --- what cannot be estimated ---
 
 
 def fails(request: ExpectationRequest) -> ExpectedPeaks | None:
@@ -281,10 +281,10 @@ def fails(request: ExpectationRequest) -> ExpectedPeaks | None:
 
 @pytest.mark.parametrize("expect", [lambda _: None, fails])
 def test_a_workload_that_cannot_be_estimated_leaves_a_warning(expect: Expect) -> None:
-    """The tuning has its answer all the same."""
-    found = tuned(asking(500), expect=expect)
+    """The tuning still has its recommendation."""
+    found = tuned(request_under(500), expect=expect)
     assert (found.largest_micro_batch_size, found.what_ifs) == (42, ())
-    assert [it.code for it in found.warnings] == ["what-if-not-estimated"]
+    assert [warning.code for warning in found.warnings] == ["what-if-not-estimated"]
 
 
 def test_one_change_that_cannot_be_estimated_leaves_the_others() -> None:
@@ -293,40 +293,40 @@ def test_one_change_that_cannot_be_estimated_leaves_the_others() -> None:
     def no_mixed_precision(request: ExpectationRequest) -> ExpectedPeaks | None:
         return estimate(request) if request.spec.precision == "fp32" else None
 
-    found = tuned(asking(500), expect=no_mixed_precision)
-    assert [it.changes for it in found.what_ifs] == [{"activation_checkpointing": True}]
+    found = tuned(request_under(500), expect=no_mixed_precision)
+    assert [item.changes for item in found.what_ifs] == [{"activation_checkpointing": True}]
     assert "precision: bf16-mixed" in found.warnings[0].message
 
 
 def test_a_cancelled_estimate_cancels_the_tuning() -> None:
-    """Who wants it to stop is not made to wait for the rest."""
+    """The remaining estimates are skipped."""
 
     def cancelled(request: ExpectationRequest) -> ExpectedPeaks | None:
         raise ProbeCancelledError(str(request.limit_bytes))
 
     with pytest.raises(ProbeCancelledError):
-        tuned(asking(500), expect=cancelled)
+        tuned(request_under(500), expect=cancelled)
 
 
 # --- where nothing fits ---
 
 
-def test_where_nothing_fits_the_reason_says_what_would() -> None:
-    """Both changes together; the failed probe has shown the surplus, but not how much steeper the curve is."""
-    found = tuned(asking(134))
+def test_where_nothing_fits_the_reason_names_what_ifs() -> None:
+    """Both changes combined; the failed probe has shown the surplus, but not the slope of the curve."""
+    found = tuned(request_under(134))
     assert not found.feasible
     assert found.what_ifs[0].largest_micro_batch_size == 4
     wanted = "precision: bf16-mixed + activation_checkpointing: true (a micro-batch of 4 is expected to fit, estimated)"
     assert wanted in (found.infeasible_reason or "")
 
 
-def test_where_no_change_suffices_the_reason_says_what_is_missing() -> None:
-    """The change that comes nearest, with what it would take."""
-    found = tuned(asking(120))
-    assert [it.largest_micro_batch_size for it in found.what_ifs] == [0, 0, 0]
-    assert [it.plan for it in found.what_ifs] == [None, None, None]
+def test_where_no_change_suffices_the_reason_names_the_missing_memory() -> None:
+    """The change with the smallest peak is named, with that peak."""
+    found = tuned(request_under(120))
+    assert [item.largest_micro_batch_size for item in found.what_ifs] == [0, 0, 0]
+    assert [item.plan for item in found.what_ifs] == [None, None, None]
     wanted = (
-        "precision: bf16-mixed + activation_checkpointing: true and more of what follows (alone it would take 131.0"
+        "precision: bf16-mixed + activation_checkpointing: true and more of the following (alone it would take 131.0"
     )
     assert wanted in (found.infeasible_reason or "")
 
@@ -334,27 +334,30 @@ def test_where_no_change_suffices_the_reason_says_what_is_missing() -> None:
 def test_a_remedy_that_was_found_to_be_none_is_not_offered() -> None:
     """Without an estimate the reason offers both changes."""
 
-    def precision_is_of_no_use(request: ExpectationRequest) -> ExpectedPeaks | None:
+    def precision_does_not_help(request: ExpectationRequest) -> ExpectedPeaks | None:
         return estimate(request.model_copy(update={"spec": request.spec.model_copy(update={"precision": "fp32"})}))
 
-    reasons = [tuned(asking(120), expect=it).infeasible_reason or "" for it in (precision_is_of_no_use, lambda _: None)]
-    assert ["bf16-mixed" in it for it in reasons] == [False, True]
-    assert ["activation_checkpointing: true" in it for it in reasons] == [True, True]
+    reasons = [
+        tuned(request_under(120), expect=item).infeasible_reason or ""
+        for item in (precision_does_not_help, lambda _: None)
+    ]
+    assert ["bf16-mixed" in reason for reason in reasons] == [False, True]
+    assert ["activation_checkpointing: true" in reason for reason in reasons] == [True, True]
 
 
 # --- the request, the display ---
 
 
-def test_asking_for_what_ifs_is_another_question() -> None:
-    """A stored answer without them is not served; who does not ask keeps the fingerprint of before."""
-    course = [Tuning(asking(500, what_if=it), CPU, environment={}, versions={}) for it in (False, True)]
+def test_requesting_what_ifs_changes_the_request_fingerprint() -> None:
+    """A stored recommendation without what-ifs is not reused; requests without them keep their fingerprint."""
+    course = [Tuning(request_under(500, what_if=item), CPU, environment={}, versions={}) for item in (False, True)]
     assert course[0].fingerprint != course[1].fingerprint
-    assert "what_if" not in question(course[0].request)
+    assert "what_if" not in request_fields(course[0].request)
 
 
 def test_what_ifs_are_shown_as_estimated() -> None:
-    """In the box of the answer, each change on a line of its own, even on a narrow terminal."""
-    found = tuned(asking(500))
+    """The panel has each change on a line of its own, even on a narrow terminal."""
+    found = tuned(request_under(500))
     console = Console(width=80)
     with console.capture() as captured:
         console.print(recommendation_panel(found))
@@ -377,7 +380,7 @@ def test_a_what_if_agrees_with_a_tuning_of_the_changed_spec() -> None:
     with ProbeSupervisor(find_device("cpu")) as supervisor:
         found = really_tuned(supervisor, plain)
         truth = really_tuned(supervisor, plain.model_copy(update={"activation_checkpointing": True}), what_if=False)
-    what_if = next(it for it in found.what_ifs if it.changes == {"activation_checkpointing": True})
+    what_if = next(item for item in found.what_ifs if item.changes == {"activation_checkpointing": True})
     assert truth.largest_micro_batch_size is not None
     assert found.largest_micro_batch_size is not None
     assert what_if.largest_micro_batch_size > 1.5 * found.largest_micro_batch_size
@@ -388,10 +391,10 @@ def really_tuned(supervisor: ProbeSupervisor, spec: WorkloadSpec, *, what_if: bo
     """The answer of real probes under a small budget; no mixed precision is estimated, which takes time."""
     request = tuning_request(spec, 256, memory_limit_bytes=64 * MIB, what_if=what_if)
     course = Tuning(request, supervisor.device, environment=supervisor.environment(), versions={})
-    asks = course.to_expect()
-    assert asks is not None
-    course.expect(supervisor.expect(asks))
+    expectation = course.expectation_request()
+    assert expectation is not None
+    course.start_from_estimate(supervisor.expect(expectation))
     while (probe := course.next_probe()) is not None:
         course.record(supervisor.run(probe))
-    ask_what_ifs(course, lambda asked: supervisor.expect(asked) if asked.spec.precision == "fp32" else None)
+    estimate_what_ifs(course, lambda request: supervisor.expect(request) if request.spec.precision == "fp32" else None)
     return course.recommendation(identifier="rec_1", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)

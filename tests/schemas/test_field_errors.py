@@ -17,7 +17,7 @@ import tuner
 from service.settings import Settings
 from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.base import Document, parse_document
-from tuner.schemas.field_errors import WORDS, described, pattern_words, problems_in, reworded
+from tuner.schemas.field_errors import MESSAGES, described, pattern_message, problems_in, reworded
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.workload import WorkloadSpec, parse_spec
 from tuner.units import TypedSize
@@ -113,24 +113,28 @@ def schemas() -> list[dict[str, Any]]:
 
 
 @pytest.mark.torch
-def test_every_kind_of_error_that_our_schemas_can_produce_has_words(schemas: list[dict[str, Any]]) -> None:
+def test_every_error_that_our_schemas_can_produce_has_a_message(schemas: list[dict[str, Any]]) -> None:
     """A new kind of schema fails here until its errors are looked up and worded."""
-    kinds = {it["type"] for it in schemas} - {"no-info", "with-info", "string"}  # parts of functions, JSON schemas
+    kinds = {schema["type"] for schema in schemas} - {
+        "no-info",
+        "with-info",
+        "string",
+    }  # parts of functions, JSON schemas
     assert kinds - _WITHOUT_ERRORS <= set(_TYPES_OF_KINDS)
     wanted = {name for kind in kinds - _WITHOUT_ERRORS for name in _TYPES_OF_KINDS[kind]}
-    wanted |= {name for it in schemas for word in it for name in _TYPES_OF_CONSTRAINTS.get(word, ())}
+    wanted |= {name for schema in schemas for word in schema for name in _TYPES_OF_CONSTRAINTS.get(word, ())}
     for schema in schemas:
         prefix = {"str": "string_", "tuple": "", "dict": "", "list": ""}.get(schema["type"], "")
         wanted |= {f"{prefix}too_short" for word in ("min_length",) if word in schema}
         wanted |= {f"{prefix}too_long" for word in ("max_length",) if word in schema}
-    assert wanted <= set(WORDS), wanted - set(WORDS)
+    assert wanted <= set(MESSAGES), wanted - set(MESSAGES)
     assert len(wanted) > 30
 
 
-def test_no_words_are_pydantics() -> None:
+def test_no_message_is_pydantics() -> None:
     """Every worded type, given the example that pydantic documents for it, reads as ours."""
-    examples = {it["type"]: it for it in list_all_errors()}
-    for name, words in WORDS.items():
+    examples = {one["type"]: one for one in list_all_errors()}
+    for name, words in MESSAGES.items():
         if name not in examples or name in {"value_error", "assertion_error"}:
             continue
         example = examples[name]
@@ -148,11 +152,11 @@ def _readable(context: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.torch
-def test_every_pattern_has_words(schemas: list[dict[str, Any]]) -> None:
+def test_every_pattern_has_a_message(schemas: list[dict[str, Any]]) -> None:
     """No message holds a regular expression."""
-    patterns = {str(it["pattern"]) for it in schemas if it["type"] == "str" and "pattern" in it}
+    patterns = {str(schema["pattern"]) for schema in schemas if schema["type"] == "str" and "pattern" in schema}
     assert patterns
-    assert [it for it in patterns if pattern_words(it) is None] == []
+    assert [pattern for pattern in patterns if pattern_message(pattern) is None] == []
 
 
 def problem_in(document: dict[str, Any]) -> FieldProblem:
@@ -198,12 +202,12 @@ def spec(**changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_wrong_field_is_reported_in_our_words(document: dict[str, Any], words: str) -> None:
+def test_a_wrong_field_is_reported_with_our_message(document: dict[str, Any], words: str) -> None:
     """The whole line: the field's path, what is allowed, the nearest name, the value."""
     assert str(problem_in(document)) == words
 
 
-def test_unlike_names_are_followed_by_those_that_are_known() -> None:
+def test_an_unknown_field_lists_the_known_fields() -> None:
     """A name that resembles none is answered with all."""
     message = problem_in(spec(batch={"x": 1})).message
     assert message == "is not a field here (known: sequence_length, image_size)"
@@ -231,7 +235,7 @@ def test_a_device_is_explained_without_a_regular_expression() -> None:
         parse_document(TuningRequest, fields, "request")
 
 
-def test_reworded_errors_keep_their_words_and_places() -> None:
+def test_rewritten_errors_keep_their_messages_and_locations() -> None:
     """The framework wraps them once more, and nothing is worded twice."""
     wrong = spec(precison="fp32", model={"kind": "nothing"})
     with pytest.raises(ValidationError) as caught:
@@ -240,10 +244,10 @@ def test_reworded_errors_keep_their_words_and_places() -> None:
     again = problems_in(reworded(caught.value, WorkloadSpec, 10), wrong)
     assert again == plain
     assert len(plain) == 2
-    assert [bool(it.message) for it in problems_in(reworded(caught.value, WorkloadSpec, 1), wrong)] == [True, False]
+    assert [bool(item.message) for item in problems_in(reworded(caught.value, WorkloadSpec, 1), wrong)] == [True, False]
 
 
-def test_a_type_without_words_keeps_its_own_message() -> None:
+def test_a_type_without_a_message_keeps_its_own() -> None:
     """A validator may raise a custom error: its message is passed on."""
     item: Any = {"type": "own", "loc": (), "msg": "is odd", "input": 1}
     assert described(item) == "is odd"

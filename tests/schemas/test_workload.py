@@ -32,7 +32,7 @@ GPT2: dict[str, Any] = {
             "model.config",
             "301 characters, 'aaaa",
         ),
-        ({"model": GPT2 | {"config": {"model_type": "gpt2\x00"}}}, "model.config", "300 of ASCII that are printed"),
+        ({"model": GPT2 | {"config": {"model_type": "gpt2\x00"}}}, "model.config", "300 printable ASCII characters"),
         ({"model": {"kind": "python", "target": "a:" + "b" * 299}}, "model.target", "at most 300 characters"),
         ({"model": {"kind": "transformers", "task": "chat", "config": {}}}, "model.task", "'causal-lm'"),
         (
@@ -42,7 +42,11 @@ GPT2: dict[str, Any] = {
         ),
         ({"model": {"kind": "reference", "architecture": {"name": "gpt", "heads": 3}}}, "model.architecture", "256"),
         ({"model": {"kind": "python", "target": "no colon"}}, "model.target", "package.module:factory"),
-        ({"model": {"kind": "python", "target": "a:b", "arguments": {"c": ["\ud800"]}}}, "model", "`arguments` holds"),
+        (
+            {"model": {"kind": "python", "target": "a:b", "arguments": {"c": ["\ud800"]}}},
+            "model",
+            "`arguments` contains",
+        ),
         ({"model": GPT}, "(document)", "batch.sequence_length"),
         ({"model": {"kind": "reference", "architecture": {"name": "resnet"}}}, "(document)", "batch.image_size"),
         ({"model": GPT2, "batch": {"sequence_length": 65}}, "(document)", "65"),
@@ -99,7 +103,7 @@ def test_numbers_in_yaml_are_numbers(tmp_path: Path, rate: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e", "e5", "1e5x", "'1e-5'", "1_0e3"])
-def test_words_in_yaml_stay_words(text: str) -> None:
+def test_texts_in_yaml_stay_texts(text: str) -> None:
     """Whatever looks much like a number."""
     assert yaml.load(text, Loader) == text.strip("'")  # noqa: S506 - a safe one
 
@@ -117,7 +121,7 @@ def test_an_unreadable_file_is_a_spec_error(tmp_path: Path, content: str | None,
 
 
 @pytest.mark.parametrize("suffix", [".yaml", ".json"])
-def test_a_bottomless_file_is_a_spec_error(tmp_path: Path, suffix: str) -> None:
+def test_a_deeply_nested_file_is_a_spec_error(tmp_path: Path, suffix: str) -> None:
     """Nesting deeper than the parser can follow is reported like any other wrong input."""
     path = tmp_path / f"spec{suffix}"
     path.write_text("[" * 100_000)

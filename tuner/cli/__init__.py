@@ -2,14 +2,14 @@
 
 The pipeline of a command:
 
-1. ``entry`` is the installed script. It imports little, and prestarts the child process that the command will need.
+1. ``entry`` is the installed script. It imports little, and prestarts the child process of the command.
 2. ``main`` assembles the commands, and turns every error into a message and an exit code (``errors``).
-3. A module of ``commands`` parses its options (``options``) and has ``arguments`` make a checked request of them.
+3. A module of ``commands`` parses its options (``options``), from which ``arguments`` builds a validated request.
 4. ``running`` drives a tuning or a training run in the foreground; the other commands call the library directly.
 5. ``display`` and ``estimate_display`` draw tables and progress for a person. ``output`` prints the result on standard
    output, as a JSON document with `--json`.
 
-Where a new thing goes:
+Where to add:
 
 - a command: a module of ``commands``, and a line in ``main``;
 - an option of one command: a parameter in the command's module; one that several commands share: ``options``;
@@ -17,6 +17,6 @@ Where a new thing goes:
 - an exit code: ``errors``.
 
 This package may import everything else in ``tuner``. It never imports torch, and slow imports are inside functions, so
-that `batchwright --help` answers at once. Commands of another distribution, such as those of the service, come from the
+that `batchwright --help` starts fast. Commands of another distribution, such as those of the service, come from the
 entry-point group `batchwright.commands`.
 """

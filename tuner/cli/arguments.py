@@ -1,4 +1,4 @@
-"""From a command's arguments to checked requests, before any work is done."""
+"""Build validated requests from the arguments of commands, before any work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tuner.system.files import check_writable
 RequestT = TypeVar("RequestT", bound=Document)
 
 _ANY_FILE = "batchwright"
-"""Name of a file that is tried in an output folder."""
+"""Name of a file whose writing is tried in an output folder."""
 _OPTIONS = {
     "gpus": "--gpu",
     "memory_limit_bytes": "--memory-limit",
@@ -32,7 +32,7 @@ _OPTIONS = {
     "processes_per_node": "--nproc-per-node",
     "timeout_seconds": "--timeout",
 }
-"""Options that are not named as their fields."""
+"""Options whose names differ from those of their fields, by field."""
 
 
 def tuning_request(*, spec: Path, world_size: int | None, **fields: object) -> TuningRequest:
@@ -67,11 +67,11 @@ def estimate_request(
 
 def _names_of_gpus(gpus: Sequence[str], *, all_gpus: bool) -> tuple[str, ...]:
     if all_gpus == bool(gpus):
-        message = "give either --gpu, as often as you like, or --all-gpus; `batchwright gpus` lists the names"
+        message = "give either --gpu, once or several times, or --all-gpus; `batchwright gpus` lists the names"
         raise wrong_argument("--gpu", message, ", ".join(gpus))
     try:
         return tuple(gpu.name for gpu in GPUS) if all_gpus else tuple(find_gpu(name).name for name in gpus)
-    except (EstimateError, ValueError) as error:  # the latter for a memory beyond all numbers
+    except (EstimateError, ValueError) as error:  # ValueError for a memory size that is not a number
         raise wrong_argument("--gpu", str(error), "") from None
 
 
@@ -86,7 +86,9 @@ def _checked(kind: type[RequestT], fields: dict[str, object]) -> RequestT:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise SpecError([_of_option(it) for it in problems_in(error, fields, kind)], "arguments") from None
+        raise SpecError(
+            [_naming_option(problem) for problem in problems_in(error, fields, kind)], "arguments"
+        ) from None
 
 
 def option_of(field: str) -> str:
@@ -96,22 +98,26 @@ def option_of(field: str) -> str:
 
 @contextmanager
 def naming_options(**typed: object) -> Iterator[None]:
-    """Have errors about a request that is checked later name the options, and the values as they were typed.
+    """Replace fields by options, and values by the typed text, in errors about a request.
 
     Args:
-        typed: values by the names of the request's fields.
+        typed: typed values by the names of the request's fields.
     """
     try:
         yield
     except SpecError as error:
         if error.document != "request":
             raise
-        given = [replace(it, value=repr(typed[it.field])) if it.field in typed else it for it in error.problems]
-        raise SpecError([_of_option(it) for it in given], "arguments") from None
+        problems = [_naming_option(_as_typed(problem, typed)) for problem in error.problems]
+        raise SpecError(problems, "arguments") from None
 
 
-def _of_option(problem: FieldProblem) -> FieldProblem:
-    """A problem of a request in the words of the command: the option in place of the field."""
+def _as_typed(problem: FieldProblem, typed: dict[str, object]) -> FieldProblem:
+    return replace(problem, value=repr(typed[problem.field])) if problem.field in typed else problem
+
+
+def _naming_option(problem: FieldProblem) -> FieldProblem:
+    """Replace the field of a problem by the option."""
     if problem.field == "(document)":
         message = re.sub(r"`(\w+)`", lambda found: f"`{option_of(found[1])}`", problem.message)
         return FieldProblem("options", message, problem.value)
@@ -120,10 +126,10 @@ def _of_option(problem: FieldProblem) -> FieldProblem:
 
 
 def check_file(path: Path) -> None:
-    """Before hours of work: that ``--output`` can be written.
+    """Check before any work that the file of ``--output`` can be written.
 
     Raises:
-        SpecError: when it is a folder, or no file of that name can be made.
+        SpecError: when the path is a folder, or the file cannot be created.
     """
     _check(path.is_dir, "--output", path)
     if path.is_dir():
@@ -132,7 +138,7 @@ def check_file(path: Path) -> None:
 
 
 def check_folder(directory: Path, option: str) -> None:
-    """Before hours of work: that files can be made in ``directory``, which need not exist yet.
+    """Check before any work that files can be created in ``directory``, which need not exist yet.
 
     Raises:
         SpecError: naming the option.
@@ -141,10 +147,10 @@ def check_folder(directory: Path, option: str) -> None:
 
 
 def _check(attempt: Callable[[], object], option: str, path: Path) -> None:
-    """Make an attempt at a path.
+    """Run ``attempt`` and translate its errors.
 
     Raises:
-        SpecError: naming the option, when the system refuses.
+        SpecError: naming the option, when the system refuses the attempt.
     """
     try:
         attempt()
@@ -153,14 +159,14 @@ def _check(attempt: Callable[[], object], option: str, path: Path) -> None:
 
 
 def _refusal(error: OSError, path: Path) -> str:
-    """The system's reason, with the place where that is another one than the user named."""
-    place = error.filename
+    """The system's reason, with the path inside ``path`` that caused the error."""
+    failed = error.filename
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return f"{place} is not a folder"
+        return f"{failed} is not a folder"
     reason = (error.strerror or str(error)).lower()
-    return reason if place is None or not path.is_relative_to(str(place)) else f"{reason}: {place}"
+    return reason if failed is None or not path.is_relative_to(str(failed)) else f"{reason}: {failed}"
 
 
 def wrong_argument(option: str, message: str, value: object) -> SpecError:
-    """The error of one option."""
+    """Build the error of one option."""
     return SpecError([FieldProblem(option, message, str(value))], "arguments")

@@ -1,4 +1,4 @@
-"""What people see on a terminal: probes as they end, the plan, training as it goes. Never on standard output."""
+"""Terminal displays: probes as they end, the recommendation, progress of training. Never on standard output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tuner.planning.objectives import rate_in_words
+from tuner.planning.objectives import format_rate
 from tuner.schemas.plans import Plan, UniformPlan
 from tuner.schemas.recommendation import Alternative, Recommendation, WhatIf
 from tuner.schemas.results import Outcome, ProbeResult
@@ -21,19 +21,19 @@ from tuner.schemas.training import MicroBatchSplit, TrainingProgress
 from tuner.units import format_bytes
 
 _WIDE = 100
-"""Columns from which on the bar has its full length and the gradient norm has room."""
+"""Columns of a terminal at which the bar has its full length and the gradient norm is shown."""
 _BAR_WIDTH = 40
 
 _STYLES = {Outcome.FIT: "green", Outcome.OOM: "red"}
 
 
 def progress_console() -> Console:
-    """Where progress goes: standard error, so that standard output holds the answer alone."""
+    """The console for progress on standard error, so that standard output has only the result."""
     return Console(stderr=True, highlight=False)
 
 
 def probe_row(probe: ProbeResult) -> tuple[str | Text, ...]:
-    """One probe as a table row: size, outcome, peak, seconds, message."""
+    """A probe as a table row: size, outcome, peak, seconds, message."""
     peak = _peak(probe)
     return (
         f"{probe.micro_batch_size:,}",
@@ -60,35 +60,35 @@ def _shortened(text: str, length: int = 60) -> str:
 
 
 class ProbeBoard:
-    """The probes of a tuning, live: a table that grows, and what is being tried now.
+    """Live table of the probes of a tuning, with the current activity.
 
-    On anything but a terminal it prints a line per probe instead.
+    Without a terminal, a line per probe is printed instead.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._probes: list[ProbeResult] = []
-        self._doing = ""
+        self._activity = ""
         self._live = Live(console=console, refresh_per_second=8, transient=False, get_renderable=self._render)
 
     def __enter__(self) -> ProbeBoard:  # noqa: PYI034 - not meant for subclassing
-        """Begin to draw."""
+        """Start the live display."""
         if self._console.is_terminal:
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Draw for the last time."""
-        self._doing = ""
+        """Draw the final table."""
+        self._activity = ""
         if self._console.is_terminal:
             self._live.stop()
 
-    def doing(self, what: str) -> None:
-        """Say what is going on now."""
-        self._doing = what
+    def set_activity(self, activity: str) -> None:
+        """Set the shown current activity."""
+        self._activity = activity
 
     def add(self, probe: ProbeResult) -> None:
-        """One probe has ended."""
+        """Add a probe that has ended."""
         self._probes.append(probe)
         if not self._console.is_terminal:
             cells = (str(cell) for cell in probe_row(probe))
@@ -96,11 +96,11 @@ class ProbeBoard:
 
     def _render(self) -> RenderableType:
         table = probe_table(self._probes)
-        return Group(table, Spinner("dots", self._doing)) if self._doing else table
+        return Group(table, Spinner("dots", self._activity)) if self._activity else table
 
 
 def probe_table(probes: Sequence[ProbeResult]) -> Table:
-    """All probes as a table."""
+    """Build the table of probes."""
     table = Table(box=None, pad_edge=False)
     for name in ("micro-batch", "outcome", "peak", "seconds"):
         table.add_column(name, justify="left" if name == "outcome" else "right")
@@ -110,8 +110,8 @@ def probe_table(probes: Sequence[ProbeResult]) -> Table:
     return table
 
 
-def sizes_in_words(sizes: Sequence[int]) -> str:
-    """``34 + 33 + 33``, or ``6 x 34 + 2 x 33`` when there are many."""
+def format_sizes(sizes: Sequence[int]) -> str:
+    """Format sizes as ``34 + 33 + 33``, or as ``6 x 34 + 2 x 33`` when there are many."""
     if len(sizes) <= 4:  # noqa: PLR2004 - short enough to write out
         return " + ".join(str(size) for size in sizes)
     return " + ".join(f"{count} x {size}" for size, count in Counter(sizes).items())
@@ -123,7 +123,7 @@ _CHANGES = {
     "optimizer.implementation": "{} optimizer",
     "gradient_gathering": "gradients gathered {}",
 }
-"""Changes of the spec in the words of a table."""
+"""Labels of changes of the spec in the table of what-ifs."""
 _NO_WHAT_IF = "no change is expected to fit a larger micro-batch, or the plan has no use for one"
 
 _LARGER_NOT_TRIED = "plan around a micro-batch that fits; larger ones were not tried"
@@ -136,7 +136,7 @@ _TITLES = {
 
 
 def recommendation_panel(found: Recommendation) -> Panel:
-    """The answer in a box."""
+    """Build the panel of a recommendation."""
     lines = Table.grid(padding=(0, 2))
     for name, value in _facts(found):
         lines.add_row(Text(name, style="bold"), Text(value) if isinstance(value, str) else value)
@@ -172,7 +172,7 @@ def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
 
 
 def alternatives_table(alternatives: Sequence[Alternative]) -> Table:
-    """Plans with what they take; ``~`` where it is read off a line, ``>`` before the recommended one."""
+    """Build the table of plans; ``~`` marks interpolated figures, ``>`` the recommended plan."""
     table = Table(box=None, pad_edge=False)
     for name in ("", "steps", "micro-batch", "peak", "samples/s"):
         table.add_column(name, justify="right")
@@ -184,7 +184,7 @@ def alternatives_table(alternatives: Sequence[Alternative]) -> Table:
             f"{plan.gradient_accumulation_steps:,}",
             f"{plan.micro_batch_size:,}",
             "" if plan.peak_bytes is None else about + format_bytes(plan.peak_bytes),
-            "" if plan.samples_per_second is None else about + rate_in_words(plan.samples_per_second),
+            "" if plan.samples_per_second is None else about + format_rate(plan.samples_per_second),
             _remark_on_plan(plan),
             style="" if plan.chosen else "dim",
         )
@@ -192,18 +192,19 @@ def alternatives_table(alternatives: Sequence[Alternative]) -> Table:
 
 
 def what_if_table(what_ifs: Sequence[WhatIf]) -> Table:
-    """Changes of the spec with what is expected of them; the interval of a size is below it."""
+    """Build the table of what-ifs, with the interval of each size below the size."""
     table = Table(box=None, pad_edge=False, title="estimated, not run", title_justify="left", title_style="italic")
     table.add_column("change", no_wrap=True)
     for name in ("largest", "plan", "peak"):
         table.add_column(name, justify="right")
-    for it in what_ifs:
-        low, size, high, plan = it.surely_fits, it.largest_micro_batch_size, it.may_fit, it.plan
+    for what_if in what_ifs:
+        low, size, high = what_if.surely_fits, what_if.largest_micro_batch_size, what_if.may_fit
+        plan = what_if.plan
         table.add_row(
-            "\n+ ".join(_CHANGES.get(path, path + " {}").format(value) for path, value in it.changes.items()),
+            "\n+ ".join(_CHANGES.get(path, path + " {}").format(value) for path, value in what_if.changes.items()),
             f"~{size:,}" + (f"\n{low:,}-{high:,}" if low < high else ""),
             "" if plan is None else f"{plan.gradient_accumulation_steps:,} x \u2264{plan.micro_batch_size:,}",
-            f"~{format_bytes(it.peak_bytes)}",
+            f"~{format_bytes(what_if.peak_bytes)}",
         )
     return table
 
@@ -215,7 +216,7 @@ def _remark_on_plan(plan: Alternative) -> str:
 def _facts_of_plan(found: Recommendation, plan: Plan) -> list[tuple[str, str]]:
     shapes = Counter(plan.micro_batch_sizes)
     facts = [
-        ("plan" if len(shapes) == 1 else f"plan of {ranks} ranks", f"{sizes_in_words(sizes)} = {sum(sizes)}")
+        ("plan" if len(shapes) == 1 else f"plan of {ranks} ranks", f"{format_sizes(sizes)} = {sum(sizes)}")
         for sizes, ranks in shapes.items()
     ]
     requested = "exact" if plan.exact else f"{plan.requested_effective_batch_size} requested"
@@ -225,7 +226,7 @@ def _facts_of_plan(found: Recommendation, plan: Plan) -> list[tuple[str, str]]:
         ("largest", f"a micro-batch of {found.largest_micro_batch_size} fits"),
     ]
     if found.uniform is not None:
-        facts.append(("uniform plan", uniform_in_words(found.uniform)))
+        facts.append(("uniform plan", describe_uniform_plan(found.uniform)))
     if found.headroom is not None:
         room = found.headroom
         limit = format_bytes(room.limit_bytes)
@@ -233,29 +234,29 @@ def _facts_of_plan(found: Recommendation, plan: Plan) -> list[tuple[str, str]]:
     return facts
 
 
-def uniform_in_words(plan: UniformPlan) -> str:
-    """A uniform plan in a line or two."""
+def describe_uniform_plan(plan: UniformPlan) -> str:
+    """Describe a uniform plan in a line or two."""
     product = f"{plan.world_size} ranks x {plan.gradient_accumulation_steps} steps x {plan.micro_batch_size}"
     near = ", ".join(
-        f"{it.effective_batch_size} = {it.gradient_accumulation_steps} steps x {it.micro_batch_size}"
-        for it in plan.nearest
+        f"{batch.effective_batch_size} = {batch.gradient_accumulation_steps} steps x {batch.micro_batch_size}"
+        for batch in plan.nearest
     )
     text = f"{product} = {plan.effective_batch_size}. {plan.change}"
     return text + (f" Reachable close by: {near}." if near else "")
 
 
-def balanced_in_words(plan: Plan) -> str:
-    """A balanced plan, a line per kind of rank."""
+def describe_balanced_plan(plan: Plan) -> str:
+    """Describe a balanced plan, with a line per group of ranks with equal sizes."""
     lines = [f"{plan.gradient_accumulation_steps} gradient accumulation steps, {plan.effective_batch_size} samples:"]
     for sizes, ranks in Counter(plan.micro_batch_sizes).items():
-        lines.append(f"  {ranks} rank{'s' if ranks > 1 else ''}: {sizes_in_words(sizes)} = {sum(sizes)}")
+        lines.append(f"  {ranks} rank{'s' if ranks > 1 else ''}: {format_sizes(sizes)} = {sum(sizes)}")
     return "\n".join(lines)
 
 
 class TrainingBar:
-    """A progress bar with the loss, and a line for what went otherwise than planned.
+    """A progress bar with the loss, and a line for each split micro-batch and skipped update.
 
-    Where there is no terminal, a line for every tenth of the run instead of the bar.
+    Without a terminal, a line for every tenth of the run is printed instead of the bar.
     """
 
     def __init__(self, console: Console, updates: int) -> None:
@@ -274,48 +275,48 @@ class TrainingBar:
         self._task = self._progress.add_task("training", total=updates, figures="")
 
     def __enter__(self) -> TrainingBar:  # noqa: PYI034 - not meant for subclassing
-        """Begin to draw."""
+        """Start the progress bar."""
         self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Draw for the last time."""
+        """Draw the final state."""
         self._progress.stop()
 
     def show(self, update: TrainingProgress) -> None:
-        """One update has been made."""
-        lines = [split_in_words(split) for split in update.splits]
+        """Show an update that has been made."""
+        lines = [describe_split(split) for split in update.splits]
         if update.skipped and not self._skipping:  # the first of several in a row is enough
-            lines.append(f"update {update.update} skipped: {skip_in_words(update)}")
+            lines.append(f"update {update.update} skipped: {describe_skip(update)}")
         for line in lines:
             self._console.print(line, markup=False, soft_wrap=True)
         self._skipping = update.skipped
-        figures = figures_in_words(update, norm=not self._console.is_terminal or self._console.width >= _WIDE)
+        figures = describe_update(update, norm=not self._console.is_terminal or self._console.width >= _WIDE)
         self._progress.update(self._task, completed=update.update, figures=figures)
         every = max(1, self._updates // 10)
         if not self._console.is_terminal and (update.update % every == 0 or update.update in (1, self._updates)):
-            sizes = sizes_in_words(update.micro_batch_sizes)
+            sizes = format_sizes(update.micro_batch_sizes)
             self._console.print(f"update {update.update}/{self._updates}  {figures}  ({sizes})", soft_wrap=True)
 
 
-def figures_in_words(update: TrainingProgress, *, norm: bool) -> str:
-    """Loss, gradient norm where asked for, and speed: in tokens where the loss weighs tokens."""
-    words = ["loss not finite" if update.loss is None else f"loss {update.loss:.4f}"]
+def describe_update(update: TrainingProgress, *, norm: bool) -> str:
+    """Format loss, gradient norm (if ``norm``) and throughput, in tokens where the loss is weighted by tokens."""
+    parts = ["loss not finite" if update.loss is None else f"loss {update.loss:.4f}"]
     if update.skipped:
-        words.append("skipped")
+        parts.append("skipped")
     elif norm and update.gradient_norm is not None:
-        words.append(f"norm {update.gradient_norm:.3g}")
+        parts.append(f"norm {update.gradient_norm:.3g}")
     tokens = update.tokens_per_second
-    words.append(f"{update.samples_per_second:,.0f} samples/s" if tokens is None else f"{tokens:,.0f} tokens/s")
-    return "  ".join(words)
+    parts.append(f"{update.samples_per_second:,.0f} samples/s" if tokens is None else f"{tokens:,.0f} tokens/s")
+    return "  ".join(parts)
 
 
-def split_in_words(split: MicroBatchSplit) -> str:
-    """What became of a micro-batch that did not fit."""
-    parts = sizes_in_words(split.parts)
+def describe_split(split: MicroBatchSplit) -> str:
+    """Describe the split of a micro-batch that did not fit."""
+    parts = format_sizes(split.parts)
     return f"micro-batch of {split.size} did not fit on rank {split.rank}: {parts} from here on"
 
 
-def skip_in_words(update: TrainingProgress) -> str:
-    """Why an update made no step."""
+def describe_skip(update: TrainingProgress) -> str:
+    """Describe the reason for a skipped update."""
     return "a gradient was not finite" if any(update.weights.values()) else "no sample of it has a target"

@@ -1,6 +1,6 @@
-"""Where the command begins: what it will need is started before the rest of it is imported, which takes a second.
+"""Entry point of the command: the child process is prestarted before the slow imports, which take a second.
 
-Only the standard library is imported here, and what starts processes.
+Only the standard library and the modules that start processes are imported here.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """The command ``batchwright``."""
+    """Run the command ``batchwright``."""
     prestarted = Prestarted()
-    begin(sys.argv[1:], prestarted)
+    prestart(sys.argv[1:], prestarted)
     try:
         from tuner.cli.main import main as run  # noqa: PLC0415 - only now
 
         run(prestarted.take)
-    except KeyboardInterrupt:  # during an import: later ones are the command's
+    except KeyboardInterrupt:  # during an import; ``run`` handles later ones
         sys.stderr.write("interrupted\n")
         sys.exit(_INTERRUPTED)
     finally:
         prestarted.close()
 
 
-def begin(arguments: Sequence[str], prestarted: Prestarted) -> None:
-    """Prestart the process that does a command's work, as far as the arguments tell which it is.
+def prestart(arguments: Sequence[str], prestarted: Prestarted) -> None:
+    """Prestart the child process that the command is likely to need.
 
-    A wrong guess costs a process that is ended when the right one is started, or the command itself ends.
+    After a wrong guess, the child process is ended when another one is started, or when the command ends.
 
     Args:
-        arguments: of the command line, without its name.
-        prestarted: starts and holds the process.
+        arguments: arguments of the command line, without the program's name.
+        prestarted: owner of the child process.
     """
     command, *options = arguments or ("",)
     if _HELP & set(options):
@@ -54,7 +54,7 @@ def begin(arguments: Sequence[str], prestarted: Prestarted) -> None:
 
 
 def _device(options: Sequence[str]) -> str | None:
-    """What ``--device`` says, in either of its two notations."""
+    """The value of ``--device``, in either notation."""
     for option, following in zip(options, [*options[1:], None], strict=True):
         name, separator, value = option.partition("=")
         if name == "--device":

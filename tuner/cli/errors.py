@@ -1,4 +1,4 @@
-"""Exit codes, and how an error reaches the terminal or a script."""
+"""Exit codes, and errors as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tuner import errors
 
 
 class ExitCode(IntEnum):
-    """What ``batchwright`` ends with; documented in ``batchwright --help``."""
+    """Exit codes of ``batchwright``, documented in ``batchwright --help``."""
 
     OK = 0
     UNEXPECTED = 1
@@ -43,11 +43,13 @@ def exit_code(error: errors.BatchwrightError) -> ExitCode:
 
 
 def as_json(error: errors.BatchwrightError) -> str:
-    """An error for a script: on standard output, where it expects its answer."""
+    """Format an error as JSON, for scripts that read standard output."""
     problems = error.problems if isinstance(error, errors.SpecError) else []
     document: dict[str, object] = {"error": type(error).__name__, "message": str(error)}
     if isinstance(error, errors.TuningFailedError | errors.ExportError):
         document["reason"] = error.reason
     if problems:
-        document["problems"] = [{"field": it.field, "message": it.message, "value": it.value} for it in problems]
+        document["problems"] = [
+            {"field": problem.field, "message": problem.message, "value": problem.value} for problem in problems
+        ]
     return json.dumps(document)

@@ -1,4 +1,4 @@
-"""Estimates and the catalogue of GPUs as people read them."""
+"""Terminal displays of estimates and of the GPU catalogue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tuner.cli.display import balanced_in_words, sizes_in_words
+from tuner.cli.display import describe_balanced_plan, format_sizes
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 from tuner.schemas.gpus import Gpu
 from tuner.schemas.plans import Plan
@@ -21,15 +21,15 @@ _STYLES = {Verdict.FITS: "green", Verdict.UNCERTAIN: "yellow", Verdict.DOES_NOT_
 _WORDS = {Verdict.FITS: "fits", Verdict.UNCERTAIN: "may fit", Verdict.DOES_NOT_FIT: "does not fit"}
 
 
-def verdict_asked(found: GpuEstimate, request: EstimateRequest) -> Verdict:
-    """The verdict of the micro-batch size that was asked for, else of whether any fits."""
+def requested_verdict(found: GpuEstimate, request: EstimateRequest) -> Verdict:
+    """The verdict of the requested micro-batch size, or of any size when none was requested."""
     return found.feasible if request.micro_batch_size is None or found.peak is None else found.peak.verdict
 
 
 def estimate_panel(found: Estimate, request: EstimateRequest) -> Panel:
-    """The answer for one GPU in a box."""
+    """Build the panel of an estimate for one GPU."""
     (gpu,) = found.gpus
-    verdict = verdict_asked(gpu, request)
+    verdict = requested_verdict(gpu, request)
     lines = Table.grid(padding=(0, 2))
     for name, value in _facts(found, gpu, request):
         lines.add_row(Text(name, style="bold"), Text(value) if isinstance(value, str) else value)
@@ -40,25 +40,25 @@ def _title(verdict: Verdict, request: EstimateRequest) -> str:
     if request.micro_batch_size is None and verdict is Verdict.DOES_NOT_FIT:
         return "estimate: nothing fits"
     subject = "" if request.micro_batch_size is None else f"a micro-batch of {request.micro_batch_size:,} "
-    doubt = ", only a probe can tell" if verdict is Verdict.UNCERTAIN else ""
+    doubt = ", run `tune` to measure" if verdict is Verdict.UNCERTAIN else ""
     return f"estimate: {subject}{_WORDS[verdict]}{doubt}"
 
 
 def _facts(found: Estimate, gpu: GpuEstimate, request: EstimateRequest) -> list[tuple[str, RenderableType]]:
     usable = f"{format_bytes(gpu.usable_bytes)} usable, a margin of {request.memory_margin:.0%} left free"
-    facts: list[tuple[str, RenderableType]] = [("gpu", f"{gpu.gpu}: {usable}"), ("largest", _largest_in_words(gpu))]
+    facts: list[tuple[str, RenderableType]] = [("gpu", f"{gpu.gpu}: {usable}"), ("largest", _describe_largest(gpu))]
     if gpu.peak is not None:
         facts += [
-            (f"at size {gpu.peak.micro_batch_size:,}", _needs_in_words(gpu.peak)),
+            (f"at size {gpu.peak.micro_batch_size:,}", _describe_needed_memory(gpu.peak)),
             ("of which", breakdown_table(gpu.peak)),
         ]
     if gpu.plan is not None:
-        facts.append(("plan", balanced_in_words(gpu.plan)))
-    facts.append(("traced", _tracing_in_words(found)))
+        facts.append(("plan", describe_balanced_plan(gpu.plan)))
+    facts.append(("traced", _describe_tracing(found)))
     return facts + [("note", note) for note in (*gpu.notes, *found.notes)]
 
 
-def _largest_in_words(gpu: GpuEstimate) -> str:
+def _describe_largest(gpu: GpuEstimate) -> str:
     if gpu.peak is None:
         return "not known"
     if not gpu.may_fit:
@@ -68,14 +68,14 @@ def _largest_in_words(gpu: GpuEstimate) -> str:
     return f"{expected} expected to fit; {surely}, {gpu.may_fit:,} perhaps"
 
 
-def _needs_in_words(peak: PeakEstimate) -> str:
+def _describe_needed_memory(peak: PeakEstimate) -> str:
     interval = peak.device_bytes
     bounds = f"{format_bytes(interval.low)} to {format_bytes(interval.high)}"
     return f"{format_bytes(interval.expected)} needed on the card ({bounds})"
 
 
 def breakdown_table(peak: PeakEstimate) -> Table:
-    """What the needed bytes hold when most is allocated, with each part's share."""
+    """Build the table of the parts of the needed memory, with the share of each."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -88,16 +88,16 @@ def breakdown_table(peak: PeakEstimate) -> Table:
     return table
 
 
-def _tracing_in_words(found: Estimate) -> str:
+def _describe_tracing(found: Estimate) -> str:
     kernels = "CUDA's" if found.decisions == "cuda" else "the CPU's"
     versions = ", ".join(
         f"{name} {found.versions[name]}" for name in ("torch", "transformers") if name in found.versions
     )
-    return f"{found.parameters:,} parameters, {kernels} kernels followed, {versions}, {found.seconds:.1f} s"
+    return f"{found.parameters:,} parameters, {kernels} kernels traced, {versions}, {found.seconds:.1f} s"
 
 
 def estimate_table(found: Estimate, request: EstimateRequest) -> Group:
-    """Which cards can run it, at which plan."""
+    """Build the table of GPUs, with the verdict and the plan of each."""
     table = Table(box=None, pad_edge=False)
     for name in _columns(request):
         justify: Literal["left", "right"] = "left" if name in {"gpu", "", "plan"} else "right"
@@ -114,7 +114,7 @@ def _columns(request: EstimateRequest) -> list[str]:
 
 
 def _row(gpu: GpuEstimate, request: EstimateRequest) -> list[str | Text]:
-    verdict = verdict_asked(gpu, request)
+    verdict = requested_verdict(gpu, request)
     row: list[str | Text] = [
         gpu.gpu,
         format_bytes(gpu.usable_bytes),
@@ -123,19 +123,19 @@ def _row(gpu: GpuEstimate, request: EstimateRequest) -> list[str | Text]:
         f"{gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "-",
         f"{gpu.surely_fits:,}-{gpu.may_fit:,}" if gpu.may_fit else "-",
     ]
-    return row if request.effective_batch_size is None else [*row, "" if gpu.plan is None else _plan_in_words(gpu.plan)]
+    return row if request.effective_batch_size is None else [*row, "" if gpu.plan is None else _format_plan(gpu.plan)]
 
 
-def _plan_in_words(plan: Plan) -> str:
-    """``34 + 33 + 33``; with several ranks how many of them take which sizes."""
+def _format_plan(plan: Plan) -> str:
+    """Format a plan as ``34 + 33 + 33``, or per group of ranks when there are several."""
     if plan.world_size == 1:
-        return sizes_in_words(plan.micro_batch_sizes[0])
+        return format_sizes(plan.micro_batch_sizes[0])
     shapes = Counter(plan.micro_batch_sizes)
-    return "; ".join(f"{ranks} x ({sizes_in_words(sizes)})" for sizes, ranks in shapes.items())
+    return "; ".join(f"{ranks} x ({format_sizes(sizes)})" for sizes, ranks in shapes.items())
 
 
 def _remarks(found: Estimate) -> list[str]:
-    """What every card's answer says once, what some say with their names, and how it was traced."""
+    """Notes of all cards once, notes of some cards with their names, and the facts of the tracing."""
     cards: dict[str, list[str]] = {}
     for gpu in found.gpus:
         for note in gpu.notes:
@@ -143,11 +143,11 @@ def _remarks(found: Estimate) -> list[str]:
     remarks = [
         note if len(names) == len(found.gpus) else f"{', '.join(names)}: {note}" for note, names in cards.items()
     ]
-    return [*dict.fromkeys((*remarks, *found.notes)), _tracing_in_words(found)]
+    return [*dict.fromkeys((*remarks, *found.notes)), _describe_tracing(found)]
 
 
 def gpu_table(gpus: Sequence[Gpu]) -> Table:
-    """The catalogue; ``~`` before a memory that follows from a rule, not from torch's own report."""
+    """Build the table of the catalogue; ``~`` marks memory that is derived, not reported by torch."""
     table = Table(box=None, pad_edge=False)
     for name in ("name", "sold with", "torch finds", "capability", "other names"):
         table.add_column(name, justify="right" if name in {"sold with", "torch finds", "capability"} else "left")
@@ -159,11 +159,11 @@ def gpu_table(gpus: Sequence[Gpu]) -> Table:
     return table
 
 
-def in_words(found: Estimate, request: EstimateRequest) -> RenderableType:
-    """The answer as people read it: one GPU in detail, several side by side."""
+def estimate_display(found: Estimate, request: EstimateRequest) -> RenderableType:
+    """Build the display of an estimate: a panel for one GPU, a table for several."""
     return estimate_panel(found, request) if len(found.gpus) == 1 else estimate_table(found, request)
 
 
 def fits_nowhere(found: Estimate, request: EstimateRequest) -> bool:
-    """Whether what was asked, this micro-batch or any, fits on none of the GPUs."""
-    return all(verdict_asked(it, request) is Verdict.DOES_NOT_FIT for it in found.gpus)
+    """Return whether the requested micro-batch, or any, fits on none of the GPUs."""
+    return all(requested_verdict(gpu, request) is Verdict.DOES_NOT_FIT for gpu in found.gpus)

@@ -1,4 +1,4 @@
-"""The command line: its commands put together, and every error ended in a message and an exit code."""
+"""The command line: it assembles the commands and turns every error into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tuner.errors import BatchwrightError
 from tuner.system.fork_server.spawn import ChildProcess, StartChild
 
 _HELP = """Find the largest micro-batch that really fits, and the gradient accumulation that gives exactly the effective
-batch you asked for.
+batch you request.
 
 Exit codes: 0 done; 2 wrong input (spec, numbers, files, settings, a limit above the device's memory); 3 no micro-batch
 fits; 4 the tuning or the estimate failed (the workload's own error, a hang); 5 no such device; 6 the training failed;
-130 interrupted; 1 a fault of Batchwright.
+130 interrupted; 1 an internal error of Batchwright.
 """
 
 _EXTRAS = {
@@ -38,17 +38,17 @@ _EXTRAS = {
     "pydantic_settings": "service",
     "psycopg": "postgres",
 }
-"""Which extra brings a package that a command may miss."""
+"""Extra that installs a package which a command may need, by package."""
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
 _COMMANDS = (tune, estimate, gpus, plan, train, run, devices, export, formats)
-"""Those of the library, in the order in which ``--help`` lists them."""
+"""Commands of the library, in the order of ``--help``."""
 
 
-def _print_version(asked: bool) -> None:  # noqa: FBT001 - the value of an option
-    if asked:
+def _print_version(requested: bool) -> None:  # noqa: FBT001 - the value of an option
+    if requested:
         sys.stdout.write(f"batchwright {metadata.version('batchwright')}\n")
         raise typer.Exit
 
@@ -60,11 +60,11 @@ def _batchwright(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    del version  # its callback has answered
+    del version  # handled by its callback
 
 
 def _add_commands() -> None:
-    """Add the library's commands, and those that entry points bring: a function, or a group of commands."""
+    """Add the library's commands, and the functions or groups of commands from entry points."""
     for command in _COMMANDS:
         app.command()(command)
     for found in sorted(metadata.entry_points(group="batchwright.commands"), key=lambda entry: entry.name):
@@ -79,7 +79,7 @@ _add_commands()
 
 
 def main(start: StartChild = ChildProcess) -> None:
-    """Run the command line; every error of ours ends in a message and a documented exit code.
+    """Run the command line, and end with a message and a documented exit code after an error of Batchwright.
 
     Args:
         start: starts the child processes of the commands.

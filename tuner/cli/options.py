@@ -26,29 +26,27 @@ WorldSize = Annotated[
     int | None, typer.Option(min=1, help="Data-parallel ranks. Overrides `parallelism.world_size` of the spec.")
 ]
 Device = Annotated[
-    str | None, typer.Option(help="`cuda:0` or `cpu`. The first GPU, or the CPU where there is none, when left out.")
+    str | None, typer.Option(help="`cuda:0` or `cpu`. Default: the first GPU, or the CPU where there is none.")
 ]
 MemoryLimit = Annotated[
     int | None,
     typer.Option(
         parser=_size,
         metavar="SIZE",
-        help="Memory the run may take, for example `24GiB`: a large card can stand for a small one. The whole card "
-        "when left out; on the CPU half of the host's memory.",
+        help="Memory the run may take, for example `24GiB`, also to simulate a smaller card. Default: the whole card, "
+        "or on the CPU half of the host's memory.",
     ),
 ]
-MemoryMargin = Annotated[
-    float, typer.Option(min=0.0, max=0.5, help="Share of the limit that must stay free: probes do without it.")
-]
+MemoryMargin = Annotated[float, typer.Option(min=0.0, max=0.5, help="Share of the limit that probes must leave free.")]
 Objective = Annotated[
     requests.Objective,
     typer.Option(
-        help="What to look for: the largest micro-batch that fits; the fewest accumulation steps, in fewer probes; "
-        "or the plan with the most samples per second, measured.",
+        help="Objective: the largest micro-batch that fits; the fewest accumulation steps, in fewer probes; or the "
+        "plan with the most samples per second, measured.",
     ),
 ]
 Granularity = Annotated[int, typer.Option(min=1, help="Try only multiples of this size, for example 8.")]
-MaxMicroBatchSize = Annotated[int | None, typer.Option(min=1, help="Never go above this size, whatever fits.")]
+MaxMicroBatchSize = Annotated[int | None, typer.Option(min=1, help="Upper bound of the micro-batch size.")]
 Uniform = Annotated[bool, typer.Option("--uniform", help="Also plan with one micro-batch size repeated.")]
 WhatIf = Annotated[
     bool,
@@ -63,11 +61,11 @@ WarmStartFrom = Annotated[
     typer.Option(
         metavar="FILE",
         help="A recommendation of `tune` for the same request, as JSON, made under other versions or another limit: "
-        "one probe confirms it where that is enough; otherwise its measurements warm-start the search.",
+        "one probe confirms it where possible; otherwise its measurements warm-start the search.",
     ),
 ]
-ProbeTimeout = Annotated[float, typer.Option(min=1.0, help="Seconds after which one probe is given up as hanging.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output, errors too.")]
+ProbeTimeout = Annotated[float, typer.Option(min=1.0, help="Time limit of one probe, in seconds.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on standard output.")]
 Updates = Annotated[int, typer.Option(min=1, help="Optimizer updates to make.")]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")]
 Seed = Annotated[int, typer.Option(help="Seed of the weights and of the order of samples.")]
@@ -77,14 +75,17 @@ Processes = Annotated[
         "--nproc-per-node",
         min=1,
         metavar="N",
-        help="Processes of the run on this host, one per device; the plan's ranks when left out. They share the "
-        "effective batch, whatever their number.",
+        help="Processes of the run on this host, one per device; default: the plan's ranks. They share the "
+        "effective batch.",
     ),
 ]
 Workers = Annotated[
     int,
     typer.Option(
-        min=0, max=64, metavar="N", help="Processes per rank that load data ahead of use; 0 loads between updates."
+        min=0,
+        max=64,
+        metavar="N",
+        help="Processes per rank that prefetch data; with 0, data is loaded between updates.",
     ),
 ]
 AllowBatchCoupling = Annotated[
@@ -112,6 +113,8 @@ Gpus = Annotated[
 AllGpus = Annotated[bool, typer.Option("--all-gpus", help="Every GPU of the catalogue.")]
 Allocator = Annotated[
     Literal["default", "expandable-segments"],
-    typer.Option(help="How torch's allocator is set: `PYTORCH_ALLOC_CONF=expandable_segments:True` or not."),
+    typer.Option(
+        help="Setting of torch's allocator: `expandable-segments` is `PYTORCH_ALLOC_CONF=expandable_segments:True`."
+    ),
 ]
-EstimateTimeout = Annotated[float, typer.Option(min=1.0, max=600.0, help="Seconds after which tracing is given up.")]
+EstimateTimeout = Annotated[float, typer.Option(min=1.0, max=600.0, help="Time limit of tracing, in seconds.")]

@@ -1,4 +1,4 @@
-"""Print answers on standard output, for a script or for a person, and errors on standard error."""
+"""Print results on standard output, as JSON or as text, and errors on standard error."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pydantic import BaseModel
 from rich.console import Console
 
 
-def print_answer(document: BaseModel, *, as_document: bool, text: object) -> None:
-    """The answer on standard output, for a script or for a person."""
+def print_result(document: BaseModel, *, as_document: bool, text: object) -> None:
+    """Print a result on standard output, as JSON or as text."""
     if as_document:
         sys.stdout.write(document.model_dump_json(indent=2) + "\n")
     else:
@@ -17,7 +17,7 @@ def print_answer(document: BaseModel, *, as_document: bool, text: object) -> Non
 
 
 def print_error(text: str) -> None:
-    """Print an error for people on standard error."""
+    """Print an error as text on standard error."""
     from rich.markup import escape  # noqa: PLC0415 - only on the way out
 
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error[/]: {escape(text)}")

@@ -1,4 +1,4 @@
-"""Driving a tuning or a training run from a terminal."""
+"""Drive a tuning or a training run from a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tuner.errors import DeviceError, FieldProblem, SpecError
 from tuner.hardware.inventory import devices, find_device
 from tuner.planning.accumulation import share_per_rank
 from tuner.planning.fingerprint import installed_versions, memory_part
-from tuner.planning.session import Tuning, ask_what_ifs, judge_coupling, look_ahead
+from tuner.planning.session import Tuning, check_coupling, estimate_what_ifs, prepare_search
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest, TuningRequest
@@ -28,17 +28,17 @@ from tuner.training.progress import require_tensorboard
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 60.0
-"""How long a run that is asked to stop may take to finish its update and write a checkpoint."""
+"""Grace period of a stopped run, to finish its update and write a checkpoint."""
 
 
 def tune(
     request: TuningRequest, console: Console, start: StartChild, warm_start: Recommendation | None = None
 ) -> Recommendation:
-    """Run a tuning to its end, each probe shown as it ends; warm-started by a recommendation, if given.
+    """Run a tuning to its end and show each probe as it ends; a given recommendation warm-starts the tuning.
 
     Raises:
-        SpecError, DeviceError, PlanError: before any probe; also where the warm start is one of another request.
-        TuningFailedError: when a probe failed for a reason that is no matter of size, or the loss couples samples.
+        SpecError, DeviceError, PlanError: before any probe; also when the warm start is for another request.
+        TuningFailedError: when a probe failed for a reason unrelated to the size, or the loss couples samples.
     """
     began = time.monotonic()
     device = find_device(request.device)
@@ -46,30 +46,30 @@ def tune(
         tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
         if warm_start is not None:
             tuning.warm_start_from(warm_start)
-        board.doing("checking that the loss is a sum over samples")
-        judge_coupling(tuning, runner.check_coupling)
-        board.doing("checking the spec and estimating its memory")
-        look_ahead(tuning, runner.check, runner.expect)
+        board.set_activity("checking that the loss is a sum over samples")
+        check_coupling(tuning, runner.check_coupling)
+        board.set_activity("checking the spec and estimating its memory")
+        prepare_search(tuning, runner.check, runner.expect)
         while (probe := tuning.next_probe()) is not None:
-            doing = "timing updates" if probe.measures_time else "running two updates"
-            board.doing(f"{doing} at micro-batch {probe.micro_batch_size:,}")
+            activity = "timing updates" if probe.measures_time else "running two updates"
+            board.set_activity(f"{activity} at micro-batch {probe.micro_batch_size:,}")
             result = runner.run(probe)
             tuning.record(result)
             board.add(result)
-        board.doing("estimating what would fit if the spec chose otherwise" if request.what_if else "")
-        ask_what_ifs(tuning, runner.expect)
+        board.set_activity("estimating what would fit with changes of the spec" if request.what_if else "")
+        estimate_what_ifs(tuning, runner.expect)
     return tuning.recommendation(
         identifier=f"rec_{uuid.uuid4().hex}", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
     )
 
 
 def for_spec(recommendation: Recommendation, spec: WorkloadSpec) -> Recommendation:
-    """The recommendation with ``spec`` in place of the one it was tuned for.
+    """Replace the spec of a recommendation by ``spec``.
 
-    Only what does not change memory may differ: data, schedule, rates.
+    Only fields that leave memory as it is may differ: data, schedule, rates.
 
     Raises:
-        SpecError: when something else differs.
+        SpecError: when another field differs.
     """
     tuned = recommendation.request.spec
     spec = spec.with_world_size(tuned.parallelism.world_size)
@@ -85,17 +85,17 @@ def for_spec(recommendation: Recommendation, spec: WorkloadSpec) -> Recommendati
 
 
 def check_run(tuning: TuningRequest, training: TrainingRequest, device: str | None) -> None:
-    """Find, before any work, that a run could not start.
+    """Check before any work that a run can start.
 
     Args:
-        tuning: what its recommendation is, or will be, an answer to.
-        training: the run.
-        device: where it runs; the first GPU, else the CPU, when left out.
+        tuning: the tuning request of the recommendation.
+        training: the training request.
+        device: the device of the run; the first GPU, else the CPU, when left out.
 
     Raises:
         DeviceError: when this host lacks the device, or has fewer cards than the run has processes.
         PlanError: when the run has more processes than its updates have samples.
-        SpecError: when a package that it needs is missing.
+        SpecError: when a required package is missing.
     """
     processes = training.processes_per_node or tuning.spec.parallelism.world_size
     if find_device(device).kind == "cuda":
@@ -118,7 +118,7 @@ def _require_cards(processes: int) -> None:
 def train(
     recommendation: Recommendation, request: TrainingRequest, directory: Path, console: Console
 ) -> TrainingResult:
-    """Run the training process to its end, its progress shown; an interrupt lets it write a checkpoint first."""
+    """Run the training process to its end and show its progress; after an interrupt it writes a checkpoint first."""
     process = TrainingProcess(directory)
     process.start(recommendation, request)
     try:
@@ -139,7 +139,7 @@ def _follow(process: TrainingProcess, bar: TrainingBar) -> TrainingResult:
 
 
 def interrupt_on_sigterm() -> None:
-    """Have the first SIGTERM end this process as Ctrl-C does; schedulers may send it more than once, and are heard."""
+    """Handle the first SIGTERM like Ctrl-C, and ignore further ones, which schedulers may send."""
     signal.signal(signal.SIGTERM, _interrupt)
 
 

@@ -1,17 +1,17 @@
-"""Write a recommendation as configuration of a training framework or of a launcher.
+"""Export a recommendation as the configuration of a training framework or a launcher.
 
 The pipeline of an export:
 
 1. ``registry`` finds the target by name, and has ``tuner.planning.accumulation`` make the uniform plan where the target
    repeats one micro-batch size. An export that would change the effective batch is refused unless that is allowed.
-2. The target's module, in ``frameworks`` or ``launchers``, writes the files: it is given an order with the figures, and
-   gives back files, a command, an environment and warnings.
+2. The target's module, in ``frameworks`` or ``launchers``, writes the files: from a context with the plan it
+   makes files, a command, an environment and warnings.
 3. ``rendering`` quotes every value by the rules of the file's format, so that no value can end its string.
 
-``base`` has the documents and the contract of a target. ``spec_advice`` translates the spec for frameworks, and
+``base`` has the documents and the interface of a target. ``spec_advice`` translates the spec for frameworks, and
 ``advice`` holds warnings that several targets share.
 
-Where a new thing goes:
+Where to add:
 
 - a target: a module with a `TARGET` in ``frameworks`` or ``launchers``, and a line in ``registry``; then `python
   tests/support/exports/golden.py FORMAT` writes its golden files;

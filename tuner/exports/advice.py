@@ -1,33 +1,35 @@
-"""Warnings that several targets share. Each says what the target does by itself, and what to do about it."""
+"""Warnings that several targets share. Each explains a behaviour of the target, and the remedy."""
 
 from __future__ import annotations
 
-from tuner.exports.base import Order
+from tuner.exports.base import ExportContext
 from tuner.exports.spec_advice import moving_average, spec_of
 from tuner.schemas.recommendation import Advice
 
 
-def measured_elsewhere(order: Order, title: str) -> tuple[Advice, ...]:
-    """The probes ran Batchwright's own loop, not this framework; and what of the spec is not written."""
+def measured_elsewhere(context: ExportContext, title: str) -> tuple[Advice, ...]:
+    """Warn that the probes ran Batchwright's own loop, and list settings of the spec that are not written."""
     message = (
-        f"A micro-batch of {order.figures.micro_batch_size} was proven with the model of the spec in Batchwright's own "
+        f"A micro-batch of {context.plan.micro_batch_size} was proven with the model of the spec in Batchwright's own "
         f"loop. {title} builds model, optimizer and sharding by itself, which takes other memory: watch the peak of "
         "its first updates."
     )
     measured = Advice(code="memory-measured-elsewhere", message=message)
-    return (measured, *_compiling(order, title), *moving_average(order))
+    return (measured, *_compiling(context, title), *moving_average(context))
 
 
-def _compiling(order: Order, title: str) -> tuple[Advice, ...]:
-    if not spec_of(order).compile:
+def _compiling(context: ExportContext, title: str) -> tuple[Advice, ...]:
+    if not spec_of(context).compile:
         return ()
-    message = f"Compiling is not written: turn it on in {title}'s own words. It changes memory, and was measured."
+    message = (
+        f"Compiling is not written: turn it on in the configuration of {title}. It changes memory, and was measured."
+    )
     return (Advice(code="compile-not-written", message=message),)
 
 
-def data_parallel_ranks(order: Order, sizes: str) -> Advice:
-    """The target derives its data-parallel ranks from its processes, which it divides by ``sizes``."""
-    ranks = order.figures.world_size
+def data_parallel_ranks(context: ExportContext, sizes: str) -> Advice:
+    """Warn that the target derives its data-parallel ranks by dividing its processes by ``sizes``."""
+    ranks = context.plan.world_size
     message = (
         f"The figures are for {ranks} data-parallel rank(s), which are what is left of the processes: with model "
         f"parallelism start {ranks} x {sizes} of them."
@@ -36,7 +38,7 @@ def data_parallel_ranks(order: Order, sizes: str) -> Advice:
 
 
 def packing(switch: str) -> Advice:
-    """The target can pack several samples into one sequence."""
+    """Warn that the target can pack several samples into one sequence."""
     message = (
         f"With {switch} several samples share a sequence, and the effective batch counts sequences instead of samples. "
         "Leave it off, or tune for an effective batch of packed sequences."
@@ -45,15 +47,15 @@ def packing(switch: str) -> Advice:
 
 
 def clips_by_itself(key: str, *, remedy: str) -> Advice:
-    """The target clips gradients although the spec does not."""
+    """Warn that the target clips gradients although the spec does not."""
     message = f"The spec does not clip gradients, but without `{key}` they are clipped at a norm of 1.0. {remedy}"
     return Advice(code="clips-by-default", message=message)
 
 
-def precision_differs(order: Order, *, is_here: str) -> Advice:
-    """The target cannot say the precision of the spec."""
+def precision_differs(context: ExportContext, *, is_here: str) -> Advice:
+    """Warn that the target has no setting for the precision of the spec."""
     message = (
-        f"The spec's precision `{order.recommendation.request.spec.precision}` is not written: {is_here} Memory and "
+        f"The spec's precision `{context.recommendation.request.spec.precision}` is not written: {is_here} Memory and "
         "gradients differ from what was probed; set the precision yourself, and watch the peak of the first updates."
     )
     return Advice(code="precision-not-written", message=message)

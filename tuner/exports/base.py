@@ -1,4 +1,4 @@
-"""What an export is, and what one is made from. Pure data, no torch."""
+"""Documents of exports, and the interface of targets. Pure data, no torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tuner.schemas.plans import Plan, PlanSummary
 from tuner.schemas.recommendation import Advice, Recommendation
 
 TargetKind = Literal["framework", "launcher"]
-"""`framework`: what trains, so it takes the batch figures. `launcher`: what starts it, so it takes the topology."""
+"""`framework`: trains the model and takes the batch sizes. `launcher`: starts the processes and takes the topology."""
 
 PRINTED = described_pattern(r"^[^\x00-\x1f\x7f]*$", "must not contain control characters")
-"""Texts on one line of a file."""
+"""Pattern of texts on one line of a file."""
 _Word = StringConstraints(min_length=1, max_length=1000, pattern=PRINTED)
 
 
@@ -25,144 +25,144 @@ class ExportedFile(Document):
     """A file of an export."""
 
     name: str
-    """What to call it, relative to the folder where the job is started."""
+    """File name, relative to the folder where the job is started."""
     media_type: str
-    """What it holds, for example `application/yaml`."""
+    """Media type, for example `application/yaml`."""
     content: str
-    """Its text."""
+    """Text of the file."""
 
 
 class Export(Document):
-    """A recommendation in the words of a framework or a launcher."""
+    """A recommendation as the configuration of a framework or a launcher."""
 
     plan: PlanSummary
-    """What the target makes of these figures: it may differ from the recommended plan, and then a warning says how."""
+    """Plan of the target. A warning explains any difference from the recommended plan."""
     format: str
-    """The target's name, for example `deepspeed`."""
+    """Name of the target, for example `deepspeed`."""
     title: str
-    """The target in words."""
+    """Title of the target."""
     target_version: str
-    """The version of the target that it is written for."""
+    """Version of the target."""
     recommendation_id: str
-    """What it was made from."""
+    """Identifier of the exported recommendation."""
     files: Annotated[tuple[ExportedFile, ...], Field(min_length=1)]
-    """What to write; the first is the one that matters."""
+    """Files to write, the main file first."""
     command: tuple[str, ...] = ()
-    """How to start it from the folder of its files, program first; empty where that is the user's own program."""
+    """Command that starts the job in the folder of the files, program first; empty if the user's program starts it."""
     environment: dict[str, str]
-    """Variables the job must run with. Files that can carry them, do."""
+    """Environment variables of the job. Files include them where the format allows."""
     warnings: tuple[Advice, ...] = ()
-    """What the target gets wrong or does not know, and what to do about it."""
+    """Limitations of the target, with remedies."""
 
 
 class ExportOptions(Document):
-    """What a recommendation does not know of the place where its job will run."""
+    """Properties of the job that a recommendation does not contain."""
 
     allow_inexact: bool = False
-    """Export to a target that repeats one size although the effective batch changes by it."""
+    """Allow a target that repeats one micro-batch size to change the effective batch."""
     script: Annotated[str, _Word] = "train.py"
     """Launchers: the program to start, relative to the folder of the job."""
     arguments_of: str | None = None
-    """Launchers: pass the batch figures as this framework's command-line arguments; without one, the program finds
-    them in the environment, in `BATCHWRIGHT_*`."""
+    """Launchers: pass the batch sizes as this framework's command-line arguments. Without a framework, the program
+    finds them in the environment, in `BATCHWRIGHT_*`."""
     job_name: Annotated[str, _Word] = "batchwright"
-    """Launchers: what to call the job."""
+    """Launchers: name of the job."""
     processes_per_node: PositiveInt | None = None
-    """Launchers: devices of a node. The most, up to 8, that divide the world size, when absent."""
+    """Launchers: devices of a node. When absent, the largest number up to 8 that divides the world size."""
     image: Annotated[str, _Word] = "pytorch/pytorch:latest"
-    """Launchers of containers: the image."""
+    """Launchers of containers: name of the image."""
     queue: Annotated[str, _Word] | None = None
-    """Launchers with queues: the one to wait in (Slurm's partition, Kueue's local queue)."""
+    """Launchers with queues: name of the queue (Slurm's partition, Kueue's local queue)."""
 
 
 class ExportFormat(Document):
-    """A target that recommendations can be exported to."""
+    """An export target, as listed."""
 
     format: str
-    """Its name, for example `deepspeed`."""
+    """Name of the target, for example `deepspeed`."""
     title: str
-    """The same in words."""
+    """Title of the target."""
     kind: TargetKind
-    """What it is."""
+    """Kind of the target."""
     versions: Annotated[tuple[str, ...], Field(min_length=1)]
-    """The versions that it can be written for, the default first."""
+    """Supported versions of the target, the default first."""
     repeats_one_size: bool
-    """Whether it knows one micro-batch size only, so that not every effective batch can be reached with it."""
+    """True if the target repeats one micro-batch size, so that it cannot reach every effective batch."""
     gives_arguments: bool
-    """Frameworks: whether a launcher can pass its batch figures as command-line arguments (`arguments_of`)."""
+    """Frameworks: true if a launcher can pass the batch sizes as command-line arguments (`arguments_of`)."""
     checked: str
-    """How an export to it is known to be right."""
+    """Verification of exports to this target."""
 
 
-class Figures(Plan):
-    """A plan as a target takes it."""
+class TargetPlan(Plan):
+    """The plan of a target."""
 
     change: str = ""
     """Difference from the recommended plan, where the target cannot follow it; empty where there is none."""
 
     @property
-    def per_rank(self) -> int:
+    def samples_per_rank(self) -> int:
         """Samples per update of the rank with the most."""
         return sum(self.micro_batch_sizes[0])
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a target's writer is given."""
+class ExportContext:
+    """Input of a target's writer."""
 
     recommendation: Recommendation
-    """A feasible one."""
-    figures: Figures
-    """Of the plan that the target can follow."""
+    """The recommendation, which is feasible."""
+    plan: TargetPlan
+    """The plan that the target can follow."""
     version: str
-    """One of the target's."""
+    """Version of the target."""
     options: ExportOptions
-    """What the user added."""
+    """Options of the user."""
     arguments: tuple[str, ...] = ()
-    """Launchers: the framework's arguments, where one was named."""
+    """Launchers: arguments of the framework in ``options.arguments_of``."""
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a target's writer gives back."""
+class TargetOutput:
+    """Output of a target's writer."""
 
     files: tuple[ExportedFile, ...]
     command: tuple[str, ...] = ()
     warnings: tuple[Advice, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the target itself needs, on top of the recommendation's."""
+    """Variables that the target needs, in addition to those of the recommendation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Something a recommendation can be exported to."""
+    """An export target: a framework or a launcher."""
 
     name: str
-    """What the user calls it: lower case, with hyphens."""
+    """Name for users: lower case, with hyphens."""
     title: str
-    """The same in words."""
+    """Title of the target."""
     kind: TargetKind
     versions: tuple[str, ...]
-    """Versions it can be written for, the newest first: that is the default. Each names the release whose field names
-    were read, for example `5.23`."""
+    """Supported versions, the newest first, which is the default. Each names the release whose field names were read,
+    for example `5.23`."""
     repeats_one_size: bool
-    """Whether every micro-batch of every rank has one size, so that it takes the uniform plan."""
+    """True if every micro-batch of every rank has one size, so that the target takes the uniform plan."""
     divides_shares: bool = False
-    """Whether it takes a rank's samples of an update at once and divides them itself, into micro-batches of one size
-    and what is left: then every rank must have as many samples."""
-    write: Callable[[Order], Written]
-    """Makes the files."""
-    arguments: Callable[[Order], tuple[str, ...]] | None = None
-    """Frameworks: the batch figures as arguments of its command line, where it takes them so."""
+    """True if the target divides a rank's samples of an update itself, into micro-batches of one size and a remainder.
+    Every rank must then have the same number of samples."""
+    write: Callable[[ExportContext], TargetOutput]
+    """Function that writes the files."""
+    arguments: Callable[[ExportContext], tuple[str, ...]] | None = None
+    """Frameworks: function that returns the batch sizes as command-line arguments, where the framework takes them."""
     arguments_leave: str = ""
-    """Frameworks: what of its file those arguments do not hold, in words; empty when they hold all."""
+    """Frameworks: settings of the file that the arguments do not include; empty when they include all."""
     takes: frozenset[str] = frozenset()
-    """Options that it writes, beside `allow_inexact` and `arguments_of`."""
+    """Options that the target uses, besides `allow_inexact` and `arguments_of`."""
     checked: str
-    """How an export is known to be right: `loaded by transformers`, `validated against the published schema` ..."""
+    """Verification of exports: `loaded by transformers`, `validated against the published schema` ..."""
 
     def described(self) -> ExportFormat:
-        """It as a document."""
+        """Return the listed properties as a document."""
         return ExportFormat(
             format=self.name,
             title=self.title,

@@ -1,4 +1,4 @@
-"""All targets by name, and the one way from a recommendation to an export. Pure, no torch."""
+"""All targets by name, and the function that exports a recommendation. Pure, no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner.errors import ExportError
-from tuner.exports.base import Export, ExportOptions, Figures, Order, Target
+from tuner.exports.base import Export, ExportContext, ExportOptions, Target, TargetPlan
 from tuner.exports.frameworks import (
     accelerate,
     axolotl,
@@ -50,11 +50,11 @@ _TARGETS = (
 )
 
 TARGETS: Mapping[str, Target] = {target.name: target for target in _TARGETS}
-"""In the order in which they are listed: frameworks, then launchers."""
+"""Targets by name, in the order of the list: frameworks, then launchers."""
 
 _DEFAULTS = ExportOptions()
 _STARTED_BY_LAUNCHERS = "world-size"
-"""The advice to start as many processes as there are ranks, which a launcher does."""
+"""Code of the advice to start as many processes as ranks, which a launcher does."""
 
 
 def find_target(name: str) -> Target:
@@ -72,85 +72,86 @@ def find_target(name: str) -> Target:
 def export(
     recommendation: Recommendation, name: str, *, version: str | None = None, options: ExportOptions = _DEFAULTS
 ) -> Export:
-    """Write a recommendation in the words of a target.
+    """Export a recommendation to a target.
 
     Args:
-        recommendation: a feasible one.
+        recommendation: a feasible recommendation.
         name: the target's name.
         version: one of the target's versions; its newest when left out.
-        options: what the recommendation does not know.
+        options: properties of the job that the recommendation does not contain.
 
     Raises:
         ExportError: when the target or its version is unknown, nothing fits, or the target would change the effective
-            batch and `options.allow_inexact` does not say that this is fine.
+            batch and `options.allow_inexact` is false.
     """
     target = find_target(name)
     framework = _framework(target, options)
-    figures = _figures(recommendation, options, framework or target)
-    order = Order(recommendation, figures, _version(target, version), options)
-    passed_on: tuple[Advice, ...] = ()
+    plan = _target_plan(recommendation, options, framework or target)
+    context = ExportContext(recommendation, plan, _version(target, version), options)
+    inherited: tuple[Advice, ...] = ()
     if framework is not None and framework.arguments is not None:
-        inner = replace(order, version=framework.versions[0])
-        order = replace(order, arguments=framework.arguments(inner))
-        theirs = (it for it in framework.write(inner).warnings if it.code != _STARTED_BY_LAUNCHERS)
-        passed_on = (*_left_out(framework), *theirs)
-    written = target.write(order)
-    of_the_plan = (*_changes(figures), *_unused(target, options), *_of_unlike_sizes(target, order))
+        inner = replace(context, version=framework.versions[0])
+        context = replace(context, arguments=framework.arguments(inner))
+        inner_warnings = framework.write(inner).warnings
+        theirs = (warning for warning in inner_warnings if warning.code != _STARTED_BY_LAUNCHERS)
+        inherited = (*_omitted_settings(framework), *theirs)
+    written = target.write(context)
+    of_the_plan = (*_changes(plan), *_unused(target, options), *_uneven_sizes(target, context))
     return Export(
-        plan=figures.summary(),
+        plan=plan.summary(),
         format=target.name,
         title=target.title,
-        target_version=order.version,
+        target_version=context.version,
         recommendation_id=recommendation.id,
         files=written.files,
         command=written.command,
         environment={**recommendation.environment, **written.environment},
-        warnings=tuple(dict.fromkeys((*of_the_plan, *written.warnings, *passed_on))),
+        warnings=tuple(dict.fromkeys((*of_the_plan, *written.warnings, *inherited))),
     )
 
 
-def _changes(figures: Figures) -> tuple[Advice, ...]:
-    """What the target cannot do as recommended."""
-    if not figures.change:
+def _changes(plan: TargetPlan) -> tuple[Advice, ...]:
+    """Warn of differences between the target's plan and the recommended plan."""
+    if not plan.change:
         return ()
-    code = "more-steps" if figures.exact else "effective-batch-changed"
-    return (Advice(code=code, message=figures.change),)
+    code = "more-steps" if plan.exact else "effective-batch-changed"
+    return (Advice(code=code, message=plan.change),)
 
 
 def _unused(target: Target, options: ExportOptions) -> tuple[Advice, ...]:
-    """Options that were given and are in no file of this target."""
-    said = options.model_dump(exclude={"allow_inexact", "arguments_of"}, exclude_defaults=True)
-    names = [name for name in said if name not in target.takes]
+    """Warn of given options that the target does not use."""
+    given = options.model_dump(exclude={"allow_inexact", "arguments_of"}, exclude_defaults=True)
+    names = [name for name in given if name not in target.takes]
     if not names:
         return ()
     listed = ", ".join(f"`{name}`" for name in names)
-    message = f"An export to {target.title} has no place for {listed}: not used."
+    message = f"An export to {target.title} does not use {listed}."
     return (Advice(code="option-not-used", message=message),)
 
 
-def _of_unlike_sizes(target: Target, order: Order) -> tuple[Advice, ...]:
-    """What a program may make of a launcher's variables where no framework's arguments tell it the figures."""
-    figures = order.figures
-    repeated = figures.micro_batch_size * figures.gradient_accumulation_steps * figures.world_size
-    if target.kind == "framework" or order.arguments or repeated == figures.effective_batch_size:
+def _uneven_sizes(target: Target, context: ExportContext) -> tuple[Advice, ...]:
+    """Warn a program that reads the launcher's variables that micro-batches differ in size."""
+    plan = context.plan
+    repeated = plan.micro_batch_size * plan.gradient_accumulation_steps * plan.world_size
+    if target.kind == "framework" or context.arguments or repeated == plan.effective_batch_size:
         return ()
     message = (
-        f"Micro-batches are not all of one size: a program that repeats {figures.micro_batch_size} samples in "
-        f"{figures.gradient_accumulation_steps} steps on every rank trains {repeated} samples per update, not "
-        f"{figures.effective_batch_size}. Divide BATCHWRIGHT_EFFECTIVE_BATCH_SIZE over the ranks, and each share into "
+        f"Micro-batches are not all of one size: a program that repeats {plan.micro_batch_size} samples in "
+        f"{plan.gradient_accumulation_steps} steps on every rank trains {repeated} samples per update, not "
+        f"{plan.effective_batch_size}. Divide BATCHWRIGHT_EFFECTIVE_BATCH_SIZE over the ranks, and each share into "
         "micro-batches of at most BATCHWRIGHT_MICRO_BATCH_SIZE, as Batchwright's engine does, or name the framework "
         "in `arguments_of`."
     )
     return (Advice(code="micro-batches-differ", message=message),)
 
 
-def _left_out(framework: Target) -> tuple[Advice, ...]:
-    """What a framework's command line does not hold of its file."""
+def _omitted_settings(framework: Target) -> tuple[Advice, ...]:
+    """Warn of settings of the framework's file that its command line does not include."""
     if not framework.arguments_leave:
         return ()
     message = (
-        f"Of {framework.title} the batch figures alone are passed on. {framework.arguments_leave} decide over memory "
-        f"too: take them over from an export to {framework.name} into the configuration file of your own that its "
+        f"Of {framework.title} only the batch sizes are passed on. {framework.arguments_leave} affect memory "
+        f"too: copy them from an export to {framework.name} into the configuration file of your own that its "
         "program reads, and name that file in the command."
     )
     return (Advice(code="figures-alone", message=message),)
@@ -164,71 +165,71 @@ def _framework(target: Target, options: ExportOptions) -> Target | None:
     if target.kind != "launcher":
         raise ExportError("wrong-option", f"`arguments_of` is for launchers, and {target.name} is none")
     if framework.arguments is None:
-        able = ", ".join(it.name for it in TARGETS.values() if it.arguments is not None)
+        able = ", ".join(known.name for known in TARGETS.values() if known.arguments is not None)
         raise ExportError(
-            "wrong-option", f"{framework.title} does not take the batch figures as arguments; these do: {able}"
+            "wrong-option", f"{framework.title} does not take the batch sizes as arguments; these do: {able}"
         )
     return framework
 
 
-def _version(target: Target, asked: str | None) -> str:
-    if asked is None:
+def _version(target: Target, requested: str | None) -> str:
+    if requested is None:
         return target.versions[0]
-    if asked not in target.versions:
+    if requested not in target.versions:
         raise ExportError(
             "unknown-version",
-            f"{target.title} can be exported for the versions {', '.join(target.versions)}, not for {asked!r}",
+            f"{target.title} can be exported for the versions {', '.join(target.versions)}, not for {requested!r}",
         )
-    return asked
+    return requested
 
 
-def _figures(recommendation: Recommendation, options: ExportOptions, taker: Target) -> Figures:
-    """The numbers as ``taker`` can follow them."""
+def _target_plan(recommendation: Recommendation, options: ExportOptions, target: Target) -> TargetPlan:
+    """Adapt the recommended plan to ``target``."""
     plan, largest = recommendation.plan, recommendation.largest_micro_batch_size
     if not recommendation.feasible or plan is None or largest is None:
         reason = recommendation.infeasible_reason or "no micro-batch fits"
         raise ExportError("infeasible", f"recommendation {recommendation.id} cannot be exported: {reason}")
-    if taker.repeats_one_size:
+    if target.repeats_one_size:
         return _one_size(plan, largest, options)
-    if taker.divides_shares:
+    if target.divides_shares:
         return _equal_shares(plan, largest, options)
-    return Figures(**dict(plan))
+    return TargetPlan(**dict(plan))
 
 
-def _one_size(plan: Plan, largest: int, options: ExportOptions) -> Figures:
+def _one_size(plan: Plan, largest: int, options: ExportOptions) -> TargetPlan:
     """The uniform plan."""
     uniform = uniform_plan(plan.effective_batch_size, plan.world_size, largest)
     if not uniform.exact and not options.allow_inexact:
-        near = ", ".join(str(it.effective_batch_size) for it in uniform.nearest)
+        near = ", ".join(str(batch.effective_batch_size) for batch in uniform.nearest)
         raise _inexact(uniform.change, near, "takes uneven micro-batches")
     changed = not uniform.exact or uniform.gradient_accumulation_steps > plan.gradient_accumulation_steps
     sizes = ((uniform.micro_batch_size,) * uniform.gradient_accumulation_steps,) * uniform.world_size
     change = uniform.change if changed else ""
-    return Figures(**dict(uniform.summary()), micro_batch_sizes=sizes, change=change)
+    return TargetPlan(**dict(uniform.summary()), micro_batch_sizes=sizes, change=change)
 
 
-def _equal_shares(plan: Plan, largest: int, options: ExportOptions) -> Figures:
+def _equal_shares(plan: Plan, largest: int, options: ExportOptions) -> TargetPlan:
     """The plan of the nearest batch that gives every rank as many samples, each divided as the target does."""
-    asked, ranks = plan.effective_batch_size, plan.world_size
-    below = asked // ranks * ranks
-    given = below if asked - below <= ranks // 2 else below + ranks
+    requested, ranks = plan.effective_batch_size, plan.world_size
+    below = requested // ranks * ranks
+    given = below if requested - below <= ranks // 2 else below + ranks
     change = ""
-    if given != asked:
+    if given != requested:
         change = (
-            f"The effective batch becomes {given} instead of {asked} ({given - asked:+d}): {ranks} ranks with as many "
-            f"samples each cannot reach {asked}."
+            f"The effective batch becomes {given} instead of {requested} ({given - requested:+d}): {ranks} ranks with "
+            f"equally many samples cannot reach {requested}."
         )
         if not options.allow_inexact:
             raise _inexact(change, f"{below}, {below + ranks}", "gives ranks unlike numbers of samples")
     share, size = given // ranks, balanced_plan(given, ranks, largest).micro_batch_size
     sizes = (size,) * (share // size) + ((share % size,) if share % size else ())
-    return Figures(
+    return TargetPlan(
         gradient_accumulation_steps=len(sizes),
         micro_batch_size=size,
         world_size=ranks,
         effective_batch_size=given,
-        requested_effective_batch_size=asked,
-        exact=given == asked,
+        requested_effective_batch_size=requested,
+        exact=given == requested,
         micro_batch_sizes=(sizes,) * ranks,
         change=change,
     )

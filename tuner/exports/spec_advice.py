@@ -1,11 +1,11 @@
-"""What exports to frameworks share: a spec in their words, and the warnings that hold for several of them."""
+"""Translation of the spec for frameworks, and the warnings that several frameworks share."""
 
 from __future__ import annotations
 
 from pydantic import JsonValue
 
 from tuner.errors import ExportError
-from tuner.exports.base import Order
+from tuner.exports.base import ExportContext
 from tuner.schemas.recommendation import Advice
 from tuner.schemas.workload import (
     Mlp,
@@ -29,18 +29,18 @@ _SWITCHES: dict[str, dict[str, bool]] = {
 }
 
 
-def spec_of(order: Order) -> WorkloadSpec:
-    """What is trained."""
-    return order.recommendation.request.spec
+def spec_of(context: ExportContext) -> WorkloadSpec:
+    """The spec of the recommendation."""
+    return context.recommendation.request.spec
 
 
-def on_cpu(order: Order) -> bool:
-    """Whether the CPU was probed."""
-    return order.recommendation.device.kind == "cpu"
+def on_cpu(context: ExportContext) -> bool:
+    """Return whether the CPU was probed."""
+    return context.recommendation.device.kind == "cpu"
 
 
 def counts_tokens(spec: WorkloadSpec) -> bool:
-    """Whether the loss may weigh samples by their tokens, so that the mean of micro-batches' means is another mean."""
+    """Return whether the loss may weigh samples by tokens, so that a mean of micro-batches' means differs."""
     model = spec.model
     if isinstance(model, TransformersModel):
         return model.task not in _WHOLE_SAMPLES
@@ -49,23 +49,23 @@ def counts_tokens(spec: WorkloadSpec) -> bool:
     return True
 
 
-def nodes(order: Order) -> tuple[int, int]:
-    """Nodes, and processes on each: as many as asked for, or the most up to 8 that divide the world size.
+def nodes(context: ExportContext) -> tuple[int, int]:
+    """Nodes, and processes per node: the requested number, or the largest up to 8 that divides the world size.
 
     Raises:
         ExportError: when they do not divide it.
     """
-    world, asked = order.figures.world_size, order.options.processes_per_node
-    if asked is None:
-        asked = max(it for it in range(1, _MOST_PER_NODE + 1) if world % it == 0)
-    if world % asked:
-        fitting = ", ".join(str(it) for it in range(1, min(world, 64) + 1) if world % it == 0)
+    world, per_node = context.plan.world_size, context.options.processes_per_node
+    if per_node is None:
+        per_node = max(count for count in range(1, _MOST_PER_NODE + 1) if world % count == 0)
+    if world % per_node:
+        fitting = ", ".join(str(count) for count in range(1, min(world, 64) + 1) if world % count == 0)
         raise ExportError(
             "wrong-option",
-            f"{world} processes (one per device) cannot be spread over nodes of {asked}: `processes_per_node` has to "
-            f"divide {world}, so {fitting}",
+            f"{world} processes (one per device) cannot be spread over nodes of {per_node}: `processes_per_node` must "
+            f"divide {world}: use one of {fitting}",
         )
-    return world // asked, asked
+    return world // per_node, per_node
 
 
 # --- the optimizer ---
@@ -77,7 +77,7 @@ def torch_class(optimizer: OptimizerSpec) -> str:
 
 
 def torch_arguments(optimizer: OptimizerSpec) -> dict[str, JsonValue]:
-    """What that class is constructed with, apart from parameters."""
+    """Arguments of that class, without the parameters."""
     own: dict[str, JsonValue] = (
         {"momentum": optimizer.momentum} if optimizer.name == "sgd" else {"betas": list(optimizer.betas)}
     )
@@ -90,7 +90,7 @@ def torch_arguments(optimizer: OptimizerSpec) -> dict[str, JsonValue]:
 
 
 def torch_call(optimizer: OptimizerSpec, parameters: str = "model.parameters()") -> str:
-    """The same as Python."""
+    """The Python expression that makes the optimizer."""
     arguments = "".join(f", {name}={_literal(value)}" for name, value in torch_arguments(optimizer).items())
     return f"torch.optim.{torch_class(optimizer)}({parameters}{arguments})"
 
@@ -102,14 +102,14 @@ def _literal(value: JsonValue) -> str:
 # --- warnings ---
 
 
-def of_the_workload(order: Order) -> tuple[Advice, ...]:
-    """What no framework's configuration can hold: the longest sample, and averages of the weights."""
-    return (*longest_sample(order), *moving_average(order))
+def of_the_workload(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn of parts of the spec that no framework can configure: the longest sample and averages of the weights."""
+    return (*longest_sample(context), *moving_average(context))
 
 
-def longest_sample(order: Order) -> tuple[Advice, ...]:
-    """Of what samples the memory was measured with."""
-    batch = spec_of(order).batch
+def longest_sample(context: ExportContext) -> tuple[Advice, ...]:
+    """Name the size of the samples with which the memory was measured."""
+    batch = spec_of(context).batch
     worst = [f"{batch.sequence_length} tokens"] if batch.sequence_length else []
     worst += [f"{batch.image_size} x {batch.image_size} pixels"] if batch.image_size else []
     if not worst:
@@ -121,9 +121,9 @@ def longest_sample(order: Order) -> tuple[Advice, ...]:
     return (Advice(code="longest-sample", message=message),)
 
 
-def moving_average(order: Order) -> tuple[Advice, ...]:
-    """For exports that do not keep the average of the weights that the spec asks for."""
-    decay = spec_of(order).ema_decay
+def moving_average(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that the export does not keep the average of the weights in the spec."""
+    decay = spec_of(context).ema_decay
     if decay is None:
         return ()
     message = (
@@ -133,25 +133,25 @@ def moving_average(order: Order) -> tuple[Advice, ...]:
     return (Advice(code="moving-average", message=message),)
 
 
-def optimizer_in_code(order: Order) -> Advice:
-    """For frameworks whose optimizer is made in the user's program."""
-    call = torch_call(spec_of(order).optimizer)
+def optimizer_in_code(context: ExportContext) -> Advice:
+    """Warn that the user's program makes the optimizer."""
+    call = torch_call(spec_of(context).optimizer)
     message = f"The optimizer is your program's: `{call}` is what was measured."
     return Advice(code="optimizer-in-code", message=message)
 
 
-def learning_rate(order: Order) -> tuple[Advice, ...]:
-    """For exports that write the rate: a spec that never said one has its default."""
-    rate = spec_of(order).optimizer.learning_rate
+def learning_rate(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that the learning rate is the default of the spec."""
+    rate = spec_of(context).optimizer.learning_rate
     if rate != OptimizerSpec().learning_rate:
         return ()
     message = f"The learning rate of {rate} is the default of a spec, in place of this framework's: is it yours?"
     return (Advice(code="default-learning-rate", message=message),)
 
 
-def schedule_in_code(order: Order) -> tuple[Advice, ...]:
-    """For frameworks whose learning-rate schedule is made in the user's program."""
-    schedule = spec_of(order).schedule
+def schedule_in_code(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that the user's program makes the learning-rate schedule."""
+    schedule = spec_of(context).schedule
     if schedule == ScheduleSpec():
         return ()
     message = (
@@ -161,9 +161,9 @@ def schedule_in_code(order: Order) -> tuple[Advice, ...]:
     return (Advice(code="schedule-in-code", message=message),)
 
 
-def checkpointing_in_code(order: Order) -> tuple[Advice, ...]:
-    """For frameworks that leave activation checkpointing to the model."""
-    if not spec_of(order).activation_checkpointing:
+def checkpointing_in_code(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that activation checkpointing has to be set in the user's program."""
+    if not spec_of(context).activation_checkpointing:
         return ()
     message = (
         "Activation checkpointing is your program's: call `model.gradient_checkpointing_enable()` (transformers), or "
@@ -173,17 +173,17 @@ def checkpointing_in_code(order: Order) -> tuple[Advice, ...]:
     return (Advice(code="activation-checkpointing-in-code", message=message),)
 
 
-def compile_in_code(order: Order) -> tuple[Advice, ...]:
-    """For frameworks that leave compiling to the program."""
-    if not spec_of(order).compile:
+def compile_in_code(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that the model has to be compiled in the user's program."""
+    if not spec_of(context).compile:
         return ()
     message = "Compiling is your program's: `model = torch.compile(model)`. It changes memory, and was measured."
     return (Advice(code="compile-in-code", message=message),)
 
 
-def replicated(order: Order) -> tuple[Advice, ...]:
-    """For exports that do not shard what the spec would."""
-    if spec_of(order).parallelism.strategy != "fsdp":
+def replicated(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that the export does not shard the model although the spec does."""
+    if spec_of(context).parallelism.strategy != "fsdp":
         return ()
     message = (
         "Sharding (FSDP) is not part of this export. A whole copy of the model on each device was measured, so it fits "
@@ -192,9 +192,9 @@ def replicated(order: Order) -> tuple[Advice, ...]:
     return (Advice(code="sharding-left-out", message=message),)
 
 
-def lower_precision_in_code(order: Order) -> tuple[Advice, ...]:
-    """For frameworks that take the model in the type it has."""
-    if spec_of(order).precision != "bf16":
+def lower_precision_in_code(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that the user's program has to convert the model to bf16."""
+    if spec_of(context).precision != "bf16":
         return ()
     message = (
         "Parameters and gradients in bf16 were measured: load or convert the model so (`dtype=torch.bfloat16`, "
@@ -203,9 +203,9 @@ def lower_precision_in_code(order: Order) -> tuple[Advice, ...]:
     return (Advice(code="model-dtype", message=message),)
 
 
-def dropped_samples(order: Order, loader: str) -> str:
-    """Why the last, short micro-batch of an epoch is dropped, and how to lose no sample."""
-    batch = order.figures.effective_batch_size
+def dropped_samples(context: ExportContext, loader: str) -> str:
+    """Explain why the last, short micro-batch of an epoch is dropped, and how to lose no sample."""
+    batch = context.plan.effective_batch_size
     return (
         f"{loader} drops the last micro-batch of an epoch when it is short: kept, it would count as much as a full "
         "one, or be filled up with samples that were seen already. An epoch that is a multiple of "

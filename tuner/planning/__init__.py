@@ -1,16 +1,16 @@
-"""Plan: search the largest micro-batch that fits, and make an exact plan and a recommendation of the evidence.
+"""Search for the largest micro-batch that fits, and derive an exact plan and a recommendation from the evidence.
 
 Everything here is pure: no torch, no clock, no process. All state is a function of the recorded results, so a tuning
 can be rebuilt from them after its process has died.
 
 The pipeline, from the request to the recommendation, is that of ``session``:
 
-1. ``bounds`` turns the request and the device into a memory limit and a ``search_space``; ``objectives`` says which
-   sizes matter for the objective.
-2. ``coupled_loss`` asks for the coupling check, and holds the one plan that stays exact where the loss couples samples.
+1. ``bounds`` turns the request and the device into a memory limit and a ``search_space``; ``objectives`` selects
+   the sizes that matter for the objective.
+2. ``coupled_loss`` requests the coupling check, and has the only plan that stays exact where the loss couples samples.
 3. ``warm_start`` seeds the search with a stored recommendation, if one is given.
-4. ``search`` names the next size to probe (ask) and takes its result (tell). ``posterior`` tells it where the threshold
-   between fitting and running out of memory may lie.
+4. ``search`` names the next size to probe (ask) and takes its result (tell). ``posterior`` gives the probability that
+   a size fits.
 5. ``accumulation`` splits the effective batch into micro-batches, exactly.
 6. ``recommendation`` puts plan, proof, evidence and alternatives into the document; ``what_if`` adds estimated changes
    of the spec.
@@ -18,7 +18,7 @@ The pipeline, from the request to the recommendation, is that of ``session``:
 ``parameters`` has the tuned constants of all of these, each with its reason and its benchmark. ``fingerprint``
 identifies a tuning, so that equal requests share one recommendation.
 
-Where a new thing goes: an objective, ``objectives`` and the request in ``tuner.schemas.requests``; a what-if,
+Where to add: an objective, ``objectives`` and the request in ``tuner.schemas.requests``; a what-if,
 ``what_if``; a field of the spec that leaves memory as it is, ``fingerprint`` (every other field is part of it); a field
 of the recommendation, ``tuner.schemas.recommendation`` first.
 

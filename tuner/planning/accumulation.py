@@ -47,7 +47,7 @@ def share_per_rank(effective_batch_size: int, world_size: int) -> tuple[int, ...
 
 
 def balanced_split(samples: int, parts: int) -> tuple[int, ...]:
-    """``samples`` in ``parts`` whole numbers that differ by at most one, the larger ones first.
+    """Split ``samples`` into ``parts`` whole numbers that differ by at most one, the larger ones first.
 
     ``parts`` above ``samples`` gives one part a sample: a micro-batch is never empty.
     """
@@ -80,10 +80,10 @@ def balanced_plan(effective_batch_size: int, world_size: int, max_micro_batch_si
 
 
 def check_listable(effective_batch_size: int, world_size: int, max_micro_batch_size: int) -> None:
-    """Refuse numbers whose balanced plan would list more than ``MOST_MICRO_BATCHES``, without making it.
+    """Refuse numbers whose balanced plan would list more than ``MOST_MICRO_BATCHES``, without building the plan.
 
     Raises:
-        PlanError: with the numbers that would do; also when a number is below 1 or a rank would have no sample.
+        PlanError: with numbers that are possible; also when a number is below 1 or a rank would have no sample.
     """
     _require_size(max_micro_batch_size)
     share = share_per_rank(effective_batch_size, world_size)[0]
@@ -115,7 +115,7 @@ def uniform_plan(effective_batch_size: int, world_size: int, max_micro_batch_siz
         chosen = min(nearest, key=lambda batch: abs(batch.effective_batch_size - effective_batch_size))
     exact = chosen.effective_batch_size == effective_batch_size
     fullest = min(max_micro_batch_size, -(-effective_batch_size // world_size))
-    offered = not exact or chosen.micro_batch_size < _POOR_FILL * fullest
+    show_nearest = not exact or chosen.micro_batch_size < _POOR_FILL * fullest
     return UniformPlan(
         gradient_accumulation_steps=chosen.gradient_accumulation_steps,
         micro_batch_size=chosen.micro_batch_size,
@@ -123,8 +123,8 @@ def uniform_plan(effective_batch_size: int, world_size: int, max_micro_batch_siz
         effective_batch_size=chosen.effective_batch_size,
         requested_effective_batch_size=effective_batch_size,
         exact=exact,
-        change=_change(chosen, effective_batch_size, world_size, max_micro_batch_size),
-        nearest=nearest if offered else (),
+        change=_describe_change(chosen, effective_batch_size, world_size, max_micro_batch_size),
+        nearest=nearest if show_nearest else (),
     )
 
 
@@ -155,7 +155,7 @@ def _divisors(number: int) -> Iterator[int]:
 
 
 def _nearest(batch: int, ranks: int, largest: int) -> tuple[ReachableBatch, ...]:
-    """The reachable effective batches next to ``batch``, one at or below and one above, with well-filled micro-batches.
+    """The nearest reachable effective batches, one at or below ``batch`` and one above, with large micro-batches.
 
     With ``steps`` micro-batches per rank the reachable batches are the multiples of ``steps * ranks``; the steps tried
     are the fewest that hold the batch, one fewer and one more.
@@ -170,17 +170,17 @@ def _nearest(batch: int, ranks: int, largest: int) -> tuple[ReachableBatch, ...]
         for size in (min(largest, batch // (steps * ranks)), batch // (steps * ranks) + 1)
         if 1 <= size <= largest
     ]
-    below = [item for item in candidates if item.effective_batch_size <= batch]
-    above = [item for item in candidates if item.effective_batch_size > batch]
+    below = [candidate for candidate in candidates if candidate.effective_batch_size <= batch]
+    above = [candidate for candidate in candidates if candidate.effective_batch_size > batch]
     closest = [
-        min(side, key=lambda item: (abs(item.effective_batch_size - batch), item.gradient_accumulation_steps))
+        min(side, key=lambda near: (abs(near.effective_batch_size - batch), near.gradient_accumulation_steps))
         for side in (below, above)
         if side
     ]
     return tuple(closest)
 
 
-def _change(chosen: ReachableBatch, batch: int, ranks: int, largest: int) -> str:
+def _describe_change(chosen: ReachableBatch, batch: int, ranks: int, largest: int) -> str:
     fewest = _fewest_steps(share_per_rank(batch, ranks)[0], largest)
     achieved, steps = chosen.effective_batch_size, chosen.gradient_accumulation_steps
     if achieved != batch:
@@ -189,7 +189,7 @@ def _change(chosen: ReachableBatch, batch: int, ranks: int, largest: int) -> str
             f"repeat one size cannot reach {batch}."
         )
     if steps == fewest:
-        return f"Nothing: {ranks} x {steps} x {chosen.micro_batch_size} is exactly {batch}."
+        return f"No change: {ranks} x {steps} x {chosen.micro_batch_size} is exactly {batch}."
     return (
         f"{steps} accumulation steps instead of {fewest}: {chosen.micro_batch_size} is the largest size up to "
         f"{largest} that divides the {batch // ranks} samples of a rank."

@@ -1,4 +1,4 @@
-"""Bounds of a tuning: the memory it may take, the sizes worth probing, and when the whole share is worth one more.
+"""Bounds of a tuning: the memory it may take, the sizes worth probing, and when to probe the whole share.
 
 A plan lists every micro-batch of an update, ``tuner.planning.accumulation.MOST_MICRO_BATCHES`` at most: a request
 whose largest size worth probing would take more is refused before any probe. Where a search ends at a size that would,
@@ -47,7 +47,7 @@ def search_space(request: TuningRequest, share: int, limit_bytes: int, *, elasti
     if request.max_micro_batch_size is not None and request.max_micro_batch_size < share:
         bound, reason = (
             request.max_micro_batch_size,
-            f"the maximum of {request.max_micro_batch_size} that was asked for",
+            f"the requested maximum of {request.max_micro_batch_size}",
         )
     if request.objective == "largest":
         return SearchSpace(bound, reason, request.granularity, limit_bytes, elastic=elastic)
@@ -61,10 +61,10 @@ def search_space(request: TuningRequest, share: int, limit_bytes: int, *, elasti
 
 
 def check_plan(request: TuningRequest, space: SearchSpace) -> None:
-    """Refuse a request for which not even the largest size worth probing makes a plan short enough.
+    """Refuse a request whose plan would be too long even with the largest size worth probing.
 
     Raises:
-        PlanError: naming the numbers, the limit, and what would do.
+        PlanError: with the numbers, the limit, and numbers that are possible.
     """
     check_listable(request.effective_batch_size, request.spec.parallelism.world_size, space.size(space.count))
 
@@ -72,23 +72,23 @@ def check_plan(request: TuningRequest, space: SearchSpace) -> None:
 def peak_without_gradients(
     probes: Sequence[ProbeResult], size: int, parameters: SearchParameters = DEFAULT_PARAMETERS
 ) -> float | None:
-    """The peak in bytes to expect at ``size`` in an update of one micro-batch; none where measurements do not tell.
+    """Extrapolate the peak in bytes at ``size`` in an update of one micro-batch; none without enough measurements.
 
     The peak is on the line through the two largest fits of accumulating updates, less the gradients. Where there is one
     such fit, the line begins at what is resident with the gradients. Fits whose peak the limit may have cut off are
-    left out: the line through them is too flat.
+    left out, because the line through them is too flat.
     """
     measured = [probe for probe in probes if probe.outcome is Outcome.FIT and probe.used_bytes and probe.accumulates]
     fits = {probe.micro_batch_size: probe for probe in measured}
     if not fits:
         return None
-    whole = {at: fit for at, fit in fits.items() if not _may_be_cut_off(fit, parameters)}
-    telling = whole or {max(fits): fits[max(fits)]}
-    high = telling[max(telling)]
+    complete = {at: fit for at, fit in fits.items() if not _may_be_cut_off(fit, parameters)}
+    informative = complete or {max(fits): fits[max(fits)]}
+    high = informative[max(informative)]
     if high.model is None:
         return None
     gradients = high.model.parameter_bytes * high.model.trainable_parameters / max(1, high.model.parameters)
-    points: list[tuple[int, float]] = [(at, telling[at].used_bytes or 0) for at in sorted(telling)[-2:]]
+    points: list[tuple[int, float]] = [(at, informative[at].used_bytes or 0) for at in sorted(informative)[-2:]]
     if len(points) == 1:
         if high.resident_bytes is None:
             return None
@@ -98,14 +98,14 @@ def peak_without_gradients(
 
 
 def _may_be_cut_off(fit: ProbeResult, parameters: SearchParameters) -> bool:
-    """Return whether a process's libraries may have asked for more than the limit let them have."""
+    """Return whether the limit may have cut off the requests of a process's libraries."""
     if fit.process_peak_bytes is None or fit.limit_bytes is None:
         return False
     return fit.process_peak_bytes > parameters.saturated_share * fit.limit_bytes
 
 
 def whole_share_proof(share: int, below: Proof) -> Proof:
-    """Prove the whole share by its own fit, although the search closed below it."""
+    """Build the proof of the whole share from its own fit, although the search closed below it."""
     statement = (
         f"{share}, the whole share of a rank, fits: an update of one micro-batch holds no gradients while it runs. "
         f"With several micro-batches in an update the largest is {below.fits}: {below.statement}"

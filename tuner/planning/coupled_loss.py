@@ -1,7 +1,7 @@
-"""Losses that couple the samples of a batch: the check that a tuning needs, and the one plan that stays exact.
+"""Losses that couple the samples of a batch: the check that a tuning needs, and the only plan that stays exact.
 
 Such a loss has another gradient in several micro-batches than in one. With the whole batch in one micro-batch on one
-rank there is nothing to accumulate; unless the request allows inexact plans, only that one is probed. Pure, no torch.
+rank there is nothing to accumulate. Unless the request allows inexact plans, only that plan is probed. Pure, no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult
 
 _REASON = "coupled-loss"
 _LONGEST_SECONDS = 60.0
-"""Longest check: a workload that takes longer is tuned without."""
+"""Time limit of the check: a workload that takes longer is tuned without the check."""
 _CPU_SHARE = 0.25
 """Share of the host's memory that the check may take on the CPU even where a run may take less: it runs in fp64."""
 
@@ -27,7 +27,7 @@ def coupling_request(
 
     Args:
         request: the tuning.
-        device: where it runs.
+        device: the device to probe.
         share: samples of a rank in an update.
         limit_bytes: memory that a run may take.
     """
@@ -43,17 +43,17 @@ def coupling_request(
 
 
 def is_undivided(request: TuningRequest, check: CouplingCheck | None) -> bool:
-    """Return whether only a plan of one micro-batch in all is exact, and no other is allowed."""
+    """Return whether the plan must be a single micro-batch: the loss couples samples and no other plan is allowed."""
     return check is not None and check.verdict == "coupled" and not request.allow_batch_coupling
 
 
 class WholeBatch:
-    """The plan of one micro-batch: what is left of a tuning whose loss couples samples.
+    """The only plan of a tuning whose loss couples samples: the whole batch in one micro-batch.
 
     Args:
         request: the tuning.
         share: samples of a rank in an update.
-        check: which found that the loss couples them.
+        check: the check that found the coupling.
     """
 
     def __init__(self, request: TuningRequest, share: int, check: CouplingCheck) -> None:
@@ -62,7 +62,7 @@ class WholeBatch:
         self._check = check
 
     def require(self, largest: int) -> None:
-        """Refuse a request that asks for other plans alone.
+        """Refuse a request that excludes the plan of one micro-batch.
 
         Args:
             largest: the largest micro-batch that is searched.
@@ -78,11 +78,11 @@ class WholeBatch:
     def failed(self, probes: Sequence[ProbeResult]) -> ProbeResult | None:
         """The probe that did not fit the whole batch, if there is one."""
         stopped = (Outcome.OOM, Outcome.INVALID_SIZE)
-        tried = (probe for probe in probes if probe.micro_batch_size == self._share)
-        return next((probe for probe in tried if probe.outcome in stopped), None)
+        of_whole_batch = (probe for probe in probes if probe.micro_batch_size == self._share)
+        return next((probe for probe in of_whole_batch if probe.outcome in stopped), None)
 
     def require_fit(self, probes: Sequence[ProbeResult]) -> None:
-        """Refuse what only smaller micro-batches could do.
+        """Refuse a tuning whose whole batch did not fit.
 
         Raises:
             TuningFailedError: when the whole batch did not fit.
@@ -92,5 +92,5 @@ class WholeBatch:
             raise self._error(f"{self._share} samples do not fit in one micro-batch ({failed.message}), and several")
 
     def _error(self, plan: str) -> TuningFailedError:
-        remedy = "To plan and train nevertheless, ask for allow_batch_coupling (--allow-batch-coupling)."
+        remedy = "To plan and train nevertheless, set allow_batch_coupling (--allow-batch-coupling)."
         return TuningFailedError(_REASON, f"{self._check.message} {plan} would not be exact. {remedy}")

@@ -13,7 +13,7 @@ from tuner.schemas.results import DeviceInfo
 from tuner.schemas.workload import WorkloadSpec
 
 _LAYOUT = 3
-"""Raised when probing or searching changes so much that stored recommendations no longer stand."""
+"""Incremented when probing or searching changes so much that stored recommendations are no longer valid."""
 
 
 def installed_versions() -> dict[str, str]:
@@ -45,35 +45,35 @@ def fingerprint(
 ) -> str:
     """SHA-256, in hexadecimal, of everything a recommendation depends on.
 
-    That is: the spec without what does not change memory (data, schedule, rates), the requested batch, objective and
-    bounds, the kind of device (not which one of several alike) and its limit, the allocator's settings, and versions.
+    The content is the spec without fields that leave memory as it is (data, schedule, rates), the requested batch,
+    objective and bounds, the kind of device (not its index) and its limit, the allocator's settings, and versions.
     """
-    content = question_content(request, device, environment)
+    content = request_content(request, device, environment)
     content["device"]["total_bytes"] = device.total_bytes
-    return _digest(content | {"limit_bytes": limit_bytes, "versions": counted(versions)})
+    return _digest(content | {"limit_bytes": limit_bytes, "versions": fingerprinted_versions(versions)})
 
 
-def question_fingerprint(request: TuningRequest, device: DeviceInfo, environment: dict[str, str]) -> str:
-    """SHA-256, in hexadecimal, of the request and the kind of device, whatever the versions and the exact limit.
+def request_fingerprint(request: TuningRequest, device: DeviceInfo, environment: dict[str, str]) -> str:
+    """SHA-256, in hexadecimal, of the request and the kind of device, without the versions and the exact limit.
 
-    Equal fingerprints have equal ones of these.
+    Tunings with equal fingerprints have equal request fingerprints.
     """
-    return _digest(question_content(request, device, environment))
+    return _digest(request_content(request, device, environment))
 
 
-def question_content(request: TuningRequest, device: DeviceInfo, environment: dict[str, str]) -> dict[str, Any]:
+def request_content(request: TuningRequest, device: DeviceInfo, environment: dict[str, str]) -> dict[str, Any]:
     """The content of a fingerprint without versions, the limit, and the memory of the device."""
     return {
         "layout": _LAYOUT,
         "spec": memory_part(request.spec),
-        "request": question(request),
+        "request": request_fields(request),
         "device": {"kind": device.kind, "name": device.name},
         "environment": environment,
     }
 
 
-def counted(versions: dict[str, str]) -> dict[str, str]:
-    """The versions that are part of a fingerprint."""
+def fingerprinted_versions(versions: dict[str, str]) -> dict[str, str]:
+    """The versions that are part of a fingerprint: neither Batchwright's nor Python's."""
     return {name: versions[name] for name in versions if name not in ("batchwright", "python")}
 
 
@@ -81,8 +81,8 @@ def _digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
-def question(request: TuningRequest) -> dict[str, Any]:
-    """The request without the spec and the device. Later additions are left out where they change nothing."""
+def request_fields(request: TuningRequest) -> dict[str, Any]:
+    """The request without the spec and the device. Fields added later are left out at their default."""
     left_out = {"spec", "device", "memory_limit_bytes", "probe_timeout_seconds"}
     if request.objective == "largest":
         left_out.add("objective")
@@ -104,5 +104,5 @@ def memory_part(spec: WorkloadSpec) -> dict[str, Any]:
 
 
 def canonical_json(value: object) -> str:
-    """One spelling for equal values: sorted keys, no spaces."""
+    """Serialize equal values to equal JSON: sorted keys, no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -5,9 +5,9 @@ A plan depends on its largest micro-batch only through the number of accumulatio
 
 ``fastest`` then times the plans with few steps. The time of an update is taken to be affine in the number of its
 micro-batches (each has a constant cost, all samples together another, the optimizer's step a third), between the sizes
-that were measured: so it would always take the fewest steps, but for what no model knows: a thrashing allocator,
-caches, kernels that like some sizes better. Hence it times the plan with the fewest steps and its neighbour, then
-whatever the measurements say may be faster by more than the noise, four at most.
+that were measured: so it would always take the fewest steps, but for effects outside the model: a thrashing
+allocator, caches, kernels that are faster at some sizes. Hence the plan with the fewest steps and its neighbour are
+timed, then every plan that may be faster by more than the noise according to the measurements, four at most.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _Point = tuple[float, float]
 
 
 def sizes_for_steps(share: int, bound: int, granularity: int = 1) -> tuple[int, ...]:
-    """The sizes at which the number of accumulation steps changes: of those with the same number the smallest, rising.
+    """The sizes at which the number of accumulation steps changes: the smallest size for each number, rising.
 
     Args:
         share: samples of a rank in an update.
-        bound: the largest size; at most ``share`` is of use.
+        bound: the largest size, at most ``share``.
         granularity: only multiples of it count (``bound`` itself where that is smaller).
     """
     granularity = min(granularity, bound)
@@ -57,7 +57,7 @@ def plan_size(share: int, steps: int) -> int:
 def next_to_time(
     share: int, largest: int, probes: Sequence[ProbeResult], parameters: SearchParameters = DEFAULT_PARAMETERS
 ) -> int | None:
-    """The plan, by its largest micro-batch, that is worth timing next; none when it would change nothing.
+    """The largest micro-batch of the plan to time next; none when another timing would not change the choice.
 
     Args:
         share: samples of a rank in an update.
@@ -65,18 +65,18 @@ def next_to_time(
         probes: every probe so far.
         parameters: the tuned constants.
     """
-    tried = {probe.micro_batch_size for probe in probes if probe.measures_time}
+    timed = {probe.micro_batch_size for probe in probes if probe.measures_time}
     best = _best(share, probes)
-    calm = best is not None and not best.allocator_retries
-    possible = _possible(share, largest, probes)[-parameters.considered_plans :]
-    considered = _thrashing_last(reversed(possible), probes, keep=not calm)
-    untried = [size for size in considered if size not in tried]
-    if len(tried) >= parameters.most_timed_plans or not untried:
+    is_steady = best is not None and not best.allocator_retries
+    possible = _possible_sizes(share, largest, probes)[-parameters.considered_plans :]
+    considered = _thrashing_last(reversed(possible), probes, keep=not is_steady)
+    untimed = [size for size in considered if size not in timed]
+    if len(timed) >= parameters.most_timed_plans or not untimed:
         return None
-    if best is None or not calm or len(tried) < parameters.least_timed_plans:
-        return untried[0]
+    if best is None or not is_steady or len(timed) < parameters.least_timed_plans:
+        return untimed[0]
     optimistic = _optimistic_seconds(share, probes)
-    promising = min(untried, key=optimistic)
+    promising = min(untimed, key=optimistic)
     threshold = _seconds(share, best) * (1.0 - _difference(best, best, parameters))
     return promising if optimistic(promising) < threshold else None
 
@@ -94,7 +94,7 @@ def fastest(
     shortest = _seconds(share, best)
     tied = [
         probe
-        for probe in _rivals(probes)
+        for probe in _timed_plans(probes)
         if _seconds(share, probe) <= shortest * (1 + _difference(probe, best, parameters))
     ]
     return min(tied, key=lambda probe: (probe.held_bytes or 0, probe.micro_batch_size))
@@ -106,8 +106,8 @@ def _thrashing_last(sizes: Iterable[int], probes: Sequence[ProbeResult], *, keep
     return sorted((size for size in sizes if keep or size not in slow), key=slow.__contains__)
 
 
-def _possible(share: int, largest: int, probes: Iterable[ProbeResult]) -> list[int]:
-    """The plans that nothing measured speaks against.
+def _possible_sizes(share: int, largest: int, probes: Iterable[ProbeResult]) -> list[int]:
+    """The sizes of plans that no measurement contradicts.
 
     A whole share may fit where smaller micro-batches, of which there are several in an update, do not.
     """
@@ -118,18 +118,18 @@ def _possible(share: int, largest: int, probes: Iterable[ProbeResult]) -> list[i
 
 
 def _best(share: int, probes: Iterable[ProbeResult]) -> ProbeResult | None:
-    return min(_rivals(probes), key=lambda probe: _seconds(share, probe), default=None)
+    return min(_timed_plans(probes), key=lambda probe: _seconds(share, probe), default=None)
 
 
-def _rivals(probes: Iterable[ProbeResult]) -> list[ProbeResult]:
-    """The timed plans; those that thrash only where all of them do."""
+def _timed_plans(probes: Iterable[ProbeResult]) -> list[ProbeResult]:
+    """The timed plans without those that thrash, unless all of them do."""
     fits = [probe for probe in probes if probe.measures_time and probe.outcome is Outcome.FIT]
     timed = [probe for probe in fits if probe.timing is not None]
     return [probe for probe in timed if not probe.allocator_retries] or timed
 
 
 def _difference(one: ProbeResult, other: ProbeResult, parameters: SearchParameters) -> float:
-    """The relative difference in time from which on two timed plans are not equally fast."""
+    """The smallest relative difference in time that distinguishes two timed plans."""
     noise = [probe.timing.noise if probe.timing else 0.0 for probe in (one, other)]
     return max(parameters.least_time_difference, parameters.significant_errors * math.hypot(*noise))
 
@@ -148,7 +148,7 @@ def alternatives(
     probes: Sequence[ProbeResult],
     parameters: SearchParameters = DEFAULT_PARAMETERS,
 ) -> tuple[Alternative, ...]:
-    """Plans that fit, from the fewest steps upward, with their memory and time as far as the probes tell.
+    """Plans that fit, from the fewest steps upward, with their memory and time where the probes show them.
 
     Args:
         share: samples of a rank in an update.
@@ -160,7 +160,7 @@ def alternatives(
     chosen = plan_size(share, steps_of(share, chosen_size))
     fits = _fits(probes)
     timed = [size for size, probe in fits.items() if probe.measures_time]
-    listed = {*_possible(share, largest, probes)[-parameters.listed_plans :], *timed, chosen}
+    listed = {*_possible_sizes(share, largest, probes)[-parameters.listed_plans :], *timed, chosen}
     seconds, memory = _expected_seconds(share, probes), _expected_bytes(share, probes)
     return tuple(
         _measured(share, fits[size], chosen=size == chosen)
@@ -197,17 +197,17 @@ def _rate(share: int, seconds: float | None) -> float | None:
 
 
 def _fits(probes: Iterable[ProbeResult]) -> dict[int, ProbeResult]:
-    """The fit of each size; of several the last, which is the one that measured its time."""
+    """The last fit of each size, which is the one that was timed, if any."""
     return {probe.micro_batch_size: probe for probe in probes if probe.outcome is Outcome.FIT}
 
 
 def _expected_seconds(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], float | None]:
-    """The seconds of an update of ``share`` samples, by the plan's largest micro-batch, between the measured ones."""
+    """Interpolate the seconds of an update of ``share`` samples, as a function of the plan's largest micro-batch."""
     points = _seconds_by_micro_batches(share, probes)
 
     def expected(size: int) -> float | None:
         steps = steps_of(share, size)
-        return _on_lines(points, steps) if points and points[0][0] <= steps <= points[-1][0] else None
+        return _interpolate(points, steps) if points and points[0][0] <= steps <= points[-1][0] else None
 
     return expected
 
@@ -215,62 +215,62 @@ def _expected_seconds(share: int, probes: Sequence[ProbeResult]) -> Callable[[in
 def _optimistic_seconds(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], float]:
     """Optimistic seconds per update; infinity outside the measured range.
 
-    Where small micro-batches were seen to be faster than large ones, those between are taken to share the gain by their
-    order of magnitude: where the gain begins is not known.
+    Where small micro-batches were faster than large ones, the gain of sizes in between is interpolated by order of
+    magnitude, because the size at which the gain begins is not known.
     """
     expected = _expected_seconds(share, probes)
-    points = [(math.log(place), seconds) for place, seconds in _seconds_by_micro_batches(share, probes)]
+    points = [(math.log(count), seconds) for count, seconds in _seconds_by_micro_batches(share, probes)]
 
     def optimistic(size: int) -> float:
         seconds = expected(size)
-        return math.inf if seconds is None else min(seconds, _on_lines(points, math.log(steps_of(share, size))))
+        return math.inf if seconds is None else min(seconds, _interpolate(points, math.log(steps_of(share, size))))
 
     return optimistic
 
 
 def _seconds_by_micro_batches(share: int, probes: Sequence[ProbeResult]) -> list[_Point]:
-    """The seconds of an update of ``share`` samples that the fits measured, by the number of its micro-batches."""
+    """The measured seconds of an update of ``share`` samples, by number of micro-batches."""
     timed = [probe for probe in _fits(probes).values() if probe.timing is not None]
-    return _by_place((_micro_batches(share, probe), _seconds(share, probe)) for probe in timed)
+    return _unique_points((_micro_batches(share, probe), _seconds(share, probe)) for probe in timed)
 
 
 def _micro_batches(share: int, probe: ProbeResult) -> float:
-    """The number of micro-batches like those of a probe in an update of ``share`` samples."""
+    """The number of micro-batches of the probe's size in an update of ``share`` samples."""
     if probe.measures_time or not probe.accumulates:
         return steps_of(share, probe.micro_batch_size)
     return max(2.0, share / probe.micro_batch_size)
 
 
 def _expected_bytes(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], int | None]:
-    """The peak of a plan by its largest micro-batch: on the lines through the fits of updates like its own."""
+    """Interpolate the peak of a plan as a function of its largest micro-batch, from fits of the same kind of update."""
     fits = [(probe.micro_batch_size, probe.held_bytes, probe.accumulates) for probe in _fits(probes).values()]
 
     def expected(size: int) -> int | None:
-        points = _by_place((at, held) for at, held, accumulates in fits if held and accumulates == (size < share))
-        return max(0, round(_on_lines(points, size))) if len(points) > 1 else None
+        points = _unique_points((at, held) for at, held, accumulates in fits if held and accumulates == (size < share))
+        return max(0, round(_interpolate(points, size))) if len(points) > 1 else None
 
     return expected
 
 
-def _by_place(points: Iterable[_Point]) -> list[_Point]:
-    """The points by their place, one for each."""
+def _unique_points(points: Iterable[_Point]) -> list[_Point]:
+    """The points by rising abscissa, the last one of each."""
     unique: Mapping[float, float] = dict(points)
     return sorted(unique.items())
 
 
-def _on_lines(points: Sequence[_Point], place: float) -> float:
-    """The value at a place: on the line between its neighbours, or through the nearest two."""
+def _interpolate(points: Sequence[_Point], x: float) -> float:
+    """Interpolate linearly between the neighbours of ``x``, or extrapolate from the nearest two points."""
     if len(points) == 1:
         return points[0][1]
-    above = next((index for index, (at, _) in enumerate(points) if at >= place and index), len(points) - 1)
+    above = next((index for index, (at, _) in enumerate(points) if at >= x and index), len(points) - 1)
     (low, low_value), (high, high_value) = points[above - 1], points[above]
-    return low_value + (high_value - low_value) * (place - low) / (high - low)
+    return low_value + (high_value - low_value) * (x - low) / (high - low)
 
 
-# --- why ---
+# --- the explanation ---
 
 
-def choice_in_words(  # noqa: PLR0913 - everything a choice may rest on
+def describe_choice(  # noqa: PLR0913 - all inputs of a choice
     objective: Objective,
     share: int,
     size: int,
@@ -282,32 +282,32 @@ def choice_in_words(  # noqa: PLR0913 - everything a choice may rest on
     """Explain why the plan of ``size`` was chosen and no other.
 
     Args:
-        objective: of the request.
+        objective: the objective of the request.
         share: samples of a rank in an update.
         size: the recommended micro-batch size.
         proof: the largest size that was proven to fit, and what stopped the search there.
         listed: the alternatives.
-        of_a_grid: whether sizes between those searched, or above them, were left out by request.
+        of_a_grid: whether the request excluded sizes between those searched, or above them.
     """
     steps = steps_of(share, size)
     if objective == "largest":
-        return _largest_in_words(size, proof, of_a_grid=of_a_grid)
+        return _describe_largest(size, proof, of_a_grid=of_a_grid)
     if objective == "fewest_steps":
         return f"{steps} accumulation steps are the fewest that fit, and micro-batches of {size} are enough for them."
     timed = [plan for plan in listed if plan.timed_updates > 1]
-    calm = [plan for plan in timed if not plan.thrashing] or timed
-    rates = {plan.micro_batch_size: plan.samples_per_second or 0.0 for plan in calm}
+    steady = [plan for plan in timed if not plan.thrashing] or timed
+    rates = {plan.micro_batch_size: plan.samples_per_second or 0.0 for plan in steady}
     rate = rates.get(size)
     if rate is None:
         largest = f"{proof.fits} is the largest micro-batch that fits of those that change the steps"
         return f"No plan could be timed: {largest}."
-    start = f"{steps} accumulation steps make {rate_in_words(rate)} samples per second"
+    start = f"{steps} accumulation steps make {format_rate(rate)} samples per second"
     if rate >= max(rates.values()):
         return f"{start}, the most of {len(rates)} plans that were timed."
     return f"{start}: within the noise as many as any of {len(rates)} plans that were timed, with less memory."
 
 
-def _largest_in_words(size: int, proof: Proof, *, of_a_grid: bool) -> str:
+def _describe_largest(size: int, proof: Proof, *, of_a_grid: bool) -> str:
     if proof.stopped_by == "bound":
         return f"{size} fits; larger micro-batches were not tried."
     if not proof.shows_larger_fail:
@@ -315,6 +315,6 @@ def _largest_in_words(size: int, proof: Proof, *, of_a_grid: bool) -> str:
     return f"{size} is the largest micro-batch that fits{' of those searched' if of_a_grid else ''}."
 
 
-def rate_in_words(rate: float) -> str:
-    """A rate with as many figures as mean something."""
+def format_rate(rate: float) -> str:
+    """Format a rate with its significant digits."""
     return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.3g}"  # noqa: PLR2004 - four figures or more

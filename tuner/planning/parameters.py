@@ -17,7 +17,7 @@ Levels = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class SearchParameters:
-    """The constants, by the part of a tuning that uses them. Shares are of the memory limit unless they say of what."""
+    """The constants, by the part of a tuning that uses them. Shares are of the memory limit unless stated."""
 
     # --- the order of probes (tuner.planning.search) ---
 
@@ -33,18 +33,18 @@ class SearchParameters:
     """Share that the first jump without an estimate may fill: it leaves room for 2 % of noise. Rows: "floor up to 0.3
     of the answer", "device, +-0.9 % of total"."""
     good_jump: int = 4
-    """Ratio of a jump that surely fits to the measured size from which on the jump is taken: it then tells the
-    slope. After two sizes that an estimate promised have failed, the next is smaller by this factor. Rows: those
+    """Smallest ratio of a jump that surely fits to the measured size for which the jump is taken: the jump then shows
+    the slope. After two sizes that an estimate promised have failed, the next is smaller by this factor. Rows: those
     with noise."""
     slack_probes: int = 6
     """Probes that memory figures may waste before doubling and halving take over; one less than the constant of the
     search's guarantee. It bounds the worst case. Row: "+-2 % of total", by little."""
     near_enough: float = 0.9
-    """Ratio of the largest fit to a size that cannot be judged from which on the fit ends the search: each further
-    probe may cost the whole time limit of a probe. A choice; no row."""
-    most_unjudged: int = 3
-    """Number of sizes that cannot be judged after which the largest fit ends the search, for the same reason. A choice;
-    no row."""
+    """Smallest ratio of the largest fit to a size whose probe was inconclusive at which the fit ends the search: each
+    further probe may cost the whole time limit of a probe. A choice; no row."""
+    most_inconclusive_sizes: int = 3
+    """Number of sizes with inconclusive probes after which the largest fit ends the search, for the same reason. A
+    choice; no row."""
 
     # --- the posterior (tuner.planning.posterior) ---
 
@@ -54,7 +54,7 @@ class SearchParameters:
     2 %", "led by an estimate: right"."""
     limit_errors: Levels = ((0.0, 0.9), (0.05, 0.1))
     """Error of the nominal limit, as a share: fragmentation takes 0 to 12 %. Row: "limit really 5 % lower"."""
-    ignorance: float = 0.02
+    uninformed_weight: float = 0.02
     """Weight in the posterior that no memory figure can move: a cliff, a jump, a limit of another kind. Rows: "limit
     really 5 % lower", "led by an estimate"."""
     estimate_errors: tuple[tuple[float, float, float], ...] = ((0.003, 0.005, 0.3), (0.03, 0.05, 0.5), (0.15, 0.3, 0.2))
@@ -68,12 +68,12 @@ class SearchParameters:
     """Noise, as a share, of the memory that one size shows between updates against the estimate at size 0. Rows: "led
     by an estimate", most where that is far off."""
     elastic_levels: Levels = ((0.0, 0.4), (0.03, 0.2), (0.06, 0.2), (0.1, 0.2))
-    """Memory that a process can do without although it asks for it, as a share. MKL does without its packing buffers
-    where these are refused: one a thread, of 4.7 MB in a GPT-2 of 128 MiB on two cores. No row: the oracles of
+    """Memory that a process requests but can do without, as a share. MKL works without its packing buffers where
+    these are refused: one per thread, of 4.7 MB in a GPT-2 of 128 MiB on two cores. No row: the oracles of
     ``tests/planning/test_search.py`` are elastic, and ``benchmarks/cpu_math_buffers.py`` measures the buffers."""
     saturated_share: float = 0.97
-    """Share above which a peak may be cut off by the limit where memory may be given up: such a peak tells only that no
-    less was asked for. As for the field above."""
+    """Share above which a peak may be cut off by the limit where memory is reclaimable: such a peak is only a lower
+    bound of the request. As for the field above."""
     clipped_ratio: float = 4.0
     """Ratios of peak to limit are clipped here, and as far below 0; larger values carry no information. Row: "led by an
     estimate: activations twice"."""
@@ -84,8 +84,8 @@ class SearchParameters:
     """Ratio of a slope to the later one below which it belongs to another piece of the memory curve (the end of a
     floor). Row: "floor up to 0.3 of the answer"."""
     kink_size_ratio: float = 1.1
-    """Ratio of a later measurement's size to the one before from which on a kink can be told from noise. Row: as for
-    the field above."""
+    """Ratio of a later measurement's size to the one before from which on a kink can be distinguished from noise. Row:
+    as for the field above."""
 
     # --- bounds (tuner.planning.bounds) ---
 
@@ -105,9 +105,9 @@ class SearchParameters:
     """Most plans that are timed, each in a process and some seconds: enough for the fewest steps, a neighbour, and two
     that promise more. A choice."""
     least_timed_plans: int = 2
-    """Plans that are timed whatever the measurements of the search say: the fewest steps and a neighbour. A choice."""
+    """Plans that are always timed: the one with the fewest steps and a neighbour. A choice."""
     considered_plans: int = 16
-    """Plans, from the fewest steps upward, among which the fastest is looked for. A choice."""
+    """Plans, from the fewest steps upward, among which the fastest is searched. A choice."""
     listed_plans: int = 5
     """Plans, from the fewest steps upward, that a recommendation lists, besides those that were timed. A choice."""
     least_time_difference: float = 0.02
@@ -119,7 +119,7 @@ class SearchParameters:
     def saturated_log_likelihood(self) -> float:
         """Logarithm of how likely a saturated peak is: it may be anywhere from ``saturated_share`` to the limit.
 
-        Less what the evidence of a calibration leaves out of a normal density.
+        The constant that a calibration's log evidence leaves out of a normal density is subtracted.
         """
         return 0.5 * math.log(2 * math.pi) - math.log(1 - self.saturated_share)
 

@@ -33,22 +33,23 @@ def from_measurements(
     start: float | None = None,
     parameters: SearchParameters = DEFAULT_PARAMETERS,
 ) -> Posterior:
-    """The posterior by measurements alone, before the outcomes of the bracket are taken into account.
+    """The posterior from measurements alone, before it is conditioned on the bracket.
 
     Args:
-        points: what was measured, by rising size, on one affine piece of the memory curve (``last_affine_piece``).
+        points: measured peaks, by rising size, on one affine piece of the memory curve (``last_affine_piece``).
         limit: bytes a probe may take.
-        end: a size that the answer is surely below.
-        start: with a single point, where the answer may begin.
+        end: an upper bound of the answer, exclusive.
+        start: lower bound of the answer, with a single point.
         parameters: the tuned constants.
     """
-    unknown = parameters.ignorance
-    ignorance: Posterior = [(unknown, _anywhere(0.5, end))]
+    weight = parameters.uninformed_weight
+    uninformed: Posterior = [(weight, _log_uniform(0.5, end))]
     if not limit or not points:
-        return ignorance
+        return uninformed
     if len(points) == 1:
-        return [*ignorance, (1 - unknown, _anywhere(min(start or points[0][0], end - 1), end))]
-    return [*ignorance, *(((1 - unknown) * weight, survival) for weight, survival in _lines(points, limit, parameters))]
+        return [*uninformed, (1 - weight, _log_uniform(min(start or points[0][0], end - 1), end))]
+    lines = _lines(points, limit, parameters)
+    return [*uninformed, *(((1 - weight) * share, survival) for share, survival in lines)]
 
 
 def from_estimate(  # noqa: PLR0913 - all that a posterior rests on
@@ -61,15 +62,15 @@ def from_estimate(  # noqa: PLR0913 - all that a posterior rests on
     elastic: bool = False,
     parameters: SearchParameters = DEFAULT_PARAMETERS,
 ) -> Posterior:
-    """The posterior with an estimate's ``curve``, calibrated by measurements; a line through these counts beside it.
+    """The posterior from an estimate's ``curve``, calibrated with measurements, and from a line through the latter.
 
     Args:
-        points: what was measured, by rising size.
+        points: measured peaks, by rising size.
         limit: bytes a probe may take.
-        end: a size that the answer is surely below.
-        curve: the estimate's.
-        surplus: by how much more is held between updates than the estimate said: the error of the curve at size 0.
-        elastic: whether a part of what is measured may be given up where memory is short.
+        end: an upper bound of the answer, exclusive.
+        curve: the memory curve of the estimate.
+        surplus: bytes held between updates beyond the estimate, which is the error of the curve at size 0.
+        elastic: whether a part of the measured memory is reclaimable where memory is short.
         parameters: the tuned constants.
     """
     saturated = parameters.saturated_share * limit
@@ -86,7 +87,7 @@ def from_estimate(  # noqa: PLR0913 - all that a posterior rests on
     calibrated = list(_calibrated_curves(measurements, limit, curve, parameters, elastic=elastic))
     share = parameters.estimate_weight if lines else 1.0
     return [
-        (parameters.ignorance, _anywhere(0.5, end)),
+        (parameters.uninformed_weight, _log_uniform(0.5, end)),
         *((share * weight, survival) for weight, survival in _normalised(calibrated, parameters)),
         *(((1 - share) * weight, survival) for weight, survival in _normalised(lines, parameters)),
     ]
@@ -99,13 +100,13 @@ def fit_probability(posterior: Posterior, size: int) -> float:
 
 @dataclass(frozen=True)
 class BracketedPosterior:
-    """A posterior, given that the answer is at least the candidate ``low`` and below ``high``.
+    """A posterior conditioned on the bracket: the answer is at least the candidate ``low`` and below ``high``.
 
     Attributes:
         low: index of a candidate that fits; 0 when none is known.
-        high: index of one that fails, or past the last one.
-        failed: whether ``high`` is a candidate, and fails.
-        posterior: without the bracket.
+        high: index of a candidate that fails, or one past the last candidate.
+        failed: whether ``high`` is a candidate that fails.
+        posterior: the unconditioned posterior.
         size_of: the candidates' sizes, by index; 0 for index 0.
     """
 
@@ -125,9 +126,9 @@ class BracketedPosterior:
     def _beyond(self) -> list[float]:
         return [survival(self.size_of(self.high)) if self.failed else 0.0 for _, survival in self.posterior]
 
-    def nearest_to(self, wanted: float) -> int:
-        """The candidate inside the bracket whose probability to fit is nearest to ``wanted``."""
-        target = wanted * self.mass_from(self.low)
+    def nearest_to(self, probability: float) -> int:
+        """The candidate inside the bracket whose probability to fit is nearest to ``probability``."""
+        target = probability * self.mass_from(self.low)
         below, above = self.low, self.high
         while above - below > 1:
             middle = (below + above) // 2
@@ -155,25 +156,27 @@ def _has_kink(points: list[Point], parameters: SearchParameters) -> bool:
     return (second_used - first_used) / (second - first) < parameters.kink_slope_ratio * later
 
 
-def _anywhere(start: float, end: float) -> Survival:
-    """The answer is at least ``start``, and then of any order of magnitude up to ``end``."""
+def _log_uniform(start: float, end: float) -> Survival:
+    """The survival function of a threshold that is log-uniform between ``start`` and ``end``."""
     return lambda size: 1.0 if size <= start else max(0.0, math.log(end / size) / math.log(end / start))
 
 
-def _heavy_tailed(deviations: float) -> float:
-    """The Cauchy distribution: after a surprise the next step is longer, in proportion to the surprise."""
+def _cauchy(deviations: float) -> float:
+    """The Cauchy distribution function: heavy tails make the step after a surprise proportionally longer."""
     return 0.5 + math.atan(deviations) / math.pi
 
 
 def _normalised(posterior: Posterior, parameters: SearchParameters) -> Posterior:
     total = math.fsum(weight for weight, _ in posterior)
-    return [((1 - parameters.ignorance) * weight / total, survival) for weight, survival in posterior if total > 0]
+    return [
+        ((1 - parameters.uninformed_weight) * weight / total, survival) for weight, survival in posterior if total > 0
+    ]
 
 
 def _lines(points: Sequence[Point], limit: int, parameters: SearchParameters) -> Iterator[tuple[float, Survival]]:
-    """The places where the line through the points meets the limit, by level of noise and error of the limit.
+    """Hypotheses on where the least-squares line through the points meets the limit, by noise and limit error.
 
-    A least-squares line; a level's weight is how well it explains the misfit. In shares of the limit throughout.
+    The weight of a noise level is how well it explains the misfit. All memory is in shares of the limit.
     """
     count, centre = len(points), fmean(size for size, _ in points)
     mean = fmean(used / limit for _, used in points)
@@ -184,7 +187,7 @@ def _lines(points: Sequence[Point], limit: int, parameters: SearchParameters) ->
     def survival(noise: float, limit_error: float) -> Survival:
         def fits(size: float) -> float:
             variance = noise**2 * (1 / count + (size - centre) ** 2 / spread) + limit_error**2
-            return _heavy_tailed((1 - mean - slope * (size - centre)) / math.sqrt(variance))
+            return _cauchy((1 - mean - slope * (size - centre)) / math.sqrt(variance))
 
         return fits
 
@@ -196,47 +199,47 @@ def _lines(points: Sequence[Point], limit: int, parameters: SearchParameters) ->
 
 
 def _clipped(ratio: float, parameters: SearchParameters) -> float:
-    """A ratio of peak to limit within the bounds of arithmetic: a wild estimate may expect anything, also below 0."""
+    """Clip a ratio of peak to limit: a wild estimate may expect any number, also below 0."""
     return max(-parameters.clipped_ratio, min(ratio, parameters.clipped_ratio))
 
 
 @dataclass(frozen=True)
 class _Calibration:
-    """Normal distribution of both figures in ``used = level + tilt * (curve - 1)``, in shares of the limit.
+    """Normal distribution of the coefficients in ``used = level + slope * (curve - 1)``, in shares of the limit.
 
-    ``level`` is what is really used where the estimate's curve meets the limit, ``tilt`` how much steeper the real
-    curve is.
+    ``level`` is the real use where the estimate's curve meets the limit. ``slope`` is the ratio of the real slope to
+    the estimated slope.
     """
 
     level: float
-    tilt: float
+    slope: float
     var_level: float
-    var_tilt: float
+    var_slope: float
     covariance: float = 0.0
     log_evidence: float = 0.0
 
     def updated(self, curve: float, used: float, noise: float) -> _Calibration:
         """The calibration after one more measurement (a Kalman filter's step)."""
-        arm = curve - 1
-        gain_level = self.var_level + arm * self.covariance
-        gain_tilt = self.covariance + arm * self.var_tilt
-        variance = max(gain_level + arm * gain_tilt, 0.0) + noise**2
-        surprise = used - self.level - arm * self.tilt
+        offset = curve - 1
+        gain_level = self.var_level + offset * self.covariance
+        gain_slope = self.covariance + offset * self.var_slope
+        variance = max(gain_level + offset * gain_slope, 0.0) + noise**2
+        innovation = used - self.level - offset * self.slope
         return replace(
             self,
-            level=self.level + gain_level / variance * surprise,
-            tilt=self.tilt + gain_tilt / variance * surprise,
+            level=self.level + gain_level / variance * innovation,
+            slope=self.slope + gain_slope / variance * innovation,
             var_level=max(0.0, self.var_level - gain_level**2 / variance),
-            var_tilt=max(0.0, self.var_tilt - gain_tilt**2 / variance),
-            covariance=self.covariance - gain_level * gain_tilt / variance,
-            log_evidence=self.log_evidence - 0.5 * (math.log(variance) + surprise**2 / variance),
+            var_slope=max(0.0, self.var_slope - gain_slope**2 / variance),
+            covariance=self.covariance - gain_level * gain_slope / variance,
+            log_evidence=self.log_evidence - 0.5 * (math.log(variance) + innovation**2 / variance),
         )
 
     def free(self, curve: float) -> tuple[float, float]:
-        """The share of the limit that stays free where the estimate says ``curve``, and its variance."""
-        arm = curve - 1
-        variance = self.var_level + 2 * arm * self.covariance + arm**2 * self.var_tilt
-        return 1 - self.level - arm * self.tilt, max(0.0, variance)
+        """The share of the limit that stays free where the estimate is ``curve``, and its variance."""
+        offset = curve - 1
+        variance = self.var_level + 2 * offset * self.covariance + offset**2 * self.var_slope
+        return 1 - self.level - offset * self.slope, max(0.0, variance)
 
 
 @dataclass(frozen=True)
@@ -244,10 +247,10 @@ class _Measurement:
     """One measured peak, in shares of the limit.
 
     Attributes:
-        curve: what the estimate says there.
-        used: what was measured.
-        noise: of this measurement, besides that of all.
-        saturated: whether the limit may have cut the peak off, where something may be given up.
+        curve: the estimate for the same size.
+        used: the measured peak.
+        noise: noise of this measurement alone, added to the common noise.
+        saturated: whether the limit may have cut off the peak, where memory is reclaimable.
     """
 
     curve: float
@@ -258,7 +261,7 @@ class _Measurement:
     def apply(
         self, calibration: _Calibration, noise: float, parameters: SearchParameters, *, elastic: bool
     ) -> _Calibration:
-        """``calibration`` after this measurement, which moves nothing where less was taken than the work asked for."""
+        """``calibration`` after this measurement; a saturated peak below the expected one changes only the evidence."""
         curve = _clipped(self.curve, parameters)
         if elastic and self.saturated and 1 - calibration.free(curve)[0] >= self.used:
             evidence = calibration.log_evidence + parameters.saturated_log_likelihood
@@ -268,19 +271,19 @@ class _Measurement:
 
 @dataclass(frozen=True)
 class _Hypothesis:
-    """One way the estimate may be off: its prior, the noise of measurements, what is given up, and the calibration."""
+    """One error model of the estimate: its prior, the noise, the reclaimable share, and the calibration."""
 
     prior: float
     noise: float
-    given_up: float
+    reclaimable: float
     calibration: _Calibration
 
     def survival(self, curve: Curve, limit: int, limit_error: float, parameters: SearchParameters) -> Survival:
-        """The place where the calibrated curve meets the limit, and memory beyond it that can be given up."""
+        """The probability that a size stays below the limit and the reclaimable memory, by the calibrated curve."""
 
         def fits(size: float) -> float:
             free, variance = self.calibration.free(_clipped(curve(size) / limit, parameters))
-            return _heavy_tailed((free + self.given_up) / math.sqrt(variance + self.noise**2 + limit_error**2))
+            return _cauchy((free + self.reclaimable) / math.sqrt(variance + self.noise**2 + limit_error**2))
 
         return fits
 
@@ -288,23 +291,23 @@ class _Hypothesis:
 def _calibrated_curves(
     measurements: Sequence[_Measurement], limit: int, curve: Curve, parameters: SearchParameters, *, elastic: bool
 ) -> Iterator[tuple[float, Survival]]:
-    """The places where the calibrated curve meets the limit, by every combination of the uncertain figures."""
+    """Weighted hypotheses, one for each combination of estimate error, noise, reclaimable share and limit error."""
     levels: Levels = parameters.elastic_levels if elastic else ((0.0, 1.0),)
     hypotheses = [
         _Hypothesis(
-            likely * prior * share,
+            probability * prior * share,
             noise,
-            given_up,
-            _calibrated(measurements, (off, tilted), noise, parameters, elastic=given_up > 0),
+            reclaimable,
+            _calibrated(measurements, (level_error, slope_error), noise, parameters, elastic=reclaimable > 0),
         )
-        for off, tilted, likely in parameters.estimate_errors
+        for level_error, slope_error, probability in parameters.estimate_errors
         for noise, prior in parameters.noise_levels
-        for given_up, share in levels
+        for reclaimable, share in levels
     ]
-    most = max(hypothesis.calibration.log_evidence for hypothesis in hypotheses)
+    largest = max(hypothesis.calibration.log_evidence for hypothesis in hypotheses)
     for hypothesis in hypotheses:
         for limit_error, share in parameters.limit_errors:
-            weight = hypothesis.prior * math.exp(hypothesis.calibration.log_evidence - most) * share
+            weight = hypothesis.prior * math.exp(hypothesis.calibration.log_evidence - largest) * share
             yield weight, hypothesis.survival(curve, limit, limit_error, parameters)
 
 
@@ -317,8 +320,8 @@ def _calibrated(
     elastic: bool,
 ) -> _Calibration:
     """The calibration by all measurements; ``errors`` are the standard deviations of the estimate's level and slope."""
-    off, tilted = errors
-    calibration = _Calibration(level=1.0, tilt=1.0, var_level=off**2, var_tilt=tilted**2)
+    level_error, slope_error = errors
+    calibration = _Calibration(level=1.0, slope=1.0, var_level=level_error**2, var_slope=slope_error**2)
     for measurement in measurements:
         calibration = measurement.apply(calibration, noise, parameters, elastic=elastic)
     return calibration

@@ -7,9 +7,9 @@ from datetime import datetime
 
 from tuner.planning.accumulation import balanced_plan, share_per_rank, uniform_plan
 from tuner.planning.coupled_loss import is_undivided
-from tuner.planning.objectives import alternatives, choice_in_words, fastest
+from tuner.planning.objectives import alternatives, describe_choice, fastest
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
-from tuner.planning.what_if import WhatIfAnswer, changes_in_words
+from tuner.planning.what_if import WhatIfResult, format_changes
 from tuner.schemas.recommendation import (
     Advice,
     Alternative,
@@ -27,12 +27,12 @@ from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResul
 from tuner.units import format_bytes
 
 _SHARED_DEVICE_BYTES = 64 * 1024**2
-"""Driver and display take a little of an idle card; more than this is another process."""
+"""Bytes that the driver and a display take of an idle card; more than this is another process."""
 
 
 @dataclass(frozen=True)
-class Answered:
-    """A finished search, with its request, its evidence and its conditions."""
+class FinishedTuning:
+    """A finished tuning: the request, the evidence, and the conditions of the search."""
 
     request: TuningRequest
     device: DeviceInfo
@@ -46,97 +46,99 @@ class Answered:
     notes: tuple[str, ...] = ()
     expected: ExpectedPeaks | None = None
     warm_start: WarmStart | None = None
-    what_if: WhatIfAnswer = field(default_factory=WhatIfAnswer)
+    what_if: WhatIfResult = field(default_factory=WhatIfResult)
     coupling: CouplingCheck | None = None
     parameters: SearchParameters = DEFAULT_PARAMETERS
 
     @property
     def share(self) -> int:
-        """Samples of a rank in an update; of those with the most."""
+        """Samples of the rank with the most in an update."""
         return share_per_rank(self.request.effective_batch_size, self.request.spec.parallelism.world_size)[0]
 
     @property
     def size(self) -> int:
-        """The micro-batch size to recommend: the proven one, or that of the fastest plan; 0 when none fits."""
+        """The micro-batch size to recommend: the proven size, or the size of the fastest plan; 0 when none fits."""
         quickest = fastest(self.share, self.probes, self.parameters) if self.request.objective == "fastest" else None
         return quickest.micro_batch_size if quickest else self.proof.fits
 
     @property
     def deciding_probe(self) -> ProbeResult | None:
-        """The fit the recommendation rests on: of several at its size the one that held most memory."""
+        """The fit at the recommended size that held the most memory."""
         probes = [probe for probe in self.probes if probe.micro_batch_size == self.size]
         fits = [probe for probe in probes if probe.outcome is Outcome.FIT]
         return max(fits, key=lambda probe: probe.held_bytes or 0, default=None)
 
 
-def recommend(answered: Answered, *, identifier: str, created_at: datetime, total_seconds: float) -> Recommendation:
-    """The recommendation, feasible or not.
+def recommend(
+    finished: FinishedTuning, *, identifier: str, created_at: datetime, total_seconds: float
+) -> Recommendation:
+    """Build the recommendation, feasible or not.
 
     Raises:
-        PlanError: when what fits is so small that its plan would list too many micro-batches.
+        PlanError: when the largest fit is so small that its plan would list too many micro-batches.
     """
-    request, size = answered.request, answered.size
+    request, size = finished.request, finished.size
     world_size = request.spec.parallelism.world_size
     plan = balanced_plan(request.effective_batch_size, world_size, size) if size else None
     uniform = uniform_plan(request.effective_batch_size, world_size, size) if size and request.uniform else None
-    listed = _alternatives(answered)
+    listed = _alternatives(finished)
     return Recommendation(
         plan=plan,
         largest_micro_batch_size=size or None,
         id=identifier,
         created_at=created_at,
         feasible=plan is not None,
-        infeasible_reason=None if plan else infeasible_reason(answered),
-        choice=_choice(answered, listed) if size else "",
+        infeasible_reason=None if plan else infeasible_reason(finished),
+        choice=_choice(finished, listed) if size else "",
         alternatives=listed,
-        what_ifs=answered.what_if.what_ifs,
+        what_ifs=finished.what_if.what_ifs,
         uniform=uniform,
         evidence=Evidence(
-            probes=answered.probes,
-            proof=answered.proof,
-            expected=answered.expected,
-            warm_start=answered.warm_start,
-            coupling=answered.coupling,
+            probes=finished.probes,
+            proof=finished.proof,
+            expected=finished.expected,
+            warm_start=finished.warm_start,
+            coupling=finished.coupling,
         ),
-        headroom=_headroom(answered),
-        device=answered.device,
-        fingerprint=answered.fingerprint,
-        environment=answered.environment,
-        warnings=tuple(_warnings(answered)),
-        versions=answered.versions,
-        timings=_timings(answered.probes, total_seconds),
+        headroom=_headroom(finished),
+        device=finished.device,
+        fingerprint=finished.fingerprint,
+        environment=finished.environment,
+        warnings=tuple(_warnings(finished)),
+        versions=finished.versions,
+        timings=_timings(finished.probes, total_seconds),
         request=request,
     )
 
 
-def _choice(answered: Answered, listed: tuple[Alternative, ...]) -> str:
-    request = answered.request
-    bounded = request.max_micro_batch_size is not None and request.max_micro_batch_size < answered.share
-    return choice_in_words(
+def _choice(finished: FinishedTuning, listed: tuple[Alternative, ...]) -> str:
+    request = finished.request
+    bounded = request.max_micro_batch_size is not None and request.max_micro_batch_size < finished.share
+    return describe_choice(
         request.objective,
-        answered.share,
-        answered.size,
-        answered.proof,
+        finished.share,
+        finished.size,
+        finished.proof,
         listed,
         of_a_grid=request.granularity > 1 or bounded,
     )
 
 
-def _alternatives(answered: Answered) -> tuple[Alternative, ...]:
-    if not answered.size:
+def _alternatives(finished: FinishedTuning) -> tuple[Alternative, ...]:
+    if not finished.size:
         return ()
-    listed = alternatives(answered.share, answered.size, answered.proof.fits, answered.probes, answered.parameters)
+    listed = alternatives(finished.share, finished.size, finished.proof.fits, finished.probes, finished.parameters)
     return (
-        tuple(plan for plan in listed if plan.chosen) if is_undivided(answered.request, answered.coupling) else listed
+        tuple(plan for plan in listed if plan.chosen) if is_undivided(finished.request, finished.coupling) else listed
     )
 
 
-def _headroom(answered: Answered) -> Headroom | None:
-    probe = answered.deciding_probe
+def _headroom(finished: FinishedTuning) -> Headroom | None:
+    probe = finished.deciding_probe
     if probe is None:
         return None
-    limit, peak = answered.memory_limit_bytes, probe.held_bytes or 0
-    available = min(limit, answered.device.total_bytes - (probe.other_processes_bytes or 0))
+    limit, peak = finished.memory_limit_bytes, probe.held_bytes or 0
+    available = min(limit, finished.device.total_bytes - (probe.other_processes_bytes or 0))
     free = max(0, available - peak)
     return Headroom(limit_bytes=limit, peak_bytes=peak, free_bytes=free, free_fraction=free / limit)
 
@@ -150,14 +152,14 @@ def _timings(probes: tuple[ProbeResult, ...], total_seconds: float) -> Timings:
     )
 
 
-def infeasible_reason(answered: Answered) -> str:
+def infeasible_reason(finished: FinishedTuning) -> str:
     """Explain why not even the smallest micro-batch fits: the numbers, and the remedies."""
-    stopped = [probe for probe in answered.probes if probe.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}]
-    failed = next(probe for probe in stopped if probe.micro_batch_size == answered.proof.next_size)
-    limit, probed = format_bytes(answered.memory_limit_bytes), format_bytes(answered.probe_limit_bytes)
+    stopped = [probe for probe in finished.probes if probe.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}]
+    failed = next(probe for probe in stopped if probe.micro_batch_size == finished.proof.next_size)
+    limit, probed = format_bytes(finished.memory_limit_bytes), format_bytes(finished.probe_limit_bytes)
     headline = (
-        f"A micro-batch of {failed.micro_batch_size} does not fit into {limit} on {answered.device.id} "
-        f"({probed} after the margin of {answered.request.memory_margin:.0%}): {failed.message}."
+        f"A micro-batch of {failed.micro_batch_size} does not fit into {limit} on {finished.device.id} "
+        f"({probed} after the margin of {finished.request.memory_margin:.0%}): {failed.message}."
     )
     parts = [headline]
     if failed.model is not None:
@@ -165,27 +167,27 @@ def infeasible_reason(answered: Answered) -> str:
             f"The model has {failed.model.parameters:,} parameters in {format_bytes(failed.model.parameter_bytes)}, "
             f"before gradients ({format_bytes(_gradient_bytes(failed))}), optimizer state and activations."
         )
-    parts.append("What can make it fit: " + "; ".join(_remedies(answered)) + ".")
+    parts.append("What can make it fit: " + "; ".join(_remedies(finished)) + ".")
     return " ".join(parts)
 
 
 def _gradient_bytes(probe: ProbeResult) -> int:
-    """Gradients have their parameters' type, so they take the parameters' bytes in proportion."""
+    """Bytes of the gradients, which have the type of their parameters."""
     model = probe.model
     if model is None or not model.parameters:
         return 0
     return model.parameter_bytes * model.trainable_parameters // model.parameters
 
 
-def _remedies(answered: Answered) -> list[str]:
-    spec, granularity = answered.request.spec, answered.request.granularity
+def _remedies(finished: FinishedTuning) -> list[str]:
+    spec, granularity = finished.request.spec, finished.request.granularity
     remedies = []
     if granularity > 1:
         remedies.append(f"a granularity of 1 instead of {granularity}")
-    remedies += _estimated_remedies(answered.what_if.what_ifs)
-    if not spec.activation_checkpointing and "activation_checkpointing" not in answered.what_if.judged:
+    remedies += _estimated_remedies(finished.what_if.what_ifs)
+    if not spec.activation_checkpointing and "activation_checkpointing" not in finished.what_if.estimated_fields:
         remedies.append("activation_checkpointing: true")
-    if spec.precision == "fp32" and "precision" not in answered.what_if.judged:
+    if spec.precision == "fp32" and "precision" not in finished.what_if.estimated_fields:
         remedies.append("precision: bf16-mixed")
     if spec.batch.sequence_length or spec.batch.image_size:
         remedies.append("a shorter sequence_length" if spec.batch.sequence_length else "a smaller image_size")
@@ -195,53 +197,53 @@ def _remedies(answered: Answered) -> list[str]:
 
 
 def _estimated_remedies(what_ifs: tuple[WhatIf, ...]) -> list[str]:
-    """The remedies by what-ifs: those that fit, the largest first, or the one that comes nearest."""
-    fitting = [it for it in what_ifs if it.largest_micro_batch_size]
+    """Remedies from what-ifs: those that fit, the largest first, or else the one with the smallest peak."""
+    fitting = [what_if for what_if in what_ifs if what_if.largest_micro_batch_size]
     if fitting:
         return [
-            f"{changes_in_words(it.changes)} (a micro-batch of {it.largest_micro_batch_size} is expected to fit, "
-            "estimated)"
-            for it in fitting
+            f"{format_changes(what_if.changes)} (a micro-batch of {what_if.largest_micro_batch_size} is expected to "
+            "fit, estimated)"
+            for what_if in fitting
         ]
     nearest = min(what_ifs, key=lambda what_if: what_if.peak_bytes, default=None)
     if nearest is None:
         return []
     peak = format_bytes(nearest.peak_bytes)
-    return [f"{changes_in_words(nearest.changes)} and more of what follows (alone it would take {peak}, estimated)"]
+    return [f"{format_changes(nearest.changes)} and more of the following (alone it would take {peak}, estimated)"]
 
 
 def _not_estimated(changes: str) -> Advice:
-    what = f"What {changes} would change" if changes else "What changes of the spec would make fit"
-    message = f"{what} could not be estimated: the workload cannot be traced, or not in time. A tuning can measure it."
+    subject = f"The effect of {changes}" if changes else "The effect of changes of the spec"
+    message = f"{subject} could not be estimated: tracing failed or timed out. Tune the changed spec to measure it."
     return Advice(code="what-if-not-estimated", message=message)
 
 
-def _warnings(answered: Answered) -> list[Advice]:
-    probe = answered.deciding_probe
-    found = [Advice(code="inconsistent-outcomes", message=note) for note in answered.notes]
+def _warnings(finished: FinishedTuning) -> list[Advice]:
+    probe = finished.deciding_probe
+    found = [Advice(code="inconsistent-outcomes", message=note) for note in finished.notes]
     if probe is not None:
-        found += _warnings_of_probe(probe, answered.device)
-    timed = [probe for probe in answered.probes if probe.measures_time]
+        found += _warnings_of_probe(probe, finished.device)
+    timed = [probe for probe in finished.probes if probe.measures_time]
     found += [_untimed(probe) for probe in timed if probe.outcome is not Outcome.FIT]
-    if answered.proof.stopped_by == "invalid-size":
-        message = f"Size {answered.proof.next_size} failed for another reason than memory; see its probe's message."
+    if finished.proof.stopped_by == "invalid-size":
+        message = f"Size {finished.proof.next_size} failed for another reason than memory; see its probe's message."
         found.append(Advice(code="stopped-by-kernel-limit", message=message))
-    if answered.proof.stopped_by == "warm-start":
+    if finished.proof.stopped_by == "warm-start":
         message = (
-            f"Only {answered.proof.fits} was run, to confirm the recommendation of the warm start; that "
-            f"{answered.proof.next_size} fails was measured then. Tune without a warm start to measure it now."
+            f"Only {finished.proof.fits} was run, to confirm the recommendation of the warm start; that "
+            f"{finished.proof.next_size} fails was measured then. Tune without a warm start to measure it now."
         )
         found.append(Advice(code="rests-on-warm-start", message=message))
-    if not answered.proof.is_conclusive:
-        found.append(Advice(code="larger-sizes-not-known", message=answered.proof.statement))
-    found += [_not_estimated(changes) for changes in answered.what_if.unanswered]
-    found += _warnings_of_coupling(answered)
-    found += _warnings_of_parallelism(answered.request)
+    if not finished.proof.is_conclusive:
+        found.append(Advice(code="larger-sizes-not-known", message=finished.proof.statement))
+    found += [_not_estimated(changes) for changes in finished.what_if.not_estimated]
+    found += _warnings_of_coupling(finished)
+    found += _warnings_of_parallelism(finished.request)
     return found
 
 
-def _warnings_of_coupling(answered: Answered) -> list[Advice]:
-    check = answered.coupling
+def _warnings_of_coupling(finished: FinishedTuning) -> list[Advice]:
+    check = finished.coupling
     if check is None or check.verdict == "separate":
         return []
     if check.verdict == "not-compared":
@@ -250,7 +252,7 @@ def _warnings_of_coupling(answered: Answered) -> list[Advice]:
             "accumulated updates differ from full-batch ones."
         )
         return [Advice(code="coupling-not-checked", message=message)]
-    if answered.request.spec.parallelism.world_size == 1 and answered.size == answered.share:
+    if finished.request.spec.parallelism.world_size == 1 and finished.size == finished.share:
         message = f"{check.message} This plan is exact, as it has the whole batch in one micro-batch; no other one is."
         return [Advice(code="coupled-loss", message=message)]
     return [Advice(code="coupled-loss", message=check.message)]
@@ -277,7 +279,7 @@ def _warnings_of_probe(probe: ProbeResult, device: DeviceInfo) -> list[Advice]:
     if (probe.other_processes_bytes or 0) > _SHARED_DEVICE_BYTES:
         message = (
             f"Other processes held {format_bytes(probe.other_processes_bytes or 0)} of {device.id} while it was "
-            "probed: the answer holds while they hold no more."
+            "probed: the recommendation is valid while they hold no more."
         )
         found.append(Advice(code="shared-device", message=message))
     if probe.allocator_retries:
@@ -296,8 +298,8 @@ def _warnings_of_parallelism(request: TuningRequest) -> list[Advice]:
     found = []
     if parallelism.strategy == "fsdp":
         message = (
-            "The probe held the whole model on one device, as no other rank was there to share it with: the answer is "
-            "on the safe side, larger micro-batches may fit."
+            "The probe held the whole model on one device, because it ran a single rank: the recommendation is "
+            "conservative, and larger micro-batches may fit."
         )
         found.append(Advice(code="fsdp-probed-unsharded", message=message))
     message = (

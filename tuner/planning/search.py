@@ -1,24 +1,23 @@
 """The search for the largest micro-batch that fits. Pure ask/tell: sizes and outcomes in, the next size out.
 
 **Assumption.** Fitting is monotone: if a size fits, every smaller one does. A fit at one candidate and a failure at the
-next then prove the answer. Results are checked against this: after a contradiction the search warns, and answers below
-the smallest failure. A size of one that fails by an error is taken for a special case (BatchNorm over a single
-value) until a larger one fails likewise. A size above a fit that cannot be judged (its probe times out, fails by an
-error, or is lost again and again) bounds the search: the largest fit is the answer, and the proof says where it ends.
+next then prove the answer. Results are checked against this: after a contradiction the search warns, and its answer is
+below the smallest failure. A size of one that fails by an error is taken for a special case (BatchNorm over a single
+value) until a larger one fails likewise. A size above a fit whose probe is inconclusive (it times out, fails by
+an error, or is lost twice) bounds the search: the largest fit is the answer, and the proof names the size.
 
 **Posterior.** Peak memory is taken to be affine in the size (intercept: parameters, gradients, optimizer state; slope:
 activations of a sample) above a floor that does not depend on it, or to follow the curve of an estimate where there is
 one. The fits measured so far give a line, or calibrate the estimate; the place where the curve meets the limit is the
-likely answer, and the misfit says how likely (``tuner.planning.posterior``).
+likely answer, and the misfit shows how likely (``tuner.planning.posterior``).
 
-**Choice.** The next size is the one whose probability to fit is nearest to what pays best when an OOM costs three fits.
-A sharp posterior thus asks for the expected answer and then for the size above it; a vague one takes long, cautious
-steps.
+**Choice.** The next size is the one whose probability to fit is nearest to the optimum when an OOM costs three fits.
+A sharp posterior thus leads to the expected answer and then to the size above it; a vague one to long, cautious steps.
 
-**Guarantee.** The answer is exact for every monotone workload, whatever the memory figures say: they only choose the
+**Guarantee.** The answer is exact for every monotone workload, whatever the memory figures are: they only choose the
 order of probes, and only while doubling and halving could still end within ``2 * ceil(log2(candidates)) + 7`` probes.
 
-All state is a function of the results told, so a search is rebuilt by telling a new one what was recorded.
+All state is a function of the recorded results, so a search is rebuilt by telling a new one these results.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from tuner.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult
 
 @dataclass(frozen=True)
 class Failure:
-    """The search cannot end: a probe failed for a reason that is no matter of size."""
+    """The search failed: a probe failed for a reason unrelated to the size."""
 
     reason: str
     message: str
@@ -53,8 +52,8 @@ class Failure:
 class MicroBatchSearch:
     """Search for the largest size of a space that fits, with a proof.
 
-    Ask, probe, tell, until ``ask`` returns none: ``verdict`` then holds. Recorded results may be told without asking,
-    to rebuild a search: the next ask depends on nothing but the results told.
+    Call ``ask``, probe, and call ``tell``, until ``ask`` returns none: ``verdict`` is then set. To rebuild a search,
+    pass recorded results to ``tell`` without ``ask``: the next size depends only on the results.
     """
 
     def __init__(self, space: SearchSpace, parameters: SearchParameters = DEFAULT_PARAMETERS) -> None:
@@ -63,21 +62,21 @@ class MicroBatchSearch:
         self._fits: dict[int, ProbeResult] = {}
         self._failures: dict[int, ProbeResult] = {}
         self._lost: Counter[int] = Counter()
-        self._ended: dict[int, ProbeResult] = {}
-        """Probes above a fit that could not tell whether their size fits: out of time, in an error, or lost twice."""
+        self._inconclusive: dict[int, ProbeResult] = {}
+        """Inconclusive probes above a fit: timed out, failed by an error, or lost twice."""
         self._failure: Failure | None = None
         self._failed_at_one: ProbeResult | None = None
         self._budget = _Bracket(0, space.count + 1, failed=False).worst_case() + parameters.slack_probes
 
     def ask(self) -> int | None:
-        """The next size to probe, or none when the search is over. Asking again without telling gives the same."""
+        """The next size to probe, or none when the search is over. Repeated calls return the same size."""
         return None if self.verdict is not None else self.space.size(self._next_index())
 
     def tell(self, result: ProbeResult) -> None:
-        """Take in what a probe found.
+        """Record the result of a probe.
 
         Raises:
-            SearchError: when the size is none of the space's.
+            SearchError: when the size is not a candidate of the space.
         """
         index = self.space.index(result.micro_batch_size)
         if result.outcome is Outcome.FIT:
@@ -87,19 +86,19 @@ class MicroBatchSearch:
         elif result.outcome is Outcome.LOST:
             self._lost[index] += 1
             if self._lost[index] > 1:
-                self._end_at(index, result)
+                self._record_inconclusive(index, result)
         elif not self._is_special(result):
-            self._end_at(index, result)
+            self._record_inconclusive(index, result)
 
-    def _end_at(self, index: int, result: ProbeResult) -> None:
-        """A size that cannot be judged bounds the search where a smaller one fits; else it is the end of the search."""
-        if _may_be_of_its_size(result) and any(fit < index for fit in self._fits):
-            self._ended.setdefault(index, result)
+    def _record_inconclusive(self, index: int, result: ProbeResult) -> None:
+        """Bound the search by an inconclusive size where a smaller one fits; otherwise fail the search."""
+        if _may_depend_on_size(result) and any(fit < index for fit in self._fits):
+            self._inconclusive.setdefault(index, result)
         elif self._failure is None:
             self._failure = _failure(result)
 
     def _is_special(self, result: ProbeResult) -> bool:
-        """Keep the first error of a size of one, which says nothing of larger sizes; return whether this is it."""
+        """Keep the first error of a size of one, which does not bound larger sizes; return whether this is the one."""
         runs = result.phase in {Phase.WARMUP, Phase.MEASURE}
         first = self._failed_at_one is None and result.micro_batch_size == 1 and self.space.count > 1
         if runs and first and result.outcome is Outcome.ERROR:
@@ -108,7 +107,7 @@ class MicroBatchSearch:
 
     @property
     def verdict(self) -> Proof | Failure | None:
-        """The proven answer, or why there is none; nothing while the search goes on."""
+        """The proof or the failure that ended the search; none while the search continues."""
         if self._failure is not None:
             return self._failure
         if not self._bracket.closed and not self._gives_up:
@@ -118,9 +117,9 @@ class MicroBatchSearch:
         return self._proof()
 
     def _nothing_runs(self, at_one: ProbeResult) -> Failure:
-        """A size of one raises, and no larger one fits."""
+        """The failure where a size of one raises and no larger size fits."""
         failure = _failure(at_one)
-        also = f" Nothing larger can stand in for it: {self.space.size(self._bracket.high)} does not fit."
+        also = f" No larger size works instead: {self.space.size(self._bracket.high)} does not fit."
         return Failure(failure.reason, failure.message + also) if self._failures else failure
 
     @property
@@ -134,33 +133,33 @@ class MicroBatchSearch:
         smallest = min(self._failures)
         return *found, *(
             f"Micro-batch {self.space.size(index)} fits although {self.space.size(smallest)} failed "
-            f"({self._failures[smallest].outcome}): memory does not grow with the size, or something else takes memory "
-            "from time to time. The answer stays below the smallest size that failed."
+            f"({self._failures[smallest].outcome}): memory does not grow with the size, or another process took memory "
+            "for a while. The answer stays below the smallest size that failed."
             for index in sorted(self._fits)
             if index >= smallest
         )
 
     @property
     def _bracket(self) -> _Bracket:
-        """The largest fit below the smallest size that failed or cannot be judged; above a special size of one."""
-        high = min((*self._failures, *self._ended), default=self.space.count + 1)
+        """Bracket from the largest fit to the smallest size above it that failed or was inconclusive."""
+        high = min((*self._failures, *self._inconclusive), default=self.space.count + 1)
         low = max((index for index in self._fits if index < high), default=int(self._failed_at_one is not None))
-        return _Bracket(low, high, failed=bool(self._failures or self._ended))
+        return _Bracket(low, high, failed=bool(self._failures or self._inconclusive))
 
     @property
     def _gives_up(self) -> bool:
-        """Return whether a size that cannot be judged is near enough to the largest fit, or one of too many."""
+        """Return whether the inconclusive size is close enough to the largest fit, or there are too many."""
         bracket = self._bracket
-        if bracket.high not in self._ended or bracket.low not in self._fits:
+        if bracket.high not in self._inconclusive or bracket.low not in self._fits:
             return False
-        near = self.space.size(bracket.low) >= self._parameters.near_enough * self.space.size(bracket.high)
-        return near or len(self._ended) >= self._parameters.most_unjudged
+        is_near = self.space.size(bracket.low) >= self._parameters.near_enough * self.space.size(bracket.high)
+        return is_near or len(self._inconclusive) >= self._parameters.most_inconclusive_sizes
 
     def _proof(self) -> Proof:
         low, high = self._bracket.low, self._bracket.high
         fits = self.space.size(low) if low else 0
-        if high in self._ended:
-            return self._unjudged(low, high, self._ended[high])
+        if high in self._inconclusive:
+            return self._inconclusive_proof(low, high, self._inconclusive[high])
         if high not in self._failures:
             statement = f"{fits} fits, and larger sizes were not tried: the bound is {self.space.bound}"
             return Proof(fits=fits, stopped_by="bound", statement=f"{statement} ({self.space.bound_reason}).")
@@ -175,9 +174,9 @@ class MicroBatchSearch:
             statement=f"{start}{failed}{f' ({failure.message})' if failure.message else ''}.",
         )
 
-    def _unjudged(self, low: int, high: int, ended: ProbeResult) -> Proof:
-        """The largest fit, below a size of which no probe could tell whether it fits."""
-        stopped_by, event, remedy = _UNJUDGED[ended.outcome]
+    def _inconclusive_proof(self, low: int, high: int, ended: ProbeResult) -> Proof:
+        """The proof of the largest fit below a size whose probe was inconclusive."""
+        stopped_by, event, remedy = _INCONCLUSIVE_STOPS[ended.outcome]
         between = f" Sizes between {self.space.size(low)} and {self.space.size(high)} were not tried."
         statement = (
             f"{self.space.size(low)} fits. Whether {self.space.size(high)} does is not known: its probe {event}"
@@ -188,10 +187,10 @@ class MicroBatchSearch:
         )
 
     def _next_index(self) -> int:
-        """The size that the posterior asks for, unless the probes that may then be needed exceed the budget."""
+        """The candidate that the posterior prefers, unless the worst case after it exceeds the budget of probes."""
         bracket = self._bracket
         wanted = self._wanted_index(bracket)
-        spent = len(self._fits) + len(self._failures) + len(self._ended) + 1
+        spent = len(self._fits) + len(self._failures) + len(self._inconclusive) + 1
         return wanted if spent + bracket.worst_case_after(wanted) <= self._budget else bracket.middle
 
     def _wanted_index(self, bracket: _Bracket) -> int:
@@ -202,7 +201,7 @@ class MicroBatchSearch:
         return self._index_by_measurements(bracket)
 
     def _index_by_measurements(self, bracket: _Bracket) -> int:
-        """The next candidate where there is no estimate: a jump that surely fits, or what the line says."""
+        """The next candidate without an estimate: a jump that surely fits, or a candidate by the line."""
         parameters = self._parameters
         points = last_affine_piece(self._measured(bracket.low), parameters)
         start = self._sure_size(points[0]) if points else None
@@ -214,9 +213,10 @@ class MicroBatchSearch:
         return self._bracketed(bracket, posterior).nearest_to(parameters.target_fit_probability)
 
     def _index_by_estimate(self, bracket: _Bracket, estimate: ExpectedPeaks, limit: int) -> int:
-        """The next candidate by an estimate: one that likely fits; a far smaller one when two of them did not.
+        """The next candidate by an estimate: one that likely fits, or a far smaller one after two failures.
 
-        Not the smallest, unless nothing else is likely: it has least to tell, and BatchNorm may not take it.
+        The smallest candidate is avoided unless no other is likely to fit: it is the least informative, and BatchNorm
+        may reject it.
         """
         parameters = self._parameters
         posterior = from_estimate(
@@ -242,11 +242,11 @@ class MicroBatchSearch:
         return BracketedPosterior(bracket.low, bracket.high, bracket.failed, posterior, self.space.size)
 
     def _first_index(self) -> int:
-        """The smallest size: it tells at once whether any fits. Of two sizes, the larger."""
+        """The smallest candidate, which shows at once whether any fits; of two candidates, the larger."""
         return 1 if self.space.count > 2 else self.space.count  # noqa: PLR2004
 
     def _measured(self, low: int) -> list[Point]:
-        """Sizes up to the candidate ``low``, and their memory."""
+        """Measured sizes up to the candidate ``low``, with their peaks."""
         measured = {self.space.size(index): fit.used_bytes for index, fit in self._fits.items() if index <= low}
         return sorted((size, used) for size, used in measured.items() if used)
 
@@ -268,7 +268,7 @@ class MicroBatchSearch:
 
 @dataclass(frozen=True)
 class _Bracket:
-    """Bounds of the answer: at least ``low`` (0: none may fit), below ``high`` (failed, or past the last candidate)."""
+    """Bounds of the answer: at least ``low`` (0 if none is known to fit), below ``high`` (failed, or past the last)."""
 
     low: int
     high: int
@@ -284,7 +284,7 @@ class _Bracket:
         return (self.low + self.high) // 2 if self.failed else min(max(2 * self.low, 1), self.high - 1)
 
     def worst_case(self) -> int:
-        """The most probes that doubling and halving take from here."""
+        """The most probes that doubling and halving still take."""
         halvings = (self.high - self.low - 1).bit_length()
         if self.failed or self.closed:
             return halvings
@@ -293,14 +293,14 @@ class _Bracket:
         return (self.low == 0) + doublings + (last - 1).bit_length()
 
     def worst_case_after(self, index: int) -> int:
-        """The most probes after one of ``index``, by the worse outcome; below the bracket a probe changes nothing."""
+        """The most probes after a probe of ``index``, by its worse outcome."""
         if index <= self.low:
             return self.worst_case()
         fit = _Bracket(index, self.high, self.failed)
         return max(fit.worst_case(), _Bracket(self.low, index, failed=True).worst_case())
 
 
-_UNJUDGED: dict[Outcome, tuple[Literal["timeout", "error", "lost"], str, str]] = {
+_INCONCLUSIVE_STOPS: dict[Outcome, tuple[Literal["timeout", "error", "lost"], str, str]] = {
     Outcome.TIMED_OUT: (
         "timeout",
         "did not end within its time",
@@ -314,28 +314,28 @@ _UNJUDGED: dict[Outcome, tuple[Literal["timeout", "error", "lost"], str, str]] =
     Outcome.LOST: (
         "lost",
         "was ended from outside, twice",
-        "Look for what ends processes on this host, and tune again to try larger sizes.",
+        "Find out what ends processes on this host, and tune again to try larger sizes.",
     ),
 }
-"""Stops of a search by a probe above a fit: the word in the proof, the event, and the remedy."""
+"""Reasons to stop at an inconclusive probe: the word in the proof, the event, and the remedy."""
 
 _REMEDIES = {
-    Outcome.ERROR: ("workload-error", "failed", "This is no matter of memory: mend the workload, then tune again."),
+    Outcome.ERROR: ("workload-error", "failed", "Memory is not the cause: fix the workload, then tune again."),
     Outcome.TIMED_OUT: (
         "probe-timed-out",
         "did not end within its time",
-        "Raise probe_timeout_seconds if the workload is slow; otherwise look for what it waits for.",
+        "Raise probe_timeout_seconds if the workload is slow; otherwise find out what it waits for.",
     ),
     Outcome.LOST: (
         "probe-lost",
         "was ended from outside, twice",
-        "Look for what ends processes on this host (a scheduler, the kernel, an operator), then tune again.",
+        "Find out what ends processes on this host (a scheduler, the kernel, an operator), then tune again.",
     ),
 }
 
 
-def _may_be_of_its_size(result: ProbeResult) -> bool:
-    """Tell whether a smaller size may do although this probe failed: not for an error before the first update."""
+def _may_depend_on_size(result: ProbeResult) -> bool:
+    """Return whether a smaller size may succeed: not after an error before the first update."""
     return result.outcome is not Outcome.ERROR or result.phase in {Phase.WARMUP, Phase.MEASURE}
 
 

@@ -15,17 +15,17 @@ class SearchSpace:
     """The sizes worth probing: multiples of ``granularity`` up to ``bound`` (``bound`` itself where it is smaller).
 
     Attributes:
-        bound: the largest size that is of use.
-        bound_reason: why, in words.
-        granularity: see above.
+        bound: the largest useful size.
+        bound_reason: explanation of the bound, for the proof.
+        granularity: step between the sizes.
         limit_bytes: the memory a probe may take, if known.
-        expected: what an estimate says of the memory curve. A wrong one costs probes, never correctness.
-        elastic: whether a part of what a probe measures may be given up where memory is short, as a process's libraries
-            do. It changes the order of probes alone.
-        sizes: the only sizes worth probing, by rising size up to ``bound`` at most; ``granularity`` is 1 then.
+        expected: the estimated memory curve. A wrong estimate costs probes, never correctness.
+        elastic: whether a part of the measured memory is reclaimable where memory is short, as with buffers of a
+            process's libraries. It changes only the order of probes.
+        sizes: the only sizes worth probing, rising, up to ``bound``; ``granularity`` is 1 then.
 
     Raises:
-        SearchError: when a number is below 1, or the sizes are none, do not rise, or go beyond the bound.
+        SearchError: when a number is below 1, or the sizes are empty, do not rise, or exceed the bound.
     """
 
     bound: int
@@ -54,26 +54,26 @@ class SearchSpace:
         return len(self.sizes) if self.sizes else max(1, self.bound // self.granularity)
 
     def size(self, index: int) -> int:
-        """The candidate of an index from 1 to ``count``; 0 for 0."""
+        """The candidate with an index from 1 to ``count``; 0 for index 0."""
         return (0, *self.sizes)[index] if self.sizes else min(index * self.granularity, self.bound)
 
     def index(self, size: int) -> int:
         """The index of a candidate.
 
         Raises:
-            SearchError: when the size is no candidate.
+            SearchError: when the size is not a candidate.
         """
         index = bisect_left(self.sizes, size) + 1 if self.sizes else -(-size // self.granularity)
         if not 1 <= index <= self.count or self.size(index) != size:
-            kinds = f"{self.count} sizes" if self.sizes else f"multiples of {self.granularity}"
+            candidates = f"{self.count} sizes" if self.sizes else f"multiples of {self.granularity}"
             raise SearchError(
-                f"micro-batch {size} is not among the sizes searched: {kinds} from {self.size(1)} to "
+                f"micro-batch {size} is not among the sizes searched: {candidates} from {self.size(1)} to "
                 f"{self.size(self.count)}"
             )
         return index
 
     def at_most(self, size: float) -> int:
-        """The index of the largest candidate of at most ``size``; 0 when none is."""
+        """The index of the largest candidate of at most ``size``; 0 when there is none."""
         if self.sizes:
             return bisect_right(self.sizes, size)
         return min(int(size) // self.granularity, self.count) if size < self.bound else self.count

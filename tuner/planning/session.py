@@ -1,11 +1,11 @@
-"""The course of one tuning, from request to recommendation. Pure: a tuning can be rebuilt from the recorded probes.
+"""A tuning from its request to its recommendation. Pure: a tuning can be rebuilt from the recorded probes.
 
-Its driver (the command line, the service's coordinator, a test) runs the probes::
+The driver (the command line, the service's coordinator, a test) runs the probes::
 
-    judge_coupling(tuning, runner.check_coupling)
+    check_coupling(tuning, runner.check_coupling)
     while (probe := tuning.next_probe()) is not None:
         tuning.record(runner.run(probe))
-    ask_what_ifs(tuning, runner.expect)
+    estimate_what_ifs(tuning, runner.expect)
     recommendation = tuning.recommendation(...)
 """
 
@@ -20,13 +20,13 @@ from tuner.errors import DeviceError, FieldProblem, ProbeError, SearchError, Spe
 from tuner.planning.accumulation import share_per_rank
 from tuner.planning.bounds import check_plan, memory_limit, peak_without_gradients, search_space, whole_share_proof
 from tuner.planning.coupled_loss import WholeBatch, coupling_request, is_undivided
-from tuner.planning.fingerprint import fingerprint, question_fingerprint, relevant_versions
+from tuner.planning.fingerprint import fingerprint, relevant_versions, request_fingerprint
 from tuner.planning.objectives import next_to_time, plan_size, steps_of
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
-from tuner.planning.recommendation import Answered, recommend
+from tuner.planning.recommendation import FinishedTuning, recommend
 from tuner.planning.search import Failure, MicroBatchSearch
 from tuner.planning.warm_start import PossibleWarmStart, TuningConditions, confirmed_proof, warm_start_from
-from tuner.planning.what_if import WhatIfAnswer, WhatIfs
+from tuner.planning.what_if import WhatIfResult, WhatIfs
 from tuner.schemas.recommendation import CouplingCheck, Proof, Recommendation
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
@@ -41,7 +41,7 @@ class ProbeRunner(Protocol):
 
         Raises:
             SpecError: naming the field at fault.
-            ProbeCancelledError: when ``should_stop`` answered true.
+            ProbeCancelledError: when ``should_stop`` returned true.
         """
 
     def check_coupling(
@@ -50,41 +50,41 @@ class ProbeRunner(Protocol):
         """Compare the loss of a batch with that of its parts, in a process of its own.
 
         Raises:
-            ProbeCancelledError: when ``should_stop`` answered true.
-            ProbeError: when the machinery failed.
+            ProbeCancelledError: when ``should_stop`` returned true.
+            ProbeError: when the probing machinery failed.
         """
 
     def expect(
         self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
     ) -> ExpectedPeaks | None:
-        """The peaks that an estimate expects the probes to measure; none where it cannot tell.
+        """Estimate the peaks that probes will measure; none where the workload cannot be estimated.
 
         Raises:
-            ProbeCancelledError: when ``should_stop`` answered true.
-            ProbeError: when the machinery failed.
+            ProbeCancelledError: when ``should_stop`` returned true.
+            ProbeError: when the probing machinery failed.
         """
 
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
         """Run one probe to its end.
 
         Raises:
-            ProbeCancelledError: when ``should_stop`` answered true; the probe's process is gone by then.
-            ProbeError: when the machinery failed.
+            ProbeCancelledError: when ``should_stop`` returned true; the probe's process has ended by then.
+            ProbeError: when the probing machinery failed.
         """
 
     def environment(self) -> dict[str, str]:
-        """The environment variables that probes run with and the job must run with."""
+        """The environment variables of the probes, with which the job must run too."""
 
     def close(self) -> None:
         """End every process. Idempotent."""
 
 
 class Tuning:
-    """One tuning: the next probe and, in the end, the recommendation.
+    """A tuning: it names the next probe and builds the recommendation.
 
     Args:
-        request: of the tuning.
-        device: the device it will run on.
+        request: the request of the tuning.
+        device: the device to probe.
         environment: the environment variables of the runner's probes (``ProbeRunner.environment``).
         versions: as from ``tuner.planning.fingerprint.installed_versions``.
         parameters: the tuned constants.
@@ -122,7 +122,7 @@ class Tuning:
         self.expected: ExpectedPeaks | None = None
         self.coupling: CouplingCheck | None = None
         self._whole_batch: WholeBatch | None = None
-        """The only plan there may be, where the loss couples the samples of a batch."""
+        """The only exact plan, where the loss couples the samples of a batch."""
         self._warm_start: PossibleWarmStart | None = None
         self._what_ifs: WhatIfs | None = None
 
@@ -132,9 +132,9 @@ class Tuning:
         return fingerprint(self.request, self.device, self.memory_limit_bytes, self.environment, self.versions)
 
     @property
-    def question(self) -> str:
-        """SHA-256 of the request and the kind of device, whatever the versions and the exact limit."""
-        return question_fingerprint(self.request, self.device, self.environment)
+    def request_fingerprint(self) -> str:
+        """SHA-256 of the request and the kind of device, without the versions and the exact limit."""
+        return request_fingerprint(self.request, self.device, self.environment)
 
     @property
     def probes(self) -> tuple[ProbeResult, ...]:
@@ -142,14 +142,14 @@ class Tuning:
         return tuple(self._probes)
 
     def coupling_request(self) -> CouplingRequest | None:
-        """The check for coupled samples that this tuning needs; none where an update is one sample of one rank."""
+        """The check for coupled samples before the first probe; none where an update is one sample of one rank."""
         return coupling_request(self.request, self.device, self._share, self.memory_limit_bytes)
 
     def record_coupling(self, check: CouplingCheck) -> None:
-        """Take in the outcome of the check for coupled samples.
+        """Record the outcome of the check for coupled samples.
 
-        A loss that couples them is exact with the whole batch in one micro-batch on one rank: unless the request allows
-        other plans, that size alone is probed.
+        A loss that couples samples is exact only with the whole batch in one micro-batch on one rank. Unless the
+        request allows other plans, only that size is probed.
 
         Raises:
             TuningFailedError: when no probe could find such a plan.
@@ -159,8 +159,8 @@ class Tuning:
             self._whole_batch = WholeBatch(self.request, self._share, check)
             self._whole_batch.require(self._space.size(self._space.count))
 
-    def to_expect(self) -> ExpectationRequest | None:
-        """The request for an estimate to start the search from; none where the first probe is certain anyway."""
+    def expectation_request(self) -> ExpectationRequest | None:
+        """The request for an estimate that seeds the search; none where the first probe is known without one."""
         if self._space.count == 1 or self._warm_start is not None or self._whole_batch is not None:
             return None
         return self._expectation(self.request.spec)
@@ -174,14 +174,16 @@ class Tuning:
             compute_capability=_capability(self.device),
         )
 
-    def expect(self, peaks: ExpectedPeaks | None) -> None:
-        """Start the search from an estimate. It changes which sizes are probed, never the answer.
+    def start_from_estimate(self, peaks: ExpectedPeaks | None) -> None:
+        """Seed the search with an estimate, which changes the order of probes but never the result.
 
         Raises:
             SearchError: when results were recorded already.
         """
         if self._probes:
-            raise SearchError(f"{len(self._probes)} probes were recorded before an estimate was given to lead them")
+            raise SearchError(
+                f"{len(self._probes)} probes were recorded before the estimate: start from an estimate first"
+            )
         self.expected = peaks
         self._search = MicroBatchSearch(replace(self._space, expected=peaks), self._parameters)
 
@@ -189,12 +191,12 @@ class Tuning:
         """The warm start that a stored recommendation for the same request would give this tuning.
 
         Raises:
-            SpecError: when it is of another request, or has no full proof of its own.
+            SpecError: when the recommendation is for another request, or has no full proof of its own.
         """
         return warm_start_from(stored, self._conditions, self._parameters)
 
     def warm_start_from(self, stored: Recommendation) -> None:
-        """Start from a stored recommendation for the same request, which may stand after a single probe.
+        """Start from a stored recommendation for the same request, which a single probe may confirm.
 
         Raises:
             SpecError: as ``possible_warm_start``.
@@ -202,7 +204,7 @@ class Tuning:
         """
         start = self.possible_warm_start(stored)
         if start.is_useful:
-            self.expect(start.peaks)
+            self.start_from_estimate(start.peaks)
             self._warm_start = start
 
     @property
@@ -224,10 +226,10 @@ class Tuning:
             return None if over else self._request(self._share)
         if self._confirmed() is not None:
             return None
-        size = self._to_confirm() or self._search.ask() or self._whole_share()
+        size = self._size_to_confirm() or self._search.ask() or self._whole_share()
         if size is not None:
             return self._request(size)
-        plan = self._to_time()
+        plan = self._plan_to_time()
         return None if plan is None else self._request(plan, measures_time=True)
 
     def _request(self, size: int, *, measures_time: bool = False) -> ProbeRequest:
@@ -243,10 +245,10 @@ class Tuning:
         )
 
     def record(self, result: ProbeResult) -> None:
-        """Take in a probe's result.
+        """Record the result of a probe.
 
         Raises:
-            SearchError: when it is not one this tuning could have asked for.
+            SearchError: when this tuning cannot have requested the probe.
         """
         if result.measures_time:
             self._require_plan(result.micro_batch_size)
@@ -254,14 +256,14 @@ class Tuning:
             self._search.tell(result)
         self._probes.append(result)
 
-    def _to_confirm(self) -> int | None:
-        """The size of the stored recommendation, until a probe has told whether it still fits."""
+    def _size_to_confirm(self) -> int | None:
+        """The size of the stored recommendation, until a probe has shown whether it still fits."""
         if self._warm_start is None or self._search.verdict is not None:
             return None
         return self._warm_start.size if all(probe.outcome is Outcome.LOST for probe in self._probes) else None
 
     def _confirmed(self) -> Proof | None:
-        """The proof that rests on a stored one, where a probe has confirmed that and did not prove it by itself."""
+        """The proof that rests on a stored proof which a probe has confirmed."""
         if self._warm_start is None or self._search.verdict is not None:
             return None
         return confirmed_proof(self._warm_start, self._probes, self._conditions, self._parameters)
@@ -270,11 +272,11 @@ class Tuning:
         if self.request.objective != "fastest" or size != plan_size(self._share, steps_of(self._share, size)):
             raise SearchError(
                 f"no plan with micro-batches of {size} is timed: the objective is {self.request.objective!r}, "
-                f"and {self._share} samples are shared out"
+                f"and a rank has {self._share} samples"
             )
 
-    def _to_time(self) -> int | None:
-        """The plan to time next, once the search has its answer."""
+    def _plan_to_time(self) -> int | None:
+        """The largest micro-batch of the plan to time next, once the search has ended."""
         proof = self._proof()
         if self.request.objective != "fastest" or not isinstance(proof, Proof) or proof.fits == 0:
             return None
@@ -282,15 +284,15 @@ class Tuning:
 
     @property
     def _searched(self) -> list[ProbeResult]:
-        """The probes of the search: conclusions from them must not change when plans are timed."""
+        """The probes of the search, without timings of plans, which must not change its conclusions."""
         return [probe for probe in self._probes if not probe.measures_time]
 
     def _whole_share(self) -> int | None:
-        """The rank's whole share, when it is worth one more probe after the search has closed below it.
+        """The rank's whole share, when it is worth one more probe after the search has ended below it.
 
         An update of a single micro-batch holds no gradients while it runs, so the share may fit although smaller
-        micro-batches, of which there are several in an update, do not. Worth it if the line through the two largest
-        fits, less the gradients, meets the limit there.
+        micro-batches, of which there are several in an update, do not. The share is probed if its expected peak, by the
+        line through the two largest fits less the gradients, is within the limit.
         """
         proof = self._search.verdict
         if not isinstance(proof, Proof) or proof.stopped_by != "oom" or proof.fits == 0:
@@ -307,7 +309,7 @@ class Tuning:
         return next((probe for probe in self._searched if probe.micro_batch_size == self._share), None)
 
     def _proof(self) -> Proof | Failure | None:
-        """The search's verdict, or a stored one that was confirmed; the whole share where that fitted after all."""
+        """The verdict of the search, or the confirmed stored proof, or the proof of the whole share if that fitted."""
         verdict, whole = self._search.verdict or self._confirmed(), self._whole_share_probe
         fits_whole = whole is not None and whole.outcome is Outcome.FIT
         if isinstance(verdict, Proof) and verdict.fits < self._share and fits_whole:
@@ -315,18 +317,18 @@ class Tuning:
         return verdict
 
     def next_what_if(self) -> ExpectationRequest | None:
-        """The next request for an estimate, once the search is over and if what-ifs were requested; none at the end."""
-        what_ifs = self._asked_what_ifs()
+        """The next request for an estimate of a what-if; none before the end of the search and after the last one."""
+        what_ifs = self._requested_what_ifs()
         spec = None if what_ifs is None else what_ifs.ask()
         return None if spec is None else self._expectation(spec)
 
     def record_what_if(self, peaks: ExpectedPeaks | None) -> None:
-        """Take in the answer to ``next_what_if``; none where the estimate cannot tell."""
-        what_ifs = self._asked_what_ifs()
+        """Record the estimate for ``next_what_if``; none where the changed spec cannot be estimated."""
+        what_ifs = self._requested_what_ifs()
         if what_ifs is not None:
             what_ifs.tell(peaks)
 
-    def _asked_what_ifs(self) -> WhatIfs | None:
+    def _requested_what_ifs(self) -> WhatIfs | None:
         proof = self._proof()
         if not self.request.what_if or not isinstance(proof, Proof) or self.next_probe() is not None:
             return None
@@ -338,30 +340,30 @@ class Tuning:
                 effective_batch_size=self.request.effective_batch_size,
                 proof=proof,
                 probes=self._searched,
-                expected=None if self._warm_start else self.expected,  # measured peaks are no estimate
+                expected=None if self._warm_start else self.expected,  # measured peaks are not an estimate
             )
         return self._what_ifs
 
     def recommendation(self, *, identifier: str, created_at: datetime, total_seconds: float) -> Recommendation:
-        """The recommendation.
+        """Build the recommendation.
 
         Raises:
-            TuningFailedError: when the search ended without one (a workload's error, a hang), with the evidence, or the
-                loss couples samples and does not fit undivided.
+            TuningFailedError: when the search ended without a proof (a workload's error, a hang), or the loss couples
+                samples and the whole batch does not fit.
             DeviceError: when the probe's process could not use the device.
-            PlanError: when what fits is so small that its plan would list too many micro-batches.
+            PlanError: when the largest fit is so small that its plan would list too many micro-batches.
         """
         verdict = self._proof()
         if self._whole_batch is not None:
             self._whole_batch.require_fit(self._probes)
         if verdict is None or self.next_probe() is not None:
-            raise TuningFailedError("unfinished", f"the search is not over: {self.next_probe()} is still to be run")
+            raise TuningFailedError("unfinished", f"the tuning has not finished: {self.next_probe()} has not run yet")
         if isinstance(verdict, Failure):
             if self._probes[-1].error_type == "tuner.errors.DeviceError":
                 raise DeviceError(self._probes[-1].message)
             raise TuningFailedError(verdict.reason, verdict.message)
         return recommend(
-            Answered(
+            FinishedTuning(
                 request=self.request,
                 device=self.device,
                 proof=verdict,
@@ -374,7 +376,7 @@ class Tuning:
                 notes=self._search.warnings,
                 expected=self.expected,
                 warm_start=self._warm_start.evidence if self._warm_start else None,
-                what_if=self._what_ifs.answer() if self._what_ifs else WhatIfAnswer(),
+                what_if=self._what_ifs.result() if self._what_ifs else WhatIfResult(),
                 coupling=self.coupling,
                 parameters=self._parameters,
             ),
@@ -384,49 +386,49 @@ class Tuning:
         )
 
 
-def ask_what_ifs(tuning: Tuning, expect: Callable[[ExpectationRequest], ExpectedPeaks | None]) -> None:
-    """Estimate what would fit with other choices in the spec. A change that cannot be estimated becomes a warning.
+def estimate_what_ifs(tuning: Tuning, expect: Callable[[ExpectationRequest], ExpectedPeaks | None]) -> None:
+    """Estimate the what-ifs of a tuning. A change that cannot be estimated becomes a warning.
 
     Raises:
         ProbeCancelledError: as ``expect``.
     """
-    while (question := tuning.next_what_if()) is not None:
+    while (request := tuning.next_what_if()) is not None:
         try:
-            peaks = expect(question)
+            peaks = expect(request)
         except ProbeError:
             peaks = None
         tuning.record_what_if(peaks)
 
 
-def judge_coupling(tuning: Tuning, check: Callable[[CouplingRequest], CouplingCheck]) -> None:
-    """Find a loss that no accumulation makes exact, before the first probe and again after a restart.
+def check_coupling(tuning: Tuning, check: Callable[[CouplingRequest], CouplingCheck]) -> None:
+    """Check whether the loss couples samples, before the first probe and again after a restart.
 
     Raises:
-        TuningFailedError: when the loss couples samples, which is not allowed, and no probe could find an exact plan.
+        TuningFailedError: when the loss couples samples, the request does not allow this, and no exact plan exists.
     """
     request = tuning.coupling_request()
     if request is not None:
         tuning.record_coupling(check(request))
 
 
-def look_ahead(
+def prepare_search(
     tuning: Tuning,
     check: Callable[[TuningRequest], None],
     expect: Callable[[ExpectationRequest], ExpectedPeaks | None],
 ) -> None:
-    """Start the search from an estimate before the first probe, or at least find a wrong spec.
+    """Seed the search with an estimate before the first probe, or else check the spec.
 
-    An estimate builds the workload, so that one which succeeds needs no check.
+    A successful estimate has built the workload, so the spec needs no further check.
 
     Raises:
         SpecError: naming the field at fault.
     """
-    question = tuning.to_expect()
-    peaks = None if question is None else expect(question)
+    request = tuning.expectation_request()
+    peaks = None if request is None else expect(request)
     if peaks is None:
         check(tuning.request)
     else:
-        tuning.expect(peaks)
+        tuning.start_from_estimate(peaks)
 
 
 def _capability(device: DeviceInfo) -> tuple[int, int] | None:

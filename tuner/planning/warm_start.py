@@ -1,12 +1,12 @@
 """Warm starts: a stored recommendation seeds the tuning of the same request. Pure, no torch.
 
 The stored recommendation was made under other versions or another limit. Where nothing speaks against it, one probe of
-its size confirms it: the size fits and takes the memory it took, within 1 %, so the next size, which failed under a
-limit that was not lower, is held to fail again. In any other case the tuning searches as ever, with the memory curve
-that was measured then for its estimate.
+its size confirms it: the size fits and takes as much memory as before, within 1 %, so the next size, which failed
+under a limit that was not lower, is taken to fail again. In any other case the tuning searches as usual, with the
+stored memory curve as its estimate.
 
-A larger limit may fit more, so it is always searched, unless the stored size was the bound: a fit there proves itself.
-A recommendation that was itself only confirmed confirms no other: the one with the full proof counts.
+A tuning under a larger limit is searched, because more may fit, unless the stored size was the bound: a fit there is a
+proof. A recommendation that was itself only confirmed by one probe cannot warm-start another tuning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Any
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.planning.fingerprint import counted, fingerprint, question_content
+from tuner.planning.fingerprint import fingerprint, fingerprinted_versions, request_content
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.planning.posterior import last_affine_piece
 from tuner.planning.search_space import SearchSpace
@@ -31,13 +31,13 @@ _FAILED = (Outcome.OOM, Outcome.INVALID_SIZE)
 
 @dataclass(frozen=True)
 class TuningConditions:
-    """The conditions of a tuning, by which a stored recommendation is judged.
+    """The conditions of a tuning, with which a stored recommendation is compared.
 
     Attributes:
-        request: the tuning's.
+        request: the request of the tuning.
         device: the device it will run on.
         environment: the environment variables of its probes.
-        versions: the relevant ones.
+        versions: the versions that matter for the spec.
         memory_limit_bytes: the memory a run may take.
         probe_limit_bytes: the memory a probe may take: the limit without the margin.
         space: the sizes that are searched.
@@ -57,9 +57,9 @@ class PossibleWarmStart:
     """A possible warm start of a tuning.
 
     Attributes:
-        stored: the recommendation that seeds it.
-        size: the size to probe first, since that probe alone may confirm ``stored``; none when all is searched.
-        peaks: the memory curve that was measured; none where fewer than two fits tell it.
+        stored: the recommendation that seeds the search.
+        size: the size to probe first, since that probe alone may confirm ``stored``; none when a full search is needed.
+        peaks: the measured memory curve; none with fewer than two fits.
     """
 
     stored: Recommendation
@@ -68,7 +68,7 @@ class PossibleWarmStart:
 
     @property
     def is_useful(self) -> bool:
-        """Return whether the tuning differs at all from one without the warm start."""
+        """Return whether the warm start changes the tuning at all."""
         return self.size is not None or self.peaks is not None
 
     @property
@@ -90,7 +90,7 @@ def warm_start_from(
     """The warm start that ``stored`` gives a tuning under the conditions ``now``.
 
     Raises:
-        SpecError: when ``stored`` is of another request, or has no full proof of its own; every difference is named.
+        SpecError: when ``stored`` is for another request, with every difference, or has no full proof of its own.
     """
     problems = [*_differences(stored, now), *_unproven(stored)]
     if problems:
@@ -121,31 +121,35 @@ def confirmed_proof(
     now: TuningConditions,
     parameters: SearchParameters = DEFAULT_PARAMETERS,
 ) -> Proof | None:
-    """The proof that rests on the stored one; none when the probes since then do not confirm that.
+    """The proof that rests on the stored proof; none when the new probes do not confirm the stored proof.
 
-    The first probe decides, those aside that were lost to something outside.
+    The first probe that was not lost decides.
     """
     first = next((probe for probe in probes if probe.outcome is not Outcome.LOST), None)
     then = _fit(start.stored)
     if start.size is None or first is None or then is None or first.micro_batch_size != start.size:
         return None
     tolerance = parameters.same_peak_tolerance
-    if first.outcome is not Outcome.FIT or not _is_same(first, then, tolerance):
+    if first.outcome is not Outcome.FIT or not _is_same_peak(first, then, tolerance):
         return None
-    if _has_more_room(first, start.stored, tolerance) or _lets_next_in(start, first, then):
+    if _has_more_room(first, start.stored, tolerance) or _may_fit_next_size(start, first, then):
         return None
     return _proof(start.stored, then, first, now)
 
 
-# --- the request: the same? ---
+# --- is the request the same? ---
 
 
 def _differences(stored: Recommendation, now: TuningConditions) -> list[FieldProblem]:
-    before = _leaves(question_content(stored.request, stored.device, stored.environment))
-    today = _leaves(question_content(now.request, now.device, now.environment))
+    before = _leaves(request_content(stored.request, stored.device, stored.environment))
+    today = _leaves(request_content(now.request, now.device, now.environment))
     missing = "not set"
     return [
-        FieldProblem(name, f"is {before.get(name, missing)} there, another request", str(today.get(name, missing)))
+        FieldProblem(
+            name,
+            f"is {before.get(name, missing)} in the warm start, which is of another request",
+            str(today.get(name, missing)),
+        )
         for name in sorted({*before, *today})
         if before.get(name) != today.get(name)
     ]
@@ -154,76 +158,78 @@ def _differences(stored: Recommendation, now: TuningConditions) -> list[FieldPro
 def _leaves(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Every value in a tree of mappings, by its dotted path."""
     found: dict[str, Any] = {}
-    for name, item in value.items():
-        found |= _leaves(item, f"{prefix}{name}.") if isinstance(item, Mapping) else {f"{prefix}{name}": item}
+    for name, child in value.items():
+        found |= _leaves(child, f"{prefix}{name}.") if isinstance(child, Mapping) else {f"{prefix}{name}": child}
     return found
 
 
 def _unproven(stored: Recommendation) -> list[FieldProblem]:
     if stored.evidence.proof.stopped_by == "warm-start" and stored.evidence.warm_start is not None:
-        message = (
-            f"rests on {stored.evidence.warm_start.recommendation_id}, and has no full proof: give that one instead"
-        )
+        proven = stored.evidence.warm_start.recommendation_id
+        message = f"rests on {proven}, which has the full proof: warm-start from that recommendation"
         return [FieldProblem("evidence.proof", message)]
     limit = _limit(stored)
     if limit is None:
         return []
-    again = fingerprint(stored.request, stored.device, limit, stored.environment, stored.versions)
-    if again == stored.fingerprint:
+    recomputed = fingerprint(stored.request, stored.device, limit, stored.environment, stored.versions)
+    if recomputed == stored.fingerprint:
         return []
-    message = f"is not that of what it holds ({again}): it was changed by hand, or made by another release; tune afresh"
+    message = (
+        f"is not that of its contents ({recomputed}): the file was changed by hand, or written by another release; "
+        "tune without it"
+    )
     return [FieldProblem("fingerprint", message, stored.fingerprint)]
 
 
-# --- the conditions: may one probe confirm it? ---
+# --- can one probe confirm the stored recommendation? ---
 
 
 def _size_to_confirm(stored: Recommendation, now: TuningConditions) -> int | None:
-    """The stored size, if a fit there would settle the tuning, and is likely."""
+    """The stored size, if a fit there is likely and would complete the tuning."""
     proof, then = stored.evidence.proof, _fit(stored)
-    if then is None or stored.request.objective == "fastest" or not _may_settle(stored, now):
+    if then is None or stored.request.objective == "fastest" or not _can_be_confirmed(stored, now):
         return None
     limit = _limit(stored) or 0
     fits_in = now.memory_limit_bytes >= limit or (then.held_bytes or 0) <= now.probe_limit_bytes
     return proof.fits if fits_in and _is_monotone(stored) else None
 
 
-def _may_settle(stored: Recommendation, now: TuningConditions) -> bool:
+def _can_be_confirmed(stored: Recommendation, now: TuningConditions) -> bool:
     proof, space = stored.evidence.proof, now.space
-    place = space.at_most(proof.fits)
-    if space.size(place) != proof.fits:
+    index = space.at_most(proof.fits)
+    if space.size(index) != proof.fits:
         return False
     if proof.stopped_by == "bound":
-        return place == space.count
-    if place == space.count or space.size(place + 1) != proof.next_size or _failure(stored) is None:
+        return index == space.count
+    if index == space.count or space.size(index + 1) != proof.next_size or _failure(stored) is None:
         return False
     if proof.stopped_by == "invalid-size":  # a kernel's own limit: another version may have lifted it
-        return counted(stored.versions) == counted(now.versions)
+        return fingerprinted_versions(stored.versions) == fingerprinted_versions(now.versions)
     return now.memory_limit_bytes <= (_limit(stored) or 0)
 
 
 def _is_monotone(stored: Recommendation) -> bool:
-    """Return whether none of its probes contradicts that every size below a fit fits."""
+    """Return whether the stored probes are consistent with the assumption that fitting is monotone."""
     fits = [probe.micro_batch_size for probe in _searched(stored) if probe.outcome is Outcome.FIT]
     return max(fits) <= stored.evidence.proof.fits
 
 
-def _is_same(now: ProbeResult, then: ProbeResult, tolerance: float) -> bool:
-    """Return whether two fits of one size took the same memory: in tensors, and held of the device."""
+def _is_same_peak(now: ProbeResult, then: ProbeResult, tolerance: float) -> bool:
+    """Return whether two fits of one size took the same memory, in tensors and on the device."""
     pairs = ((now.used_bytes, then.used_bytes), (now.held_bytes, then.held_bytes))
     return all(one and other and abs(one - other) <= tolerance * other for one, other in pairs)
 
 
 def _has_more_room(now: ProbeResult, stored: Recommendation, tolerance: float) -> bool:
-    """Return whether the next size failed in less memory than there is now, as beside other processes on a card."""
+    """Return whether more memory is available now than when the next size failed, beside other processes on a card."""
     failure = _failure(stored)
     if failure is None or failure.limit_bytes is None or now.limit_bytes is None:
         return False
     return failure.outcome is Outcome.OOM and now.limit_bytes > failure.limit_bytes * (1 + tolerance)
 
 
-def _lets_next_in(start: PossibleWarmStart, first: ProbeResult, then: ProbeResult) -> bool:
-    """Return whether the little memory that is now taken less is enough for the next size, by the measured curve."""
+def _may_fit_next_size(start: PossibleWarmStart, first: ProbeResult, then: ProbeResult) -> bool:
+    """Return whether the next size may fit by the measured curve, since the confirmed size takes slightly less now."""
     next_size = start.stored.evidence.proof.next_size
     if start.peaks is None or next_size is None or first.limit_bytes is None:
         return False
@@ -254,7 +260,7 @@ def _limit(stored: Recommendation) -> int | None:
     return stored.headroom.limit_bytes if stored.headroom is not None else None
 
 
-# --- the proof in words ---
+# --- the proof ---
 
 
 def _proof(stored: Recommendation, then: ProbeResult, first: ProbeResult, now: TuningConditions) -> Proof:
@@ -271,7 +277,7 @@ def _proof(stored: Recommendation, then: ProbeResult, first: ProbeResult, now: T
 
 
 def _conditions(stored: Recommendation, now: TuningConditions) -> str:
-    """The differing conditions, in words."""
+    """Describe the differing conditions."""
     before, today = stored.versions, now.versions
     differing = [name for name in sorted({*before, *today}) if before.get(name) != today.get(name)]
     parts = [f"{name} {before.get(name, 'none')} (now {today.get(name, 'none')})" for name in differing]

@@ -1,16 +1,16 @@
-"""What-ifs: changes of the spec that would take less memory, and what an estimate says of each. Pure, no torch.
+"""Estimated effects of changes of the spec that take less memory (what-ifs). Pure, no torch.
 
-A change is one that takes less memory and leaves the training what it is: a mixed precision, activation checkpointing,
-an optimizer or a gathering of gradients without temporaries. Each is estimated alone, then all that help together. No
-probe runs them: the estimate's curve is calibrated as the probes of the spec as requested calibrate its own.
+The changes are a mixed precision, activation checkpointing, and an optimizer or gradient gathering without temporaries.
+Each is estimated alone, then all that help are estimated combined. No probe runs them: the curve of an estimate is
+calibrated with the probes of the requested spec.
 
-**Correction.** The smallest fit shows what is held between updates beyond the estimate ``R`` (the surplus ``s``:
-thread pools, handles), the largest how much steeper the rest rises (the ratio ``r`` of what was measured above that to
-what the estimate ``e`` has above ``R``). A curve with its own ``R'`` and ``e'`` is then taken to be
-``R' + s + r * (e'(b) - R')``. With no fit ``r`` is 1, and ``s`` what a probe saw between its updates, if one got there.
+**Calibration.** The smallest fit gives the memory held between updates beyond the estimate ``R`` (the surplus ``s``:
+thread pools, handles). The largest fit gives the ratio ``r`` of the measured memory above that to the estimate ``e``
+above ``R``. A curve with its own ``R'`` and ``e'`` is then taken to be ``R' + s + r * (e'(b) - R')``. Without a fit
+``r`` is 1, and ``s`` comes from a probe that reached the end of an update, if there is one.
 
-**Limit.** The limit that counts is the one given, moved as little as it takes for the calibrated curve to agree with
-the sizes that fitted and those that ran out of memory (fragmentation takes a part of a card).
+**Limit.** The given limit is moved as little as needed for the calibrated curve to agree with the sizes that fitted and
+those that ran out of memory (fragmentation takes a part of a card).
 
 Against tunings of the changed specs on the CPU (budgets of 48 to 160 MiB) the largest size was off by 0 % (two GPTs, a
 ViT), 1.3 % (a GPT-2), 1.4 % (a BERT) and 2.9 % (a Llama) with activation checkpointing, by -5.3 % (a GPT) with a mixed
@@ -33,55 +33,55 @@ from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResul
 from tuner.schemas.workload import WorkloadSpec, parse_spec
 
 Changes = tuple[tuple[str, JsonValue], ...]
-"""Fields of a spec, by dotted path, and what they would say."""
+"""Fields of a spec, by dotted path, with their changed values."""
 
 _ERROR = 0.05
 """Relative error of a calibrated curve."""
 _ERROR_OF_PRECISION = 0.08
 """Relative error under another precision: other kernels run, with workspaces of their own."""
 _ERROR_UNMEASURED = 0.10
-"""Relative error where nothing fitted that could calibrate the curve."""
+"""Relative error where no fit could calibrate the curve."""
 _RATIOS = (0.5, 2.0)
-"""Bounds of the ratio of a calibration: a measurement beyond them is no matter of a ratio."""
+"""Bounds of the ratio of a calibration: a measurement beyond them has another cause."""
 _RISING = 0.02
-"""Share of a peak that must be above what is held between updates for a ratio to be told from it."""
+"""Smallest share of a peak above the memory held between updates from which a ratio is computed."""
 _HELPS = 0.99
 """A change that leaves more than this share of the memory does not help."""
 _BY_MEMORY = {"oom", "warm-start"}
-"""Stops of a search by memory; after any other, less memory is of no use."""
+"""Stops of a search by memory; after any other stop, saving memory does not help."""
 _BF16_CAPABILITY = (8, 0)
 """Cards below it only emulate bf16."""
 
 
 @dataclass(frozen=True)
-class WhatIfAnswer:
+class WhatIfResult:
     """The outcome of estimating changes of a spec.
 
     Attributes:
-        what_ifs: with which more is expected to fit, or would with more of it.
-        judged: fields of the spec of which the estimate told what a change does, if only that it does not help.
-        unanswered: the changes of which it could not tell; empty text for the spec as asked.
+        what_ifs: the changes with which more is expected to fit.
+        estimated_fields: fields of the spec whose change could be estimated, including changes that do not help.
+        not_estimated: the changes that could not be estimated; empty text for the requested spec.
     """
 
     what_ifs: tuple[WhatIf, ...] = ()
-    judged: frozenset[str] = frozenset()
-    unanswered: tuple[str, ...] = ()
+    estimated_fields: frozenset[str] = frozenset()
+    not_estimated: tuple[str, ...] = ()
 
 
 class WhatIfs:
-    """Requests for the memory curves of changed specs, one after the other, and what would fit by them.
+    """Ask/tell requests for the memory curves of changed specs, and the sizes that would fit by them.
 
     Args:
-        spec: as requested.
-        device: the device it was probed on.
+        spec: the requested spec.
+        device: the probed device.
         space: the sizes that were searched, with the limit.
         effective_batch_size: samples per update over all ranks.
-        proof: the search's.
+        proof: the proof of the search.
         probes: every probe.
-        expected: the estimate of the spec as requested; the first request asks for it when it is not there.
+        expected: the estimate of the requested spec; requested first when absent.
     """
 
-    def __init__(  # noqa: PLR0913 - all that a finished search is made of
+    def __init__(  # noqa: PLR0913 - all parts of a finished search
         self,
         spec: WorkloadSpec,
         device: DeviceInfo,
@@ -101,12 +101,12 @@ class WhatIfs:
         self._curves: dict[Changes, ExpectedPeaks | None] = {} if expected is None else {(): expected}
 
     def ask(self) -> WorkloadSpec | None:
-        """The spec whose memory curve is wanted next; none when there is nothing to ask."""
+        """The spec whose memory curve is needed next; none after the last one."""
         changes = self._next()
         return None if changes is None else changed(self._spec, changes)
 
     def tell(self, peaks: ExpectedPeaks | None) -> None:
-        """Take in the curve that was requested; none where the estimate cannot tell."""
+        """Record the requested curve; none where the spec cannot be estimated."""
         changes = self._next()
         if changes is not None:
             self._curves[changes] = peaks
@@ -122,7 +122,7 @@ class WhatIfs:
         return missing[0] if missing else self._combination()
 
     def _combination(self) -> Changes | None:
-        """All changes that help by themselves, if they are several and not requested yet."""
+        """The combination of all changes that help alone, if there are several and it was not requested yet."""
         helping = self._helping
         combined = tuple(change for single in helping for change in single)
         return combined if len(helping) > 1 and combined not in self._curves else None
@@ -130,37 +130,38 @@ class WhatIfs:
     @property
     def _helping(self) -> list[Changes]:
         size = self._proof.next_size or 1
-        asked = self._curves[()]
+        requested = self._curves[()]
         curves = [(changes, self._curves.get(changes)) for changes in self._singles]
         return [
             changes
             for changes, peaks in curves
-            if peaks and asked and peaks.used_bytes(size) < _HELPS * asked.used_bytes(size)
+            if peaks and requested and peaks.used_bytes(size) < _HELPS * requested.used_bytes(size)
         ]
 
-    def answer(self) -> WhatIfAnswer:
-        """The outcome of the requests so far."""
+    def result(self) -> WhatIfResult:
+        """The result of the requests so far."""
         known = [changes for changes, peaks in self._curves.items() if peaks is not None]
         unknown = [changes for changes, peaks in self._curves.items() if peaks is None]
-        return WhatIfAnswer(
+        return WhatIfResult(
             what_ifs=self._what_ifs(),
-            judged=frozenset(path for changes in known for path, _ in changes),
-            unanswered=tuple(changes_in_words(dict(changes)) for changes in unknown),
+            estimated_fields=frozenset(path for changes in known for path, _ in changes),
+            not_estimated=tuple(format_changes(dict(changes)) for changes in unknown),
         )
 
     def _what_ifs(self) -> tuple[WhatIf, ...]:
-        """Changes with which more is expected to fit than was found, the largest first.
+        """Changes with which a larger size is expected to fit, the largest size first.
 
-        Where nothing fits, also those with which nothing is expected to: they tell how much is missing.
+        Where no size fits, changes that do not help enough are included too, because they show the missing memory.
         """
-        asked = self._curves.get(())
-        if asked is None:
+        requested = self._curves.get(())
+        if requested is None:
             return ()
-        calibration = Calibration.of(asked, self._probes)
-        limit = self._limit(calibration.curve(asked))
+        calibration = Calibration.of(requested, self._probes)
+        limit = self._limit(calibration.curve(requested))
         found = [self._what_if(changes, peaks, calibration, limit) for changes, peaks in self._helpful()]
-        worth = [it for it in found if it.largest_micro_batch_size > self._proof.fits or not self._proof.fits]
-        return tuple(sorted(worth, key=lambda it: (-it.largest_micro_batch_size, it.peak_bytes, len(it.changes))))
+        fits = self._proof.fits
+        shown = [what_if for what_if in found if what_if.largest_micro_batch_size > fits or not fits]
+        return tuple(sorted(shown, key=lambda one: (-one.largest_micro_batch_size, one.peak_bytes, len(one.changes))))
 
     def _helpful(self) -> list[tuple[Changes, ExpectedPeaks]]:
         helping = self._helping
@@ -170,7 +171,7 @@ class WhatIfs:
         return [(changes, peaks) for changes, peaks in curves if peaks is not None]
 
     def _limit(self, curve: Callable[[float], float]) -> float:
-        """The limit given, moved between what fitted and what did not."""
+        """The given limit, moved between the curve at the largest fit and at the smallest failure."""
         limit, fits, fails = float(self._space.limit_bytes or 0), self._proof.fits, self._proof.next_size
         if not fits or fails is None:
             return limit
@@ -205,7 +206,7 @@ class WhatIfs:
 
 
 def choices(spec: WorkloadSpec, device: DeviceInfo) -> tuple[Changes, ...]:
-    """Choices of the spec that could take less memory, one change each."""
+    """Changes of single fields of the spec that could take less memory."""
     found: list[tuple[str, JsonValue]] = []
     if spec.precision == "fp32":
         found.append(("precision", _mixed_precision(device)))
@@ -226,10 +227,10 @@ def _mixed_precision(device: DeviceInfo) -> str:
 
 
 def changed(spec: WorkloadSpec, changes: Changes) -> WorkloadSpec:
-    """``spec`` with the changes.
+    """Apply changes to ``spec``.
 
     Raises:
-        SpecError: when a field would be wrong.
+        SpecError: when a changed field is wrong.
     """
     data = spec.model_dump(mode="json")
     for path, value in changes:
@@ -241,19 +242,19 @@ def changed(spec: WorkloadSpec, changes: Changes) -> WorkloadSpec:
     return parse_spec(data)
 
 
-def changes_in_words(changes: Mapping[str, JsonValue]) -> str:
-    """Write changes as they would stand in a spec: ``precision: bf16-mixed + activation_checkpointing: true``."""
+def format_changes(changes: Mapping[str, JsonValue]) -> str:
+    """Format changes as in a spec: ``precision: bf16-mixed + activation_checkpointing: true``."""
     return " + ".join(f"{path}: {str(value).lower()}" for path, value in changes.items())
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Difference between the measurements and an estimate (see the module).
+    """Correction of an estimate by measurements (see the module).
 
     Attributes:
         surplus_bytes: memory held beyond the estimate, at every size.
-        ratio: of the memory above that held between updates, measured to expected.
-        measured: whether a fit told both.
+        ratio: ratio of measured to expected memory above the memory held between updates.
+        measured: whether both come from a fit.
     """
 
     surplus_bytes: float = 0.0
@@ -262,7 +263,7 @@ class Calibration:
 
     @classmethod
     def of(cls, peaks: ExpectedPeaks, probes: Sequence[ProbeResult]) -> Calibration:
-        """Calibrate the estimate ``peaks`` by the probes of updates with several micro-batches."""
+        """Calibrate the estimate ``peaks`` with the probes of updates with several micro-batches."""
         measured = [probe for probe in probes if probe.accumulates and probe.used_bytes]
         seen = sorted(measured, key=lambda probe: probe.micro_batch_size)
         fits = [probe for probe in seen if probe.outcome is Outcome.FIT]
@@ -276,7 +277,7 @@ class Calibration:
         return cls(surplus_bytes=used - ratio * rising - resident, ratio=ratio, measured=True)
 
     def curve(self, peaks: ExpectedPeaks) -> Callable[[float], float]:
-        """The bytes to expect at a size by the estimate ``peaks``, calibrated."""
+        """The calibrated curve of the estimate ``peaks``: expected bytes by size."""
         resident = peaks.resident_bytes or 0
         return lambda size: resident + self.surplus_bytes + self.ratio * (peaks.used_bytes(size) - resident)
 
@@ -288,14 +289,14 @@ class Calibration:
 
 
 def _resident(peaks: ExpectedPeaks, probes: Sequence[ProbeResult]) -> tuple[int, int]:
-    """The memory held between updates: expected, and as the smallest probe saw it; twice the same where none did."""
+    """The memory held between updates: expected, and measured by the smallest probe; expected twice without one."""
     expected = peaks.resident_bytes or 0
     seen = [probe.resident_bytes for probe in probes if probe.resident_bytes is not None]
     return expected, seen[0] if seen and peaks.resident_bytes is not None else expected
 
 
 def _largest(space: SearchSpace, curve: Callable[[float], float], limit: float) -> int:
-    """The largest candidate whose expected memory is within the limit; 0 when none is."""
+    """The largest candidate whose expected memory is within the limit; 0 when there is none."""
     low, high = 0, space.count + 1
     while high - low > 1:
         middle = (low + high) // 2

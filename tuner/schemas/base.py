@@ -1,4 +1,4 @@
-"""The base of every document that crosses a boundary (a file, HTTP, a process), and how a wrong one is reported."""
+"""Base class, parser and loader of the documents that cross a boundary (a file, HTTP, a process)."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ Environment = Annotated[
 
 
 class Document(BaseModel):
-    """Frozen, and closed to unknown fields: a misspelt field is an error, never ignored."""
+    """Base class of all documents: frozen, with unknown fields forbidden, so that a misspelt field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
 
     @model_validator(mode="after")
-    def _can_be_written(self) -> Self:
-        """Half a surrogate pair, which JSON can escape, is in no text: pydantic sees it everywhere but in free JSON."""
+    def _is_encodable(self) -> Self:
+        """Reject half a surrogate pair, which JSON can escape: pydantic checks every field but those of free JSON."""
         for name, value in self:
-            if isinstance(value, dict) and not _is_text(value):
-                raise ValueError(f"`{name}` holds half of a surrogate pair, which is no text")
+            if isinstance(value, dict) and not _is_encodable_text(value):
+                raise ValueError(f"`{name}` contains half of a surrogate pair, which is not valid text")
         return self
 
 
-def _is_text(value: dict[Any, Any]) -> bool:
+def _is_encodable_text(value: dict[Any, Any]) -> bool:
     try:
         json.dumps(value, ensure_ascii=False, skipkeys=True, default=str).encode()
     except UnicodeEncodeError:
@@ -87,7 +87,7 @@ def load_document(kind: type[DocumentT], path: Path, name: str) -> DocumentT:
     return parse_document(kind, _read(path, name), f"{name} {path}")
 
 
-def _read(path: Path, name: str) -> Any:  # noqa: ANN401 - whatever the file holds; validated by the caller
+def _read(path: Path, name: str) -> Any:  # noqa: ANN401 - any content; validated by the caller
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -107,10 +107,10 @@ def _unreadable(path: Path, name: str, message: str) -> SpecError:
 
 
 def _json(text: str) -> Any:  # noqa: ANN401 - as above
-    """The value in a JSON text.
+    """Parse a JSON text.
 
     Raises:
-        ValueError: with the place of the fault.
+        ValueError: with the line and column of the error.
     """
     try:
         return json.loads(text)
@@ -119,16 +119,16 @@ def _json(text: str) -> Any:  # noqa: ANN401 - as above
 
 
 def _yaml(text: str) -> Any:  # noqa: ANN401 - as above
-    """The value in a YAML text.
+    """Parse a YAML text.
 
     Raises:
-        ValueError: with the place of the fault.
+        ValueError: with the line and column of the error.
     """
     import yaml  # noqa: PLC0415 - the SDK reads no file
 
-    from tuner.schemas.yaml_loader import Loader, fault_in_words  # noqa: PLC0415 - likewise
+    from tuner.schemas.yaml_loader import Loader, describe_yaml_error  # noqa: PLC0415 - as above
 
     try:
         return yaml.load(text, Loader)  # noqa: S506 - a safe one
     except yaml.YAMLError as error:
-        raise ValueError(f"is not valid YAML: {fault_in_words(error)}") from None
+        raise ValueError(f"is not valid YAML: {describe_yaml_error(error)}") from None

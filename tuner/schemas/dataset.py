@@ -1,4 +1,4 @@
-"""What a training job reads: the data part of a workload spec. Pure data, no torch."""
+"""Training data: the data part of a workload spec. Pure data, no torch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Tokenizer = Annotated[str, AfterValidator(_names_a_tokenizer)]
 
 
 class PathRead(NamedTuple):
-    """A path in a spec, and the files that a run reads for it."""
+    """A path in a spec, with the files that a run reads."""
 
     field: str
-    """Where the path stands."""
+    """Name of the field with the path."""
     path: str
-    """The path as it stands there."""
+    """The path as written in the spec."""
     pattern: str
     """Glob pattern of the files."""
 
@@ -37,7 +37,7 @@ class TextData(Document):
     kind: Literal["text"]
     """Selects this kind of data."""
     paths: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Files, or glob patterns such as `corpus/**/*.txt`. Relative ones are taken from the working directory."""
+    """Files, or glob patterns such as `corpus/**/*.txt`. Relative paths start at the working directory."""
     tokenizer: Tokenizer = "bytes"
     """`bytes`: token ids 0 to 255 are the UTF-8 bytes of the text. Or the path of a Hugging Face `tokenizer.json`."""
 
@@ -56,15 +56,15 @@ class RecordsData(Document):
     kind: Literal["records"]
     """Selects this kind of data."""
     paths: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Files of one format, or glob patterns such as `rows/*.jsonl`; relative ones from the working directory."""
+    """Files of one format, or glob patterns such as `rows/*.jsonl`; relative paths start at the working directory."""
     format: Literal["json", "csv", "parquet", "text"] | None = None
-    """How the files are read: `json` takes JSON lines and arrays, `text` has a row per line. By suffix when absent."""
+    """Format of the files: `json` takes JSON lines and arrays, `text` has a row per line. By suffix when absent."""
     text_field: str = "text"
-    """Field of a row that holds its text. A row of plain text has this one alone, named `text`."""
+    """Field with the text of a row. A row of plain text has only this field, named `text`."""
     label_field: str = "label"
-    """Field that holds a row's class: its number, or a name. Names are numbered in sorted order."""
+    """Field with the class of a row: a number or a name. Names are numbered in sorted order."""
     target_field: str | None = None
-    """Field that holds the text to produce, for `seq2seq-lm`."""
+    """Field with the target text, for `seq2seq-lm`."""
     tokenizer: Tokenizer = "bytes"
     """`bytes`: token ids 0 to 255 are the UTF-8 bytes of the text. Or the path of a Hugging Face `tokenizer.json`."""
 
@@ -76,14 +76,14 @@ class RecordsData(Document):
 class ImagesData(Document):
     """Images in one folder per class, for image classification.
 
-    Each is resized to the model's image size, whatever its proportions, converted to the model's channels, scaled to
-    0 to 1, and normalised with mean 0.5 and standard deviation 0.5: values from -1 to 1.
+    Each image is resized to the model's image size, without keeping proportions, converted to the model's channels,
+    scaled to 0 to 1, and normalised with mean 0.5 and standard deviation 0.5: values from -1 to 1.
     """
 
     kind: Literal["images"]
     """Selects this kind of data."""
     path: str
-    """The folder that holds the classes' folders, which are numbered in sorted order; relative ones likewise."""
+    """Folder with one folder per class, numbered in sorted order. A relative path starts at the working directory."""
 
     def paths_read(self) -> list[PathRead]:
         """Every path that a run reads."""
@@ -100,9 +100,9 @@ class ArraysData(Document):
     kind: Literal["arrays"]
     """Selects this kind of data."""
     path: str
-    """A `.npz` or `.safetensors` file; a relative path is taken from the working directory."""
+    """A `.npz` or `.safetensors` file. A relative path starts at the working directory."""
     names: dict[str, str] = Field(default_factory=dict)
-    """For keys of the model's batch the name of their array, where it is another: `{"inputs": "x_train"}`."""
+    """Names of arrays, by key of the model's batch, where the names differ: `{"inputs": "x_train"}`."""
 
     @field_validator("path")
     @classmethod
@@ -125,18 +125,18 @@ class SyntheticData(Document):
     """Number of different samples."""
 
     def paths_read(self) -> list[PathRead]:
-        """None."""
+        """Return no path: nothing is read."""
         return []
 
 
 class WorkloadData(Document):
-    """What the workload's own `dataset()` returns. For `python` models."""
+    """Data that the workload's own `dataset()` returns. For `python` models."""
 
     kind: Literal["workload"]
     """Selects this kind of data."""
 
     def paths_read(self) -> list[PathRead]:
-        """None that a spec could tell."""
+        """Return no path: only the workload's code knows the files."""
         return []
 
 

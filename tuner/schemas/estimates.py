@@ -1,4 +1,4 @@
-"""Requests for estimates of what fits on a GPU, which need not be there, and their results. Pure data, no torch."""
+"""Requests for estimates of what fits on a GPU, which need not be present, and their results. Pure data, no torch."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class EstimateRequest(Document):
     """Estimate the memory of a workload on GPUs, and the plan that would fit."""
 
     spec: WorkloadSpec
-    """What is trained."""
+    """The workload to train."""
     gpus: Annotated[tuple[str, ...], Field(min_length=1, max_length=64, examples=[["H100-80GB", "A10G"]])]
-    """Names of the catalogue (`GET /v1/gpus`), or a memory size such as `48GiB` for a card that is not in it; each
+    """Names in the catalogue (`GET /v1/gpus`), or a memory size such as `48GiB` for a card that is not listed; each
     once."""
     micro_batch_size: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE)] | None = None
-    """Judge this micro-batch size; the largest that fits is found when absent, and reported in any case."""
+    """Micro-batch size to estimate. The largest size that fits is reported in any case."""
     effective_batch_size: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE)] | None = None
     """Samples per optimizer update over all ranks: plan it around the largest micro-batch."""
     memory_margin: Annotated[float, Field(ge=0.0, le=0.5)] = 0.03
     """Share of a card's memory to leave free."""
     allocator: Literal["default", "expandable-segments"] = "default"
-    """How torch's caching allocator is set: `expandable-segments` is `PYTORCH_ALLOC_CONF=expandable_segments:True`."""
+    """Setting of torch's caching allocator: `expandable-segments` is `PYTORCH_ALLOC_CONF=expandable_segments:True`."""
     timeout_seconds: Annotated[float, Field(gt=0.0, le=600.0)] = 120.0
-    """Time after which tracing is given up."""
+    """Time limit of tracing."""
 
     @field_validator("gpus")
     @classmethod
@@ -46,7 +46,7 @@ class EstimateRequest(Document):
         return gpus
 
     @model_validator(mode="after")
-    def _micro_batch_is_in_the_share(self) -> Self:
+    def _micro_batch_is_within_share(self) -> Self:
         ranks, batch, size = self.spec.parallelism.world_size, self.effective_batch_size, self.micro_batch_size
         if batch is not None and batch < ranks:
             raise ValueError(f"`effective_batch_size` is {batch}, but {ranks} ranks need a sample each: raise it")
@@ -59,33 +59,33 @@ class EstimateRequest(Document):
 
 
 class Verdict(StrEnum):
-    """What an estimate says of a micro-batch size."""
+    """Result of an estimate for one micro-batch size."""
 
     FITS = "fits"
-    """Also if the estimate is as far off as its interval allows."""
+    """The whole interval of the estimate is within the limit."""
     DOES_NOT_FIT = "does-not-fit"
-    """Likewise."""
+    """The whole interval of the estimate is above the limit."""
     UNCERTAIN = "uncertain"
-    """The limit lies inside the interval: only a probe can tell."""
+    """The limit lies inside the interval: run `tune` to measure."""
 
 
 class PeakBreakdown(Document):
-    """What holds the memory at the moment when most is allocated."""
+    """Use of the memory at the allocation peak."""
 
     parameters_bytes: NonNegativeInt
     """Parameters and buffers."""
     gradients_bytes: NonNegativeInt
-    """Gradients and the sums that accumulation keeps of them."""
+    """Gradients, and their sums over micro-batches."""
     optimizer_state_bytes: NonNegativeInt
     """The optimizer's state, and moving averages of the weights."""
     activations_bytes: NonNegativeInt
-    """What forward passes leave for backward passes, and the batch."""
+    """Tensors that forward passes save for backward passes, and the batch."""
     temporaries_bytes: NonNegativeInt
-    """Alive within one pass or step only."""
+    """Tensors that live within one pass or step."""
     workspace_bytes: NonNegativeInt
-    """What kernels and libraries take from the allocator by themselves."""
+    """Workspaces that kernels and libraries take from the allocator."""
     outside_allocator_bytes: NonNegativeInt
-    """The context and what else is no allocation of torch's."""
+    """The context and other memory that torch does not allocate."""
 
 
 class PeakEstimate(Document):
@@ -94,66 +94,66 @@ class PeakEstimate(Document):
     micro_batch_size: PositiveInt
     """Samples per forward and backward pass."""
     accumulates: bool
-    """Whether the update has several micro-batches, so that gradients stay while the next one runs."""
+    """True if the update has several micro-batches, so that gradients stay while the next one runs."""
     verdict: Verdict
-    """Whether it fits."""
+    """Result for this size."""
     allocated_bytes: NonNegativeInt
     """Most bytes held by tensors (`torch.cuda.max_memory_allocated`)."""
     reserved_bytes: NonNegativeInt
-    """Most bytes held by the caching allocator, when nothing presses it (`torch.cuda.max_memory_reserved`)."""
+    """Most bytes held by the caching allocator, without memory pressure (`torch.cuda.max_memory_reserved`)."""
     capacity_bytes: NonNegativeInt
-    """Fewest bytes with which a replay of the allocator got through, giving back its cache where it must."""
+    """Fewest bytes with which a replay of the allocator succeeds, releasing its cache where needed."""
     device_bytes: ByteInterval
-    """The capacity and what lies outside the allocator: what the card needs to have. What it may have less than
-    expected (by its driver, its ECC setting) counts as needed in ``high``. It fits surely where ``high`` is within
-    ``usable_bytes``, and does not where ``low`` is above."""
+    """Memory that the card needs: the capacity and the memory outside the allocator. ``high`` includes memory that the
+    card may lack (by its driver or ECC setting). The size fits surely where ``high`` is at most ``usable_bytes``, and
+    does not fit where ``low`` is above."""
     thrashes: bool = False
-    """Whether it is expected to fit only because the allocator gives back its cache in every update: that is slow."""
+    """True if the size is expected to fit only if the allocator releases its cache in every update (slow)."""
     breakdown: PeakBreakdown
-    """At the moment when most is allocated; the parts sum to ``allocated_bytes`` and what is outside."""
+    """Use of the memory at the allocation peak; the parts sum to ``allocated_bytes`` and the memory outside."""
 
 
 class GpuEstimate(Document):
     """The estimate for one GPU."""
 
     gpu: str
-    """Its name in the catalogue, or the requested memory size."""
+    """Name in the catalogue, or the requested memory size."""
     usable_bytes: PositiveInt
-    """What the card is expected to offer, the margin taken off."""
+    """Expected memory of the card, less the margin."""
     feasible: Verdict
-    """Whether any micro-batch fits; `uncertain` also where the workload cannot be traced for this GPU, with a note."""
+    """Result for any micro-batch; also `uncertain` where the workload cannot be traced for this GPU, with a note."""
     largest_micro_batch_size: NonNegativeInt
-    """The largest size expected to fit; 0 when none is, or nothing is known. Above 128 only even sizes are looked at,
-    above 256 every fourth, and so on, beside the whole share of a rank."""
+    """The largest size expected to fit; 0 when none is, or the workload cannot be traced. Above 128 only even sizes are
+    estimated, above 256 every fourth, and so on, besides the whole share of a rank."""
     surely_fits: NonNegativeInt
     """The largest size whose whole interval fits."""
     may_fit: NonNegativeInt
     """The largest size whose interval begins below the limit."""
     peak: PeakEstimate | None = None
-    """At the requested size, else at the largest expected to fit; at size 1 when none is. None where the workload
-    cannot be traced for this GPU."""
+    """Memory at the requested size, else at the largest size expected to fit; at size 1 when none is. None where the
+    workload cannot be traced for this GPU."""
     plan: Plan | None = None
     """The effective batch around the largest micro-batch, when one was requested and one fits. Left out, with a note
     of its steps, where it has more than 4,096 micro-batches over all ranks."""
     notes: tuple[str, ...] = ()
-    """What the reader should know of this estimate."""
+    """Notes on this estimate."""
 
 
 class Estimate(Document):
-    """What a workload would take: estimated, not measured."""
+    """Estimated memory of a workload, not measured."""
 
     measured: Literal[False] = False
-    """An estimate is no proof: a tuning measures."""
+    """Always false: an estimate is not a proof. Run a tuning to measure."""
     decisions: Literal["cuda", "cpu"]
-    """Whose kernels were followed: `cpu` where this host cannot follow CUDA's (no C++ compiler); the interval is wider
-    then."""
+    """Device whose kernels were traced: `cpu` where this host cannot trace CUDA's (no C++ compiler), with a wider
+    interval."""
     parameters: NonNegativeInt
     """Number of parameters."""
     gpus: tuple[GpuEstimate, ...]
-    """By GPU, in the requested order."""
+    """Estimates by GPU, in the requested order."""
     versions: dict[str, str]
-    """Of torch, transformers and Python here: other versions may take other memory."""
+    """Installed versions of torch, transformers and Python: other versions may take other memory."""
     seconds: Annotated[float, Field(ge=0.0)]
-    """Time it took."""
+    """Duration of the estimate."""
     notes: tuple[str, ...] = ()
-    """What the reader should know."""
+    """Notes on the whole estimate."""

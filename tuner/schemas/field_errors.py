@@ -1,4 +1,4 @@
-"""Wrong fields in our own words: the one mapping from pydantic's types of errors to messages. Pure, no torch.
+"""Messages for wrong fields, by pydantic's types of errors. Pure, no torch.
 
 A message follows the field's path: ``model.layers: must be at least 1 (got 0)``.
 """
@@ -22,10 +22,10 @@ from tuner.units import TypedSize, format_bytes
 _SHOWN_VALUE_LENGTH = 80
 _MOST_NAMES = 40
 """Names listed in one message."""
-_WORDED = "worded"
-"""Key in the context of an error whose message is ours already."""
+_REWRITTEN = "rewritten"
+"""Key in the context of an error whose message was already replaced."""
 _NO_VALUE = frozenset({"missing", "union_tag_not_found"})
-_NOT_A_PART = frozenset({"[key]", "json", "python", "nullable", "function-after", "function-before", "function-wrap"})
+_NOT_IN_PATH = frozenset({"[key]", "json", "python", "nullable", "function-after", "function-before", "function-wrap"})
 
 Location = tuple[int | str, ...]
 
@@ -34,18 +34,18 @@ Location = tuple[int | str, ...]
 _PATTERNS: dict[str, str] = {}
 
 
-def described_pattern(pattern: str, words: str) -> str:
-    """A regular expression for a field, with the words that stand for it in messages."""
-    _PATTERNS[pattern] = words
+def described_pattern(pattern: str, message: str) -> str:
+    """Register the message for a regular expression of a field, and return the expression."""
+    _PATTERNS[pattern] = message
     return pattern
 
 
-def pattern_words(pattern: str) -> str | None:
-    """The words that stand for a regular expression in messages; none when it was not described."""
+def pattern_message(pattern: str) -> str | None:
+    """The message for a regular expression; none when it has none."""
     return _PATTERNS.get(pattern)
 
 
-# --- what a type of a field is made of --------------------------------------------------------------------------------
+# --- the structure of a field's type ----------------------------------------------------------------------------------
 
 
 def _members(kind: Any) -> Iterator[Any]:  # noqa: ANN401 - annotations have no common type
@@ -71,12 +71,16 @@ def _tags(model: type[BaseModel], discriminator: str) -> tuple[Any, ...]:
 
 
 def _tagged(models: Sequence[type[BaseModel]], tag: int | str) -> list[type[BaseModel]]:
-    """The members of a union that a tag, or the name of a class, stands for."""
-    return [it for it in models if it.__name__ == tag or any(tag in _tags(it, name) for name in it.model_fields)]
+    """The members of a union with a tag or a class name."""
+    return [
+        model
+        for model in models
+        if model.__name__ == tag or any(tag in _tags(model, name) for name in model.model_fields)
+    ]
 
 
 def _inside(kind: Any, part: int | str) -> Any:  # noqa: ANN401 - as above
-    """The type of what ``part`` of a location leads to; none where that is unknown."""
+    """The type at ``part`` of a location; none where unknown."""
     models = _models(kind)
     for model in models:
         if part in model.model_fields:
@@ -102,7 +106,7 @@ def _field_names(kind: Any) -> list[str]:  # noqa: ANN401 - as above
     return list(dict.fromkeys(name for model in _models(kind) for name in model.model_fields))
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- messages ---------------------------------------------------------------------------------------------------------
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -111,15 +115,15 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _number(limit: float, item: ErrorDetails) -> str:
-    """A limit in the unit that was typed: sizes as sizes, numbers of bytes with the size beside them."""
+    """Format a limit in the unit of the input: sizes as sizes, numbers of bytes followed by the size."""
     if isinstance(item["input"], TypedSize):
         return format_bytes(limit)
     is_bytes = bool(item["loc"]) and str(item["loc"][-1]).endswith("_bytes")
     return f"{limit} ({format_bytes(limit)})" if is_bytes else str(limit)
 
 
-def _at_limit(words: str, name: str) -> Callable[[ErrorDetails], str]:
-    return lambda item: f"must be {words} {_number(item['ctx'][name], item)}"
+def _at_limit(relation: str, name: str) -> Callable[[ErrorDetails], str]:
+    return lambda item: f"must be {relation} {_number(item['ctx'][name], item)}"
 
 
 def _choice(expected: Sequence[str], given: object) -> str:
@@ -129,7 +133,7 @@ def _choice(expected: Sequence[str], given: object) -> str:
 
 
 def _quoted(text: str) -> list[str]:
-    """``'a', 'b' or 'c'``, as pydantic writes choices, as a list."""
+    """Parse choices as pydantic writes them: ``'a', 'b' or 'c'``."""
     return [str(ast.literal_eval(quoted)) for quoted in re.findall(r"'(?:[^'\\]|\\.)*'|\b\d+\b", text)]
 
 
@@ -143,24 +147,24 @@ def _wrong_tag(item: ErrorDetails) -> str:
 
 def _pattern(item: ErrorDetails) -> str:
     pattern = item["ctx"]["pattern"]
-    return pattern_words(pattern) or f"must match the regular expression {pattern}"
+    return pattern_message(pattern) or f"must match the regular expression {pattern}"
 
 
-def _count(words: str, name: str, unit: str) -> Callable[[ErrorDetails], str]:
-    def worded(item: ErrorDetails) -> str:
+def _count(relation: str, name: str, unit: str) -> Callable[[ErrorDetails], str]:
+    def message(item: ErrorDetails) -> str:
         count = item["ctx"][name]
-        return f"must have {words} {count} {unit}{'' if count == 1 else 's'}"
+        return f"must have {relation} {count} {unit}{'' if count == 1 else 's'}"
 
-    return worded
+    return message
 
 
-def _own(item: ErrorDetails) -> str:
-    """The message of a validator of ours."""
+def _validator_message(item: ErrorDetails) -> str:
+    """The message of one of our validators."""
     return str(item["ctx"]["error"]) if "error" in item.get("ctx", {}) else str(item["msg"])
 
 
-def _fixed(words: str) -> Callable[[ErrorDetails], str]:
-    return lambda _: words
+def _fixed(message: str) -> Callable[[ErrorDetails], str]:
+    return lambda _: message
 
 
 _WHOLE = _fixed("must be a whole number")
@@ -172,7 +176,7 @@ _LIST = _fixed("must be a list")
 _TIME = _fixed("must be a date and time, for example 2026-01-31T12:00:00Z")
 _PATH = _fixed("must be a path")
 
-WORDS: Mapping[str, Callable[[ErrorDetails], str]] = MappingProxyType(
+MESSAGES: Mapping[str, Callable[[ErrorDetails], str]] = MappingProxyType(
     {
         "missing": _fixed("is required"),
         "extra_forbidden": _fixed("is not a field here"),
@@ -222,28 +226,28 @@ WORDS: Mapping[str, Callable[[ErrorDetails], str]] = MappingProxyType(
         "recursion_loop": _fixed("contains itself"),
         "json_invalid": lambda item: f"is not valid JSON: {item['ctx']['error']}",
         "json_type": _fixed("must be JSON text"),
-        "value_error": _own,
-        "assertion_error": _own,
+        "value_error": _validator_message,
+        "assertion_error": _validator_message,
     }
 )
-"""A message for every type of error that our schemas can produce; a test derives these from the schemas."""
+"""Messages by type of error. A test checks that every type that our schemas can produce is included."""
 
 
 def described(item: ErrorDetails, kind: Any = None) -> str:  # noqa: ANN401 - a model or an annotation
-    """The message of one error, without the field and the value.
+    """Format the message of one error, without the field and the value.
 
     Args:
         item: pydantic's error.
-        kind: the type that was validated: then the message names the fields or tags that are known at the place.
+        kind: the validated type; with it, the message lists the known fields or tags.
     """
-    if _WORDED in item.get("ctx", {}):
+    if _REWRITTEN in item.get("ctx", {}):
         return str(item["msg"])
-    found = _of_its_place(item, kind)
-    return found or WORDS.get(item["type"], _own)(item)
+    found = _message_with_known_names(item, kind)
+    return found or MESSAGES.get(item["type"], _validator_message)(item)
 
 
-def _of_its_place(item: ErrorDetails, kind: Any) -> str | None:  # noqa: ANN401 - as above
-    """The message for an unknown field, or a union's missing tag, with the names that are known there."""
+def _message_with_known_names(item: ErrorDetails, kind: Any) -> str | None:  # noqa: ANN401 - as above
+    """The message for an unknown field, or a union's missing tag, with the known names."""
     if kind is None or not item["loc"]:
         return None
     if item["type"] == "extra_forbidden":
@@ -263,15 +267,15 @@ def _discriminator(item: ErrorDetails) -> str:
 
 
 def located(item: ErrorDetails, data: object) -> str:
-    """The dotted path as the user wrote it: pydantic's location without the tags of unions."""
+    """The dotted path as in the document: pydantic's location without the tags of unions."""
     path: list[str] = []
     for part in item["loc"]:
         is_tag = isinstance(data, dict) and part not in data and part in data.values()
-        if is_tag or part in _NOT_A_PART:
+        if is_tag or part in _NOT_IN_PATH:
             continue
         path.append(str(part))
         data = _part_of(data, part)
-    if item["type"] in {"union_tag_invalid", "union_tag_not_found"} and _WORDED not in item.get("ctx", {}):
+    if item["type"] in {"union_tag_invalid", "union_tag_not_found"} and _REWRITTEN not in item.get("ctx", {}):
         path.append(_discriminator(item))
     return ".".join(path) or "(document)"
 
@@ -285,7 +289,7 @@ def _part_of(data: object, part: int | str) -> object:
 
 
 def shown(item: ErrorDetails) -> str:
-    """The offending value, short enough to read; nothing where a field is missing, or for a whole object."""
+    """The wrong value, shortened; empty where a field is missing, or for a whole object."""
     value = item["ctx"]["tag"] if item["type"] == "union_tag_invalid" and "ctx" in item else item["input"]
     if item["type"] in _NO_VALUE or isinstance(value, (dict, list, tuple, BaseModel)):
         return ""
@@ -294,7 +298,7 @@ def shown(item: ErrorDetails) -> str:
 
 
 def problems_in(error: ValidationError, data: object = None, kind: Any = None) -> list[FieldProblem]:  # noqa: ANN401 - as above
-    """Everything wrong in ``data``, which was validated as a ``kind``: a dotted path, a message and the value each."""
+    """List the problems of ``data``, which was validated as a ``kind``: each with a path, a message and a value."""
     return [
         FieldProblem(field=located(item, data), message=described(item, kind), value=shown(item))
         for item in error.errors(include_url=False)
@@ -302,20 +306,20 @@ def problems_in(error: ValidationError, data: object = None, kind: Any = None) -
 
 
 def reworded(error: ValidationError, kind: Any, most: int) -> ValidationError:  # noqa: ANN401 - as above
-    """The errors with our messages, for code that takes a ``ValidationError`` and knows nothing of ``kind``.
+    """Replace the messages of an error, for code that takes a ``ValidationError`` and does not know ``kind``.
 
     Args:
-        error: of pydantic.
-        kind: the type that was validated.
-        most: messages that are made; further errors keep their place and have none, since a suggestion takes time.
+        error: the error from pydantic.
+        kind: the validated type.
+        most: number of messages; further errors keep their location with an empty message, since suggestions take time.
     """
     items: list[InitErrorDetails] = []
     for number, item in enumerate(error.errors(include_url=False)):
-        words = {"words": described(item, kind) if number < most else "", _WORDED: True}
+        context = {"message": described(item, kind) if number < most else "", _REWRITTEN: True}
         location = item["loc"]
         if item["type"] in {"union_tag_invalid", "union_tag_not_found"}:
             location = (*location, _discriminator(item))
-            words["tag"] = item["ctx"].get("tag")
-        kept = PydanticCustomError(item["type"], "{words}", words)
-        items.append(InitErrorDetails(type=kept, loc=location, input=item["input"]))
+            context["tag"] = item["ctx"].get("tag")
+        replaced = PydanticCustomError(item["type"], "{message}", context)
+        items.append(InitErrorDetails(type=replaced, loc=location, input=item["input"]))
     return ValidationError.from_exception_data(error.title, items)

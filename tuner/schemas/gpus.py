@@ -10,76 +10,76 @@ MIB = 1024**2
 
 
 class ByteInterval(Document):
-    """A figure with its uncertainty."""
+    """A number of bytes with its uncertainty."""
 
     low: NonNegativeInt
-    """Bytes, if the estimate is too high."""
+    """Lower bound in bytes."""
     expected: NonNegativeInt
-    """Bytes."""
+    """Expected value in bytes."""
     high: NonNegativeInt
-    """Bytes, if the estimate is too low."""
+    """Upper bound in bytes."""
 
 
 class KernelProfile(Document):
-    """What decides which kernels a card runs: cards of one profile take the same memory for the same update."""
+    """Properties that select the kernels of a card: cards of one profile take the same memory for the same update."""
 
     compute_capability: tuple[int, int]
-    """As `torch.cuda.get_device_capability` reports it; on AMD too."""
+    """Compute capability as `torch.cuda.get_device_capability` reports it, also for AMD."""
     kind: Literal["cuda", "rocm"]
-    """Which of torch's builds."""
+    """The build of torch."""
 
 
 class Gpu(Document):
-    """One kind of GPU."""
+    """A GPU model."""
 
     name: str
-    """Its name here."""
+    """Name in the catalogue."""
     family: str
-    """What it is called when its memory goes without saying, for example `A100`."""
+    """Name without the memory size, for example `A100`."""
     aliases: tuple[str, ...] = ()
     """Other names: NVML's, torch's, and those of its variants with the same memory."""
     vendor: Literal["nvidia", "amd", "unknown"]
-    """Who makes it."""
+    """Vendor of the GPU."""
     marketed_memory: str
-    """The memory it is sold with."""
+    """Marketed memory size."""
     total_bytes: PositiveInt
-    """`total_memory` of torch's device properties, with a recent driver and the ECC setting it is shipped with."""
+    """`total_memory` of torch's device properties, with a recent driver and the default ECC setting."""
     least_total_bytes: PositiveInt
-    """The least that other drivers, or ECC where it can be switched on, may leave of it."""
+    """Least total memory, with other drivers or with optional ECC switched on."""
     compute_capability: tuple[int, int]
-    """As torch reports it."""
+    """Compute capability as torch reports it."""
     context_bytes: ByteInterval
-    """What a training process takes outside of torch's allocator: the CUDA context, loaded kernels, library handles."""
+    """Memory of a process outside of torch's allocator: the CUDA context, loaded kernels, library handles."""
     workspace_bytes: NonNegativeInt
-    """What cuBLAS keeps per handle and stream, taken from torch's allocator; part of every trace."""
+    """Workspace of cuBLAS per handle and stream, taken from torch's allocator; part of every trace."""
     evidence: Literal["reported", "derived", "given"]
-    """Where ``total_bytes`` comes from: torch's own report, a rule (see the source), or the request."""
+    """Origin of ``total_bytes``: reported by torch, derived by a rule (see the source), or given in the request."""
     sources: dict[Literal["total", "compute_capability", "context", "workspace"], str]
-    """Where each figure comes from."""
+    """Source of each figure."""
     notes: tuple[str, ...] = ()
-    """What somebody who takes this card should know."""
+    """Advice on using this card."""
 
     @property
     def profile(self) -> KernelProfile:
-        """Which kernels it runs."""
+        """The kernel profile of this card."""
         return KernelProfile(
             compute_capability=self.compute_capability, kind="rocm" if self.vendor == "amd" else "cuda"
         )
 
 
 ContextKind: TypeAlias = Literal["before 8.0", "8", "9 and later", "rocm", "unknown"]
-"""Cards whose processes take the same memory outside of torch's allocator: by compute capability, or AMD's."""
+"""Groups of cards whose processes take the same memory outside of torch's allocator."""
 
 
 class ContextEntry(Document):
-    """The memory a training process takes outside of torch's allocator, as ``gpus.toml`` says it."""
+    """Memory of a training process outside of torch's allocator: an entry of ``gpus.toml``."""
 
     low_mebibytes: PositiveInt
-    """The least."""
+    """Lower bound."""
     expected_mebibytes: PositiveInt
-    """The likely figure."""
+    """Expected value."""
     high_mebibytes: PositiveInt
-    """The most."""
+    """Upper bound."""
     source: str
     """The source of the figures."""
 
@@ -92,30 +92,30 @@ class ContextEntry(Document):
 
 
 class GpuEntry(Document):
-    """One card, as ``gpus.toml`` says it."""
+    """A card: an entry of ``gpus.toml``."""
 
     name: str
-    """Its name here."""
+    """Name in the catalogue."""
     family: str = ""
-    """Its name where its memory goes without saying, for example `A100`; its name here when left out."""
+    """Name without the memory size, for example `A100`; ``name`` when left out."""
     aliases: tuple[str, ...] = ()
     """Other names: NVML's, torch's, and those of its variants with the same memory."""
     vendor: Literal["nvidia", "amd"] = "nvidia"
-    """Its maker."""
+    """Vendor of the GPU."""
     marketed_memory: str
-    """The memory it is sold with."""
+    """Marketed memory size."""
     compute_capability: tuple[int, int]
-    """As torch reports it."""
+    """Compute capability as torch reports it."""
     total_mebibytes: PositiveInt
     """Torch's `total_memory`."""
     evidence: Literal["reported", "derived"] = "reported"
     """The kind of source of the total: torch's own report, or a rule."""
     ecc_is_optional: bool = False
-    """True for cards shipped with ECC off, which takes a part of the total when it is switched on."""
+    """True for cards shipped with ECC off, where switching ECC on takes a part of the total."""
     source: str
     """The source of the total, with an address where there is one."""
     notes: tuple[str, ...] = ()
-    """Advice to those who take this card."""
+    """Advice on using this card."""
 
 
 class GpuFile(Document):

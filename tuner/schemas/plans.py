@@ -19,7 +19,7 @@ class PlanSummary(Document):
     requested_effective_batch_size: PositiveInt
     """Samples per update over all ranks that were requested."""
     exact: bool
-    """Whether the plan gives exactly what was requested."""
+    """True if the plan gives exactly the requested effective batch."""
 
     def summary(self) -> PlanSummary:
         """Return these figures alone."""
@@ -27,19 +27,19 @@ class PlanSummary(Document):
 
 
 class Plan(PlanSummary):
-    """A plan of an update with every micro-batch of it: what to train with."""
+    """A plan of an update with all its micro-batches: what to train with."""
 
     micro_batch_sizes: tuple[tuple[PositiveInt, ...], ...]
-    """For each rank, the sizes of its micro-batches in order; together they are the effective batch."""
+    """Sizes of the micro-batches of each rank, in order. They sum to the effective batch."""
 
 
 class UniformPlan(PlanSummary):
-    """One micro-batch size, repeated: for frameworks that know no other way. It cannot reach every effective batch."""
+    """A plan that repeats one micro-batch size, as most frameworks do. It cannot reach every effective batch."""
 
     change: str
-    """What this plan changes against the balanced one, in a sentence."""
+    """Difference from the balanced plan, in a sentence."""
     nearest: tuple[ReachableBatch, ...] = ()
-    """Effective batches close by that larger micro-batches reach, when this plan's are poor or miss the target."""
+    """Nearby effective batches with larger micro-batches, when those of this plan are small or miss the target."""
 
 
 class ReachableBatch(Document):

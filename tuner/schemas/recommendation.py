@@ -14,30 +14,30 @@ from tuner.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
 
 
 class Proof(Document):
-    """Why the size is the largest: a fit, and what stops the next size."""
+    """Proof of the largest size: a fit, and the reason why the next size is not possible."""
 
     fits: NonNegativeInt
     """The largest size known to fit; 0 when none does."""
     stopped_by: Literal["oom", "invalid-size", "bound", "warm-start", "timeout", "error", "lost"]
     """Reason for the end of the search: a measured OOM, a kernel's own limit, a bound set before, or an OOM that the
     tuning of the warm start measured under other versions or another limit. Or a probe that was inconclusive: it did
-    not end in time (`timeout`), failed for another reason than memory (`error`), or was ended from outside again and
-    again (`lost`). Larger sizes than `fits` were not shown to fail by `bound`, `timeout`, `error` and `lost`."""
+    not end in time (`timeout`), failed for another reason than memory (`error`), or was ended from outside twice
+    (`lost`). Larger sizes than `fits` were not shown to fail by `bound`, `timeout`, `error` and `lost`."""
     next_size: PositiveInt | None = None
     """The next size on the grid, which was probed and failed: by the tuning of the warm start where the proof rests on
-    one. None when a bound stops the search. For `timeout`, `error` and `lost` the size whose probe did not tell: sizes
-    between it and `fits` may not have been tried."""
+    one. None when a bound stops the search. For `timeout`, `error` and `lost` the size of the inconclusive probe:
+    sizes between that and `fits` may not have been tried."""
     statement: str
     """The proof in a sentence."""
 
     @property
     def is_conclusive(self) -> bool:
-        """Return whether the same search again would end alike; not where a probe could not tell."""
+        """Return whether no probe was inconclusive, so that another search would end the same way."""
         return self.stopped_by not in {"timeout", "error", "lost"}
 
     @property
     def shows_larger_fail(self) -> bool:
-        """Return whether the next size was measured to fail: `fits` is the largest then; else larger ones may fit."""
+        """Return whether the next size was measured to fail, so that no size above `fits` fits."""
         return self.stopped_by in {"oom", "invalid-size", "warm-start"}
 
 
@@ -45,17 +45,17 @@ class WarmStart(Document):
     """A stored recommendation for the same request, under other versions or another limit, that seeded a search."""
 
     recommendation_id: str
-    """Its identifier."""
+    """Identifier of the stored recommendation."""
     created_at: datetime
-    """When it was made (UTC)."""
+    """Creation time (UTC)."""
     fingerprint: str
-    """Its fingerprint: another than this recommendation's."""
+    """Fingerprint of the stored recommendation, which differs from the new one."""
     versions: dict[str, str]
-    """The versions it was measured with."""
+    """Versions of the stored recommendation."""
     memory_limit_bytes: PositiveInt | None = None
-    """The limit it was measured under, before the margin; none where nothing fitted."""
+    """Memory limit of the stored recommendation, before the margin; none where nothing fitted."""
     proof: Proof
-    """Its proof."""
+    """Proof of the stored recommendation."""
 
 
 class CouplingCheck(Document):
@@ -63,48 +63,48 @@ class CouplingCheck(Document):
 
     verdict: Literal["separate", "coupled", "not-compared"]
     """`separate`: the loss is a sum over samples, which accumulation reproduces. `coupled`: samples depend on each
-    other, or on state that every forward pass moves. `not-compared`: nothing is known."""
+    other, or on state that every forward pass changes. `not-compared`: the check was not possible."""
     message: str
-    """The figures, what is at fault, and what to do; or why nothing could be compared."""
+    """The differences, their cause and the remedy; or the reason why the check was not possible."""
     samples: NonNegativeInt = 0
     """Samples of the batch that was compared; 0 where none was."""
     precision: Literal["fp64", "fp32"] | None = None
     """Arithmetic of the comparison."""
     loss_error: NonNegativeFloat | None = None
-    """Largest relative difference of a loss term; none where it is no finite number."""
+    """Largest relative difference of a loss term; none where it is not finite."""
     gradient_error: NonNegativeFloat | None = None
-    """Largest relative difference of a gradient; none where it is no finite number."""
+    """Largest relative difference of a gradient; none where it is not finite."""
 
 
 class Evidence(Document):
-    """Everything that was tried, in order, and what it proves."""
+    """All probes of a tuning in order, and the proof that they give."""
 
     probes: tuple[ProbeResult, ...]
-    """Every probe, in the order it ran."""
+    """Every probe, in the order of the runs."""
     proof: Proof
-    """Why the size is the largest."""
+    """Proof of the largest size."""
     expected: ExpectedPeaks | None = None
-    """The memory curve that seeded the search: an estimate's, or the one that a warm start had measured. None where
-    no estimate could be made, and where the tuning went on from its recorded probes after a restart."""
+    """The memory curve that seeded the search: an estimated one, or the measured one of a warm start. None where no
+    estimate was possible, and where the tuning was resumed from its recorded probes after a restart."""
     warm_start: WarmStart | None = None
-    """The recommendation that warm-started the search. This one rests on it where `proof.stopped_by` is `warm-start`;
-    else it has a proof of its own."""
+    """The recommendation that warm-started the search. The proof rests on that one where `proof.stopped_by` is
+    `warm-start`; otherwise this recommendation has a proof of its own."""
     coupling: CouplingCheck | None = None
-    """Check for coupled samples. None where no update can take more than one micro-batch, and in
-    recommendations made before this was checked."""
+    """Check for coupled samples. None where an update cannot take more than one micro-batch, and in recommendations
+    of versions without the check."""
 
 
 class Headroom(Document):
-    """What stays free at the recommended size."""
+    """Free memory at the recommended size."""
 
     limit_bytes: PositiveInt
-    """The memory limit of the run, before the margin was taken off."""
+    """Memory limit of the run, before the margin."""
     peak_bytes: NonNegativeInt
     """Most memory held at the recommended size: reserved, with the context, on CUDA; of the process on the CPU."""
     free_bytes: NonNegativeInt
-    """Limit, or what other processes leave of the device if that is less, less peak."""
+    """The limit (or, if less, the memory that other processes leave on the device) minus the peak."""
     free_fraction: Annotated[float, Field(ge=0.0, le=1.0)]
-    """The same as a share of the limit."""
+    """Free memory as a share of the limit."""
 
 
 class Alternative(Document):
@@ -115,62 +115,62 @@ class Alternative(Document):
     micro_batch_size: PositiveInt
     """The plan's largest micro-batch."""
     chosen: bool
-    """Whether it is the recommended plan."""
+    """True for the recommended plan."""
     source: Literal["measured", "modelled"]
-    """Whether a probe ran this size, or memory and throughput are read off the lines between the sizes that ran."""
+    """`measured` if a probe ran this size; `modelled` if the figures are interpolated between measured sizes."""
     peak_bytes: NonNegativeInt | None = None
-    """Most memory held: reserved, with the context, on CUDA; of the process on the CPU. None where nothing tells."""
+    """Most memory held: reserved, with the context, on CUDA; of the process on the CPU. None where not known."""
     samples_per_second: NonNegativeFloat | None = None
     """Samples of a rank over the time of an update, without reading data and without communication between ranks. Where
-    the plan has more micro-batches than a timed update, the others are taken to last as long. None if nothing tells."""
+    the plan has more micro-batches than a timed update, the others are taken to last as long. None if not known."""
     timed_updates: NonNegativeInt = 0
-    """Updates that were timed at this size: one says little, none means that the throughput is modelled."""
+    """Updates that were timed at this size; with 0 the throughput is modelled."""
     noise: NonNegativeFloat = 0.0
-    """Standard error of the throughput, as a share of it; 0 where it is not known."""
+    """Relative standard error of the throughput; 0 where not known."""
     thrashing: bool = False
-    """CUDA: whether the allocator had to give back its cache and try again, so that it fits, but slowly."""
+    """CUDA: true if the allocator had to release its cache and retry, so that the size fits, but runs slowly."""
 
 
 class WhatIf(Document):
-    """The same training with some choices changed that take less memory: estimated, no probe has run it."""
+    """Changes of the spec that take less memory, with an estimate of what would fit. No probe has run them."""
 
     changes: Annotated[dict[str, JsonValue], Field(min_length=1, examples=[{"precision": "bf16-mixed"}])]
-    """Fields of the spec by dotted path, and what they would say instead."""
+    """Changed fields of the spec, by dotted path, with their new values."""
     measured: Literal[False] = False
-    """It is no proof: a tuning of the changed spec measures."""
+    """Always false: an estimate is not a proof. Tune the changed spec to measure."""
     source: Literal["estimated"] = "estimated"
-    """Where the figures come from: an estimate's memory curve, calibrated with the probes of the requested spec."""
+    """Source of the figures: an estimated memory curve, calibrated with the probes of the requested spec."""
     plan: PlanSummary | None = None
     """The plan for the effective batch around the largest size; none when none is expected to fit."""
     largest_micro_batch_size: NonNegativeInt
     """The largest size that is expected to fit; 0 when none is."""
     surely_fits: NonNegativeInt
-    """The largest size that fits also if memory is as much above the estimate as `error` allows."""
+    """The largest size that fits even if memory exceeds the estimate by `error`."""
     may_fit: NonNegativeInt
-    """The largest size that fits if memory is as much below the estimate as `error` allows."""
+    """The largest size that fits if memory is below the estimate by `error`."""
     error: Annotated[float, Field(ge=0.0, lt=1.0)]
-    """How far the memory may be from the estimate, as a share of it."""
+    """Relative error of the estimate."""
     peak_bytes: NonNegativeInt
     """Most memory expected at the largest size, or at the smallest when none is expected to fit: held by tensors on
     CUDA, by the process on the CPU."""
 
 
 class Advice(Document):
-    """Something the reader should know before using a recommendation."""
+    """A warning to read before using a recommendation."""
 
     code: str
     """A stable word, for example `batch-coupled-modules`."""
     message: str
-    """What it means and what to do."""
+    """Meaning and remedy."""
 
 
 class Timings(Document):
-    """How long the tuning took."""
+    """Duration of the tuning."""
 
     total_seconds: NonNegativeFloat
-    """From start to recommendation."""
+    """Time from start to recommendation."""
     probe_seconds: NonNegativeFloat
-    """Spent in probes."""
+    """Time spent in probes."""
     probes: NonNegativeInt
     """Number of probes."""
     out_of_memory_probes: NonNegativeInt
@@ -181,33 +181,33 @@ class Recommendation(Document):
     """The durable result of a tuning: plan, proof and evidence."""
 
     plan: Plan | None = None
-    """What to train with: micro-batches that sum to exactly the effective batch. None when nothing fits."""
+    """Plan to train with: micro-batches that sum to exactly the effective batch. None when nothing fits."""
     largest_micro_batch_size: PositiveInt | None = None
-    """The micro-batch that fits, proven by a run: the largest, or the one that the request's objective asks for. No
-    micro-batch of the plan is above it, and those of the plan may all be smaller."""
+    """The micro-batch size that fits, proven by a run: the largest, or the one for the request's objective. All
+    micro-batches of the plan are at most this large, and may all be smaller."""
     schema_version: Literal[1] = 1
     """Version of this document's layout."""
     id: str
     """Identifier, unique to this recommendation."""
     created_at: datetime
-    """When it was made (UTC)."""
+    """Creation time (UTC)."""
     feasible: bool
-    """Whether any micro-batch fits."""
+    """True if any micro-batch fits."""
     infeasible_reason: str | None = None
-    """Why none fits, with the numbers and what to change."""
+    """Reason why no micro-batch fits, with the numbers and the remedies."""
     choice: str = ""
-    """Why this plan and no other, in a sentence."""
+    """Reason for this plan, in a sentence."""
     alternatives: tuple[Alternative, ...] = ()
-    """Plans that fit, from the fewest steps upward, and what they take; the recommended one is among them."""
+    """Plans that fit, from the fewest steps upward, with their memory and throughput. Includes the recommended one."""
     what_ifs: tuple[WhatIf, ...] = ()
-    """When requested: changes of the spec with which a larger micro-batch is expected to fit, the largest first. They
-    are estimated, not run."""
+    """Changes of the spec with which a larger micro-batch is expected to fit, the largest first, when requested.
+    Estimated, not run."""
     uniform: UniformPlan | None = None
     """The plan with one size repeated, when it was requested."""
     evidence: Evidence
-    """Every probe, and what they prove."""
+    """Every probe, and the proof."""
     headroom: Headroom | None = None
-    """What stays free at the recommended size."""
+    """Free memory at the recommended size."""
     device: DeviceInfo
     """The device that was probed."""
     fingerprint: str
@@ -215,10 +215,10 @@ class Recommendation(Document):
     environment: Environment
     """Environment variables the job must run with: the probes ran with them."""
     warnings: tuple[Advice, ...] = ()
-    """What the reader should know."""
+    """Warnings about the recommendation."""
     versions: dict[str, str]
-    """Versions of what changes memory: Python, torch, transformers, driver."""
+    """Versions of software that affects memory: Python, torch, transformers, driver."""
     timings: Timings
-    """How long it took."""
+    """Durations and counts of probes."""
     request: TuningRequest
     """The request, the spec included."""

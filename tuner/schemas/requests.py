@@ -1,4 +1,4 @@
-"""What a user asks for: a tuning, and a training run made from its recommendation. Pure data, no torch."""
+"""Requests for tunings, probes, checks, estimates of peaks and training runs. Pure data, no torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tuner.schemas.workload import WorkloadSpec
 _DEVICE = described_pattern(r"^(cpu|cuda:\d+)$", "must be `cpu`, or `cuda:` and a number, for example `cuda:0`")
 
 DeviceId = Annotated[str, Field(pattern=_DEVICE, examples=["cuda:0", "cpu"])]
-"""A device of this host, named as torch names it."""
+"""A device of this host, by torch's name."""
 
 SMALLEST_MEMORY_LIMIT_BYTES = 16 * 1024**2
-"""Below this not even the thread pools of a training process find room."""
+"""The thread pools of a training process already take about this much."""
 
 
 LARGEST_EFFECTIVE_BATCH_SIZE = 2**22
@@ -24,11 +24,11 @@ LARGEST_EFFECTIVE_BATCH_SIZE = 2**22
 
 
 Objective = Literal["largest", "fewest_steps", "fastest"]
-"""What a tuning is for: see ``TuningRequest.objective``."""
+"""Objective of a tuning: see ``TuningRequest.objective``."""
 
 
 class TuningRequest(Document):
-    """Find the largest micro-batch that fits, or the best plan, and plan this effective batch around it."""
+    """Find the largest micro-batch that fits, or the best plan, and plan the effective batch."""
 
     spec: WorkloadSpec
     """The workload to train."""
@@ -43,19 +43,19 @@ class TuningRequest(Document):
     memory_limit_bytes: Annotated[int, Field(ge=SMALLEST_MEMORY_LIMIT_BYTES)] | None = None
     """Memory the run may take on the device; the whole device when absent (on the CPU: half of the host's memory)."""
     memory_margin: Annotated[float, Field(ge=0.0, le=0.5)] = 0.03
-    """Share of the limit that probes must leave free, for what differs between a probe and a run of days."""
+    """Share of the limit that probes must leave free, for differences between a probe and a long run."""
     granularity: PositiveInt = 1
-    """Search only multiples of this size, for example 8. The plan below it is balanced, so its sizes need not be; for
-    `fastest` the plan's own sizes are timed."""
+    """Search only multiples of this size, for example 8. The sizes of the plan are balanced and need not be multiples.
+    For `fastest` the sizes of the plan are timed."""
     max_micro_batch_size: PositiveInt | None = None
-    """Never go above this size, whatever fits."""
+    """Upper bound of the micro-batch size."""
     uniform: bool = False
-    """Also plan with one micro-batch size repeated, for frameworks that know no other way."""
+    """Also plan with one repeated micro-batch size, for frameworks that require this."""
     what_if: bool = False
-    """Also estimate, without probes, with which changes of precision, activation checkpointing or the optimizer's
-    implementation a larger micro-batch would fit."""
+    """Also estimate, without probes, which micro-batch would fit with another precision, activation checkpointing or
+    another implementation of the optimizer."""
     probe_timeout_seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 300.0
-    """Time after which one probe is given up as hanging."""
+    """Time limit of one probe."""
     allow_batch_coupling: bool = False
     """Plan several micro-batches, and train with them, although the loss couples the samples of a batch (BatchNorm,
     in-batch negatives), so that accumulated updates differ from full-batch ones. Otherwise such a loss has the whole
@@ -68,11 +68,11 @@ class CouplingRequest(Document):
     spec: WorkloadSpec
     """The workload to train."""
     device: DeviceId
-    """Where to run."""
+    """Device to run on."""
     limit_bytes: Annotated[int, Field(ge=1)]
     """Memory the check may take on the device."""
     timeout_seconds: Annotated[float, Field(gt=0.0)] = 60.0
-    """Time after which the check is given up."""
+    """Time limit of the check."""
 
 
 class ProbeRequest(Document):
@@ -85,25 +85,25 @@ class ProbeRequest(Document):
     samples_per_window: PositiveInt
     """This rank's samples of one update. Above the micro-batch size, gradients stay while the next micro-batch runs."""
     device: DeviceId
-    """Where to run."""
+    """Device to run on."""
     limit_bytes: Annotated[int, Field(ge=1)] | None = None
-    """Memory the probe may take, margin already taken off; none to take what the device has."""
+    """Memory the probe may take, after the margin; none for all memory of the device."""
     memory_margin: Annotated[float, Field(ge=0.0, le=0.5)] = 0.0
-    """Share of what is really free on a card that must stay so, where that is less than the limit."""
+    """Share of the free memory of a card that must stay free, where that is less than the limit."""
     timeout_seconds: Annotated[float, Field(gt=0.0)] = 300.0
-    """Time after which the probe is given up as hanging."""
+    """Time limit of the probe."""
     measures_time: bool = False
-    """Whether it is there to time updates of the plan with this largest micro-batch, several of them: each takes up to
-    four of the plan's micro-batches."""
+    """True for a probe that times several updates of the plan with this largest micro-batch. Each timed update takes up
+    to four of the plan's micro-batches."""
 
     @property
     def accumulates(self) -> bool:
-        """Whether an update takes more than one micro-batch."""
+        """True if an update takes more than one micro-batch."""
         return self.samples_per_window > self.micro_batch_size
 
 
 class ExpectationRequest(Document):
-    """Estimate what the probes of a tuning will measure."""
+    """Estimate the peaks that the probes of a tuning will measure."""
 
     spec: WorkloadSpec
     """The workload to train."""
@@ -112,9 +112,9 @@ class ExpectationRequest(Document):
     largest_micro_batch: PositiveInt
     """The largest size that is searched."""
     limit_bytes: Annotated[int, Field(ge=1)]
-    """Memory a probe may take, margin already taken off."""
+    """Memory a probe may take, after the margin."""
     compute_capability: tuple[int, int] | None = None
-    """Of the card, as torch reports it; none for the CPU."""
+    """Compute capability of the card, as torch reports it; none for the CPU."""
 
 
 class TrainingRequest(Document):
@@ -125,14 +125,14 @@ class TrainingRequest(Document):
     checkpoint_every: PositiveInt = 50
     """Updates between checkpoints; one is also written at the end and on SIGTERM."""
     keep_checkpoints: PositiveInt = 2
-    """How many of the newest checkpoints to keep."""
+    """Number of the newest checkpoints to keep."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the weights and of the order of samples."""
     processes_per_node: PositiveInt | None = None
     """Processes on this host, one per device: the ranks of the run. The recommendation's world size when absent."""
     workers: Annotated[int, Field(ge=0, le=64)] = 0
-    """Processes per rank that load data ahead of use; 0 loads between updates. The same weights come out either way,
-    to the last bit unless memory runs out: micro-batches that were loaded before that are divided one by one."""
+    """Processes per rank that prefetch data; with 0, data is loaded between updates. The resulting weights are
+    bit-identical unless memory runs out: micro-batches that were prefetched before are then divided one by one."""
     allow_batch_coupling: bool = False
     """Train although the loss couples the samples of a batch (BatchNorm, in-batch negatives), so that accumulated
     updates differ from full-batch ones. Not needed where the tuning's request allowed it."""

@@ -1,4 +1,4 @@
-"""What comes back: probe results, the evidence of a search, and the recommendation. Pure data, no torch."""
+"""Results of probes and estimates of peaks, and devices. Pure data, no torch."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tuner.schemas.requests import DeviceId
 
 
 class Outcome(StrEnum):
-    """How a probe ended."""
+    """Outcome of a probe."""
 
     FIT = "FIT"
     """Full optimizer updates ran within the limit."""
     OOM = "OOM"
-    """The device could not give the memory, and there is evidence that this was the cause."""
+    """The device ran out of memory, with evidence that this was the cause."""
     INVALID_SIZE = "INVALID_SIZE"
-    """The size is illegal for a kernel for another reason than memory: an upper bound of another kind."""
+    """A kernel rejects the size for another reason than memory, which is an upper bound too."""
     ERROR = "ERROR"
-    """The workload failed for a reason that has nothing to do with size: a bug, a crash, an exit."""
+    """The workload failed for a reason unrelated to the size: a bug, a crash, an exit."""
     TIMED_OUT = "TIMED_OUT"
-    """The probe did not end within its time."""
+    """The probe did not end within its time limit."""
     LOST = "LOST"
     """The probe's process was ended from outside, with no sign of memory as the cause."""
 
 
 class Phase(StrEnum):
-    """How far a probe got."""
+    """Phase of a probe."""
 
     START = "start"
     BUILD = "build"
@@ -40,133 +40,134 @@ class Phase(StrEnum):
 
 
 class PhaseSeconds(Document):
-    """Where the time of a probe went."""
+    """Durations of the phases of a probe."""
 
     start: NonNegativeFloat = 0.0
-    """From the request to the probe's own process running, in seconds."""
+    """Seconds from the request to the start of the probe's process."""
     build: NonNegativeFloat = 0.0
-    """Building the model and its optimizer and moving them to the device, in seconds."""
+    """Seconds for building the model and its optimizer and moving them to the device."""
     warmup: NonNegativeFloat = 0.0
-    """The first optimizer update, which creates the optimizer's state, in seconds."""
+    """Seconds of the first optimizer update, which creates the optimizer's state."""
     measure: NonNegativeFloat = 0.0
-    """The second optimizer update, whose peaks are recorded, in seconds."""
+    """Seconds of the second optimizer update, whose peaks are recorded."""
     total: NonNegativeFloat = 0.0
-    """From the request to the end of the probe's process, in seconds."""
+    """Seconds from the request to the end of the probe's process."""
 
 
 class ModelSummary(Document):
-    """What the probe saw in the built model."""
+    """Properties of the built model."""
 
     parameters: NonNegativeInt
     """Number of parameters."""
     trainable_parameters: NonNegativeInt
-    """Parameters that get a gradient."""
+    """Number of parameters that require a gradient."""
     parameter_bytes: NonNegativeInt
     """Bytes of all parameters and buffers, tied tensors counted once."""
     batch_coupled_modules: tuple[str, ...] = ()
-    """Modules such as BatchNorm, whose result depends on which samples share a micro-batch."""
+    """Modules such as BatchNorm, whose output depends on the other samples of the micro-batch."""
 
 
 class UpdateTiming(Document):
-    """How long an update takes, in the environment of the probe and under its limit: as in the job made from it."""
+    """Duration of an update in the environment and under the limit of the probe, which are those of the job."""
 
     updates: PositiveInt
     """Updates that were timed: several by a probe that measures time, one by any other."""
     micro_batch_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-    """The micro-batches of each of these updates, in order."""
+    """Sizes of the micro-batches of each timed update, in order."""
     update_seconds: NonNegativeFloat
-    """Seconds of an update, the optimizer's step included: the median."""
+    """Median seconds of an update, including the optimizer's step."""
     micro_batch_seconds: NonNegativeFloat | None = None
-    """Seconds from the start of a micro-batch to the start of the next, for all but the last of an update: the median;
-    none where an update has one micro-batch."""
+    """Median seconds from the start of a micro-batch to the start of the next; none where an update has one
+    micro-batch."""
     noise: NonNegativeFloat = 0.0
-    """Standard error of `update_seconds`, as a share of it; 0 where one update cannot tell."""
+    """Relative standard error of `update_seconds`; 0 for a single update."""
 
     def seconds_for(self, micro_batches: float) -> float:
-        """Seconds of an update of this many such micro-batches: each further one lasts as long as the timed ones."""
+        """Extrapolate the seconds of an update with this many micro-batches of the timed size."""
         return self.update_seconds + (micro_batches - len(self.micro_batch_sizes)) * (self.micro_batch_seconds or 0.0)
 
 
 class ProbeResult(Document):
-    """One measured trial, with everything it saw."""
+    """The result of one probe."""
 
     micro_batch_size: PositiveInt
     """Samples per forward and backward pass."""
     accumulates: bool
-    """Whether each update took several micro-batches (gradients stay while the next one runs) or one."""
+    """True if each update took several micro-batches, so that gradients stay while the next one runs."""
     outcome: Outcome
-    """How it ended."""
+    """Outcome of the probe."""
     phase: Phase
-    """How far it got."""
+    """Last phase that the probe reached."""
     message: str = ""
-    """One line: what happened."""
+    """Explanation of the outcome, one line."""
     details: str | None = None
-    """For an OOM that an error reported: the words of the device's allocator, or of the library that raised it."""
+    """Message of the allocator or library that raised an OOM error."""
     error_type: str | None = None
     """Class of the exception, or the signal or exit status of the process."""
     traceback: str | None = None
-    """The workload's traceback, or the tail of the process's output, for failures that are not about memory."""
+    """The workload's traceback, or the end of the process's output, for failures unrelated to memory."""
     peak_allocated_bytes: NonNegativeInt | None = None
     """CUDA: most bytes held by tensors during the measured update."""
     peak_reserved_bytes: NonNegativeInt | None = None
     """CUDA: most bytes held by the caching allocator during the measured update."""
     process_peak_bytes: NonNegativeInt | None = None
-    """CPU: most private memory of the process, above what it had before the model was built: what the limit bounds."""
+    """CPU: peak of the private memory of the process, less its memory before the model was built. The limit applies to
+    this."""
     resident_bytes: NonNegativeInt | None = None
     """Bytes held between updates: parameters and optimizer state, with no gradients and no activations."""
     limit_bytes: NonNegativeInt | None = None
-    """The limit the probe ran under: on CUDA of what the allocator reserves, so without the context."""
+    """Limit of the probe: on CUDA, of the memory reserved by the allocator, so without the context."""
     context_bytes: NonNegativeInt | None = None
-    """CUDA: bytes of the device that the process's context took, outside the allocator, where it could be told."""
+    """CUDA: bytes of the process's context, outside the allocator; none where not known."""
     other_processes_bytes: NonNegativeInt | None = None
     """CUDA: bytes that other processes held on the device when the probe began."""
     allocator_retries: NonNegativeInt | None = None
-    """CUDA: times the allocator had to give back its cache and try again. A fit with retries is a thrashing fit."""
+    """CUDA: times the allocator released its cache and retried. A fit with retries is a thrashing fit."""
     seconds: PhaseSeconds = PhaseSeconds()
-    """Where the time went."""
+    """Durations of the phases."""
     model: ModelSummary | None = None
-    """What the built model looks like, when it could be built."""
+    """Properties of the model; none when it could not be built."""
     measures_time: bool = False
-    """Whether it was there to time the updates of a plan, after the search."""
+    """True for a probe that timed the updates of a plan after the search."""
     timing: UpdateTiming | None = None
-    """How long the measured updates took; none for a failure."""
+    """Duration of the measured updates; none for a failure."""
 
     @property
     def held_bytes(self) -> int | None:
-        """The peak of all that was held: reserved, with the context, on CUDA; of the process on the CPU."""
+        """Peak of all memory held: reserved, with the context, on CUDA; of the process on the CPU."""
         if self.peak_reserved_bytes is not None:
             return self.peak_reserved_bytes + (self.context_bytes or 0)
         return self.process_peak_bytes
 
     @property
     def used_bytes(self) -> int | None:
-        """The peak that grows with the micro-batch: tensors on CUDA, the process on the CPU."""
+        """Peak of the memory that grows with the micro-batch: tensors on CUDA, the process on the CPU."""
         return self.peak_allocated_bytes if self.peak_allocated_bytes is not None else self.process_peak_bytes
 
 
 class ExpectedPeak(Document):
-    """What an estimate expects one micro-batch size to take."""
+    """Estimated peak of one micro-batch size."""
 
     micro_batch_size: PositiveInt
     """Samples per forward and backward pass."""
     used_bytes: PositiveInt
-    """What ``ProbeResult.used_bytes`` is expected to be."""
+    """Expected ``ProbeResult.used_bytes``."""
 
 
 class ExpectedPeaks(Document):
-    """The memory curve of a workload as an estimate sees it: leads a search, and proves nothing."""
+    """Estimated memory curve of a workload. It seeds a search, and is not a proof."""
 
     points: Annotated[tuple[ExpectedPeak, ...], Field(min_length=2)]
-    """By rising size; linear between them, and beyond them as between the last two."""
+    """Peaks by rising size. Between them the curve is linear; beyond them it is extrapolated."""
     resident_bytes: NonNegativeInt | None = None
-    """What ``ProbeResult.resident_bytes`` is expected to be."""
+    """Expected ``ProbeResult.resident_bytes``."""
     seconds: NonNegativeFloat = 0.0
-    """Time the estimate took."""
+    """Duration of the estimate."""
 
     def used_bytes(self, micro_batch_size: float) -> float:
-        """The bytes expected at a size."""
-        places = [point.micro_batch_size for point in self.points]
-        index = min(max(bisect_right(places, micro_batch_size), 1), len(places) - 1)
+        """Expected bytes at a size."""
+        sizes = [point.micro_batch_size for point in self.points]
+        index = min(max(bisect_right(sizes, micro_batch_size), 1), len(sizes) - 1)
         low, high = self.points[index - 1], self.points[index]
         slope = (high.used_bytes - low.used_bytes) / (high.micro_batch_size - low.micro_batch_size)
         return low.used_bytes + slope * (micro_batch_size - low.micro_batch_size)
@@ -176,15 +177,15 @@ class DeviceInfo(Document):
     """A device of this host."""
 
     id: DeviceId
-    """Its name, as torch names it."""
+    """Torch's name of the device."""
     kind: Literal["cpu", "cuda"]
-    """What it is."""
+    """Kind of the device."""
     name: str
-    """The product's name."""
+    """Product name."""
     total_bytes: PositiveInt
-    """Memory of the device; for the CPU, of the host or of the container's limit if that is smaller."""
+    """Memory of the device; for the CPU, of the host, or the container's limit if that is smaller."""
     used_bytes: NonNegativeInt | None = None
-    """Memory in use by all processes when this was read."""
+    """Memory in use by all processes at the time of reading."""
     compute_capability: str | None = None
     """CUDA compute capability, for example `9.0`."""
     driver_version: str | None = None

@@ -10,27 +10,27 @@ from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, Posit
 
 
 class RunOutcome(StrEnum):
-    """How a training process ended."""
+    """Outcome of a training process."""
 
     SUCCEEDED = "SUCCEEDED"
-    """All updates were made; the final checkpoint and weights are written."""
+    """All updates were made, and the final checkpoint and weights are written."""
     STOPPED = "STOPPED"
-    """It received a request to stop (SIGTERM) and wrote a checkpoint if it had begun: the run can be resumed."""
+    """The process was stopped (SIGTERM) and wrote a checkpoint if training had begun. The run can be resumed."""
     FAILED = "FAILED"
-    """It cannot go on; the message says why."""
+    """The process cannot continue; see the message."""
 
 
 class MicroBatchSplit(Document):
-    """A micro-batch that did not fit in memory, and went through in smaller parts: the effective batch stays."""
+    """A micro-batch that did not fit in memory and was run in smaller parts, with the same effective batch."""
 
     rank: NonNegativeInt
-    """The rank that it happened on."""
+    """Rank of the micro-batch."""
     size: PositiveInt
     """Samples in the micro-batch that did not fit."""
     parts: tuple[PositiveInt, ...]
-    """Samples in the micro-batches it was divided into. Later ones of this rank are no larger than these."""
+    """Samples in each of the parts. Later micro-batches of this rank are no larger."""
     message: str
-    """What the device said."""
+    """Error message of the device."""
 
 
 class TrainingProgress(Document):
@@ -41,27 +41,27 @@ class TrainingProgress(Document):
     updates: PositiveInt
     """Updates the run will make."""
     loss: float | None
-    """Mean over the window's weight (tokens or samples), summed over the terms; none when it is not finite."""
+    """Mean over the tokens or samples of the update, summed over the terms; none when not finite."""
     terms: dict[str, float | None]
-    """Mean of each named loss term; none when it is not finite."""
+    """Mean of each named loss term; none when not finite."""
     weights: dict[str, NonNegativeFloat] = Field(default_factory=dict)
-    """What the window weighed for each term: the tokens or samples its mean is over."""
+    """Weight of each term in the update: the number of tokens or samples of the mean."""
     learning_rate: NonNegativeFloat
     """Rate used by this update."""
     gradient_norm: NonNegativeFloat | None
-    """L2 norm of the whole gradient before clipping; none when it was not finite."""
+    """L2 norm of the whole gradient before clipping; none when not finite."""
     skipped: bool
-    """Whether no step was made: a gradient was not finite for the loss scaler, or nothing in the window counts."""
+    """True if no step was made: a gradient was not finite for the loss scaler, or the update has no target."""
     samples: PositiveInt
-    """Samples in this update's window over all ranks."""
+    """Samples of this update over all ranks."""
     micro_batch_sizes: tuple[PositiveInt, ...]
-    """Sizes of rank 0's micro-batches in the window."""
+    """Sizes of rank 0's micro-batches in this update."""
     splits: tuple[MicroBatchSplit, ...] = ()
-    """Micro-batches of any rank that did not fit, and went through in smaller parts."""
+    """Micro-batches of any rank that did not fit and were run in smaller parts."""
     samples_seen: NonNegativeInt
     """Samples committed since the run began, over all epochs."""
     epoch: NonNegativeInt
-    """Passes over the data that were finished before this window."""
+    """Passes over the data completed before this update."""
     seconds: NonNegativeFloat
     """Wall time of this update."""
     peak_bytes: NonNegativeInt | None
@@ -69,12 +69,12 @@ class TrainingProgress(Document):
 
     @property
     def samples_per_second(self) -> float:
-        """Over all ranks."""
+        """Samples per second over all ranks."""
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Target tokens over all ranks; none for a loss that does not weigh tokens (as many as samples)."""
+        """Target tokens per second over all ranks; none for a loss that is not weighted by tokens."""
         weight = max(self.weights.values(), default=0.0)
         return weight / self.seconds if self.seconds and weight > self.samples else None
 
@@ -85,37 +85,37 @@ class SystemTrouble(Document):
     cause: str
     """A stable word, such as `disk-full`."""
     message: str
-    """The missing space, and its path."""
+    """Missing space and path."""
     needed_bytes: NonNegativeInt = 0
-    """Room on the disk without which the run cannot go on; 0 where that is not known."""
+    """Space on the disk that the run needs to continue; 0 where not known."""
 
 
 class TrainingResult(Document):
-    """How the run's last process ended: ``result.json``."""
+    """Result of the last process of a run: ``result.json``."""
 
     outcome: RunOutcome
-    """How it ended."""
+    """Outcome of the process."""
     message: str
-    """One line for people."""
+    """Explanation of the outcome, one line."""
     error_type: str | None = None
-    """Class of the exception that ended it."""
+    """Class of the exception that ended the process."""
     traceback: str | None = None
-    """Where it was raised, for failures of the workload."""
+    """Traceback, for failures of the workload."""
     updates: NonNegativeInt
-    """Updates made so far, those of earlier processes of the run included."""
+    """Updates made so far, including earlier processes of the run."""
     resumed_from: NonNegativeInt | None = None
-    """Update of the checkpoint this process went on from; none for a fresh start."""
+    """Update of the checkpoint from which this process resumed; none for a fresh start."""
     loss: float | None = None
     """Loss of the last update."""
     samples_seen: NonNegativeInt = 0
     """Samples committed so far."""
     notes: tuple[str, ...] = ()
-    """What the user should know of the run, such as a loss that accumulation changes."""
+    """Notes on the run, such as a loss that accumulation changes."""
     smaller_micro_batch: PositiveInt | None = None
-    """Set when memory ran out and the run can go on from its checkpoint with micro-batches of at most this size."""
+    """Set when memory ran out and the run can be resumed with micro-batches of at most this size."""
     trouble: SystemTrouble | None = None
-    """Set when a disk ended the run, and not the workload."""
+    """Set when a disk, not the workload, ended the run."""
     weights_sha256: str | None = None
     """SHA-256 of the final weights file, when the run succeeded."""
     seconds: NonNegativeFloat = 0.0
-    """Wall time of this process, start-up included."""
+    """Wall time of this process, including start-up."""

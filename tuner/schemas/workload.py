@@ -15,7 +15,7 @@ from tuner.schemas.base import Document, NonNegativeInt, PositiveInt, load_docum
 from tuner.schemas.dataset import DataSpec
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
-"""In what numbers a model computes, and keeps its parameters: see ``WorkloadSpec.precision``."""
+"""Number formats of computation and parameters: see ``WorkloadSpec.precision``."""
 
 # --- models ----------------------------------------------------------------------------------------------------------
 
@@ -29,13 +29,13 @@ TransformersTask = Literal[
 ]
 
 LONGEST_MODEL_NAME = 300
-"""Characters of a `model_type` or target: lists show it."""
+"""Characters of a `model_type` or target, which lists show."""
 _MODEL_TYPE = rf"^[ -~]{{1,{LONGEST_MODEL_NAME}}}$"
 _HAS_MODEL_TYPE: dict[str, JsonValue] = {
     "required": ["model_type"],
     "properties": {"model_type": {"type": "string", "pattern": _MODEL_TYPE, "examples": ["gpt2"]}},
 }
-"""What a JSON schema says of a config, which is free apart from this."""
+"""JSON schema of a config, whose other fields are free."""
 
 
 class TransformersModel(Document):
@@ -46,8 +46,8 @@ class TransformersModel(Document):
     task: TransformersTask
     """The head on the model, and so the batch and the loss: an `AutoModelFor...` class."""
     config: Annotated[dict[str, JsonValue], Field(json_schema_extra=_HAS_MODEL_TYPE)]
-    """What `AutoConfig.for_model` takes: `model_type`, any field of that configuration, and `attn_implementation`
-    (`eager`, `sdpa`, ...), which decides how much memory long sequences take."""
+    """Arguments of `AutoConfig.for_model`: `model_type`, any field of that configuration, and `attn_implementation`
+    (`eager`, `sdpa`, ...), which determines the memory of long sequences."""
 
     @field_validator("config")
     @classmethod
@@ -57,8 +57,8 @@ class TransformersModel(Document):
             raise ValueError("must name a `model_type`, for example `gpt2`, `bert`, `llama` or `vit`")
         if not re.fullmatch(_MODEL_TYPE, named):
             raise ValueError(
-                f"has a `model_type` of {len(named)} characters, {named[:20]!r}: it can be {LONGEST_MODEL_NAME} of "
-                "ASCII that are printed, for example `gpt2`"
+                f"has a `model_type` of {len(named)} characters, {named[:20]!r}: use at most {LONGEST_MODEL_NAME} "
+                "printable ASCII characters, for example `gpt2`"
             )
         return config
 
@@ -123,12 +123,12 @@ class Gpt(Document):
 
 
 class ReferenceModel(Document):
-    """A small model in plain torch that always works: the yardstick of the tests and of a first try."""
+    """A small model in plain torch, for tests and first steps."""
 
     kind: Literal["reference"]
     """Selects this kind of model."""
     architecture: Annotated[Mlp | ResNet | Gpt, Field(discriminator="name")]
-    """Which model, with its sizes."""
+    """The model with its sizes."""
 
 
 class PythonModel(Document):
@@ -155,7 +155,7 @@ ModelSpec = Annotated[TransformersModel | ReferenceModel | PythonModel, Field(di
 
 
 class BatchSpec(Document):
-    """The worst case of one sample. Which fields are needed depends on the model."""
+    """The worst case of one sample. The required fields depend on the model."""
 
     sequence_length: PositiveInt | None = None
     """Tokens of the longest sample, after tokenisation. Needed by text models."""
@@ -164,7 +164,7 @@ class BatchSpec(Document):
 
 
 class OptimizerSpec(Document):
-    """The optimizer and how it is implemented: both decide how much memory an update takes."""
+    """The optimizer and its implementation, which both affect the memory of an update."""
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
     """`adamw` and `adam` keep two values per parameter, `sgd` one with momentum and none without."""
@@ -181,16 +181,16 @@ class OptimizerSpec(Document):
 
 
 class ScheduleSpec(Document):
-    """The learning rate over the updates. One scheduler step per optimizer update, whatever the accumulation."""
+    """The learning rate over the updates, with one scheduler step per optimizer update."""
 
     name: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape after the warm-up: level, or down to zero at the last update."""
+    """Shape after the warm-up: constant, or decaying to zero at the last update."""
     warmup_updates: NonNegativeInt = 0
     """Updates over which the rate rises linearly from zero."""
 
 
 LARGEST_WORLD_SIZE = 65_536
-"""More ranks than anybody has devices."""
+"""Upper bound on ranks, above the number of devices of any cluster."""
 
 
 class ParallelismSpec(Document):
@@ -199,14 +199,14 @@ class ParallelismSpec(Document):
     world_size: Annotated[int, Field(ge=1, le=LARGEST_WORLD_SIZE)] = 1
     """Data-parallel ranks: one per device."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """How ranks share the model: each a whole copy, or shards."""
+    """Distribution of the model: a full copy on each rank (`ddp`), or shards (`fsdp`)."""
 
 
 _TEXT_TASKS = {"causal-lm", "masked-lm", "seq2seq-lm", "sequence-classification", "token-classification"}
 
 
 class WorkloadSpec(Document):
-    """What is trained: model, worst-case batch, optimizer, precision and memory options."""
+    """A workload: model, worst-case batch, optimizer, precision and memory options."""
 
     model: ModelSpec
     """The model."""
@@ -221,19 +221,20 @@ class WorkloadSpec(Document):
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     gradient_clipping: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
-    """Largest L2 norm of the whole gradient, applied once per update; none when absent."""
+    """Clip the L2 norm of the whole gradient to this, once per update; no clipping when absent."""
     ema_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Decay per update of a moving average of the weights, kept in fp32 and written beside them; none when absent."""
     gradient_gathering: Literal["auto", "scratch", "in-place"] = "auto"
-    """`scratch`: a micro-batch's gradients join the window's when it has ended, so running out of memory costs that one
-    micro-batch. `in-place`: straight into the window's, at most one set of gradients less memory, and it costs the
-    window. `auto`: `scratch` on a card, `in-place` on the CPU, where scratch takes up to a third more time."""
+    """`scratch`: the gradients of a micro-batch are added to the sums when it has ended, so running out of memory costs
+    only that micro-batch. `in-place`: they are added directly, which saves up to one set of gradients, but running out
+    of memory costs the whole update. `auto`: `scratch` on a GPU, `in-place` on the CPU, where scratch takes up to a
+    third more time."""
     compile: bool = False
     """Run the model through `torch.compile`."""
     parallelism: ParallelismSpec = ParallelismSpec()
     """Data parallelism."""
     data: DataSpec | None = None
-    """What a training job reads. Probes need none: they use random samples of the worst case."""
+    """Data of a training job. Probes need none: they use random samples of the worst case."""
 
     @model_validator(mode="after")
     def _has_the_shape_its_model_needs(self) -> Self:
@@ -271,7 +272,7 @@ class WorkloadSpec(Document):
         return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
     def with_world_size(self, world_size: int) -> WorkloadSpec:
-        """The same workload over ``world_size`` ranks."""
+        """Return this workload over ``world_size`` ranks."""
         parallelism = self.parallelism.model_copy(update={"world_size": world_size})
         return self.model_copy(update={"parallelism": parallelism})
 

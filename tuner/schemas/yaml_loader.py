@@ -1,4 +1,4 @@
-"""YAML as people write it. No torch."""
+"""YAML loader that also reads ``1e-5`` as a number. No torch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import yaml
 
 
 class Loader(yaml.SafeLoader):
-    """Plain values only, as PyYAML reads them, but for numbers: ``1e-5`` is one, as in YAML 1.2 and in JSON.
+    """PyYAML's safe loader, which also reads ``1e-5`` as a number, as YAML 1.2 and JSON do.
 
-    YAML 1.1 wants a point and a sign (``1.0e-5``), and takes anything less for text: a learning rate that a model's
-    configuration would be given as a word.
+    YAML 1.1 requires a point and a sign (``1.0e-5``) and reads anything less as text, so a model's configuration would
+    get a learning rate of type string.
     """
 
 
@@ -22,9 +22,9 @@ Loader.add_implicit_resolver(
 )
 
 
-def fault_in_words(error: yaml.YAMLError) -> str:
-    """Where a text breaks YAML's rules, and how: ``line 3, column 5: mapping values are not allowed here``."""
+def describe_yaml_error(error: yaml.YAMLError) -> str:
+    """Format an error of the YAML parser: ``line 3, column 5: mapping values are not allowed here``."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    words = [getattr(error, name, None) for name in ("context", "problem")]
-    message = ", ".join(word for word in words if word) or str(error).partition("\n")[0]
+    parts = [getattr(error, name, None) for name in ("context", "problem")]
+    message = ", ".join(part for part in parts if part) or str(error).partition("\n")[0]
     return message if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: {message}"

@@ -21,7 +21,9 @@ _LOOKED_AT = 8
 
 def find_earlier(store: RecommendationStore, tuning: Tuning) -> str | None:
     """Id of the answer that leads ``tuning`` best: one that a probe may confirm, else the newest of any use."""
-    leads = [led for it in store.for_question(tuning.question, _LOOKED_AT) if (led := _lead(store, tuning, it))]
+    leads = [
+        led for it in store.for_question(tuning.request_fingerprint, _LOOKED_AT) if (led := _lead(store, tuning, it))
+    ]
     confirmable = [it for it in leads if it.size is not None]
     return next((it.stored.id for it in [*confirmable, *leads]), None)
 

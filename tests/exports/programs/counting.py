@@ -1,4 +1,4 @@
-"""What the programs of users share here: a tiny model, numbered samples, and a count of those that each update took."""
+"""Shared parts of the user programs: a tiny model, numbered samples, and a count of those that each update took."""
 
 from __future__ import annotations
 

@@ -28,15 +28,15 @@ def main() -> None:
         engine.backward(torch.nn.functional.cross_entropy(logits, labels))
         engine.step()
     model.write()
-    state = {name: str(it.dtype) for it in optimizer.state.values() for name, it in it.items()}
-    told = {
+    state = {name: str(value.dtype) for values in optimizer.state.values() for name, value in values.items()}
+    report = {
         "clipping": engine.gradient_clipping(),
         "batch": engine.train_batch_size(),
         "optimizer": f"{type(optimizer).__module__.split('.')[0]}.{type(optimizer).__name__}",
         "parameters": str(next(model.parameters()).dtype),
         "state": state,
     }
-    Path("told.json").write_text(json.dumps(told), encoding="utf-8")
+    Path("report.json").write_text(json.dumps(report), encoding="utf-8")
 
 
 main()

@@ -25,7 +25,7 @@ class Classifier(nn.Module):
 
 
 class Noting(TrainerCallback):  # type: ignore[misc] # transformers is not typed
-    """Tells the model of updates."""
+    """Callback that counts updates."""
 
     def __init__(self, model: Classifier) -> None:
         self._model = model

@@ -99,8 +99,8 @@ def work_off(store: Store, served: ServedDevice, runner: ProbeRunner | None = No
     tuning = course(claim.item, served)
     recall_earlier(store.recommendations, claim.item, tuning)
     runner = runner or ScriptedRunner(37)
-    if (question := tuning.to_expect()) is not None:
-        tuning.expect(runner.expect(question))
+    if (question := tuning.expectation_request()) is not None:
+        tuning.start_from_estimate(runner.expect(question))
     found = finish(tuning, runner, IdentifierSource().new("rec"))
     store.leases.finish(claim.lease, Ending(State.SUCCEEDED, recommendation=found))
     return found
@@ -217,7 +217,7 @@ def test_an_answer_is_served_for_its_own_fingerprint_only(store: Store, seed: in
             assert tuning.recommendation is not None
             assert tuning.recommendation.fingerprint == asked.fingerprint
             continue
-        assert (tuning.warm_start_from is not None) == (asked.question in proven)
+        assert (tuning.warm_start_from is not None) == (asked.request_fingerprint in proven)
         if tuning.warm_start_from is not None:
             earlier = store.recommendations.get(tuning.warm_start_from)
             assert earlier.fingerprint != asked.fingerprint
@@ -228,7 +228,7 @@ def test_an_answer_is_served_for_its_own_fingerprint_only(store: Store, seed: in
         assert steps_needed(request, found.evidence.proof.fits) == 3
         assert found.evidence.proof.fits == 37 or request.objective == "fewest_steps"
         answers[asked.fingerprint] = found
-        proven.add(asked.question)
+        proven.add(asked.request_fingerprint)
     assert len(answers) > len(proven) > 1
 
 
@@ -391,7 +391,7 @@ def test_the_store_finds_answers_by_their_question(store: Store, new_id: NewId) 
     for limit, largest in ((2 * GIB, 37), (3 * GIB, 37), (4 * GIB, 0), (5 * GIB, 37)):
         submit(store, tuning_request(memory_limit_bytes=limit), fresh=True)
         made.append(work_off(store, served, ScriptedRunner(largest)).id)
-    question = Tuning(REQUEST, served.device, environment={}, versions={}).question
+    question = Tuning(REQUEST, served.device, environment={}, versions={}).request_fingerprint
     store.submissions.add(new_work(new_id("tun"), question=question))
     assert [it.id for it in store.recommendations.for_question(question, 9)] == [made[3], made[1], made[0]]
     assert [it.id for it in store.recommendations.for_question(question, 2)] == [made[3], made[1]]

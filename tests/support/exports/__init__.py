@@ -1,1 +1,1 @@
-"""What the tests of exports share."""
+"""Shared parts of the tests of exports."""

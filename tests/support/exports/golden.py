@@ -1,4 +1,4 @@
-"""What every target writes for a few plans, kept as files that were read by eye.
+"""Golden files: the reviewed output of every target for a few plans.
 
 `python tests/support/exports/golden.py [FORMAT ...]` renews them; read what changed before you keep it.
 A folder holds what an export gave: its files (Python ones with `.txt` behind their name, so that no linter takes them
@@ -56,11 +56,13 @@ SHAPES: dict[str, Callable[[], Recommendation]] = {
 
 def cases() -> list[tuple[str, str, str]]:
     """Every target, version and shape."""
-    return [(it.name, version, shape) for it in TARGETS.values() for version in it.versions for shape in SHAPES]
+    return [
+        (target.name, version, shape) for target in TARGETS.values() for version in target.versions for shape in SHAPES
+    ]
 
 
 def options(target: Target, shape: str) -> ExportOptions:
-    """What the user adds to a shape."""
+    """Options of the export of a shape."""
     if shape == "world-8" and target.kind == "launcher":
         return ExportOptions(
             script="src/train.py",
@@ -79,16 +81,16 @@ def written(name: str, version: str, shape: str) -> dict[str, str]:
         given = export(SHAPES[shape](), name, version=version, options=options(target, shape))
     except ExportError as error:
         return {"error.txt": f"{error.reason}: {error}\n"}
-    texts = {_stored_name(it.name): it.content for it in given.files}
+    texts = {_stored_name(file.name): file.content for file in given.files}
     rest = given.model_dump(mode="json", exclude={"files"})
-    rest["files"] = [{"name": it.name, "media_type": it.media_type} for it in given.files]
+    rest["files"] = [{"name": file.name, "media_type": file.media_type} for file in given.files]
     return texts | {"export.json": json.dumps(rest, indent=2, ensure_ascii=False) + "\n"}
 
 
 def stored(name: str, version: str, shape: str) -> dict[str, str]:
-    """The same as it was kept."""
+    """The stored golden files."""
     folder = FOLDER / name / version / shape
-    return {str(it.relative_to(folder)): it.read_text("utf-8") for it in folder.rglob("*") if it.is_file()}
+    return {str(path.relative_to(folder)): path.read_text("utf-8") for path in folder.rglob("*") if path.is_file()}
 
 
 def _stored_name(name: str) -> str:

@@ -36,9 +36,11 @@ def ray_jobs(document: Any) -> Any:
 
 
 def holds(read: Any, given: Any) -> bool:
-    """Whether all that was given was read; defaults may have come along."""
+    """Return whether everything given was read; defaults may be added."""
     if isinstance(given, dict):
-        return isinstance(read, dict) and all(name in read and holds(read[name], it) for name, it in given.items())
+        return isinstance(read, dict) and all(
+            name in read and holds(read[name], value) for name, value in given.items()
+        )
     if isinstance(given, list):
         return len(read) == len(given) and all(map(holds, read, given))
     return bool(read == given)

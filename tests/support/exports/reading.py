@@ -15,11 +15,11 @@ from tuner.exports.base import Export, ExportedFile
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SAFE = re.compile(r"[A-Za-z0-9._:+,/=@-]*")
-"""What means nothing to a shell, to YAML inside a value, or to a scheduler."""
+"""Strings without meaning to a shell, to YAML inside a value, or to a scheduler."""
 
 
 def documents(file: ExportedFile) -> Any:
-    """What the format's own parser makes of a file."""
+    """Parse a file with the parser of its format."""
     if file.media_type == "application/json":
         return json.loads(file.content)
     if file.media_type == "application/yaml":
@@ -33,19 +33,19 @@ def documents(file: ExportedFile) -> Any:
 
 
 def figures(export: Export) -> dict[str, int]:
-    """What the files say: `micro`, `steps`, `world` and `effective`, as far as this target does."""
+    """The batch sizes in the files: `micro`, `steps`, `world` and `effective`, as far as this target does."""
     reader = _FIGURES.get(export.format)
     return reader(export) if reader else _in_environment(export)
 
 
 def _in_environment(export: Export) -> dict[str, int]:
     """Of a launcher: the variables, and the topology of `torchrun`."""
-    text = "\n".join([*(it.content for it in export.files), shlex.join(export.command)])
+    text = "\n".join([*(file.content for file in export.files), shlex.join(export.command)])
     names = {"effective": "EFFECTIVE_BATCH_SIZE", "world": "WORLD_SIZE", "micro": "MICRO_BATCH_SIZE"}
     names["steps"] = "GRADIENT_ACCUMULATION_STEPS"
     found = {
-        it: _only(rf"BATCHWRIGHT_{name}[\\\"']*\s*[:=]?\s*(?:value:)?\s*[\\\"']*(\d+)", text)
-        for it, name in names.items()
+        key: _only(rf"BATCHWRIGHT_{name}[\\\"']*\s*[:=]?\s*(?:value:)?\s*[\\\"']*(\d+)", text)
+        for key, name in names.items()
     }
     nodes = _only(r"(?:--nnodes=|numNodes: )(\d+)", text, default=1)
     assert nodes * _only(r"--nproc-per-node=(\d+)", text) == found["world"]
@@ -54,7 +54,7 @@ def _in_environment(export: Export) -> dict[str, int]:
 
 def _only(pattern: str, text: str, default: int | None = None) -> int:
     """The one number that matches, however often."""
-    numbers = {int(it) for it in re.findall(pattern, text)}
+    numbers = {int(item) for item in re.findall(pattern, text)}
     if not numbers and default is not None:
         return default
     (number,) = numbers
@@ -62,7 +62,7 @@ def _only(pattern: str, text: str, default: int | None = None) -> int:
 
 
 def _flags(words: list[str]) -> dict[str, str]:
-    return dict(it.removeprefix("--").split("=", 1) for it in words if it.startswith("--") and "=" in it)
+    return dict(word.removeprefix("--").split("=", 1) for word in words if word.startswith("--") and "=" in word)
 
 
 def _first(export: Export) -> Any:
@@ -72,7 +72,7 @@ def _first(export: Export) -> Any:
 
 def _pytorch(export: Export) -> dict[str, int]:
     names = {"effective": "EFFECTIVE_BATCH_SIZE", "micro": "MICRO_BATCH_SIZE", "world": "WORLD_SIZE"}
-    return {it: _assigned(export, name) for it, name in names.items()}
+    return {key: _assigned(export, name) for key, name in names.items()}
 
 
 def _assigned(export: Export, name: str) -> Any:
@@ -89,13 +89,15 @@ def _hugging_face(export: Export) -> dict[str, int]:
 
 
 def _accelerate(export: Export) -> dict[str, int]:
-    (script,) = [it.content for it in export.files if it.media_type == "text/x-shellscript"]
-    said = dict(it.split("=", 1) for it in shlex.split(script, comments=True) if it.startswith("BATCHWRIGHT_"))
-    assert _first(export)["num_processes"] == int(said["BATCHWRIGHT_WORLD_SIZE"])
+    (script,) = [file.content for file in export.files if file.media_type == "text/x-shellscript"]
+    variables = dict(
+        part.split("=", 1) for part in shlex.split(script, comments=True) if part.startswith("BATCHWRIGHT_")
+    )
+    assert _first(export)["num_processes"] == int(variables["BATCHWRIGHT_WORLD_SIZE"])
     steps = export.environment["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"]
-    assert steps == said["BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS"]
+    assert steps == variables["BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS"]
     names = {"effective": "EFFECTIVE_BATCH_SIZE", "micro": "MICRO_BATCH_SIZE", "world": "WORLD_SIZE"}
-    return {"steps": int(steps), **{it: int(said[f"BATCHWRIGHT_{name}"]) for it, name in names.items()}}
+    return {"steps": int(steps), **{key: int(variables[f"BATCHWRIGHT_{name}"]) for key, name in names.items()}}
 
 
 def _lightning(export: Export) -> dict[str, int]:
@@ -136,7 +138,7 @@ def _torchtitan(export: Export) -> dict[str, int]:
         return {"micro": training["local_batch_size"], "effective": training["global_batch_size"], "world": world}
     length = training["max_context_length"]
     tokens = training["num_tokens_per_microbatch_per_dp_rank"], training["num_tokens_per_train_step"]
-    assert [it % length for it in tokens] == [0, 0]
+    assert [token % length for token in tokens] == [0, 0]
     return {"micro": tokens[0] // length, "effective": tokens[1] // length, "world": world}
 
 
@@ -186,7 +188,7 @@ _FIGURES: Mapping[str, Callable[[Export], dict[str, int]]] = {
 
 
 def differences(plain: Export, hostile: Export, swaps: Mapping[str, str]) -> list[str]:
-    """Where the second export is other than the first with its strings swapped: empty, if no string left its value."""
+    """Differences between the second export and the first with its strings swapped; empty if strings stayed values."""
     found = []
     for one, other in zip(plain.files, hostile.files, strict=True):
         found += _unlike(f"{one.name}:", documents(one), documents(other), swaps)
@@ -200,18 +202,20 @@ def _unlike(where: str, one: Any, other: Any, swaps: Mapping[str, str]) -> list[
     if isinstance(one, str) and isinstance(other, str):
         return [] if _same_text(one, other, swaps) else [f"{where} {one!r} became {other!r}"]
     if isinstance(one, dict) and isinstance(other, dict) and _names(one) == _names(other):
-        return [it for name in _names(one) for it in _unlike(f"{where}.{name}", one[name], other[name], swaps)]
+        return [item for name in _names(one) for item in _unlike(f"{where}.{name}", one[name], other[name], swaps)]
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return [
-            it for n, pair in enumerate(zip(one, other, strict=True)) for it in _unlike(f"{where}[{n}]", *pair, swaps)
+            item
+            for n, pair in enumerate(zip(one, other, strict=True))
+            for item in _unlike(f"{where}[{n}]", *pair, swaps)
         ]
     return [] if one == other else [f"{where} {one!r} became {other!r}"]
 
 
 def _names(mapping: dict[str, Any]) -> list[str]:
     """The keys but the one for devices whose name makes a label; what that holds cannot be anything but a label."""
-    assert all(_SAFE.fullmatch(it) for it in mapping.get("nodeSelector", {}).values())
-    return [it for it in mapping if it != "nodeSelector"]
+    assert all(_SAFE.fullmatch(item) for item in mapping.get("nodeSelector", {}).values())
+    return [item for item in mapping if item != "nodeSelector"]
 
 
 def _same_text(one: str, other: str, swaps: Mapping[str, str]) -> bool:
@@ -233,7 +237,7 @@ def _swapped(text: str, swaps: Mapping[str, str]) -> str:
 
 def _same_nested_yaml(one: str, other: str, swaps: Mapping[str, str]) -> bool:
     try:
-        parsed = [yaml.load(it, _LOADER) for it in (one, other)]  # noqa: S506 - a safe loader
+        parsed = [yaml.load(item, _LOADER) for item in (one, other)]  # noqa: S506 - a safe loader
     except yaml.YAMLError:
         return False
     return isinstance(parsed[0], (dict, list)) and not _unlike("", parsed[0], parsed[1], swaps)
@@ -241,14 +245,14 @@ def _same_nested_yaml(one: str, other: str, swaps: Mapping[str, str]) -> bool:
 
 def _same_words(one: str, other: str, swaps: Mapping[str, str]) -> bool:
     try:
-        words = [shlex.split(it, comments=True) for it in (one, other)]
+        words = [shlex.split(item, comments=True) for item in (one, other)]
     except ValueError:
         return False
-    return [_swapped(it, swaps) for it in words[0]] == words[1] and _active(one) == _active(other)
+    return [_swapped(word, swaps) for word in words[0]] == words[1] and _active(one) == _active(other)
 
 
 def _active(script: str) -> str:
-    """What a shell would act on: the script without comments and without what stands in single quotes."""
+    """The text that a shell interprets: the script without comments and without what stands in single quotes."""
     text = re.sub(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|(?:^|(?<=\s))#[^\n]*", _outside_single_quotes, script)
     while 'Q"\'"Q' in text:
         text = text.replace('Q"\'"Q', "Q")
@@ -271,5 +275,5 @@ def _node(node: Any) -> Any:
     if isinstance(node, ast.AST):
         return {type(node).__name__: {name: _node(value) for name, value in ast.iter_fields(node)}}
     if isinstance(node, list):
-        return [_node(it) for it in node]
+        return [_node(item) for item in node]
     return node

@@ -78,7 +78,10 @@ class Slurm:
         """The controller and a daemon for each node, until the end of the block."""
         programs = self.root / "usr" / "sbin"
         daemon = [f"{programs}/slurmd-wlm", "-D", "-d", f"{programs}/slurmstepd-wlm", "-N"]
-        commands = [[f"{programs}/slurmctld-wlm", "-D"], *([*daemon, it] for it in (socket.gethostname(), "localhost"))]
+        commands = [
+            [f"{programs}/slurmctld-wlm", "-D"],
+            *([*daemon, item] for item in (socket.gethostname(), "localhost")),
+        ]
         with ExitStack() as stack:
             for command in commands:
                 process = subprocess.Popen(

@@ -37,7 +37,7 @@ _SCONTROL = """\
 
 @dataclass(frozen=True)
 class Called:
-    """How torchrun was called on a node."""
+    """A call of torchrun on a node."""
 
     arguments: list[str]
     """Its words."""
@@ -46,23 +46,23 @@ class Called:
 
     def option(self, name: str) -> str:
         """The value of the last `--name=value`."""
-        return [it.split("=", 1)[1] for it in self.arguments if it.startswith(f"--{name}=")][-1]
+        return [argument.split("=", 1)[1] for argument in self.arguments if argument.startswith(f"--{name}=")][-1]
 
     @property
     def program(self) -> list[str]:
-        """What comes after torchrun's own options."""
-        return self.arguments[next(at for at, it in enumerate(self.arguments) if not it.startswith("--")) :]
+        """The arguments after torchrun's own options."""
+        return self.arguments[next(at for at, word in enumerate(self.arguments) if not word.startswith("--")) :]
 
 
 def start(given: Export, folder: Path, node: int = 0) -> Called:
-    """Start an export on one node in an empty folder, and say how torchrun was called."""
+    """Start an export on one node in an empty folder, and return the call of torchrun."""
     for name, text in (("torchrun", _TOLD), ("srun", _SRUN), ("scontrol", _SCONTROL)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     command, variables = write(given, folder, node)
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "TOLD": str(folder), **variables}
     subprocess.run(command, cwd=folder, env=environment, check=True, timeout=240)
-    return Called(_words(folder / "arguments"), dict(it.split("=", 1) for it in _words(folder / "environment")))
+    return Called(_words(folder / "arguments"), dict(word.split("=", 1) for word in _words(folder / "environment")))
 
 
 def write(given: Export, folder: Path, node: int = 0) -> tuple[list[str], dict[str, str]]:
@@ -78,7 +78,7 @@ def document(given: Export, kind: str | None = None) -> Any:
     if given.files[0].name.endswith(".json"):
         return json.loads(text)
     found = list(yaml.safe_load_all(text))
-    return found[0] if kind is None else next(it for it in found if it["kind"] == kind)
+    return found[0] if kind is None else next(item for item in found if item["kind"] == kind)
 
 
 def _words(path: Path) -> list[str]:
@@ -132,8 +132,8 @@ def _skypilot(given: Export, node: int) -> tuple[list[str], dict[str, str]]:
 
 def _container(container: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
     variables: dict[str, str] = {}
-    for it in container["env"]:
-        variables[it["name"]] = _expanded(it["value"], variables)
+    for item in container["env"]:
+        variables[item["name"]] = _expanded(item["value"], variables)
     words = [*container["command"], *container.get("args", [])]
     return [_expanded(word, variables) for word in words], variables
 

@@ -110,8 +110,8 @@ def test_an_estimate_takes_the_process_that_the_command_started(
     made: list[ChildProcess], prestarted: Prestarted
 ) -> None:
     """The processes that the command prestarts are those that the estimate and the supervisor take."""
-    entry.begin(["estimate", "spec.yaml"], prestarted)
-    entry.begin(["tune", "spec.yaml", "--device", "cpu"], prestarted)
+    entry.prestart(["estimate", "spec.yaml"], prestarted)
+    entry.prestart(["tune", "spec.yaml", "--device", "cpu"], prestarted)
     with closing(tracing_server(prestarted.take)) as tracer, ProbeSupervisor(cpu(), prestarted.take) as supervisor:
         supervisor.warm_up()
         assert [tracer.start(), supervisor._server.start()] == made
@@ -169,9 +169,9 @@ def test_the_command_prestarts_the_processes_it_needs(  # noqa: PLR0913, PLR0917
     begun: list[Start | None] = []
     monkeypatch.setattr(prestarted, "prestart", begun.append)
     monkeypatch.setattr(entry, "_CARDS", tmp_path / "gpus")
-    entry.begin(arguments.split(), prestarted)
+    entry.prestart(arguments.split(), prestarted)
     (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
-    entry.begin(arguments.split(), prestarted)
+    entry.prestart(arguments.split(), prestarted)
     assert begun == [module for module in (without_cards, with_cards) if module is not None]
 
 

@@ -1,4 +1,4 @@
-"""``batchwright devices`` and ``batchwright gpus``: what this host has, and what `estimate` knows."""
+"""``batchwright devices`` and ``batchwright gpus``: list the devices of this host, and the GPU catalogue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def devices(*, json: options.Json = False) -> None:
 
 
 def gpus(*, json: options.Json = False) -> None:
-    """List the GPUs that `estimate` knows, with the memory torch finds on them."""
+    """List the GPUs that `estimate` knows, with the memory that torch reports."""
     from tuner.cli.estimate_display import gpu_table  # noqa: PLC0415 - see commands.tune
 
     if json:

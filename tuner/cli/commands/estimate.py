@@ -1,4 +1,4 @@
-"""``batchwright estimate``: what fits on GPUs that need not be here."""
+"""``batchwright estimate``: estimate what fits on GPUs that need not be present."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tuner.cli.arguments import (
 )
 from tuner.cli.display import progress_console
 from tuner.cli.errors import ExitCode
-from tuner.cli.output import print_answer
+from tuner.cli.output import print_result
 
 
 def estimate(  # noqa: PLR0913 - a command's options are its arguments
@@ -22,10 +22,10 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
     gpu: options.Gpus = None,
     all_gpus: options.AllGpus = False,
     micro_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Judge this size; the largest that fits is reported in any case.")
+        int | None, typer.Option(min=1, help="Estimate this size; the largest that fits is reported in any case.")
     ] = None,
     effective_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples per optimizer update over all ranks: also plan it.")
+        int | None, typer.Option(min=1, help="Samples per optimizer update over all ranks: also plan this batch.")
     ] = None,
     world_size: options.WorldSize = None,
     memory_margin: options.MemoryMargin = 0.03,
@@ -33,15 +33,15 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
     timeout: options.EstimateTimeout = 120.0,
     json: options.Json = False,
 ) -> None:
-    """Estimate what a workload takes on GPUs that need not be here: what fits, how sure that is, and the plan.
+    """Estimate what fits on GPUs that need not be present, with the uncertainty and the plan.
 
-    An estimate is no proof: `tune` measures. Exit code 3 when it fits on none of the GPUs.
+    An estimate is not a proof: `tune` measures. Exit code 3 when the workload fits on none of the GPUs.
 
     Example: batchwright estimate spec.yaml --gpu H100-80GB --gpu A10G --effective-batch-size 512
     """
-    from tuner.cli.estimate_display import fits_nowhere, in_words  # noqa: PLC0415 - see commands.tune
-    from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - likewise
-    from tuner.estimation import client  # noqa: PLC0415 - likewise
+    from tuner.cli.estimate_display import estimate_display, fits_nowhere  # noqa: PLC0415 - see commands.tune
+    from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - see commands.tune
+    from tuner.estimation import client  # noqa: PLC0415 - see commands.tune
 
     interrupt_on_sigterm()
 
@@ -58,5 +58,5 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
     )
     with progress_console().status("tracing updates, without a GPU"):
         found = client.estimate(request, start=context.obj)
-    print_answer(found, as_document=json, text=in_words(found, request))
+    print_result(found, as_document=json, text=estimate_display(found, request))
     raise typer.Exit(ExitCode.INFEASIBLE if fits_nowhere(found, request) else ExitCode.OK)

@@ -36,10 +36,10 @@ def export(  # noqa: PLR0913 - a command's options are its arguments
     recommendation: Annotated[Path, typer.Argument(metavar="REC", help="The recommendation of `tune`, as JSON.")],
     *,
     format_: Annotated[
-        str, typer.Option("--format", "-f", metavar="NAME", help="What to export to; `batchwright formats` lists all.")
+        str, typer.Option("--format", "-f", metavar="NAME", help="Export format; `batchwright formats` lists all.")
     ],
     target_version: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="One of the format's versions; its newest when left out.")
+        str | None, typer.Option(metavar="VERSION", help="Version of the format; default: the newest.")
     ] = None,
     allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=_help_of("allow_inexact"))] = False,
     script: Annotated[str, typer.Option(help=_help_of("script"))] = _DEFAULTS.script,
@@ -51,19 +51,19 @@ def export(  # noqa: PLR0913 - a command's options are its arguments
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", "-o", help="Write the files into this folder, not to the terminal.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Write a recommendation in the words of a framework or launcher: files that it reads as they are.
+    """Export a recommendation to files of a framework or launcher.
 
-    Prints the first file on standard output, and what to know about it on standard error.
+    Prints the first file on standard output, and a summary with warnings on standard error.
 
     Example: batchwright export recommendation.json --format slurm --queue gpu --script pretrain.py > job.sbatch
     """
     if output_dir is not None:
         check_folder(output_dir, "--output-dir")
     found = load_document(Recommendation, recommendation, "recommendation")
-    asked = _options(
+    export_options = _options(
         allow_inexact=allow_inexact,
         script=script,
         arguments_of=arguments_of,
@@ -72,18 +72,18 @@ def export(  # noqa: PLR0913 - a command's options are its arguments
         image=image,
         queue=queue,
     )
-    made = make_export(found, format_, version=target_version, options=asked)
+    made = make_export(found, format_, version=target_version, options=export_options)
     written = () if output_dir is None else _write(made.files, output_dir, force=force)
     if json:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")
         return
     if output_dir is None:
         sys.stdout.write(made.files[0].content)
-    Console(stderr=True, highlight=False, markup=False).print(in_words(made, written))
+    Console(stderr=True, highlight=False, markup=False).print(export_summary(made, written))
 
 
 def formats(*, json: options.Json = False) -> None:
-    """List what `export` can write; with --json also how each is known to be right."""
+    """List the formats of `export`; with --json also how each is verified."""
     listed = [target.described() for target in TARGETS.values()]
     if json:
         sys.stdout.writelines(item.model_dump_json() + "\n" for item in listed)
@@ -92,22 +92,24 @@ def formats(*, json: options.Json = False) -> None:
 
 
 def format_table(listed: list[ExportFormat]) -> Table:
-    """A row per format."""
+    """Build the table of formats."""
     table = Table(Column("format", no_wrap=True), "target", "kind", "versions", box=None)
     for item in listed:
         table.add_row(item.format, item.title, item.kind, ", ".join(item.versions))
     return table
 
 
-def in_words(made: Export, written: tuple[Path, ...] = ()) -> RenderableType:
-    """What to know about an export, beside its files."""
+def export_summary(made: Export, written: tuple[Path, ...] = ()) -> RenderableType:
+    """Build the summary of an export: plan, environment, warnings and files."""
     plan = made.plan
     steps = f"{plan.gradient_accumulation_steps} micro-batch(es) of at most {plan.micro_batch_size}"
     target = f"{made.title} {made.target_version}"
     lines = [f"{target}: {plan.effective_batch_size} samples per update, {plan.world_size} rank(s), {steps}"]
     if not plan.exact:
         lines.append(f"NOT EXACT: {plan.requested_effective_batch_size} were requested")
-    lines += [f"set in the environment: {shlex.quote(f'{name}={value}')}" for name, value in _to_be_set(made).items()]
+    lines += [
+        f"set in the environment: {shlex.quote(f'{name}={value}')}" for name, value in _variables_to_set(made).items()
+    ]
     lines += [f"warning: {item.message}" for item in made.warnings]
     lines += [f"wrote {path}" for path in written]
     if not written and len(made.files) > 1:
@@ -116,8 +118,8 @@ def in_words(made: Export, written: tuple[Path, ...] = ()) -> RenderableType:
     return Group(*(Text(one_line(line)) for line in lines))
 
 
-def _to_be_set(made: Export) -> dict[str, str]:
-    """Variables that the job must run with, and that no file of the export sets."""
+def _variables_to_set(made: Export) -> dict[str, str]:
+    """Environment variables of the job that no file of the export sets."""
     texts = [file.content for file in made.files]
     return {name: value for name, value in made.environment.items() if not any(name in text for text in texts)}
 
@@ -127,16 +129,18 @@ def _options(**fields: object) -> ExportOptions:
         return ExportOptions.model_validate(fields)
     except ValidationError as error:
         problems = problems_in(error, fields, ExportOptions)
-        named = [FieldProblem("--" + it.field.replace("_", "-"), it.message, it.value) for it in problems]
+        named = [
+            FieldProblem("--" + problem.field.replace("_", "-"), problem.message, problem.value) for problem in problems
+        ]
         raise SpecError(named, "arguments") from None
 
 
 def _write(files: tuple[ExportedFile, ...], folder: Path, *, force: bool) -> tuple[Path, ...]:
     paths = tuple(folder / file.name for file in files)
     if not force:
-        there = [str(path) for path in paths if path.exists()]
-        if there:
-            raise wrong_argument("--output-dir", f"{', '.join(there)} is there already; --force overwrites", folder)
+        existing = [str(path) for path in paths if path.exists()]
+        if existing:
+            raise wrong_argument("--output-dir", f"{', '.join(existing)} exists already; --force overwrites", folder)
     for path, file in zip(paths, files, strict=True):
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from tuner.cli import options
-from tuner.cli.display import balanced_in_words, uniform_in_words
-from tuner.cli.output import print_answer
+from tuner.cli.display import describe_balanced_plan, describe_uniform_plan
+from tuner.cli.output import print_result
 from tuner.planning.accumulation import balanced_plan, uniform_plan
 
 
@@ -20,13 +20,13 @@ def plan(
     uniform: Annotated[bool, typer.Option("--uniform", help="Repeat one micro-batch size.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Plan an effective batch around a micro-batch size you know, without a device.
+    """Plan an effective batch around a known micro-batch size, without a device.
 
     Example: batchwright plan --effective-batch-size 100 --max-micro-batch-size 37
     """
     if uniform:
         repeated = uniform_plan(effective_batch_size, world_size, max_micro_batch_size)
-        print_answer(repeated, as_document=json, text=uniform_in_words(repeated))
+        print_result(repeated, as_document=json, text=describe_uniform_plan(repeated))
     else:
         balanced = balanced_plan(effective_batch_size, world_size, max_micro_batch_size)
-        print_answer(balanced, as_document=json, text=balanced_in_words(balanced))
+        print_result(balanced, as_document=json, text=describe_balanced_plan(balanced))

@@ -43,7 +43,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     output_dir: options.OutputDirectory = Path("runs/run"),
     json: options.Json = False,
 ) -> None:
-    """Tune, then train with what was found.
+    """Tune, then train with the recommendation.
 
     Example: batchwright run spec.yaml --effective-batch-size 512 --updates 1000
     """

@@ -14,7 +14,7 @@ from tuner.cli.arguments import (
 )
 from tuner.cli.display import progress_console
 from tuner.cli.errors import ExitCode
-from tuner.cli.output import print_answer
+from tuner.cli.output import print_result
 from tuner.errors import TrainingError
 from tuner.schemas.base import load_document
 from tuner.schemas.recommendation import Recommendation
@@ -25,7 +25,7 @@ from tuner.schemas.workload import load_spec
 
 def train(  # noqa: PLR0913 - a command's options are its arguments
     spec: options.SpecFile,
-    recommendation: Annotated[Path, typer.Option(help="The answer of `tune`, as JSON.")],
+    recommendation: Annotated[Path, typer.Option(help="The recommendation of `tune`, as JSON.")],
     *,
     updates: options.Updates = 100,
     checkpoint_every: options.CheckpointEvery = 50,
@@ -37,7 +37,7 @@ def train(  # noqa: PLR0913 - a command's options are its arguments
     output_dir: options.OutputDirectory = Path("runs/train"),
     json: options.Json = False,
 ) -> None:
-    """Train with a recommendation's plan; goes on from the newest checkpoint in the output folder, if there is one.
+    """Train with the plan of a recommendation, and resume from the newest checkpoint in the output folder, if any.
 
     Example: batchwright train spec.yaml --recommendation recommendation.json --updates 1000 --output-dir runs/first
     """
@@ -63,7 +63,7 @@ def train_with(found: Recommendation, request: TrainingRequest, directory: Path,
     """Train in the foreground and print the result.
 
     Raises:
-        TrainingError: when nothing fits, so that there is nothing to train.
+        TrainingError: when no micro-batch fits.
         typer.Exit: with the exit code of a run that failed or was stopped.
     """
     from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - see commands.tune
@@ -73,14 +73,14 @@ def train_with(found: Recommendation, request: TrainingRequest, directory: Path,
     if not found.feasible:
         raise TrainingError(f"nothing to train: {found.infeasible_reason}")
     result = run_training(found, request, directory, progress_console())
-    print_answer(result, as_document=as_document, text=_result_in_words(result, directory))
+    print_result(result, as_document=as_document, text=_describe_result(result, directory))
     if result.outcome is RunOutcome.FAILED:
         raise typer.Exit(ExitCode.TRAINING_FAILED)
     if result.outcome is RunOutcome.STOPPED:
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _result_in_words(result: TrainingResult, directory: Path) -> str:
+def _describe_result(result: TrainingResult, directory: Path) -> str:
     resumed = f", resumed from update {result.resumed_from}" if result.resumed_from else ""
     loss = "" if result.loss is None else f", loss {result.loss:.4f}"
     notes = "".join(f"\nNote: {note}" for note in result.notes)

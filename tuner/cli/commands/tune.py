@@ -1,4 +1,4 @@
-"""``batchwright tune``: probe the largest micro-batch that fits, and plan the effective batch around it."""
+"""``batchwright tune``: find the largest micro-batch that fits, and plan the effective batch around it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tuner.cli.arguments import (
 )
 from tuner.cli.display import progress_console, recommendation_panel
 from tuner.cli.errors import ExitCode
-from tuner.cli.output import print_answer, print_error
+from tuner.cli.output import print_error, print_result
 from tuner.schemas.base import load_document
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
@@ -45,7 +45,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Probe the largest micro-batch that fits by running real updates, and plan the effective batch around it.
+    """Find the largest micro-batch that fits by running real updates, and plan the effective batch around it.
 
     Example: batchwright tune spec.yaml --effective-batch-size 512 --memory-limit 24GiB -o recommendation.json
     """
@@ -66,20 +66,20 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
         probe_timeout_seconds=probe_timeout,
         allow_batch_coupling=allow_batch_coupling,
     )
-    known = None if warm_start_from is None else load_document(Recommendation, warm_start_from, "warm start")
+    stored = None if warm_start_from is None else load_document(Recommendation, warm_start_from, "warm start")
     with naming_options(memory_limit_bytes=memory_limit):
-        found = tuned(request, context.obj, known)
-    print_answer(found, as_document=json, text=recommendation_panel(found))
+        found = tuned(request, context.obj, stored)
+    print_result(found, as_document=json, text=recommendation_panel(found))
     if output is not None:
         _write(output, found)
     raise typer.Exit(ExitCode.OK if found.feasible else ExitCode.INFEASIBLE)
 
 
 def _write(path: Path, found: Recommendation) -> None:
-    """Write the recommendation, which was printed already: standard output has no further document for an error.
+    """Write the recommendation. An error is text on standard error, since standard output has the recommendation.
 
     Raises:
-        typer.Exit: when it cannot be written.
+        typer.Exit: when the file cannot be written.
     """
     try:
         write_atomically(path, found.model_dump_json(indent=2))
@@ -91,9 +91,9 @@ def _write(path: Path, found: Recommendation) -> None:
 
 
 def tuned(request: TuningRequest, start: StartChild, warm_start: Recommendation | None = None) -> Recommendation:
-    """Tune in the foreground; errors as of ``tuner.cli.running.tune``."""
+    """Tune in the foreground, with the errors of ``tuner.cli.running.tune``."""
     from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - `plan` and `--help` need no NVML
-    from tuner.cli.running import tune as run_tuning  # noqa: PLC0415 - likewise
+    from tuner.cli.running import tune as run_tuning  # noqa: PLC0415 - as above
 
     interrupt_on_sigterm()
     return run_tuning(request, progress_console(), start, warm_start)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import (
-    exports_of,
-    figures_in_environment,
+    export_lines,
     origin,
+    plan_variables,
     program_path,
     script_file,
     shell_words,
-    unset_of,
+    unset_line,
     yaml_file,
 )
 from tuner.exports.spec_advice import (
@@ -39,47 +39,47 @@ _CONFIG, _LAUNCH = "accelerate.yaml", "launch.sh"
 _PRECISIONS = {"fp32": "no", "bf16": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
 
 
-def _write(order: Order) -> Written:
-    variables = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(order.figures.gradient_accumulation_steps)}
+def _write(context: ExportContext) -> TargetOutput:
+    variables = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(context.plan.gradient_accumulation_steps)}
     files = (
-        yaml_file(_CONFIG, order, _configuration(order), comments=(_loader_in_words(order),)),
-        script_file(_LAUNCH, _launch(order, {**figures_in_environment(order), **variables})),
+        yaml_file(_CONFIG, context, _configuration(context), comments=(_describe_loader(context),)),
+        script_file(_LAUNCH, _launch(context, {**plan_variables(context), **variables})),
     )
-    return Written(files, ("sh", _LAUNCH), _warnings(order), variables)
+    return TargetOutput(files, ("sh", _LAUNCH), _warnings(context), variables)
 
 
-def _configuration(order: Order) -> dict[str, JsonValue]:
-    """What ``ClusterConfig`` holds."""
-    spec = spec_of(order)
-    machines, _ = nodes(order)
+def _configuration(context: ExportContext) -> dict[str, JsonValue]:
+    """Fields of ``ClusterConfig``."""
+    spec = spec_of(context)
+    machines, _ = nodes(context)
     return {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": _kind(order),
-        "num_processes": order.figures.world_size,
+        "distributed_type": _kind(context),
+        "num_processes": context.plan.world_size,
         "num_machines": machines,
         "machine_rank": 0,
         "mixed_precision": _PRECISIONS[spec.precision],
-        "use_cpu": on_cpu(order),
+        "use_cpu": on_cpu(context),
         "main_training_function": "main",
         "rdzv_backend": "static",
         "same_network": True,
         "debug": False,
         "enable_cpu_affinity": False,
-        **({"fsdp_config": _sharding(order)} if _kind(order) == "FSDP" else {}),
+        **({"fsdp_config": _sharding(context)} if _kind(context) == "FSDP" else {}),
         **({"dynamo_config": {"dynamo_backend": "INDUCTOR"}} if spec.compile else {}),
     }
 
 
-def _kind(order: Order) -> str:
-    if order.figures.world_size == 1:
+def _kind(context: ExportContext) -> str:
+    if context.plan.world_size == 1:
         return "NO"
-    if on_cpu(order):
+    if on_cpu(context):
         return "MULTI_CPU"
-    return "FSDP" if spec_of(order).parallelism.strategy == "fsdp" else "MULTI_GPU"
+    return "FSDP" if spec_of(context).parallelism.strategy == "fsdp" else "MULTI_GPU"
 
 
-def _sharding(order: Order) -> dict[str, JsonValue]:
-    spec = spec_of(order)
+def _sharding(context: ExportContext) -> dict[str, JsonValue]:
+    spec = spec_of(context)
     by_block = isinstance(spec.model, TransformersModel)  # the library's models name their blocks
     return {
         "fsdp_version": 2,
@@ -89,28 +89,28 @@ def _sharding(order: Order) -> dict[str, JsonValue]:
     }
 
 
-def _launch(order: Order, variables: dict[str, str]) -> str:
-    script = program_path(order.options.script)
+def _launch(context: ExportContext, variables: dict[str, str]) -> str:
+    script = program_path(context.options.script)
     command: tuple[str, ...] = ("accelerate", "launch", "--config_file", _CONFIG, script)
-    if _kind(order) == "MULTI_CPU":
-        variables = {**variables, **_read_from_environment(order)}
-        command = ("torchrun", *_ranks_on_cpu(order), script)
-    settings = f"{unset_of(order)}{exports_of(variables)}"
-    return f'#!/bin/sh\n{origin(order)}set -eu\n{settings}exec {shell_words(command)} "$@"\n'
+    if _kind(context) == "MULTI_CPU":
+        variables = {**variables, **_read_from_environment(context)}
+        command = ("torchrun", *_ranks_on_cpu(context), script)
+    settings = f"{unset_line(context)}{export_lines(variables)}"
+    return f'#!/bin/sh\n{origin(context)}set -eu\n{settings}exec {shell_words(command)} "$@"\n'
 
 
 # --- ranks on CPUs: without MPI, `accelerate launch` would start one ---
 
 
-def _read_from_environment(order: Order) -> dict[str, str]:
-    """What `accelerate launch` would tell its processes."""
-    spec = spec_of(order)
+def _read_from_environment(context: ExportContext) -> dict[str, str]:
+    """Environment variables that `accelerate launch` sets for its processes."""
+    spec = spec_of(context)
     compiled = {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"} if spec.compile else {}
     return {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": _PRECISIONS[spec.precision], **compiled}
 
 
-def _ranks_on_cpu(order: Order) -> tuple[str, ...]:
-    machines, processes = nodes(order)
+def _ranks_on_cpu(context: ExportContext) -> tuple[str, ...]:
+    machines, processes = nodes(context)
     where = f"--nnodes={machines}" if machines > 1 else "--standalone"
     return (where, f"--nproc-per-node={processes}")
 
@@ -118,26 +118,26 @@ def _ranks_on_cpu(order: Order) -> tuple[str, ...]:
 # --- warnings ---
 
 
-def _warnings(order: Order) -> tuple[Advice, ...]:
-    sharded = _kind(order) == "FSDP"
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
+    sharded = _kind(context) == "FSDP"
     return (
-        Advice(code="data-loader-batch", message=_loader_in_words(order)),
-        *_tokens(order),
-        _tail(order),
-        _clipping(order),
-        optimizer_in_code(order),
-        *schedule_in_code(order),
-        *_schedule_of_ranks(order),
-        *(() if sharded else checkpointing_in_code(order)),
-        *lower_precision_in_code(order),
-        *_on_cpus(order),
-        *_machines(order),
-        *of_the_workload(order),
+        Advice(code="data-loader-batch", message=_describe_loader(context)),
+        *_tokens(context),
+        _tail(context),
+        _clipping(context),
+        optimizer_in_code(context),
+        *schedule_in_code(context),
+        *_schedule_of_ranks(context),
+        *(() if sharded else checkpointing_in_code(context)),
+        *lower_precision_in_code(context),
+        *_on_cpus(context),
+        *_machines(context),
+        *of_the_workload(context),
     )
 
 
-def _loader_in_words(order: Order) -> str:
-    size = order.figures.micro_batch_size
+def _describe_loader(context: ExportContext) -> str:
+    size = context.plan.micro_batch_size
     return (
         f"The micro-batch is the DataLoader's: `DataLoader(..., batch_size={size}, drop_last=True)`, or "
         '`int(os.environ["BATCHWRIGHT_MICRO_BATCH_SIZE"])`. Leave `split_batches` off: with it that size would be all '
@@ -145,11 +145,11 @@ def _loader_in_words(order: Order) -> str:
     )
 
 
-def _tokens(order: Order) -> tuple[Advice, ...]:
-    if not counts_tokens(spec_of(order)):
+def _tokens(context: ExportContext) -> tuple[Advice, ...]:
+    if not counts_tokens(spec_of(context)):
         return ()
-    figures = order.figures
-    factor = " * ".join(str(it) for it in (figures.gradient_accumulation_steps, figures.world_size))
+    plan = context.plan
+    factor = " * ".join(str(item) for item in (plan.gradient_accumulation_steps, plan.world_size))
     message = (
         "`accelerator.backward` divides each micro-batch's loss by the accumulation steps, so an update takes the mean "
         "of means: tokens of short micro-batches count for more. Count the tokens of the window over all ranks before "
@@ -158,18 +158,18 @@ def _tokens(order: Order) -> tuple[Advice, ...]:
     return (Advice(code="token-weighting", message=message),)
 
 
-def _tail(order: Order) -> Advice:
-    figures = order.figures
+def _tail(context: ExportContext) -> Advice:
+    plan = context.plan
     message = (
         f"The last update of an epoch is made with the micro-batches that are left, each divided by "
-        f"{figures.gradient_accumulation_steps} all the same: too small a step. Cut the epoch to a multiple of "
-        f"{figures.effective_batch_size} samples. {dropped_samples(order, '`drop_last`')}"
+        f"{plan.gradient_accumulation_steps} all the same: too small a step. Cut the epoch to a multiple of "
+        f"{plan.effective_batch_size} samples. {dropped_samples(context, '`drop_last`')}"
     )
     return Advice(code="tail-window", message=message)
 
 
-def _clipping(order: Order) -> Advice:
-    norm = spec_of(order).gradient_clipping
+def _clipping(context: ExportContext) -> Advice:
+    norm = spec_of(context).gradient_clipping
     if norm is None:
         message = "Gradients were not clipped where it was measured: leave `accelerator.clip_grad_norm_` out."
     else:
@@ -180,10 +180,10 @@ def _clipping(order: Order) -> Advice:
     return Advice(code="gradient-clipping", message=message)
 
 
-def _schedule_of_ranks(order: Order) -> tuple[Advice, ...]:
-    """What `AcceleratedScheduler.step` does without `split_batches`."""
-    ranks = order.figures.world_size
-    if ranks == 1 or spec_of(order).schedule == ScheduleSpec():
+def _schedule_of_ranks(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn of the scheduler steps that `AcceleratedScheduler.step` makes without `split_batches`."""
+    ranks = context.plan.world_size
+    if ranks == 1 or spec_of(context).schedule == ScheduleSpec():
         return ()
     message = (
         f"A scheduler that went through `accelerator.prepare` makes {ranks} steps (one for each rank) per update, and "
@@ -193,22 +193,22 @@ def _schedule_of_ranks(order: Order) -> tuple[Advice, ...]:
     return (Advice(code="schedule-steps-per-rank", message=message),)
 
 
-def _on_cpus(order: Order) -> tuple[Advice, ...]:
-    if _kind(order) != "MULTI_CPU":
+def _on_cpus(context: ExportContext) -> tuple[Advice, ...]:
+    if _kind(context) != "MULTI_CPU":
         return ()
     message = (
-        f"On CPUs `accelerate launch` starts one process unless it is told of MPI, whatever `num_processes` says, and "
+        f"On CPUs `accelerate launch` starts one process unless MPI is configured, regardless of `num_processes`, and "
         f"the effective batch shrinks to a rank's: {_LAUNCH} uses torchrun."
     )
     return (Advice(code="ranks-on-cpu", message=message),)
 
 
-def _machines(order: Order) -> tuple[Advice, ...]:
-    machines, _ = nodes(order)
+def _machines(context: ExportContext) -> tuple[Advice, ...]:
+    machines, _ = nodes(context)
     if machines == 1:
         return ()
     gpu = "`--machine_rank`, `--main_process_ip` and `--main_process_port`"
-    options = "`--rdzv-backend=c10d` and `--rdzv-endpoint`" if on_cpu(order) else gpu
+    options = "`--rdzv-backend=c10d` and `--rdzv-endpoint`" if on_cpu(context) else gpu
     message = (
         f"It runs on {machines} machines: start `sh {_LAUNCH}` on each, with {options} put before the script's name in "
         f"{_LAUNCH}."

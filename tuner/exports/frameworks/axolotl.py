@@ -5,22 +5,22 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from tuner.exports import advice
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
 from tuner.schemas.recommendation import Advice
 
 
-def _batch(order: Order) -> dict[str, int]:
-    figures = order.figures
+def _batch(context: ExportContext) -> dict[str, int]:
+    plan = context.plan
     return {
-        "micro_batch_size": figures.micro_batch_size,
-        "gradient_accumulation_steps": figures.gradient_accumulation_steps,
+        "micro_batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
     }
 
 
-def _settings(order: Order) -> dict[str, JsonValue]:
-    spec = order.recommendation.request.spec
-    settings: dict[str, JsonValue] = {**_batch(order), "auto_find_batch_size": False}
+def _settings(context: ExportContext) -> dict[str, JsonValue]:
+    spec = context.recommendation.request.spec
+    settings: dict[str, JsonValue] = {**_batch(context), "auto_find_batch_size": False}
     if spec.batch.sequence_length is not None:
         settings["sequence_len"] = spec.batch.sequence_length
     settings["gradient_checkpointing"] = spec.activation_checkpointing
@@ -32,20 +32,20 @@ def _settings(order: Order) -> dict[str, JsonValue]:
     return settings
 
 
-def _write(order: Order) -> Written:
-    return Written((yaml_file("axolotl.yaml", order, _settings(order)),), warnings=_warnings(order))
+def _write(context: ExportContext) -> TargetOutput:
+    return TargetOutput((yaml_file("axolotl.yaml", context, _settings(context)),), warnings=_warnings(context))
 
 
-def _arguments(order: Order) -> tuple[str, ...]:
-    return tuple(f"--{name.replace('_', '-')}={value}" for name, value in _batch(order).items())
+def _arguments(context: ExportContext) -> tuple[str, ...]:
+    return tuple(f"--{name.replace('_', '-')}={value}" for name, value in _batch(context).items())
 
 
-def _warnings(order: Order) -> tuple[Advice, ...]:
-    spec = order.recommendation.request.spec
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
+    spec = context.recommendation.request.spec
     found = [
-        *advice.measured_elsewhere(order, "axolotl"),
+        *advice.measured_elsewhere(context, "axolotl"),
         advice.packing("`sample_packing: true`"),
-        advice.data_parallel_ranks(order, "`tensor_parallel_size` x `context_parallel_size`"),
+        advice.data_parallel_ranks(context, "`tensor_parallel_size` x `context_parallel_size`"),
         Advice(
             code="drop-batch-size",
             message="The keys belong into your axolotl file, in place of `batch_size`, which axolotl refuses beside "
@@ -56,11 +56,11 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
         found.append(
             Advice(
                 code="longer-samples-dropped",
-                message=f"Samples above `sequence_len` ({spec.batch.sequence_length} tokens) are dropped; say "
+                message=f"Samples above `sequence_len` ({spec.batch.sequence_length} tokens) are dropped; set "
                 "`excess_length_strategy: truncate` to cut them instead.",
             )
         )
-    if order.figures.world_size > 1:
+    if context.plan.world_size > 1:
         found.append(
             Advice(
                 code="token-weighting",
@@ -70,7 +70,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
         )
     if spec.precision.endswith("mixed"):
         is_here = "`bf16: true` and `fp16: true` also load the weights in 16 bits."
-        found.append(advice.precision_differs(order, is_here=is_here))
+        found.append(advice.precision_differs(context, is_here=is_here))
     return tuple(found)
 
 

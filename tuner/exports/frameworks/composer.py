@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
 from tuner.exports.spec_advice import (
     checkpointing_in_code,
@@ -28,64 +28,66 @@ from tuner.schemas.recommendation import Advice
 _PRECISIONS = {"fp32": "fp32", "bf16": "fp32", "bf16-mixed": "amp_bf16", "fp16-mixed": "amp_fp16"}
 
 
-def _write(order: Order) -> Written:
+def _write(context: ExportContext) -> TargetOutput:
     comments = ("Trainer(**settings['trainer'], ...), DataLoader(..., **settings['train_dataloader']).",)
     document: dict[str, JsonValue] = {
-        "trainer": _trainer(order),
-        "train_dataloader": {"batch_size": order.figures.per_rank, "drop_last": True},
+        "trainer": _trainer(context),
+        "train_dataloader": {"batch_size": context.plan.samples_per_rank, "drop_last": True},
     }
-    return Written((yaml_file("composer.yaml", order, document, comments=comments),), warnings=_warnings(order))
+    return TargetOutput(
+        (yaml_file("composer.yaml", context, document, comments=comments),), warnings=_warnings(context)
+    )
 
 
-def _trainer(order: Order) -> dict[str, JsonValue]:
+def _trainer(context: ExportContext) -> dict[str, JsonValue]:
     """Keyword arguments of ``composer.Trainer``."""
-    spec = spec_of(order)
+    spec = spec_of(context)
     return {
-        "device_train_microbatch_size": order.figures.micro_batch_size,
-        "precision": _precision(order),
-        "device": "cpu" if on_cpu(order) else "gpu",
+        "device_train_microbatch_size": context.plan.micro_batch_size,
+        "precision": _precision(context),
+        "device": "cpu" if on_cpu(context) else "gpu",
         **({"compile_config": {}} if spec.compile else {}),
     }
 
 
-def _precision(order: Order) -> str:
-    """Composer runs fp32 alone on the CPU."""
-    return "fp32" if on_cpu(order) else _PRECISIONS[spec_of(order).precision]
+def _precision(context: ExportContext) -> str:
+    """Composer's precision: only fp32 on the CPU."""
+    return "fp32" if on_cpu(context) else _PRECISIONS[spec_of(context).precision]
 
 
 # --- warnings ---
 
 
-def _warnings(order: Order) -> tuple[Advice, ...]:
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     return (
-        _processes(order),
-        *_tokens(order),
-        _tail(order),
-        *_autocast(order),
-        *_clipping(order),
-        optimizer_in_code(order),
-        *schedule_in_code(order),
-        *checkpointing_in_code(order),
-        *lower_precision_in_code(order),
-        *replicated(order),
-        *of_the_workload(order),
+        _processes(context),
+        *_tokens(context),
+        _tail(context),
+        *_autocast(context),
+        *_clipping(context),
+        optimizer_in_code(context),
+        *schedule_in_code(context),
+        *checkpointing_in_code(context),
+        *lower_precision_in_code(context),
+        *replicated(context),
+        *of_the_workload(context),
     )
 
 
-def _processes(order: Order) -> Advice:
-    figures, (machines, processes) = order.figures, nodes(order)
-    start = f"`composer -n {processes} {order.options.script}`"
+def _processes(context: ExportContext) -> Advice:
+    plan, (machines, processes) = context.plan, nodes(context)
+    start = f"`composer -n {processes} {context.options.script}`"
     if machines > 1:
         start += f" on each of {machines} machines, with its options `--world_size`, `--node_rank` and `--master_addr`"
     message = (
-        f"The DataLoader's batch is that of one rank ({figures.per_rank} samples of {figures.effective_batch_size}): "
-        f"start exactly {figures.world_size} ({start})."
+        f"The DataLoader's batch is that of one rank ({plan.samples_per_rank} samples of {plan.effective_batch_size}): "
+        f"start exactly {plan.world_size} ({start})."
     )
     return Advice(code="world-size", message=message)
 
 
-def _tokens(order: Order) -> tuple[Advice, ...]:
-    if not counts_tokens(spec_of(order)):
+def _tokens(context: ExportContext) -> tuple[Advice, ...]:
+    if not counts_tokens(spec_of(context)):
         return ()
     message = (
         "Micro-batches are weighed by their samples, so tokens of short ones count for more. Pass the Trainer "
@@ -96,24 +98,24 @@ def _tokens(order: Order) -> tuple[Advice, ...]:
     return (Advice(code="token-weighting", message=message),)
 
 
-def _tail(order: Order) -> Advice:
+def _tail(context: ExportContext) -> Advice:
     message = (
         f"`drop_last` leaves out the update at the end of an epoch that would have fewer than "
-        f"{order.figures.effective_batch_size} samples. Say false to make it all the same: Composer weighs it rightly."
+        f"{context.plan.effective_batch_size} samples. Use false to keep this update: its weight is correct."
     )
     return Advice(code="tail-window", message=message)
 
 
-def _autocast(order: Order) -> tuple[Advice, ...]:
-    precision = spec_of(order).precision
-    if not on_cpu(order) or precision in {"fp32", "bf16"}:
+def _autocast(context: ExportContext) -> tuple[Advice, ...]:
+    precision = spec_of(context).precision
+    if not on_cpu(context) or precision in {"fp32", "bf16"}:
         return ()
-    message = f"Composer knows no {precision} on the CPU: this says fp32, which takes more memory than was measured."
+    message = f"Composer has no {precision} on the CPU: this sets fp32, which takes more memory than was measured."
     return (Advice(code="precision", message=message),)
 
 
-def _clipping(order: Order) -> tuple[Advice, ...]:
-    norm = spec_of(order).gradient_clipping
+def _clipping(context: ExportContext) -> tuple[Advice, ...]:
+    norm = spec_of(context).gradient_clipping
     if norm is None:
         return ()
     message = (

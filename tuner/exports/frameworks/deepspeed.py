@@ -2,14 +2,14 @@
 
 Read from deepspeed 0.19.8: ``runtime/config.py``, ``runtime/constants.py``, ``runtime/engine.py``. It asserts that
 ``train_batch_size`` is micro-batch x steps x ranks. ``gradient_clipping`` is 1.0 when left out; 0.0 is off, as every
-place that clips asks for ``> 0.0`` first.
+place that clips tests ``> 0.0`` first.
 """
 
 from __future__ import annotations
 
 from pydantic import JsonValue
 
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import json_file
 from tuner.exports.spec_advice import (
     checkpointing_in_code,
@@ -29,35 +29,35 @@ _WEIGHTS = 3
 """The ZeRO stage that shards parameters, gradients and the optimizer's state, as FSDP does."""
 
 
-def _write(order: Order) -> Written:
-    return Written((json_file("deepspeed.json", _configuration(order)),), warnings=_warnings(order))
+def _write(context: ExportContext) -> TargetOutput:
+    return TargetOutput((json_file("deepspeed.json", _configuration(context)),), warnings=_warnings(context))
 
 
-def _configuration(order: Order) -> dict[str, JsonValue]:
-    """What ``DeepSpeedConfig`` reads. Mixed precision is torch's autocast over fp32 parameters, as was measured.
+def _configuration(context: ExportContext) -> dict[str, JsonValue]:
+    """Fields of ``DeepSpeedConfig``. Mixed precision is torch's autocast over fp32 parameters, as was measured.
 
     Its own ``bf16`` and ``fp16`` keep parameters in the lower precision beside fp32 copies: other memory.
     """
-    spec, figures = spec_of(order), order.figures
+    spec, plan = spec_of(context), context.plan
     dtype = _AUTOCAST.get(spec.precision)
-    sharded = spec.parallelism.strategy == "fsdp" and figures.world_size > 1
+    sharded = spec.parallelism.strategy == "fsdp" and plan.world_size > 1
     return {
-        "train_batch_size": figures.effective_batch_size,
-        "train_micro_batch_size_per_gpu": figures.micro_batch_size,
-        "gradient_accumulation_steps": figures.gradient_accumulation_steps,
+        "train_batch_size": plan.effective_batch_size,
+        "train_micro_batch_size_per_gpu": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "gradient_clipping": spec.gradient_clipping or 0.0,
         "bf16": {"enabled": False},
         "fp16": {"enabled": False},
         "torch_autocast": {"enabled": dtype is not None, **({"dtype": dtype} if dtype else {})},
         "zero_optimization": {"stage": _WEIGHTS if sharded else 0},
         **({"zero_allow_untested_optimizer": True} if sharded and spec.optimizer.name == "sgd" else {}),
-        "optimizer": _optimizer(order),
+        "optimizer": _optimizer(context),
     }
 
 
-def _optimizer(order: Order) -> dict[str, JsonValue]:
-    """From torch itself, not DeepSpeed's fused kernels, which were not measured."""
-    optimizer = spec_of(order).optimizer
+def _optimizer(context: ExportContext) -> dict[str, JsonValue]:
+    """The optimizer: torch's own, not DeepSpeed's fused kernels, which were not measured."""
+    optimizer = spec_of(context).optimizer
     arguments = torch_arguments(optimizer)
     if optimizer.name == "sgd":
         return {"type": torch_class(optimizer), "params": arguments}
@@ -68,40 +68,40 @@ def _optimizer(order: Order) -> dict[str, JsonValue]:
 # --- warnings ---
 
 
-def _warnings(order: Order) -> tuple[Advice, ...]:
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     return (
-        _processes(order),
-        _loader(order),
-        *_tokens(order),
-        _tail(order),
-        *_lower_precision(order),
-        *learning_rate(order),
-        *schedule_in_code(order),
-        *checkpointing_in_code(order),
-        *compile_in_code(order),
-        *of_the_workload(order),
+        _processes(context),
+        _loader(context),
+        *_tokens(context),
+        _tail(context),
+        *_lower_precision(context),
+        *learning_rate(context),
+        *schedule_in_code(context),
+        *checkpointing_in_code(context),
+        *compile_in_code(context),
+        *of_the_workload(context),
     )
 
 
-def _processes(order: Order) -> Advice:
-    figures = order.figures
+def _processes(context: ExportContext) -> Advice:
+    plan = context.plan
     message = (
-        f"Start exactly {figures.world_size} data-parallel rank(s): DeepSpeed refuses the configuration unless "
-        f"{figures.micro_batch_size} x {figures.gradient_accumulation_steps} x ranks is {figures.effective_batch_size}."
+        f"Start exactly {plan.world_size} data-parallel rank(s): DeepSpeed refuses the configuration unless "
+        f"{plan.micro_batch_size} x {plan.gradient_accumulation_steps} x ranks is {plan.effective_batch_size}."
     )
     return Advice(code="world-size", message=message)
 
 
-def _loader(order: Order) -> Advice:
+def _loader(context: ExportContext) -> Advice:
     message = (
         "A DataLoader of your own (not `training_data=` of `deepspeed.initialize`) needs "
-        f"`batch_size={order.figures.micro_batch_size}, drop_last=True`: DeepSpeed counts micro-batches, not samples."
+        f"`batch_size={context.plan.micro_batch_size}, drop_last=True`: DeepSpeed counts micro-batches, not samples."
     )
     return Advice(code="data-loader-batch", message=message)
 
 
-def _tokens(order: Order) -> tuple[Advice, ...]:
-    if not counts_tokens(spec_of(order)):
+def _tokens(context: ExportContext) -> tuple[Advice, ...]:
+    if not counts_tokens(spec_of(context)):
         return ()
     message = (
         "`engine.backward` divides each micro-batch's loss by the accumulation steps, so an update takes the mean of "
@@ -111,18 +111,18 @@ def _tokens(order: Order) -> tuple[Advice, ...]:
     return (Advice(code="token-weighting", message=message),)
 
 
-def _tail(order: Order) -> Advice:
-    figures = order.figures
+def _tail(context: ExportContext) -> Advice:
+    plan = context.plan
     message = (
-        f"DeepSpeed steps after each {figures.gradient_accumulation_steps} micro-batches and knows no epochs: the "
+        f"DeepSpeed steps after each {plan.gradient_accumulation_steps} micro-batches and knows no epochs: the "
         "samples left of one join the first update of the next, and those left at the end never count. Cut the epoch "
-        f"to a multiple of {figures.effective_batch_size} samples if an update must not span two."
+        f"to a multiple of {plan.effective_batch_size} samples if an update must not span two."
     )
     return Advice(code="tail-window", message=message)
 
 
-def _lower_precision(order: Order) -> tuple[Advice, ...]:
-    if spec_of(order).precision != "bf16":
+def _lower_precision(context: ExportContext) -> tuple[Advice, ...]:
+    if spec_of(context).precision != "bf16":
         return ()
     message = (
         "Parameters, gradients and the optimizer's state in bf16 were measured: hand over `model.to(torch.bfloat16)`, "

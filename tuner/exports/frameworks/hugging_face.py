@@ -9,7 +9,7 @@ import json
 
 from pydantic import JsonValue
 
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import json_file
 from tuner.exports.spec_advice import (
     counts_tokens,
@@ -29,39 +29,41 @@ from tuner.schemas.workload import ScheduleSpec
 NEWEST, FIVE, FOUR = "5.23", "5.0", "4.57"
 
 
-def _write(order: Order) -> Written:
-    return Written((json_file("training_arguments.json", training_arguments(order)),), warnings=_warnings(order))
+def _write(context: ExportContext) -> TargetOutput:
+    return TargetOutput(
+        (json_file("training_arguments.json", training_arguments(context)),), warnings=_warnings(context)
+    )
 
 
-def training_arguments(order: Order) -> dict[str, JsonValue]:
-    """Keyword arguments of ``TrainingArguments``. What is a default of the library is said where it matters."""
-    spec, figures = spec_of(order), order.figures
+def training_arguments(context: ExportContext) -> dict[str, JsonValue]:
+    """Keyword arguments of ``TrainingArguments``. Important values are explicit even if they are defaults."""
+    spec, plan = spec_of(context), context.plan
     return {
-        "per_device_train_batch_size": figures.micro_batch_size,
-        "gradient_accumulation_steps": figures.gradient_accumulation_steps,
+        "per_device_train_batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "dataloader_drop_last": True,
         "bf16": spec.precision == "bf16-mixed",
         "fp16": spec.precision == "fp16-mixed",
         "max_grad_norm": spec.gradient_clipping or 0.0,
-        **_checkpointing(order),
-        **_optimizer(order),
+        **_checkpointing(context),
+        **_optimizer(context),
         **_schedule(spec.schedule),
         **({"torch_compile": True} if spec.compile else {}),
-        **({"use_cpu": True} if on_cpu(order) else {}),
+        **({"use_cpu": True} if on_cpu(context) else {}),
     }
 
 
-def _checkpointing(order: Order) -> dict[str, JsonValue]:
-    wanted = spec_of(order).activation_checkpointing
-    if order.version == NEWEST:
+def _checkpointing(context: ExportContext) -> dict[str, JsonValue]:
+    wanted = spec_of(context).activation_checkpointing
+    if context.version == NEWEST:
         return {"activation_checkpointing": wanted}
     kwargs: dict[str, JsonValue] = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}  # as was measured
     return {"gradient_checkpointing": wanted, **(kwargs if wanted else {})}
 
 
-def _optimizer(order: Order) -> dict[str, JsonValue]:
-    optimizer = spec_of(order).optimizer
-    if not _has_optimizer(order):
+def _optimizer(context: ExportContext) -> dict[str, JsonValue]:
+    optimizer = spec_of(context).optimizer
+    if not _has_optimizer(context):
         return {}
     common: dict[str, JsonValue] = {"learning_rate": optimizer.learning_rate, "weight_decay": optimizer.weight_decay}
     if optimizer.name == "sgd":
@@ -71,19 +73,19 @@ def _optimizer(order: Order) -> dict[str, JsonValue]:
     return {"optim": name, **common, "adam_beta1": optimizer.betas[0], "adam_beta2": optimizer.betas[1]}
 
 
-def _has_optimizer(order: Order) -> bool:
-    """Whether the Trainer can make the spec's optimizer, by the implementation that was measured."""
-    optimizer = spec_of(order).optimizer
-    usual = "for-loop" if on_cpu(order) else "foreach"  # what torch takes when nothing is said
+def _has_optimizer(context: ExportContext) -> bool:
+    """Return whether the Trainer can make the measured implementation of the spec's optimizer."""
+    optimizer = spec_of(context).optimizer
+    usual = "for-loop" if on_cpu(context) else "foreach"  # torch's default
     if optimizer.name == "sgd":
-        able = optimizer.momentum == 0.0 or order.version == NEWEST
+        able = optimizer.momentum == 0.0 or context.version == NEWEST
         return able and optimizer.implementation in {"default", usual}
     decays_apart = optimizer.name == "adamw" or optimizer.weight_decay == 0.0  # else Adam is no AdamW
     return decays_apart and optimizer.implementation in {"default", usual, "fused"}
 
 
 def _schedule(schedule: ScheduleSpec) -> dict[str, JsonValue]:
-    """The library's own default is `linear`."""
+    """The schedule, always written because the library's default is `linear`."""
     warm_up = schedule.warmup_updates
     name = "constant_with_warmup" if schedule.name == "constant" and warm_up else schedule.name
     return {"lr_scheduler_type": name, "warmup_steps": warm_up}
@@ -92,21 +94,21 @@ def _schedule(schedule: ScheduleSpec) -> dict[str, JsonValue]:
 # --- warnings ---
 
 
-def _warnings(order: Order) -> tuple[Advice, ...]:
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     return (
-        _processes(order),
-        *_tokens(order),
-        _tail(order),
-        *_own_optimizer(order),
-        *_loaded_type(order),
-        *replicated(order),
-        *of_the_workload(order),
+        _processes(context),
+        *_tokens(context),
+        _tail(context),
+        *_own_optimizer(context),
+        *_loaded_type(context),
+        *replicated(context),
+        *of_the_workload(context),
     )
 
 
-def _processes(order: Order) -> Advice:
-    ranks, micro = order.figures.world_size, order.figures.micro_batch_size
-    machines, processes = nodes(order)
+def _processes(context: ExportContext) -> Advice:
+    ranks, micro = context.plan.world_size, context.plan.micro_batch_size
+    machines, processes = nodes(context)
     start = f"`torchrun --nproc-per-node={processes}`" if ranks > 1 else "`python` with `CUDA_VISIBLE_DEVICES=0`"
     if machines > 1:
         start = f"`torchrun --nnodes={machines} --nproc-per-node={processes}` on each of {machines} machines"
@@ -117,8 +119,8 @@ def _processes(order: Order) -> Advice:
     return Advice(code="world-size", message=message)
 
 
-def _tokens(order: Order) -> tuple[Advice, ...]:
-    if not counts_tokens(spec_of(order)):
+def _tokens(context: ExportContext) -> tuple[Advice, ...]:
+    if not counts_tokens(spec_of(context)):
         return ()
     message = (
         "Each token counts alike only if the model's `forward` takes `num_items_in_batch` in its keyword arguments, as "
@@ -128,32 +130,32 @@ def _tokens(order: Order) -> tuple[Advice, ...]:
     return (Advice(code="token-weighting", message=message),)
 
 
-def _tail(order: Order) -> Advice:
+def _tail(context: ExportContext) -> Advice:
     message = (
-        f"The last update of an epoch is made with the micro-batches that are left, rightly weighted. "
-        f"{dropped_samples(order, '`dataloader_drop_last`')} A dataset without a length never makes that update, and "
+        f"The last update of an epoch is made with the micro-batches that are left, correctly weighted. "
+        f"{dropped_samples(context, '`dataloader_drop_last`')} A dataset without a length never makes that update, and "
         "its gradient joins the next epoch's first: give it a length."
     )
     return Advice(code="tail-window", message=message)
 
 
-def _own_optimizer(order: Order) -> tuple[Advice, ...]:
-    if _has_optimizer(order):
-        return learning_rate(order)
+def _own_optimizer(context: ExportContext) -> tuple[Advice, ...]:
+    if _has_optimizer(context):
+        return learning_rate(context)
     message = (
-        f"No `optim` of the Trainer is what was measured: pass `optimizers=({torch_call(spec_of(order).optimizer)}, "
+        f"No `optim` of the Trainer is what was measured: pass `optimizers=({torch_call(spec_of(context).optimizer)}, "
         "None)`."
     )
     return (Advice(code="optimizer-in-code", message=message),)
 
 
-def _loaded_type(order: Order) -> tuple[Advice, ...]:
-    """`from_pretrained` of 5.x takes the type that the checkpoint was written in."""
-    if spec_of(order).precision == "bf16" or order.version == FOUR:
-        return lower_precision_in_code(order)
+def _loaded_type(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that `from_pretrained` of 5.x uses the type of the checkpoint."""
+    if spec_of(context).precision == "bf16" or context.version == FOUR:
+        return lower_precision_in_code(context)
     message = (
         "Parameters in fp32 were measured, and `from_pretrained` loads them in the checkpoint's own type, often bf16: "
-        "say `dtype=torch.float32`."
+        "set `dtype=torch.float32`."
     )
     return (Advice(code="model-dtype", message=message),)
 
@@ -161,8 +163,8 @@ def _loaded_type(order: Order) -> tuple[Advice, ...]:
 # --- its command line ---
 
 
-def _arguments(order: Order) -> tuple[str, ...]:
-    return tuple(f"--{name}={_word(value)}" for name, value in training_arguments(order).items())
+def _arguments(context: ExportContext) -> tuple[str, ...]:
+    return tuple(f"--{name}={_word(value)}" for name, value in training_arguments(context).items())
 
 
 def _word(value: JsonValue) -> str:

@@ -9,7 +9,7 @@ import json
 
 from pydantic import JsonValue
 
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
 from tuner.exports.spec_advice import (
     checkpointing_in_code,
@@ -28,53 +28,55 @@ from tuner.schemas.recommendation import Advice
 _PRECISIONS = {"fp32": "32-true", "bf16": "bf16-true", "bf16-mixed": "bf16-mixed", "fp16-mixed": "16-mixed"}
 
 
-def _write(order: Order) -> Written:
+def _write(context: ExportContext) -> TargetOutput:
     comments = (
         "Read by `LightningCLI(Model, DataModule)`: python train.py fit --config lightning.yaml",
         "or by hand: Trainer(**settings['trainer']), DataModule(**settings['data']).",
     )
-    document: dict[str, JsonValue] = {"trainer": _trainer(order), "data": _data(order)}
-    return Written((yaml_file("lightning.yaml", order, document, comments=comments),), warnings=_warnings(order))
+    document: dict[str, JsonValue] = {"trainer": _trainer(context), "data": _data(context)}
+    return TargetOutput(
+        (yaml_file("lightning.yaml", context, document, comments=comments),), warnings=_warnings(context)
+    )
 
 
-def _trainer(order: Order) -> dict[str, JsonValue]:
+def _trainer(context: ExportContext) -> dict[str, JsonValue]:
     """Keyword arguments of ``Trainer``."""
-    spec = spec_of(order)
-    machines, devices = nodes(order)
+    spec = spec_of(context)
+    machines, devices = nodes(context)
     return {
-        "accelerator": "cpu" if on_cpu(order) else "gpu",
+        "accelerator": "cpu" if on_cpu(context) else "gpu",
         "devices": devices,
         "num_nodes": machines,
-        "strategy": _strategy(order),
+        "strategy": _strategy(context),
         "precision": _PRECISIONS[spec.precision],
-        "accumulate_grad_batches": order.figures.gradient_accumulation_steps,
+        "accumulate_grad_batches": context.plan.gradient_accumulation_steps,
         "gradient_clip_val": spec.gradient_clipping,
         **({"gradient_clip_algorithm": "norm"} if spec.gradient_clipping else {}),
     }
 
 
-def _strategy(order: Order) -> str:
-    if order.figures.world_size == 1:
+def _strategy(context: ExportContext) -> str:
+    if context.plan.world_size == 1:
         return "auto"
-    return "fsdp" if _sharded(order) and not _cannot_clip(order) else "ddp"
+    return "fsdp" if _sharded(context) and not _cannot_clip(context) else "ddp"
 
 
-def _sharded(order: Order) -> bool:
-    return spec_of(order).parallelism.strategy == "fsdp" and not on_cpu(order)
+def _sharded(context: ExportContext) -> bool:
+    return spec_of(context).parallelism.strategy == "fsdp" and not on_cpu(context)
 
 
-def _cannot_clip(order: Order) -> bool:
-    """Lightning's FSDP refuses to clip by norm (``FSDPPrecision.clip_grad_by_norm``)."""
-    return _sharded(order) and spec_of(order).gradient_clipping is not None
+def _cannot_clip(context: ExportContext) -> bool:
+    """Return whether the strategy is replaced: Lightning's FSDP cannot clip by norm (``FSDPPrecision``)."""
+    return _sharded(context) and spec_of(context).gradient_clipping is not None
 
 
-def _data(order: Order) -> dict[str, JsonValue]:
+def _data(context: ExportContext) -> dict[str, JsonValue]:
     """Keyword arguments of the DataModule."""
-    return {"batch_size": order.figures.micro_batch_size}
+    return {"batch_size": context.plan.micro_batch_size}
 
 
-def _arguments(order: Order) -> tuple[str, ...]:
-    sections = {"trainer": _trainer(order), "data": _data(order)}
+def _arguments(context: ExportContext) -> tuple[str, ...]:
+    sections = {"trainer": _trainer(context), "data": _data(context)}
     return (
         "fit",
         *(f"--{name}.{key}={_word(value)}" for name, values in sections.items() for key, value in values.items()),
@@ -88,30 +90,30 @@ def _word(value: JsonValue) -> str:
 # --- warnings ---
 
 
-def _warnings(order: Order) -> tuple[Advice, ...]:
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     return (
-        _loader(order),
-        *_tokens(order),
-        _tail(order),
-        *_unsharded(order),
-        optimizer_in_code(order),
-        *schedule_in_code(order),
-        *checkpointing_in_code(order),
-        *compile_in_code(order),
-        *of_the_workload(order),
+        _loader(context),
+        *_tokens(context),
+        _tail(context),
+        *_unsharded(context),
+        optimizer_in_code(context),
+        *schedule_in_code(context),
+        *checkpointing_in_code(context),
+        *compile_in_code(context),
+        *of_the_workload(context),
     )
 
 
-def _loader(order: Order) -> Advice:
+def _loader(context: ExportContext) -> Advice:
     message = (
         f"The micro-batch is your DataModule's: pass `batch_size` on to the training DataLoader (with "
-        f"`drop_last=True`), {order.figures.micro_batch_size} samples on every rank."
+        f"`drop_last=True`), {context.plan.micro_batch_size} samples on every rank."
     )
     return Advice(code="data-loader-batch", message=message)
 
 
-def _tokens(order: Order) -> tuple[Advice, ...]:
-    if not counts_tokens(spec_of(order)):
+def _tokens(context: ExportContext) -> tuple[Advice, ...]:
+    if not counts_tokens(spec_of(context)):
         return ()
     message = (
         "Lightning divides each micro-batch's loss by `accumulate_grad_batches`, so an update takes the mean of means: "
@@ -121,19 +123,19 @@ def _tokens(order: Order) -> tuple[Advice, ...]:
     return (Advice(code="token-weighting", message=message),)
 
 
-def _tail(order: Order) -> Advice:
-    figures = order.figures
+def _tail(context: ExportContext) -> Advice:
+    plan = context.plan
     message = (
         f"The last update of an epoch is made with the micro-batches that are left, each divided by "
-        f"{figures.gradient_accumulation_steps} all the same: too small a step. Cut the epoch to a multiple of "
-        f"{figures.effective_batch_size} samples, or make `limit_train_batches` a multiple of "
-        f"{figures.gradient_accumulation_steps}. {dropped_samples(order, '`drop_last`')}"
+        f"{plan.gradient_accumulation_steps} all the same: too small a step. Cut the epoch to a multiple of "
+        f"{plan.effective_batch_size} samples, or make `limit_train_batches` a multiple of "
+        f"{plan.gradient_accumulation_steps}. {dropped_samples(context, '`drop_last`')}"
     )
     return Advice(code="tail-window", message=message)
 
 
-def _unsharded(order: Order) -> tuple[Advice, ...]:
-    if not _cannot_clip(order):
+def _unsharded(context: ExportContext) -> tuple[Advice, ...]:
+    if not _cannot_clip(context):
         return ()
     message = (
         "The strategy is `ddp` instead of `fsdp`, which cannot clip by norm in Lightning. A whole copy of the model on "

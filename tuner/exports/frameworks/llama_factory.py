@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from tuner.exports import advice
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
 from tuner.schemas.recommendation import Advice
 
@@ -18,22 +18,22 @@ _PRECISIONS: dict[str, dict[str, JsonValue]] = {
 }
 
 
-def _batch(order: Order) -> dict[str, int]:
-    figures = order.figures
-    if order.version == _V1:
-        return {"micro_batch_size": figures.micro_batch_size, "global_batch_size": figures.effective_batch_size}
+def _batch(context: ExportContext) -> dict[str, int]:
+    plan = context.plan
+    if context.version == _V1:
+        return {"micro_batch_size": plan.micro_batch_size, "global_batch_size": plan.effective_batch_size}
     return {
-        "per_device_train_batch_size": figures.micro_batch_size,
-        "gradient_accumulation_steps": figures.gradient_accumulation_steps,
+        "per_device_train_batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
     }
 
 
-def _settings(order: Order) -> dict[str, JsonValue]:
-    spec = order.recommendation.request.spec
-    settings: dict[str, JsonValue] = {**_batch(order)}
+def _settings(context: ExportContext) -> dict[str, JsonValue]:
+    spec = context.recommendation.request.spec
+    settings: dict[str, JsonValue] = {**_batch(context)}
     if spec.batch.sequence_length is not None:
         settings["cutoff_len"] = spec.batch.sequence_length
-    if order.version != _V1:
+    if context.version != _V1:
         settings["max_grad_norm"] = spec.gradient_clipping or 0.0
         settings["disable_gradient_checkpointing"] = not spec.activation_checkpointing
         return settings | _PRECISIONS[spec.precision]
@@ -44,18 +44,18 @@ def _settings(order: Order) -> dict[str, JsonValue]:
     return settings
 
 
-def _write(order: Order) -> Written:
-    return Written((yaml_file("llama_factory.yaml", order, _settings(order)),), warnings=_warnings(order))
+def _write(context: ExportContext) -> TargetOutput:
+    return TargetOutput((yaml_file("llama_factory.yaml", context, _settings(context)),), warnings=_warnings(context))
 
 
-def _arguments(order: Order) -> tuple[str, ...]:
-    """What overrides the YAML file that comes before them."""
-    return tuple(f"{name}={value}" for name, value in _batch(order).items())
+def _arguments(context: ExportContext) -> tuple[str, ...]:
+    """Overrides of the preceding YAML file."""
+    return tuple(f"{name}={value}" for name, value in _batch(context).items())
 
 
-def _warnings(order: Order) -> tuple[Advice, ...]:
-    spec = order.recommendation.request.spec
-    found = [*advice.measured_elsewhere(order, "LLaMA-Factory")]
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
+    spec = context.recommendation.request.spec
+    found = [*advice.measured_elsewhere(context, "LLaMA-Factory")]
     if spec.batch.sequence_length is not None:
         found.append(
             Advice(
@@ -63,15 +63,15 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
                 message=f"Samples are cut at `cutoff_len` ({spec.batch.sequence_length} tokens).",
             )
         )
-    return (*found, *(_warnings_of_v1(order) if order.version == _V1 else _warnings_of_0_9(order)))
+    return (*found, *(_warnings_of_v1(context) if context.version == _V1 else _warnings_of_0_9(context)))
 
 
-def _warnings_of_0_9(order: Order) -> list[Advice]:
-    ranks = order.figures.world_size
+def _warnings_of_0_9(context: ExportContext) -> list[Advice]:
+    ranks = context.plan.world_size
     message = (
         f"The file does not hold the number of ranks: start exactly {ranks} (`llamafactory-cli` starts one for each "
         f"device that it sees: `NPROC_PER_NODE={ranks}`, with as many `CUDA_VISIBLE_DEVICES`), or the effective batch "
-        f"is another than {order.figures.effective_batch_size}."
+        f"is another than {context.plan.effective_batch_size}."
     )
     return [
         Advice(code="world-size", message=message),
@@ -79,7 +79,7 @@ def _warnings_of_0_9(order: Order) -> list[Advice]:
     ]
 
 
-def _warnings_of_v1(order: Order) -> list[Advice]:
+def _warnings_of_v1(context: ExportContext) -> list[Advice]:
     found = [
         Advice(
             code="needs-use-v1",
@@ -91,11 +91,11 @@ def _warnings_of_v1(order: Order) -> list[Advice]:
             message="Leave `batching_strategy` at `normal`: the others fill micro-batches by tokens, and the effective "
             "batch then varies.",
         ),
-        advice.data_parallel_ranks(order, "`cp_size`"),
+        advice.data_parallel_ranks(context, "`cp_size`"),
     ]
-    if order.recommendation.request.spec.precision != "fp32":
+    if context.recommendation.request.spec.precision != "fp32":
         is_here = "Weights are loaded in the checkpoint's own type, and `bf16` matters under `dist_config` alone."
-        found.append(advice.precision_differs(order, is_here=is_here))
+        found.append(advice.precision_differs(context, is_here=is_here))
     return found
 
 

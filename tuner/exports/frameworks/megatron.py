@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from tuner.exports import advice
-from tuner.exports.base import Order, Target, Written
-from tuner.exports.rendering import exports_of, origin, script_file, shell_words, unset_of
+from tuner.exports.base import ExportContext, Target, TargetOutput
+from tuner.exports.rendering import export_lines, origin, script_file, shell_words, unset_line
 from tuner.schemas.recommendation import Advice
 
 
-def _arguments(order: Order) -> tuple[str, ...]:
-    spec, figures = order.recommendation.request.spec, order.figures
+def _arguments(context: ExportContext) -> tuple[str, ...]:
+    spec, plan = context.recommendation.request.spec, context.plan
     words = [
-        f"--micro-batch-size={figures.micro_batch_size}",
-        f"--global-batch-size={figures.effective_batch_size}",
+        f"--micro-batch-size={plan.micro_batch_size}",
+        f"--global-batch-size={plan.effective_batch_size}",
         f"--clip-grad={spec.gradient_clipping or 0.0}",
     ]
     if spec.batch.sequence_length is not None:
@@ -22,31 +22,31 @@ def _arguments(order: Order) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _write(order: Order) -> Written:
-    lines = "".join(f"  {shell_words((word,))}\n" for word in _arguments(order))
+def _write(context: ExportContext) -> TargetOutput:
+    lines = "".join(f"  {shell_words((word,))}\n" for word in _arguments(context))
     content = (
-        f"{origin(order)}"
+        f"{origin(context)}"
         "# To be sourced by a bash script that then passes them on:\n"
         '#   torchrun ... pretrain_gpt.py "${BATCH_ARGS[@]}" "${MODEL_ARGS[@]}" ...\n'
-        f"{unset_of(order)}{exports_of(order.recommendation.environment)}"
+        f"{unset_line(context)}{export_lines(context.recommendation.environment)}"
         f"BATCH_ARGS=(\n{lines})\n"
     )
-    return Written((script_file("megatron_arguments.sh", content),), warnings=_warnings(order))
+    return TargetOutput((script_file("megatron_arguments.sh", content),), warnings=_warnings(context))
 
 
-def _warnings(order: Order) -> tuple[Advice, ...]:
-    spec, figures = order.recommendation.request.spec, order.figures
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
+    spec, plan = context.recommendation.request.spec, context.plan
     found = [
-        *advice.measured_elsewhere(order, "Megatron-LM"),
-        advice.data_parallel_ranks(order, "tensor x pipeline x context parallel size"),
+        *advice.measured_elsewhere(context, "Megatron-LM"),
+        advice.data_parallel_ranks(context, "tensor x pipeline x context parallel size"),
         Advice(
             code="batch-size-schedules",
             message="`--rampup-batch-size` and `--step-batch-size-schedule` begin with another effective batch, and "
             "`--decrease-batch-size-if-needed` lowers it without a word: leave them out to train with "
-            f"{figures.effective_batch_size} samples per update.",
+            f"{plan.effective_batch_size} samples per update.",
         ),
     ]
-    if figures.gradient_accumulation_steps * figures.world_size > 1:
+    if plan.gradient_accumulation_steps * plan.world_size > 1:
         found.append(
             Advice(
                 code="token-weighting",
@@ -57,7 +57,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
         )
     if spec.precision != "fp32":
         is_here = "`--bf16` and `--fp16` hold the weights in 16 bits beside a 32-bit copy in the optimizer."
-        found.append(advice.precision_differs(order, is_here=is_here))
+        found.append(advice.precision_differs(context, is_here=is_here))
     return tuple(found)
 
 

@@ -5,39 +5,39 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from tuner.exports import advice
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
 from tuner.exports.spec_advice import longest_sample
 from tuner.schemas.recommendation import Advice
 
 _NEVER_REACHED = 1e9
-"""Gradients are clipped at a norm of 1.0 where nothing is said, and nothing else turns that off."""
+"""Limit that turns clipping off: by default gradients are clipped at a norm of 1.0."""
 
 
-def _batch(order: Order) -> dict[str, int]:
-    figures = order.figures
-    return {"global_batch_size": figures.effective_batch_size, "local_batch_size": figures.micro_batch_size}
+def _batch(context: ExportContext) -> dict[str, int]:
+    plan = context.plan
+    return {"global_batch_size": plan.effective_batch_size, "local_batch_size": plan.micro_batch_size}
 
 
-def _write(order: Order) -> Written:
-    spec = order.recommendation.request.spec
-    settings: dict[str, JsonValue] = {"step_scheduler": {**_batch(order)}}
+def _write(context: ExportContext) -> TargetOutput:
+    spec = context.recommendation.request.spec
+    settings: dict[str, JsonValue] = {"step_scheduler": {**_batch(context)}}
     settings["clip_grad_norm"] = {"max_norm": spec.gradient_clipping or _NEVER_REACHED}
     settings["distributed"] = {"activation_checkpointing": spec.activation_checkpointing}
-    return Written((yaml_file("nemo_automodel.yaml", order, settings),), warnings=_warnings(order))
+    return TargetOutput((yaml_file("nemo_automodel.yaml", context, settings),), warnings=_warnings(context))
 
 
-def _arguments(order: Order) -> tuple[str, ...]:
-    return tuple(f"--step_scheduler.{name}={value}" for name, value in _batch(order).items())
+def _arguments(context: ExportContext) -> tuple[str, ...]:
+    return tuple(f"--step_scheduler.{name}={value}" for name, value in _batch(context).items())
 
 
-def _warnings(order: Order) -> tuple[Advice, ...]:
-    spec = order.recommendation.request.spec
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
+    spec = context.recommendation.request.spec
     found = [
-        *advice.measured_elsewhere(order, "NeMo AutoModel"),
-        *longest_sample(order),
+        *advice.measured_elsewhere(context, "NeMo AutoModel"),
+        *longest_sample(context),
         advice.packing("`packed_sequence`"),
-        advice.data_parallel_ranks(order, "`tp_size` x `pp_size` x `cp_size`"),
+        advice.data_parallel_ranks(context, "`tp_size` x `pp_size` x `cp_size`"),
         Advice(
             code="last-update-smaller",
             message="The last update of an epoch takes what is left of the data, with fewer samples than the effective "
@@ -46,7 +46,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
     ]
     if spec.precision != "fp32":
         is_here = "it is a matter of `model.torch_dtype` and of the strategy's mixed precision policy."
-        found.append(advice.precision_differs(order, is_here=is_here))
+        found.append(advice.precision_differs(context, is_here=is_here))
     return tuple(found)
 
 

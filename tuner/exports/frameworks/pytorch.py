@@ -1,9 +1,9 @@
-"""Plain PyTorch: a script over our own engine, which takes uneven micro-batches and needs no service."""
+"""Plain PyTorch: a script with Batchwright's engine, which takes uneven micro-batches and needs no service."""
 
 from __future__ import annotations
 
-from tuner.exports.base import Order, Target, Written
-from tuner.exports.rendering import checked, origin, python_file, strange_variables
+from tuner.exports.base import ExportContext, Target, TargetOutput
+from tuner.exports.rendering import checked_environment, origin, python_file, variables_to_unset
 from tuner.exports.spec_advice import (
     checkpointing_in_code,
     counts_tokens,
@@ -23,12 +23,12 @@ _CARD = f'torch.device("cuda", local_rank()) if torch.cuda.is_available() else {
 _AUTOCAST = {"bf16-mixed": "torch.bfloat16", "fp16-mixed": "torch.float16"}
 
 
-def _write(order: Order) -> Written:
-    return Written((python_file(_SCRIPT, _script(order)),), _command(order), _warnings(order))
+def _write(context: ExportContext) -> TargetOutput:
+    return TargetOutput((python_file(_SCRIPT, _script(context)),), _command(context), _warnings(context))
 
 
-def _command(order: Order) -> tuple[str, ...]:
-    machines, processes = nodes(order)
+def _command(context: ExportContext) -> tuple[str, ...]:
+    machines, processes = nodes(context)
     if machines > 1:
         return ()
     if processes > 1:
@@ -39,17 +39,17 @@ def _command(order: Order) -> tuple[str, ...]:
 # --- the script ---
 
 
-def _script(order: Order) -> str:
+def _script(context: ExportContext) -> str:
     return "\n\n\n".join(
-        ("\n".join((_head(order), _figures(order))), _MODEL, _DATA, _loss(order), _main(order), _START)
+        ("\n".join((_head(context), _plan(context))), _MODEL, _DATA, _loss(context), _main(context), _START)
     )
 
 
-def _head(order: Order) -> str:
-    spec = spec_of(order)
+def _head(context: ExportContext) -> str:
+    spec = spec_of(context)
     scheduled = spec.schedule != ScheduleSpec()
     lines = [
-        f"{origin(order)}#",
+        f"{origin(context)}#",
         "# Needs `pip install 'batchwright[torch]'`, and no service. Yours to change are `build_model`, `build_data`,",
         "# `collate` and `loss`: a small stand-in, so that it runs as it is.",
         "",
@@ -57,7 +57,7 @@ def _head(order: Order) -> str:
         "import os",
         "import sys",
         "",
-        *_environment(order),
+        *_environment(context),
         "import torch",
         "from torch import nn",
         "from torch.nn import functional as F",
@@ -66,37 +66,37 @@ def _head(order: Order) -> str:
         *(["from tuner.schemas.workload import ScheduleSpec"] if scheduled else []),
         "from tuner.training.accumulation.engine import GradientAccumulation",
         *(["from tuner.training.optimizers import build_schedule"] if scheduled else []),
-        f"from tuner.training.accumulation.collectives import join_ranks{'' if on_cpu(order) else ', local_rank'}",
+        f"from tuner.training.accumulation.collectives import join_ranks{'' if on_cpu(context) else ', local_rank'}",
         "from tuner.training.batch_schedule import BatchSchedule, Position",
         "",
     ]
     return "\n".join(lines)
 
 
-def _environment(order: Order) -> list[str]:
-    """What has to be in the environment before the process starts, since C libraries read it then."""
-    variables, strange = dict(checked(order.recommendation.environment)), strange_variables(order)
-    if not variables and not strange:
+def _environment(context: ExportContext) -> list[str]:
+    """Lines that restart the script with the measured environment, which C libraries read at the start."""
+    variables, unset = dict(checked_environment(context.recommendation.environment)), variables_to_unset(context)
+    if not variables and not unset:
         return []
     entries = [f"    {name!r}: {value!r}," for name, value in variables.items()]
     return [
-        "ENVIRONMENT = {  # what fits was measured with these; memory allocators read them when the process starts",
+        "ENVIRONMENT = {  # the variables of the measurement; memory allocators read them when the process starts",
         *entries,
         "}",
-        f"STRANGE = {strange!r}  # settings of the allocator that the probes did not have",
-        "environment = {name: value for name, value in os.environ.items() if name not in STRANGE} | ENVIRONMENT",
+        f"UNSET = {unset!r}  # settings of the allocator that the probes did not have",
+        "environment = {name: value for name, value in os.environ.items() if name not in UNSET} | ENVIRONMENT",
         "if environment != dict(os.environ):",
         "    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)",
         "",
     ]
 
 
-def _figures(order: Order) -> str:
-    figures = order.figures
+def _plan(context: ExportContext) -> str:
+    plan = context.plan
     return (
-        f"EFFECTIVE_BATCH_SIZE = {figures.effective_batch_size}\n"
-        f"MICRO_BATCH_SIZE = {figures.micro_batch_size}  # the largest; a rank's share is divided evenly\n"
-        f"WORLD_SIZE = {figures.world_size}\n"
+        f"EFFECTIVE_BATCH_SIZE = {plan.effective_batch_size}\n"
+        f"MICRO_BATCH_SIZE = {plan.micro_batch_size}  # the largest; a rank's share is divided evenly\n"
+        f"WORLD_SIZE = {plan.world_size}\n"
         "SEED = 0"
     )
 
@@ -116,28 +116,28 @@ def collate(samples):
     return default_collate(samples)'''
 
 
-def _loss(order: Order) -> str:
-    dtype = _AUTOCAST.get(spec_of(order).precision)
+def _loss(context: ExportContext) -> str:
+    dtype = _AUTOCAST.get(spec_of(context).precision)
     count = (
         '\n\n    Of tokens: `cross_entropy(..., ignore_index=-100, reduction="sum")` and `(labels != -100).sum()`.'
-        if counts_tokens(spec_of(order))
+        if counts_tokens(spec_of(context))
         else ""
     )
-    indent, context = "    ", ""
+    indent, autocast = "    ", ""
     if dtype is not None:
-        indent, context = "        ", f"    with torch.autocast(inputs.device.type, dtype={dtype}):\n"
+        indent, autocast = "        ", f"    with torch.autocast(inputs.device.type, dtype={dtype}):\n"
     closing = "\n    " if count else ""
     return (
         "def loss(model, batch):\n"
         f'    """The sum over what counts, and how much that is: never the mean.{count}{closing}"""\n'
         "    inputs, labels = batch\n"
-        f"{context}"
+        f"{autocast}"
         f'{indent}return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)'
     )
 
 
-def _main(order: Order) -> str:
-    spec = spec_of(order)
+def _main(context: ExportContext) -> str:
+    spec = spec_of(context)
     scheduled, averaged = spec.schedule != ScheduleSpec(), spec.ema_decay is not None
     lines = [
         "def main():",
@@ -145,7 +145,7 @@ def _main(order: Order) -> str:
         "    parser = argparse.ArgumentParser()",
         '    parser.add_argument("--updates", type=int, default=10)',
         "    updates = parser.parse_args().updates",
-        f"    device = {_CPU if on_cpu(order) else _CARD}",
+        f"    device = {_CPU if on_cpu(context) else _CARD}",
         "    ranks = join_ranks(device)",
         "    if ranks.size != WORLD_SIZE:",
         '        sys.exit(f"{ranks.size} ranks were started, and the plan is for {WORLD_SIZE}")',
@@ -154,7 +154,7 @@ def _main(order: Order) -> str:
         *(["    model = torch.compile(model)"] if spec.compile else []),
         f"    optimizer = {torch_call(spec.optimizer)}",
         *([f"    schedule = build_schedule({_schedule(spec.schedule)}, optimizer, updates)"] if scheduled else []),
-        f"    accumulation = GradientAccumulation({', '.join(_engine(order))})",
+        f"    accumulation = GradientAccumulation({', '.join(_engine(context))})",
         *(["    averages = [p.detach().to(torch.float32, copy=True) for p in accumulation.parameters]"] * averaged),
         "    data = build_data()",
         "    batches = BatchSchedule(SEED, len(data), EFFECTIVE_BATCH_SIZE, ranks.rank, ranks.size)",
@@ -181,9 +181,9 @@ def _schedule(schedule: ScheduleSpec) -> str:
     return f"ScheduleSpec(name={schedule.name!r}, warmup_updates={schedule.warmup_updates})"
 
 
-def _engine(order: Order) -> list[str]:
+def _engine(context: ExportContext) -> list[str]:
     """Arguments of ``GradientAccumulation``."""
-    spec = spec_of(order)
+    spec = spec_of(context)
     arguments = ["model", "optimizer", "ranks=ranks", "checks_coupling=False"]  # the tuning has checked it thoroughly
     if spec.gradient_clipping is not None:
         arguments.append(f"max_norm={spec.gradient_clipping!r}")
@@ -203,14 +203,14 @@ _START = """if __name__ == "__main__":
 # --- warnings ---
 
 
-def _warnings(order: Order) -> tuple[Advice, ...]:
-    machines, _ = nodes(order)
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
+    machines, _ = nodes(context)
     message = (
         f"It runs on {machines} machines: start `{_SCRIPT}` by one of the launchers' exports, which know how they find "
         "each other."
     )
     several = (Advice(code="several-machines", message=message),) if machines > 1 else ()
-    return (*several, *checkpointing_in_code(order), *replicated(order), *longest_sample(order))
+    return (*several, *checkpointing_in_code(context), *replicated(context), *longest_sample(context))
 
 
 TARGET = Target(

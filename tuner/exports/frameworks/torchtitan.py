@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tuner.errors import ExportError
 from tuner.exports import advice
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import origin, python_file
 from tuner.schemas.recommendation import Advice
 
@@ -17,53 +17,53 @@ _DTYPES = {
     "bf16-mixed": ("float32", "bfloat16"),
     "bf16": ("bfloat16", "bfloat16"),
 }
-"""For a precision, the type of the weights and the one of the computation."""
+"""Types of the weights and of the computation, by precision."""
 
 
-def _batch(order: Order) -> dict[str, int]:
-    length, figures = order.recommendation.request.spec.batch.sequence_length, order.figures
-    if order.version == _IN_SAMPLES:
+def _batch(context: ExportContext) -> dict[str, int]:
+    length, plan = context.recommendation.request.spec.batch.sequence_length, context.plan
+    if context.version == _IN_SAMPLES:
         lengths = {} if length is None else {"seq_len": length}
-        sizes = {"local_batch_size": figures.micro_batch_size, "global_batch_size": figures.effective_batch_size}
+        sizes = {"local_batch_size": plan.micro_batch_size, "global_batch_size": plan.effective_batch_size}
         return {**sizes, **lengths}
     if length is None:
         raise ExportError(
             "not-expressible",
-            f"torchtitan {_IN_TOKENS} counts tokens, and the spec of recommendation {order.recommendation.id} has no "
+            f"torchtitan {_IN_TOKENS} counts tokens, and the spec of recommendation {context.recommendation.id} has no "
             "`batch.sequence_length`: tune with one, or export for torchtitan 0.3.0, which counts samples.",
         )
     return {
-        "num_tokens_per_microbatch_per_dp_rank": figures.micro_batch_size * length,
-        "num_tokens_per_train_step": figures.effective_batch_size * length,
+        "num_tokens_per_microbatch_per_dp_rank": plan.micro_batch_size * length,
+        "num_tokens_per_train_step": plan.effective_batch_size * length,
         "max_context_length": length,
     }
 
 
-def _training(order: Order) -> dict[str, int | float | str]:
+def _training(context: ExportContext) -> dict[str, int | float | str]:
     """The settings of `training`."""
-    spec = order.recommendation.request.spec
-    settings: dict[str, int | float | str] = {**_batch(order)}
-    if order.version == _IN_SAMPLES:
+    spec = context.recommendation.request.spec
+    settings: dict[str, int | float | str] = {**_batch(context)}
+    if context.version == _IN_SAMPLES:
         settings["max_norm"] = float("inf") if spec.gradient_clipping is None else spec.gradient_clipping
     if spec.precision in _DTYPES:
         settings["dtype"], settings["mixed_precision_param"] = _DTYPES[spec.precision]
     return settings
 
 
-def _parallelism(order: Order) -> dict[str, int | float | str]:
+def _parallelism(context: ExportContext) -> dict[str, int | float | str]:
     """The settings of `parallelism`: copies (DDP) or shards (FSDP)."""
-    ranks, strategy = order.figures.world_size, order.recommendation.request.spec.parallelism.strategy
+    ranks, strategy = context.plan.world_size, context.recommendation.request.spec.parallelism.strategy
     copies, shards = (1, ranks) if strategy == "fsdp" else (ranks, 1)
     return {"data_parallel_replicate_degree": copies, "data_parallel_shard_degree": shards}
 
 
-def _arguments(order: Order) -> tuple[str, ...]:
-    sections = {"training": _training(order), "parallelism": _parallelism(order)}
+def _arguments(context: ExportContext) -> tuple[str, ...]:
+    sections = {"training": _training(context), "parallelism": _parallelism(context)}
     return tuple(f"--{part}.{name}={value}" for part, settings in sections.items() for name, value in settings.items())
 
 
 def _literal(settings: Mapping[str, int | float | str]) -> str:
-    """A dictionary in Python's words."""
+    """Format a dictionary as Python code."""
     lines = "".join(f"    {json.dumps(name)}: {_value(value)},\n" for name, value in settings.items())
     return f"{{\n{lines}}}"
 
@@ -72,8 +72,8 @@ def _value(value: float | str) -> str:
     return 'float("inf")' if value == float("inf") else json.dumps(value)
 
 
-def _write(order: Order) -> Written:
-    content = f'''{origin(order)}"""The batch figures for torchtitan {order.version}, to be set in a `Trainer.Config`.
+def _write(context: ExportContext) -> TargetOutput:
+    content = f'''{origin(context)}"""The batch sizes for torchtitan {context.version}, to be set in a `Trainer.Config`.
 
 In a module of your own, which `--module` and `--config` name:
 
@@ -81,26 +81,26 @@ In a module of your own, which `--module` and `--config` name:
         return with_batch(llama3_8b())
 """
 
-TRAINING = {_literal(_training(order))}
-PARALLELISM = {_literal(_parallelism(order))}
+TRAINING = {_literal(_training(context))}
+PARALLELISM = {_literal(_parallelism(context))}
 
 
 def with_batch(config):
-    """The same configuration with the batch figures; a name that this torchtitan does not know is an error."""
+    """Set the batch sizes of a configuration; a name that this torchtitan does not know is an error."""
     for name, value in TRAINING.items():
         setattr(config.training, name, value)
     for name, value in PARALLELISM.items():
         setattr(config.parallelism, name, value)
     return config
 '''
-    return Written((python_file("batchwright_torchtitan.py", content),), warnings=_warnings(order))
+    return TargetOutput((python_file("batchwright_torchtitan.py", content),), warnings=_warnings(context))
 
 
-def _warnings(order: Order) -> tuple[Advice, ...]:
-    spec = order.recommendation.request.spec
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
+    spec = context.recommendation.request.spec
     found = [
-        *advice.measured_elsewhere(order, "torchtitan"),
-        advice.data_parallel_ranks(order, "tensor x pipeline x context parallel degree"),
+        *advice.measured_elsewhere(context, "torchtitan"),
+        advice.data_parallel_ranks(context, "tensor x pipeline x context parallel degree"),
         Advice(
             code="packing-changes-samples",
             message="torchtitan cuts its text into full sequences: a sample of these figures is such a sequence, not a "
@@ -108,14 +108,14 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
         ),
         Advice(
             code="recomputes-by-default",
-            message="Activations are recomputed selectively unless `activation_checkpoint` says otherwise; the probes "
+            message="Activations are recomputed selectively unless `activation_checkpoint` is set; the probes "
             f"ran {'with' if spec.activation_checkpointing else 'without'} recomputation.",
         ),
     ]
-    if order.version == _IN_TOKENS:
+    if context.version == _IN_TOKENS:
         found.append(_clipping_moved(spec.gradient_clipping))
     if spec.precision not in _DTYPES:
-        found.append(advice.precision_differs(order, is_here="torchtitan has no fp16."))
+        found.append(advice.precision_differs(context, is_here="torchtitan has no fp16."))
     return tuple(found)
 
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from tuner.exports import advice
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
 from tuner.schemas.recommendation import Advice
 
 _DTYPES = {"fp32": "fp32", "bf16": "bf16"}
 
 
-def _batch(order: Order) -> dict[str, int]:
-    figures = order.figures
+def _batch(context: ExportContext) -> dict[str, int]:
+    plan = context.plan
     return {
-        "batch_size": figures.micro_batch_size,
-        "gradient_accumulation_steps": figures.gradient_accumulation_steps,
+        "batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
     }
 
 
-def _settings(order: Order) -> dict[str, JsonValue]:
-    spec = order.recommendation.request.spec
+def _settings(context: ExportContext) -> dict[str, JsonValue]:
+    spec = context.recommendation.request.spec
     settings: dict[str, JsonValue] = {
-        **_batch(order),
+        **_batch(context),
         "clip_grad_norm": spec.gradient_clipping,
         "enable_activation_checkpointing": spec.activation_checkpointing,
     }
@@ -32,27 +32,27 @@ def _settings(order: Order) -> dict[str, JsonValue]:
     return settings
 
 
-def _write(order: Order) -> Written:
-    return Written((yaml_file("torchtune.yaml", order, _settings(order)),), warnings=_warnings(order))
+def _write(context: ExportContext) -> TargetOutput:
+    return TargetOutput((yaml_file("torchtune.yaml", context, _settings(context)),), warnings=_warnings(context))
 
 
-def _arguments(order: Order) -> tuple[str, ...]:
-    return tuple(f"{name}={value}" for name, value in _batch(order).items())
+def _arguments(context: ExportContext) -> tuple[str, ...]:
+    return tuple(f"{name}={value}" for name, value in _batch(context).items())
 
 
-def _warnings(order: Order) -> tuple[Advice, ...]:
-    spec, figures = order.recommendation.request.spec, order.figures
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
+    spec, plan = context.recommendation.request.spec, context.plan
     found = [
-        *advice.measured_elsewhere(order, "torchtune"),
+        *advice.measured_elsewhere(context, "torchtune"),
         advice.packing("`dataset.packed: True`"),
-        advice.data_parallel_ranks(order, "`tensor_parallel_dim`"),
+        advice.data_parallel_ranks(context, "`tensor_parallel_dim`"),
     ]
-    if figures.gradient_accumulation_steps > 1:
+    if plan.gradient_accumulation_steps > 1:
         found.append(
             Advice(
                 code="tail-leaks",
                 message="Micro-batches that are left over at the end of an epoch join the first update of the next. "
-                f"A `max_steps_per_epoch` of the data's samples // {figures.effective_batch_size} drops them.",
+                f"A `max_steps_per_epoch` of the data's samples // {plan.effective_batch_size} drops them.",
             )
         )
         found.append(
@@ -77,7 +77,7 @@ def _warnings(order: Order) -> tuple[Advice, ...]:
             )
         )
     if spec.precision not in _DTYPES:
-        found.append(advice.precision_differs(order, is_here="`dtype` is the type of the weights, without autocast."))
+        found.append(advice.precision_differs(context, is_here="`dtype` is the type of the weights, without autocast."))
     return tuple(found)
 
 

@@ -1,10 +1,10 @@
-"""Kubernetes without an operator: a Job, and for several nodes an Indexed Job with a headless Service to meet at."""
+"""Kubernetes without an operator: a Job, or for several nodes an Indexed Job with a headless Service."""
 
 from __future__ import annotations
 
 from pydantic import JsonValue
 
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.launchers.pod_spec import QUEUE_LABEL, RESTARTS, Fields, container, literal, pod, pod_warnings
 from tuner.exports.launchers.topology import (
     PORT,
@@ -23,17 +23,17 @@ from tuner.exports.rendering import yaml_file
 _FIRST_NODE = 'if [ "$JOB_COMPLETION_INDEX" = 0 ]; then first=true; else first=false; fi\n'
 
 
-def _write(order: Order) -> Written:
-    launch = launch_of(order, kubernetes=True)
-    job = _job(order, launch)
+def _write(context: ExportContext) -> TargetOutput:
+    launch = launch_of(context, kubernetes=True)
+    job = _job(context, launch)
     documents = (job,) if launch.nodes == 1 else (_service(launch), job)
-    warnings = (*pod_warnings(order, launch), restart_resumes("A failed pod's successor"), *slices(launch))
-    manifest = yaml_file("job.yaml", order, *documents)
-    return Written((manifest,), ("kubectl", "create", "-f", "job.yaml"), warnings)
+    warnings = (*pod_warnings(context, launch), restart_resumes("A failed pod's successor"), *slices(launch))
+    manifest = yaml_file("job.yaml", context, *documents)
+    return TargetOutput((manifest,), ("kubectl", "create", "-f", "job.yaml"), warnings)
 
 
-def _job(order: Order, launch: Launch) -> dict[str, JsonValue]:
-    queue = queue_label(order)
+def _job(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
+    queue = queue_label(context)
     metadata: Fields = {"name": launch.name}
     spec: Fields = {"backoffLimit": RESTARTS * launch.nodes}
     if queue is not None:
@@ -41,28 +41,28 @@ def _job(order: Order, launch: Launch) -> dict[str, JsonValue]:
         spec["suspend"] = True
     if launch.nodes > 1:
         spec |= {"completionMode": "Indexed", "completions": launch.nodes, "parallelism": launch.nodes}
-    spec["template"] = {"spec": _pod(order, launch)}
+    spec["template"] = {"spec": _pod(context, launch)}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
-def _pod(order: Order, launch: Launch) -> Fields:
+def _pod(context: ExportContext, launch: Launch) -> Fields:
     if launch.nodes == 1:
         command: list[JsonValue] = [literal(word) for word in torchrun_on_one_node(launch)]
-        return pod(launch, container(order, launch, "trainer", command=command), restartPolicy="Never")
+        return pod(launch, container(context, launch, "trainer", command=command), restartPolicy="Never")
     ports: list[JsonValue] = [{"name": "rendezvous", "containerPort": PORT}]
-    trainer = container(order, launch, "trainer", command=_command(launch), ports=ports)
+    trainer = container(context, launch, "trainer", command=_command(launch), ports=ports)
     return pod(launch, trainer, restartPolicy="Never", subdomain=launch.name)
 
 
 def _command(launch: Launch) -> list[JsonValue]:
-    """A shell, since only it can tell the first node; the program is handed to it as words that it does not read."""
-    meeting = c10d(f"{launch.name}-0.{launch.name}:{PORT}", job=launch.name, is_host="$first")
-    script = _FIRST_NODE + command_lines((*torchrun(launch, meeting), '"$@"'), before="exec ")
+    """A shell command, since a shell has to detect the first node; the program is passed as positional arguments."""
+    rendezvous = c10d(f"{launch.name}-0.{launch.name}:{PORT}", job=launch.name, is_host="$first")
+    script = _FIRST_NODE + command_lines((*torchrun(launch, rendezvous), '"$@"'), before="exec ")
     return [literal(word) for word in ("/bin/sh", "-c", script, "torchrun", *launch.program)]
 
 
 def _service(launch: Launch) -> dict[str, JsonValue]:
-    """Gives each pod a name. They look for each other before they are ready, so it tells of those as well."""
+    """The Service that gives each pod a name, also before the pod is ready, because pods connect before that."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -1,4 +1,4 @@
-"""What manifests for Kubernetes share: a container's environment and resources, its shared memory, its node."""
+"""Shared parts of Kubernetes manifests: environment, resources, shared memory and node selection."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from pydantic import JsonValue
 
 from tuner.errors import ExportError
-from tuner.exports.base import Order
+from tuner.exports.base import ExportContext
 from tuner.exports.launchers.topology import Launch
 from tuner.schemas.recommendation import Advice
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""Where Kueue reads the queue of a job; the job has to be made suspended, and Kueue starts it."""
+"""Label with which Kueue queues a job. The job has to be created suspended, and Kueue starts the job."""
 RESTARTS = 3
-"""How often a failed job starts again, from its checkpoint."""
+"""Number of restarts of a failed job, each from its checkpoint."""
 _SHARED_MEMORY = "shared-memory"
 """Name of the volume for `/dev/shm`: containers have 64 MiB of it, which DataLoader workers soon fill."""
 
@@ -24,11 +24,11 @@ Fields = dict[str, Any]
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _PROCESS_BYTES = 1024**3
-"""Memory of a process beside what was measured: the interpreter, torch, and what reads the data."""
+"""Memory of a process beside what was measured: the interpreter, torch, and data loading."""
 
 
 def literal(text: str) -> str:
-    """Text in which Kubernetes expands no `$(NAME)`: it does so in commands, arguments and values of variables."""
+    """Escape `$`, since Kubernetes expands `$(NAME)` in commands, arguments and values of variables."""
     return text.replace("$", "$$")
 
 
@@ -37,51 +37,51 @@ def variables(launch: Launch) -> list[JsonValue]:
     return [{"name": name, "value": literal(value)} for name, value in launch.environment.items()]
 
 
-def container(order: Order, launch: Launch, name: str, **more: JsonValue) -> Fields:
+def container(context: ExportContext, launch: Launch, name: str, **more: JsonValue) -> Fields:
     """A container that trains."""
     return {
         "name": name,
-        "image": image(order),
+        "image": image(context),
         **more,
         "env": variables(launch),
-        "resources": resources(order, launch),
+        "resources": resources(context, launch),
         "volumeMounts": shared_memory_mounts(),
     }
 
 
-def image(order: Order) -> str:
+def image(context: ExportContext) -> str:
     """The container's image.
 
     Raises:
-        ExportError: when it holds white space.
+        ExportError: when the name contains white space.
     """
-    name = order.options.image
+    name = context.options.image
     if re.search(r"\s", name):
-        raise ExportError("wrong-option", f"image {name!r} cannot name an image: it holds white space")
+        raise ExportError("wrong-option", f"image {name!r} cannot name an image: it contains white space")
     return name
 
 
-def resources(order: Order, launch: Launch) -> Fields:
-    """A node's share: on the CPU the memory that was measured, on GPUs a device for each process.
+def resources(context: ExportContext, launch: Launch) -> Fields:
+    """Resources of a node: on the CPU the measured memory, on GPUs a device for each process.
 
     Limits are requests as well: some versions of the trainer's operator count processes by the requests alone.
     """
     if launch.on_gpu:
         devices: Fields = {gpu_resource(launch): str(launch.processes_per_node)}
         return {"requests": devices, "limits": dict(devices)}
-    memory = -(-cpu_memory_bytes(order, launch) // 1024**2)
+    memory = -(-cpu_memory_bytes(context, launch) // 1024**2)
     return {"requests": {"cpu": str(launch.processes_per_node), "memory": f"{memory}Mi"}}
 
 
-def cpu_memory_bytes(order: Order, launch: Launch) -> int:
+def cpu_memory_bytes(context: ExportContext, launch: Launch) -> int:
     """Memory of a node's processes on the CPU: a tenth above what was measured, and what torch itself takes."""
-    headroom = order.recommendation.headroom
+    headroom = context.recommendation.headroom
     peak = headroom.peak_bytes if headroom else 0
     return launch.processes_per_node * (peak + peak // 10 + _PROCESS_BYTES)
 
 
 def gpu_resource(launch: Launch) -> str:
-    """What Kubernetes calls such a GPU."""
+    """Name of the GPU resource in Kubernetes."""
     if launch.amd:
         return "amd.com/gpu"
     return f"nvidia.com/mig-{launch.mig}" if launch.mig else "nvidia.com/gpu"
@@ -98,7 +98,7 @@ def shared_memory() -> list[JsonValue]:
 
 
 def shared_memory_mounts() -> list[JsonValue]:
-    """A container's `volumeMounts` of it."""
+    """A container's `volumeMounts` of the shared memory."""
     return [{"name": _SHARED_MEMORY, "mountPath": "/dev/shm"}]  # noqa: S108 - the container's own, not a file of ours
 
 
@@ -108,9 +108,9 @@ def placement(launch: Launch) -> Fields:
     return {} if product is None else {"nodeSelector": {"nvidia.com/gpu.product": product}}
 
 
-def pod_warnings(order: Order, launch: Launch, *, placed: bool = True) -> tuple[Advice, ...]:
-    """What every manifest leaves to its reader; ``placed`` is whether the manifest holds ``placement``."""
-    return (_image_holds(order, launch), *_where(launch, placed=placed), _host(launch))
+def pod_warnings(context: ExportContext, launch: Launch, *, placed: bool = True) -> tuple[Advice, ...]:
+    """Warnings of every manifest; ``placed`` is true if the manifest includes ``placement``."""
+    return (_image_advice(context, launch), *_device_advice(launch, placed=placed), _host_advice(launch))
 
 
 def _product(launch: Launch) -> str | None:
@@ -120,32 +120,32 @@ def _product(launch: Launch) -> str | None:
     return product if _LABEL_VALUE.fullmatch(product) else None
 
 
-def _image_holds(order: Order, launch: Launch) -> Advice:
-    versions = ", ".join(f"{name} {version}" for name, version in order.recommendation.versions.items())
+def _image_advice(context: ExportContext, launch: Launch) -> Advice:
+    versions = ", ".join(f"{name} {version}" for name, version in context.recommendation.versions.items())
     measured = f" and what the probes ran with ({versions})" if versions else " and the versions the probes ran with"
     return Advice(
         code="image",
-        message=f"The image {order.options.image} has to hold {launch.program[0]} in its working directory{measured}: "
+        message=f"The image {context.options.image} must have {launch.program[0]} in its working directory{measured}: "
         "other versions take other amounts of memory.",
     )
 
 
-def _where(launch: Launch, *, placed: bool) -> tuple[Advice, ...]:
+def _device_advice(launch: Launch, *, placed: bool) -> tuple[Advice, ...]:
     if not launch.on_gpu:
         return ()
     if _product(launch) is None or not placed:
         remedy = "Choose nodes with that device, by the labels that your nodes carry."
     else:
         remedy = (
-            "The nodeSelector asks for that device by the label of NVIDIA's GPU feature discovery; where nodes do not "
+            "The nodeSelector requests that device by the label of NVIDIA's GPU feature discovery; where nodes do not "
             "carry it (the job stays pending) put your own label there."
         )
     return (Advice(code="same-device", message=f"The figures were measured on {launch.device_name}. {remedy}"),)
 
 
-def _host(launch: Launch) -> Advice:
+def _host_advice(launch: Launch) -> Advice:
     if launch.on_gpu:
-        what = "Only GPUs are asked for: add the CPUs and the memory that your data loading takes"
+        message = "Only GPUs are requested: add the CPUs and the memory that your data loading takes"
     else:
-        what = "A CPU and the measured memory are asked for, for each process: add what your data loading takes"
-    return Advice(code="host-resources", message=f"{what}. `/dev/shm` counts as memory of the container.")
+        message = "A CPU and the measured memory are requested for each process: add what your data loading takes"
+    return Advice(code="host-resources", message=f"{message}. `/dev/shm` counts as memory of the container.")

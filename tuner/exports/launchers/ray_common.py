@@ -1,8 +1,8 @@
-"""What both ways to a Ray cluster share: the entrypoint, the runtime environment, and what is reserved for them.
+"""Shared parts of both exports to Ray: the entrypoint, the runtime environment and the reserved resources.
 
-On one node the entrypoint is torchrun, and Ray starts it where its devices are free. On several it is a program that
-has Ray reserve the nodes and runs one torchrun on each; it comes as an argument of `python -c`, so that nothing has to
-be copied to the cluster for it.
+On one node the entrypoint is torchrun, and Ray starts it where its devices are free. On several nodes it is a
+program that has Ray reserve the nodes and runs one torchrun on each. The program is an argument of `python -c`, so that
+nothing has to be copied to the cluster.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 nodes, share, words = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:]
 torchrun, program = words[:words.index("--")], words[words.index("--") + 1:]
 
-def meeting_place():
+def rendezvous_endpoint():
     with socket.socket() as probe:
         probe.bind(("", 0))
         return ray.util.get_node_ip_address(), probe.getsockname()[1]
 
 def run(node, address, port):
-    meet = ["--node-rank=%d" % node, "--master-addr=" + address, "--master-port=%d" % port]
-    return subprocess.run(torchrun + meet + program).returncode
+    rendezvous = ["--node-rank=%d" % node, "--master-addr=" + address, "--master-port=%d" % port]
+    return subprocess.run(torchrun + rendezvous + program).returncode
 
 def at(function, node):
     place = PlacementGroupSchedulingStrategy(reserved, placement_group_bundle_index=node)
@@ -41,7 +41,7 @@ def at(function, node):
 ray.init()
 reserved = placement_group([share] * nodes, strategy="STRICT_SPREAD")
 ray.get(reserved.ready())
-address, port = ray.get(at(meeting_place, 0).remote())
+address, port = ray.get(at(rendezvous_endpoint, 0).remote())
 ends = ray.get([at(run, node).remote(node, address, port) for node in range(nodes)])
 sys.exit(0 if not any(ends) else "torchrun ended with status %s on the nodes" % ends)
 """
@@ -56,13 +56,13 @@ def entrypoint(launch: Launch) -> str:
 
 
 def share(launch: Launch) -> Fields:
-    """What one node's processes take, in Ray's names."""
+    """Resources of one node's processes, with Ray's names."""
     per_node = launch.processes_per_node
     return {"CPU": per_node} | ({"GPU": per_node} if launch.on_gpu else {})
 
 
 def reserved_by_entrypoint(launch: Launch) -> Fields:
-    """What the entrypoint itself is given: nothing on several nodes, where it reserves them for its tasks."""
+    """Resources of the entrypoint; none on several nodes, where the entrypoint reserves them for its tasks."""
     return share(launch) if launch.nodes == 1 else {}
 
 
@@ -83,7 +83,7 @@ def runtime_environment(launch: Launch) -> Fields:
 
 
 def ray_warnings(launch: Launch) -> tuple[Advice, ...]:
-    """What holds on every Ray cluster."""
+    """Warnings of every export to Ray."""
     if launch.nodes == 1:
         return ()
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.launchers.ray_common import entrypoint, ray_warnings, reserved_by_entrypoint, runtime_environment
 from tuner.exports.launchers.topology import Launch, launch_of, same_device, same_versions, slices, without_queue
 from tuner.exports.rendering import json_file
@@ -13,34 +13,34 @@ from tuner.schemas.recommendation import Advice
 _POST = ("curl", "--fail-with-body", "--header", "Content-Type: application/json", "--data-binary", "@ray_job.json")
 
 
-def _write(order: Order) -> Written:
-    without_queue(order, "Ray Jobs")
-    launch = launch_of(order)
+def _write(context: ExportContext) -> TargetOutput:
+    without_queue(context, "Ray Jobs")
+    launch = launch_of(context)
     warnings = (
         *_submitting(launch),
         same_device(launch),
-        same_versions(order, "The cluster's nodes"),
+        same_versions(context, "The cluster's nodes"),
         *ray_warnings(launch),
         *slices(launch),
     )
     command = (*_POST, "http://127.0.0.1:8265/api/jobs/")
-    return Written((json_file("ray_job.json", _request(order, launch)),), command, warnings)
+    return TargetOutput((json_file("ray_job.json", _request(context, launch)),), command, warnings)
 
 
-def _request(order: Order, launch: Launch) -> dict[str, JsonValue]:
+def _request(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
     reserved = reserved_by_entrypoint(launch)
     return {
         "entrypoint": entrypoint(launch),
         "submission_id": launch.name,
         "runtime_env": runtime_environment(launch),
-        "metadata": {"batchwright_recommendation": order.recommendation.id},
+        "metadata": {"batchwright_recommendation": context.recommendation.id},
         **({"entrypoint_num_cpus": reserved["CPU"]} if "CPU" in reserved else {}),
         **({"entrypoint_num_gpus": reserved["GPU"]} if "GPU" in reserved else {}),
     }
 
 
 def _submitting(launch: Launch) -> tuple[Advice, ...]:
-    """Where the program comes from, and what a second request does."""
+    """Warn of the program's folder and of a second request."""
     return (
         Advice(
             code="working-directory",
@@ -50,7 +50,7 @@ def _submitting(launch: Launch) -> tuple[Advice, ...]:
         Advice(
             code="submission-id",
             message=f"Ray refuses a second job with the submission_id {launch.name}, also after the first one failed: "
-            "start it again under another `job_name`, or delete the first. A new job goes on from its own checkpoint.",
+            "start it again under another `job_name`, or delete the first. A new job resumes from its own checkpoint.",
         ),
     )
 

@@ -1,10 +1,10 @@
-"""KubeRay: a RayJob, which makes a cluster, runs the job in it, and takes it down."""
+"""KubeRay: a RayJob, which creates a cluster, runs the job and deletes the cluster."""
 
 from __future__ import annotations
 
 from pydantic import JsonValue
 
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.launchers.pod_spec import QUEUE_LABEL, RESTARTS, Fields, container, image, pod, pod_warnings
 from tuner.exports.launchers.ray_common import entrypoint, ray_warnings, reserved_by_entrypoint, runtime_environment
 from tuner.exports.launchers.topology import Launch, launch_of, queue_label, restart_resumes, slices
@@ -12,34 +12,34 @@ from tuner.exports.rendering import yaml_file, yaml_text
 from tuner.schemas.recommendation import Advice
 
 _KEEP_SECONDS = 600
-"""How long a finished job's cluster stays, so that its log can be read."""
+"""Seconds that a finished job's cluster is kept, so that its log can be read."""
 
 
-def _write(order: Order) -> Written:
-    launch = launch_of(order, kubernetes=True)
+def _write(context: ExportContext) -> TargetOutput:
+    launch = launch_of(context, kubernetes=True)
     warnings = (
-        _image_has_ray(order),
-        *pod_warnings(order, launch),
+        _image_has_ray(context),
+        *pod_warnings(context, launch),
         restart_resumes("A failed job's next try, in a new cluster,"),
         *ray_warnings(launch),
         *slices(launch),
     )
-    manifest = yaml_file("rayjob.yaml", order, _manifest(order, launch))
-    return Written((manifest,), ("kubectl", "create", "-f", "rayjob.yaml"), warnings)
+    manifest = yaml_file("rayjob.yaml", context, _manifest(context, launch))
+    return TargetOutput((manifest,), ("kubectl", "create", "-f", "rayjob.yaml"), warnings)
 
 
-def _manifest(order: Order, launch: Launch) -> dict[str, JsonValue]:
-    queue = queue_label(order)
+def _manifest(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
+    queue = queue_label(context)
     metadata: Fields = {"name": launch.name}
-    spec = _spec(order, launch)
+    spec = _spec(context, launch)
     if queue is not None:
         metadata["labels"] = {QUEUE_LABEL: queue}
         spec["suspend"] = True
     return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": spec}
 
 
-def _spec(order: Order, launch: Launch) -> Fields:
-    """`HTTPMode` hands the entrypoint over as it is; the default mode pastes it, and the variables, into a command."""
+def _spec(context: ExportContext, launch: Launch) -> Fields:
+    """The job's `spec`. `HTTPMode` passes the entrypoint unchanged; the default mode pastes it into a command."""
     reserved = reserved_by_entrypoint(launch)
     return {
         "submissionMode": "HTTPMode",
@@ -47,26 +47,26 @@ def _spec(order: Order, launch: Launch) -> Fields:
         **({"entrypointNumCpus": reserved["CPU"]} if "CPU" in reserved else {}),
         **({"entrypointNumGpus": reserved["GPU"]} if "GPU" in reserved else {}),
         "runtimeEnvYAML": yaml_text(runtime_environment(launch)),
-        "metadata": {"batchwright_recommendation": order.recommendation.id},
+        "metadata": {"batchwright_recommendation": context.recommendation.id},
         "backoffLimit": RESTARTS,
         "shutdownAfterJobFinishes": True,
         "ttlSecondsAfterFinished": _KEEP_SECONDS,
-        "rayClusterSpec": {"headGroupSpec": _head(order), "workerGroupSpecs": [_workers(order, launch)]},
+        "rayClusterSpec": {"headGroupSpec": _head(context), "workerGroupSpecs": [_workers(context, launch)]},
     }
 
 
-def _head(order: Order) -> Fields:
-    """Runs Ray's own processes, and with no CPU to give away none of the job's."""
+def _head(context: ExportContext) -> Fields:
+    """The head node: with no CPU to offer, it runs only Ray's own processes."""
     head: Fields = {
         "name": "ray-head",
-        "image": image(order),
+        "image": image(context),
         "resources": {"requests": {"cpu": "1", "memory": "4Gi"}},
     }
     return {"rayStartParams": {"num-cpus": "0"}, "template": {"spec": {"containers": [head]}}}
 
 
-def _workers(order: Order, launch: Launch) -> Fields:
-    """What Ray may give away on a node is said in words, since a pod need not say how many CPUs it has."""
+def _workers(context: ExportContext, launch: Launch) -> Fields:
+    """The worker nodes, with explicit numbers of CPUs and GPUs, since a pod need not declare its CPUs."""
     parameters: Fields = {"num-cpus": str(launch.processes_per_node)}
     if launch.on_gpu:
         parameters["num-gpus"] = str(launch.processes_per_node)
@@ -76,14 +76,14 @@ def _workers(order: Order, launch: Launch) -> Fields:
         "minReplicas": launch.nodes,
         "maxReplicas": launch.nodes,
         "rayStartParams": parameters,
-        "template": {"spec": pod(launch, container(order, launch, "ray-worker"))},
+        "template": {"spec": pod(launch, container(context, launch, "ray-worker"))},
     }
 
 
-def _image_has_ray(order: Order) -> Advice:
+def _image_has_ray(context: ExportContext) -> Advice:
     return Advice(
         code="image-has-ray",
-        message=f"The image {order.options.image} is that of Ray's own processes as well: it needs `ray[default]` and "
+        message=f"The image {context.options.image} also runs Ray's own processes: it needs `ray[default]` and "
         "`wget` beside torch.",
     )
 

@@ -6,7 +6,7 @@ import shlex
 
 from pydantic import JsonValue
 
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.launchers.pod_spec import Fields, cpu_memory_bytes, image
 from tuner.exports.launchers.topology import (
     PORT,
@@ -51,7 +51,7 @@ _ACCELERATORS = {
     "B200": "B200",
     "MI300X": "MI300X",
 }
-"""SkyPilot's names, as its 0.14.1 has them in its own source, by ours. Others are asked for by their memory."""
+"""SkyPilot's names of cards (from the source of 0.14.1) by ours. Other cards are requested by their memory."""
 
 _FIRST_NODE = """\
 head_node=$(printf '%s\\n' "$SKYPILOT_NODE_IPS" | head -n 1)
@@ -59,26 +59,26 @@ if [ "$SKYPILOT_NODE_RANK" = 0 ]; then first=true; else first=false; fi
 """
 
 
-def _write(order: Order) -> Written:
-    launch = launch_of(order)
+def _write(context: ExportContext) -> TargetOutput:
+    launch = launch_of(context)
     warnings = (
-        same_versions(order, f"The image {order.options.image}"),
-        _device(order, launch),
+        same_versions(context, f"The image {context.options.image}"),
+        _device(context, launch),
         restart_resumes("A managed job (`sky jobs launch`) that lost its machines"),
         *slices(launch),
     )
-    task = yaml_file("task.yaml", order, _task(order, launch))
-    return Written((task,), ("sky", "launch", "task.yaml"), warnings)
+    task = yaml_file("task.yaml", context, _task(context, launch))
+    return TargetOutput((task,), ("sky", "launch", "task.yaml"), warnings)
 
 
-def _task(order: Order, launch: Launch) -> dict[str, JsonValue]:
-    queue = queue_label(order)
+def _task(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
+    queue = queue_label(context)
     environment: Fields = dict(launch.environment)
     task: Fields = {
         "name": launch.name,
         "num_nodes": launch.nodes,
         "workdir": ".",
-        "resources": _resources(order, launch),
+        "resources": _resources(context, launch),
         "envs": environment,
         "run": _run(launch),
     }
@@ -87,38 +87,38 @@ def _task(order: Order, launch: Launch) -> dict[str, JsonValue]:
     return task
 
 
-def _resources(order: Order, launch: Launch) -> Fields:
-    fields: Fields = {} if order.options.queue is None else {"infra": "kubernetes"}
-    fields["image_id"] = f"docker:{image(order)}"
+def _resources(context: ExportContext, launch: Launch) -> Fields:
+    fields: Fields = {} if context.options.queue is None else {"infra": "kubernetes"}
+    fields["image_id"] = f"docker:{image(context)}"
     if launch.on_gpu:
-        return fields | {"accelerators": f"{_accelerator(order, launch)}:{launch.processes_per_node}"}
-    gigabytes = -(-cpu_memory_bytes(order, launch) // 1024**3)
+        return fields | {"accelerators": f"{_accelerator(context, launch)}:{launch.processes_per_node}"}
+    gigabytes = -(-cpu_memory_bytes(context, launch) // 1024**3)
     return fields | {"cpus": f"{launch.processes_per_node}+", "memory": f"{gigabytes}+"}
 
 
-def _accelerator(order: Order, launch: Launch) -> str:
+def _accelerator(context: ExportContext, launch: Launch) -> str:
     """SkyPilot's name of the card; where it has none, at least as much memory."""
     if launch.gpu is not None and launch.gpu.name in _ACCELERATORS:
         return _ACCELERATORS[launch.gpu.name]
-    return f"{-(-order.recommendation.device.total_bytes // 1024**3)}GB+"
+    return f"{-(-context.recommendation.device.total_bytes // 1024**3)}GB+"
 
 
 def _run(launch: Launch) -> str:
     if launch.nodes == 1:
         return command_lines(torchrun(launch, ("--standalone",)), launch.program)
-    meeting = c10d(f"$head_node:{PORT}", job=shlex.quote(launch.name), is_host="$first")
-    return _FIRST_NODE + command_lines(torchrun(launch, meeting), launch.program)
+    rendezvous = c10d(f"$head_node:{PORT}", job=shlex.quote(launch.name), is_host="$first")
+    return _FIRST_NODE + command_lines(torchrun(launch, rendezvous), launch.program)
 
 
-def _device(order: Order, launch: Launch) -> Advice:
+def _device(context: ExportContext, launch: Launch) -> Advice:
     if not launch.on_gpu:
-        what = "A CPU and the measured memory are asked for, for each process: add what your data loading takes."
+        what = "A CPU and the measured memory are requested for each process: add what your data loading takes."
         return Advice(code="host-resources", message=what)
-    asked = _accelerator(order, launch)
+    accelerator = _accelerator(context, launch)
     return Advice(
         code="same-device",
-        message=f"The figures were measured on {launch.device_name}; {asked} is asked for. SkyPilot's names leave open "
-        "which form of a card it is: on one with less memory the run may not fit.",
+        message=f"The figures were measured on {launch.device_name}; {accelerator} is requested. SkyPilot's name "
+        "may mean several variants of a card: on one with less memory the run may not fit.",
     )
 
 

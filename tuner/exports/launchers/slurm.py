@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tuner.errors import ExportError
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.launchers.pod_spec import cpu_memory_bytes
 from tuner.exports.launchers.topology import (
     PORT,
@@ -19,12 +19,12 @@ from tuner.exports.launchers.topology import (
     slices,
     torchrun,
 )
-from tuner.exports.rendering import exports_of, one_line, origin, script_file, unset_of
+from tuner.exports.rendering import export_lines, one_line, origin, script_file, unset_line
 from tuner.schemas.recommendation import Advice
 
 _PARTITIONS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _CPUS_PER_PROCESS = 4
-"""One for the process and three for those that read its data. Without the option a node's processes share one CPU."""
+"""CPUs: one for the process and three for data loading. Without the option a node's processes share one CPU."""
 
 _RENDEZVOUS = """\
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -32,46 +32,46 @@ head_node=${nodes%%$'\\n'*}
 """
 
 
-def _write(order: Order) -> Written:
-    launch = launch_of(order)
+def _write(context: ExportContext) -> TargetOutput:
+    launch = launch_of(context)
     warnings = (
         same_device(launch),
-        same_versions(order, "The environment on the nodes"),
+        same_versions(context, "The environment on the nodes"),
         restart_resumes("`--requeue` (after a node's failure or a preemption)"),
         _host(launch),
         *slices(launch),
     )
-    return Written((script_file("job.sbatch", _script(order, launch)),), ("sbatch", "job.sbatch"), warnings)
+    return TargetOutput((script_file("job.sbatch", _script(context, launch)),), ("sbatch", "job.sbatch"), warnings)
 
 
-def _script(order: Order, launch: Launch) -> str:
-    """`--export=ALL` hands on the variables of the script also where the site or the user submits with `NONE`."""
+def _script(context: ExportContext, launch: Launch) -> str:
+    """The batch script. `--export=ALL` passes on its variables even where the site or the user submits with `NONE`."""
     several = launch.nodes > 1
     words = ("srun", "--export=ALL", "--kill-on-bad-exit=1", '--cpus-per-task="$SLURM_CPUS_PER_TASK"')
     command = command_lines((*words, *torchrun(launch, _rendezvous(launch))), launch.program, '"$@"', before="exec ")
     return (
-        f"#!/bin/bash\n{_directives(order, launch)}{origin(order)}{_device_comment(launch)}set -euo pipefail\n"
-        f"{unset_of(order)}{exports_of(launch.environment)}{_RENDEZVOUS if several else ''}{command}"
+        f"#!/bin/bash\n{_directives(context, launch)}{origin(context)}{_device_comment(launch)}set -euo pipefail\n"
+        f"{unset_line(context)}{export_lines(launch.environment)}{_RENDEZVOUS if several else ''}{command}"
     )
 
 
-def _directives(order: Order, launch: Launch) -> str:
+def _directives(context: ExportContext, launch: Launch) -> str:
     options = {
         "job-name": launch.name,
-        "partition": _partition(order),
+        "partition": _partition(context),
         "nodes": launch.nodes,
         "ntasks-per-node": 1,
         "cpus-per-task": _CPUS_PER_PROCESS * launch.processes_per_node,
         "gpus-per-node": launch.processes_per_node if launch.on_gpu else None,
-        "mem": None if launch.on_gpu else f"{-(-cpu_memory_bytes(order, launch) // 1024**2)}M",
+        "mem": None if launch.on_gpu else f"{-(-cpu_memory_bytes(context, launch) // 1024**2)}M",
         "open-mode": "append",
     }
     lines = [f"#SBATCH --{name}={value}\n" for name, value in options.items() if value is not None]
     return "".join(lines) + "#SBATCH --requeue\n"
 
 
-def _partition(order: Order) -> str | None:
-    queue = order.options.queue
+def _partition(context: ExportContext) -> str | None:
+    queue = context.options.queue
     if queue is not None and not _PARTITIONS.fullmatch(queue):
         raise ExportError(
             "wrong-option",
@@ -89,7 +89,7 @@ def _device_comment(launch: Launch) -> str:
 
 
 def _rendezvous(launch: Launch) -> tuple[str, ...]:
-    """A restart of the job meets under another name, and jobs that share a node at another port."""
+    """Rendezvous arguments: restarts of a job differ in their name, and jobs that share a node in their port."""
     if launch.nodes == 1:
         return ("--standalone",)
     port = f"$(({PORT} + SLURM_JOB_ID % 1000))"
@@ -101,7 +101,7 @@ def _host(launch: Launch) -> Advice:
     memory = "host memory is the partition's default" if launch.on_gpu else measured
     return Advice(
         code="host-resources",
-        message=f"{_CPUS_PER_PROCESS} CPUs per process are asked for, and {memory}: change `--cpus-per-task` and "
+        message=f"{_CPUS_PER_PROCESS} CPUs per process are requested, and {memory}: change `--cpus-per-task` and "
         "`--mem` to what your data loading takes.",
     )
 

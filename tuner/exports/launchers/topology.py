@@ -1,4 +1,4 @@
-"""What all launchers share: the topology, the program with its figures, `torchrun`'s words, and names that are legal.
+"""Shared parts of launchers: topology, program and environment, torchrun's arguments, and valid names.
 
 One process runs per device, so the world size is the number of processes; nodes all have the same number of them.
 torchrun never restarts (`--max-restarts=0`): in trials it recovered a killed rank in 3 of 6 runs, and a fresh start
@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tuner.errors import EstimateError, ExportError
-from tuner.exports.base import Order
-from tuner.exports.rendering import checked, figures_in_environment, program_path
+from tuner.exports.base import ExportContext
+from tuner.exports.rendering import checked_environment, plan_variables, program_path
 from tuner.exports.spec_advice import nodes
 from tuner.hardware.gpu_lookup import find_gpu
 from tuner.schemas.gpus import Gpu
 from tuner.schemas.recommendation import Advice
 
 PORT = 29500
-"""Where ranks meet: torchrun's own default."""
+"""Port of the rendezvous: torchrun's own default."""
 
 _NAME = re.compile(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
 _LONGEST_NAME = 63
@@ -32,28 +32,28 @@ _QUEUE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Launch:
-    """An order as a launcher sees it."""
+    """The processes of a job and their topology."""
 
     name: str
-    """The job's name, legal for the target."""
+    """Name of the job, valid for the target."""
     nodes: int
-    """Hosts."""
+    """Number of hosts."""
     processes_per_node: int
-    """Processes, and devices, of each."""
+    """Processes, and devices, per host."""
     environment: Mapping[str, str]
-    """What every process must run with."""
+    """Environment variables of every process."""
     program: tuple[str, ...]
     """The script and its arguments."""
     device_name: str
-    """What was measured."""
+    """Name of the measured device."""
     on_gpu: bool
-    """Whether a process needs a GPU."""
+    """True if a process needs a GPU."""
     gpu: Gpu | None
-    """The card, where the catalogue knows it."""
+    """The card, if it is in the catalogue."""
 
     @property
     def amd(self) -> bool:
-        """Whether the GPU is AMD's."""
+        """True for a GPU of AMD."""
         if self.gpu is not None:
             return self.gpu.vendor == "amd"
         return re.search(r"\b(amd|instinct|radeon)\b", self.device_name, re.IGNORECASE) is not None
@@ -65,22 +65,22 @@ class Launch:
         return found[1] if found else None
 
 
-def launch_of(order: Order, *, kubernetes: bool = False) -> Launch:
-    """What a launcher is to start.
+def launch_of(context: ExportContext, *, kubernetes: bool = False) -> Launch:
+    """Build the launch of an export.
 
     Raises:
-        ExportError: when the job's name is not legal for the target, or the nodes cannot have as many processes.
+        ExportError: when the job's name is not valid for the target, or the nodes cannot have equally many processes.
     """
-    options, recommendation = order.options, order.recommendation
+    options, recommendation = context.options, context.recommendation
     device = recommendation.device
-    hosts, per_node = nodes(order)
+    hosts, per_node = nodes(context)
     named = options.arguments_of is not None
     return Launch(
         name=_label(options.job_name) if kubernetes else _name(options.job_name),
         nodes=hosts,
         processes_per_node=per_node,
-        environment=dict(checked(recommendation.environment)) if named else figures_in_environment(order),
-        program=(program_path(options.script), *order.arguments),
+        environment=dict(checked_environment(recommendation.environment)) if named else plan_variables(context),
+        program=(program_path(options.script), *context.arguments),
         device_name=device.name,
         on_gpu=device.kind == "cuda",
         gpu=_gpu(device.name) if device.kind == "cuda" else None,
@@ -88,7 +88,7 @@ def launch_of(order: Order, *, kubernetes: bool = False) -> Launch:
 
 
 def torchrun(launch: Launch, rendezvous: tuple[str, ...]) -> tuple[str, ...]:
-    """Words that start one node's processes, up to the program; ``rendezvous`` says how nodes find each other."""
+    """Command that starts one node's processes, up to the program; ``rendezvous`` has the rendezvous arguments."""
     topology = (f"--nnodes={launch.nodes}", f"--nproc-per-node={launch.processes_per_node}")
     return ("torchrun", *topology, "--max-restarts=0", *rendezvous)
 
@@ -99,12 +99,12 @@ def torchrun_on_one_node(launch: Launch) -> tuple[str, ...]:
 
 
 def c10d(endpoint: str, *, job: str, is_host: str | None = None) -> tuple[str, ...]:
-    """How several nodes meet: words for a shell, which may expand them.
+    """Rendezvous arguments for several nodes, in which a shell may expand variables.
 
     Args:
         endpoint: host and port of the first node.
-        job: what tells this start of the job from another one.
-        is_host: `true` on the first node and `false` elsewhere; torchrun finds out by itself when left out.
+        job: identifier of this start of the job.
+        is_host: `true` on the first node and `false` elsewhere; torchrun detects the first node when left out.
     """
     words = ("--rdzv-backend=c10d", f'--rdzv-endpoint="{endpoint}"', f'--rdzv-id="{job}"')
     settings = "join_timeout=1800,read_timeout=600"
@@ -112,27 +112,27 @@ def c10d(endpoint: str, *, job: str, is_host: str | None = None) -> tuple[str, .
 
 
 def command_lines(words: tuple[str, ...], program: tuple[str, ...] = (), *more: str, before: str = "") -> str:
-    """One command over several lines of a shell script; of ``program`` nothing is expanded, of ``more`` all."""
+    """One command over several lines of a shell script. The shell expands ``more``, but not ``program``."""
     return before + " \\\n  ".join([*words, *map(shlex.quote, program), *more]) + "\n"
 
 
-def without_queue(order: Order, title: str) -> None:
-    """Refuse a queue where there is none.
+def without_queue(context: ExportContext, title: str) -> None:
+    """Refuse a queue where the target has none.
 
     Raises:
-        ExportError: when one is named.
+        ExportError: when the options name a queue.
     """
-    if order.options.queue is not None:
-        raise ExportError("wrong-option", f"{title} has no queues: leave `queue` out (it is {order.options.queue!r})")
+    if context.options.queue is not None:
+        raise ExportError("wrong-option", f"{title} has no queues: leave `queue` out (it is {context.options.queue!r})")
 
 
-def queue_label(order: Order) -> str | None:
+def queue_label(context: ExportContext) -> str | None:
     """The name of Kueue's local queue, if one was given.
 
     Raises:
-        ExportError: when it is no legal name in Kubernetes.
+        ExportError: when the name is not valid in Kubernetes.
     """
-    queue = order.options.queue
+    queue = context.options.queue
     if queue is not None and (len(queue) > _LONGEST_NAME or not _QUEUE.fullmatch(queue)):
         raise ExportError(
             "wrong-option",
@@ -143,7 +143,7 @@ def queue_label(order: Order) -> str | None:
 
 
 def same_device(launch: Launch) -> Advice:
-    """What was measured where."""
+    """Warn that the measurement holds for the measured device."""
     return Advice(
         code="same-device",
         message=f"The figures were measured on {launch.device_name}: on a device with less memory the run may not fit. "
@@ -151,9 +151,9 @@ def same_device(launch: Launch) -> Advice:
     )
 
 
-def same_versions(order: Order, where: str) -> Advice:
-    """What the place of the job must hold."""
-    versions = ", ".join(f"{name} {version}" for name, version in order.recommendation.versions.items())
+def same_versions(context: ExportContext, where: str) -> Advice:
+    """Warn that the job needs the versions of the probes."""
+    versions = ", ".join(f"{name} {version}" for name, version in context.recommendation.versions.items())
     return Advice(
         code="same-versions",
         message=f"{where} must hold what the probes ran with{f' ({versions})' if versions else ''}: other versions "
@@ -162,16 +162,16 @@ def same_versions(order: Order, where: str) -> Advice:
 
 
 def restart_resumes(how: str) -> Advice:
-    """What a restart expects of the program."""
+    """Warn that a restarted program has to resume from its own checkpoint."""
     return Advice(
         code="restart-resumes",
-        message=f"{how} runs the program again from its start: it has to go on from its own checkpoint, as "
+        message=f"{how} runs the program again from its start: it has to resume from its own checkpoint, as "
         "Batchwright's engine does.",
     )
 
 
 def slices(launch: Launch) -> tuple[Advice, ...]:
-    """What holds for slices of a card alone."""
+    """Warn of the limits of slices of a card."""
     if launch.mig is None:
         return ()
     several = " NCCL does not join slices of one card: give each process a card of its own, or use one process."
@@ -179,7 +179,7 @@ def slices(launch: Launch) -> tuple[Advice, ...]:
         Advice(
             code="mig-device",
             message=f"The figures are those of a slice of a card ({launch.mig}): ask for such slices in the "
-            f"scheduler's words.{several if launch.nodes * launch.processes_per_node > 1 else ''}",
+            f"configuration of the scheduler.{several if launch.nodes * launch.processes_per_node > 1 else ''}",
         ),
     )
 
@@ -205,9 +205,9 @@ def _label(name: str) -> str:
 
 
 def _proposal(name: str) -> str:
-    """A name near it that is legal everywhere."""
+    """Suggest a similar name that is valid everywhere."""
     near = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:_LONGEST_LABEL].strip("-")
-    return f"; {near!r} would do" if near else ""
+    return f"; {near!r} is valid" if near else ""
 
 
 def _gpu(name: str) -> Gpu | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.launchers.topology import (
     PORT,
     Launch,
@@ -15,24 +15,28 @@ from tuner.exports.launchers.topology import (
     torchrun,
     without_queue,
 )
-from tuner.exports.rendering import exports_of, origin, script_file, unset_of
+from tuner.exports.rendering import export_lines, origin, script_file, unset_line
 from tuner.schemas.recommendation import Advice
 
 _ASK = ': "${MASTER_ADDR:?set it to the name or address of the first node, the same on every node}"\n'
 
 
-def _write(order: Order) -> Written:
-    without_queue(order, "torchrun")
-    launch = launch_of(order)
-    warnings = (same_device(launch), same_versions(order, "The environment"), *slices(launch))
+def _write(context: ExportContext) -> TargetOutput:
+    without_queue(context, "torchrun")
+    launch = launch_of(context)
+    warnings = (same_device(launch), same_versions(context, "The environment"), *slices(launch))
     several = (_several_nodes(launch),) if launch.nodes > 1 else ()
-    return Written((script_file("launch.sh", _script(order, launch)),), ("sh", "launch.sh"), (*several, *warnings))
+    return TargetOutput(
+        (script_file("launch.sh", _script(context, launch)),), ("sh", "launch.sh"), (*several, *warnings)
+    )
 
 
-def _script(order: Order, launch: Launch) -> str:
+def _script(context: ExportContext, launch: Launch) -> str:
     before = _ASK if launch.nodes > 1 else ""
     command = command_lines(torchrun(launch, _rendezvous(launch)), launch.program, '"$@"', before="exec ")
-    return f"#!/bin/sh\n{origin(order)}set -eu\n{unset_of(order)}{exports_of(launch.environment)}{before}{command}"
+    return (
+        f"#!/bin/sh\n{origin(context)}set -eu\n{unset_line(context)}{export_lines(launch.environment)}{before}{command}"
+    )
 
 
 def _rendezvous(launch: Launch) -> tuple[str, ...]:

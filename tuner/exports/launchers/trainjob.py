@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from tuner.exports.base import Order, Target, Written
+from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.launchers.pod_spec import (
     QUEUE_LABEL,
     Fields,
@@ -23,23 +23,23 @@ from tuner.schemas.recommendation import Advice
 
 _PATCHES_SINCE = "2.3"
 _NODE = "node"
-"""What the runtime calls its job, and the container in it."""
+"""The runtime's name of its job and of the container in the job."""
 
 
-def _write(order: Order) -> Written:
-    launch = launch_of(order, kubernetes=True)
-    patched = order.version == _PATCHES_SINCE
-    about_pods = pod_warnings(order, launch, placed=patched)
+def _write(context: ExportContext) -> TargetOutput:
+    launch = launch_of(context, kubernetes=True)
+    patched = context.version == _PATCHES_SINCE
+    about_pods = pod_warnings(context, launch, placed=patched)
     warnings = (*about_pods, *(() if patched else (_unpatched(),)), _restarts(), *slices(launch))
-    manifest = yaml_file("trainjob.yaml", order, _manifest(order, launch))
-    return Written((manifest,), ("kubectl", "create", "-f", "trainjob.yaml"), warnings)
+    manifest = yaml_file("trainjob.yaml", context, _manifest(context, launch))
+    return TargetOutput((manifest,), ("kubectl", "create", "-f", "trainjob.yaml"), warnings)
 
 
-def _manifest(order: Order, launch: Launch) -> dict[str, JsonValue]:
-    queue = queue_label(order)
+def _manifest(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
+    queue = queue_label(context)
     metadata: Fields = {"name": launch.name}
-    spec: Fields = {"runtimeRef": {"name": "torch-distributed"}, "trainer": _trainer(order, launch)}
-    if order.version == _PATCHES_SINCE:
+    spec: Fields = {"runtimeRef": {"name": "torch-distributed"}, "trainer": _trainer(context, launch)}
+    if context.version == _PATCHES_SINCE:
         spec["runtimePatches"] = [_patch(launch)]
     if queue is not None:
         metadata["labels"] = {QUEUE_LABEL: queue}
@@ -47,17 +47,17 @@ def _manifest(order: Order, launch: Launch) -> dict[str, JsonValue]:
     return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": metadata, "spec": spec}
 
 
-def _trainer(order: Order, launch: Launch) -> Fields:
-    """The operator tells torchrun in `PET_*` how nodes meet; the processes are said in words too, which rule those."""
+def _trainer(context: ExportContext, launch: Launch) -> Fields:
+    """The `trainer`. The operator passes the rendezvous in `PET_*`; the number of processes is an explicit argument."""
     words = (f"--nproc-per-node={launch.processes_per_node}", "--max-restarts=0", *launch.program)
     return {
-        "image": image(order),
+        "image": image(context),
         "numNodes": launch.nodes,
         "numProcPerNode": launch.processes_per_node,
         "command": ["torchrun"],
         "args": [literal(word) for word in words],
         "env": variables(launch),
-        "resourcesPerNode": resources(order, launch),
+        "resourcesPerNode": resources(context, launch),
     }
 
 
@@ -82,7 +82,7 @@ def _restarts() -> Advice:
     return Advice(
         code="restarts",
         message="How often a failed job starts again is the training runtime's matter (`backoffLimit`, `failurePolicy` "
-        "of its JobSet): the program then has to go on from its own checkpoint, as Batchwright's engine does.",
+        "of its JobSet): the program then has to resume from its own checkpoint, as Batchwright's engine does.",
     )
 
 

@@ -1,4 +1,4 @@
-"""A rank that joins the others on the CPU, and writes down how it was started."""
+"""A rank that joins the others on the CPU and writes its arguments and environment."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import distributed
 
 
 def main() -> None:
-    """Count the ranks by a sum over them, and tell."""
+    """Count the ranks by a sum over them, and write a report."""
     distributed.init_process_group("gloo")
     ranks = torch.ones(1)
     distributed.all_reduce(ranks)
-    told = {"ranks": int(ranks.item()), "arguments": sys.argv[1:], "environment": dict(os.environ)}
-    folder = Path(__file__).parent / "told"
+    report = {"ranks": int(ranks.item()), "arguments": sys.argv[1:], "environment": dict(os.environ)}
+    folder = Path(__file__).parent / "reports"
     folder.mkdir(exist_ok=True)
-    (folder / os.environ["RANK"]).write_text(json.dumps(told))
+    (folder / os.environ["RANK"]).write_text(json.dumps(report))
     distributed.destroy_process_group()
 
 
