@@ -90,7 +90,7 @@ class KeyList(Document):
     """All keys, revoked and expired ones included, oldest first."""
 
 
-LONGEST_DAYS = 3650.0
+MAX_DAYS = 3650.0
 _LONGEST_NAME = 100
 
 
@@ -112,7 +112,7 @@ class KeySubmission(Document):
     """Name of the key, in printable characters."""
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1, max_length=len(Scope))]
     """Scopes of the key."""
-    expires_in_days: Annotated[float, Field(gt=0.0, le=LONGEST_DAYS)] | None = None
+    expires_in_days: Annotated[float, Field(gt=0.0, le=MAX_DAYS)] | None = None
     """Days until the key expires. It does not expire when absent."""
 
 

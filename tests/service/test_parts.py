@@ -171,7 +171,7 @@ def test_every_path_of_every_kind_of_data_is_checked(tmp_path: Path, data: dict[
 def placed(data: dict[str, Any], root: Path, outside: Path) -> dict[str, Any]:
     """``data`` with its folders filled in."""
     return {
-        name: [it.format(root=root, outside=outside) for it in value]
+        name: [text.format(root=root, outside=outside) for text in value]
         if isinstance(value, list)
         else value.format(root=root, outside=outside)
         for name, value in data.items()
@@ -302,16 +302,16 @@ def test_a_lease_that_ended_in_an_outage_is_told_from_one_taken_over(
     with monkeypatch.context() as away:
         away.setattr(store.leases, "renew", Mock(side_effect=StoreUnavailableError("away")))
         holder.renew()
-    seen = [holder.is_unanswered]
+    seen = [holder.is_store_unreachable]
     holder.renew()
-    seen.append(holder.is_unanswered)
+    seen.append(holder.is_store_unreachable)
     assert seen == [True, False]
     store.leases.release_slot(SERVED.slot, SERVED.owner)
     with monkeypatch.context() as away:
         away.setattr(store.leases, "renew", Mock(side_effect=StoreUnavailableError("away")))
         holder.renew()
     holder.renew()
-    assert (holder.reason(), holder.is_unanswered) == (Stop.LOST, True)
+    assert (holder.reason(), holder.is_store_unreachable) == (Stop.LOST, True)
 
 
 # --- errors ---

@@ -268,7 +268,7 @@ def bounded(estimator: Scripted, *targets: str, **limits: Any) -> Estimates:
 def test_the_answer_asked_for_the_longest_ago_is_forgotten() -> None:
     """Two are remembered; asking again keeps one."""
     estimator = Scripted()
-    estimates = bounded(estimator, remembered=2)
+    estimates = bounded(estimator, cache_entries=2)
     numbers = [estimates.estimate(estimate_request(micro_batch_size=size)).parameters for size in (1, 2, 1, 3, 1, 2)]
     assert numbers == [1, 2, 1, 3, 1, 4]
 
@@ -276,11 +276,11 @@ def test_the_answer_asked_for_the_longest_ago_is_forgotten() -> None:
 def test_answers_are_forgotten_when_they_take_too_much_memory() -> None:
     """Room for one and a half answers keeps one; an answer above all of it is not kept."""
     nbytes = len(Scripted()(estimate_request(), lambda: False).model_dump_json())
-    question = len(bounded(Scripted())._question(estimate_request()))
-    one = bounded(Scripted(), remembered_bytes=(nbytes + question) * 3 // 2)
+    question = len(bounded(Scripted())._cache_key(estimate_request()))
+    one = bounded(Scripted(), cache_bytes=(nbytes + question) * 3 // 2)
     numbers = [one.estimate(estimate_request(micro_batch_size=size)).parameters for size in (1, 1, 2, 2, 1)]
     assert numbers == [1, 1, 2, 2, 3]
-    none = bounded(Scripted(), remembered_bytes=nbytes)
+    none = bounded(Scripted(), cache_bytes=nbytes)
     assert [none.estimate(estimate_request()).parameters for _ in range(2)] == [1, 2]
 
 
@@ -321,7 +321,7 @@ def test_a_full_queue_refuses_at_once() -> None:
     with in_background(work) as first, in_background(work) as second:
         for _ in range(2):
             assert estimator.begun.acquire(timeout=PATIENCE_SECONDS)
-        with pytest.raises(EstimatesBusyError, match="2 made at once"):
+        with pytest.raises(EstimatesBusyError, match="the 2 slots"):
             estimates.estimate(estimate_request())
         stop.set()
         for asked in (first, second):

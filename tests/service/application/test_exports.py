@@ -125,7 +125,7 @@ def test_the_sdk_exports(
     """Lists the formats, exports with options, and raises what it raises elsewhere."""
 
     async def use(calls: AsyncCalls) -> None:
-        assert [it.format for it in await calls.recommendations.formats()] == list(TARGETS)
+        assert [listed.format for listed in await calls.recommendations.formats()] == list(TARGETS)
         made = await calls.recommendations.export(stored.id, "hugging-face", target_version="5.23")
         assert made == export(stored, "hugging-face")
         with pytest.raises(ConflictError):

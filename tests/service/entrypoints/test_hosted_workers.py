@@ -142,7 +142,7 @@ def test_a_dead_workers_tuning_is_taken_over(api: Api, start_worker: StartWorker
     ended = api.ended(path)
     assert (ended["state"], ended["slot"], ended["attempts"]) == ("SUCCEEDED", f"{second}/cpu", 2)
     assert api.sizes(path) == expected
-    assert [int(it) for it in noted(journals / first) + noted(journals / second)] == expected[:3] + expected[2:]
+    assert [int(line) for line in noted(journals / first) + noted(journals / second)] == expected[:3] + expected[2:]
 
 
 def test_a_worker_that_wakes_late_is_refused(api: Api, start_worker: StartWorker, journals: Path) -> None:

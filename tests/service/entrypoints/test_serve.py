@@ -122,7 +122,7 @@ def test_a_killed_worker_process_is_started_again(start_apart: StartServed, jour
     assert recorded == expected
     assert sizes_in(journal) == expected[:3] + expected[2:]
     assert served.end(signal.SIGTERM) == 0
-    assert any("killed by signal 9; it is started again" in line for line in served.lines)
+    assert any("killed by signal 9; restarting it" in line for line in served.lines)
 
 
 def test_a_worker_process_that_is_told_to_end_hands_back_and_is_started_again(

@@ -250,12 +250,12 @@ def look(store: Store, stuck_seconds: float = 60.0, pause: Callable[[float], obj
 
 def test_ready_with_one_live_worker_of_several(store: Store) -> None:
     """A host that is gone does not take the service with it; it is named."""
-    with pytest.raises(NotReadyError, match="no worker was heard of within 15 s"):
+    with pytest.raises(NotReadyError, match="no worker sent a heartbeat within 15 s"):
         look(store).check()
     store.devices.announce(SERVED)
     store.devices.announce(SERVED.model_copy(update={"slot": "gone/cpu", "owner": "gone"}))
-    assert look(store).check().checks["workers"] == "2 of 2 heard of"
-    with pytest.raises(NotReadyError, match="not heard of: gone/cpu, host/cpu"):
+    assert look(store).check().checks["workers"] == "2 of 2 alive"
+    with pytest.raises(NotReadyError, match="without a heartbeat: gone/cpu, host/cpu"):
         Readiness(store.queue, store.devices, -1.0, 60.0).check()
 
 
@@ -274,7 +274,7 @@ def test_many_who_ask_get_the_answer_of_one_look(store: Store) -> None:
     with pytest.raises(NotReadyError):
         looks.check()
     store.devices.announce(SERVED)
-    with pytest.raises(NotReadyError, match="no worker was heard of"):
+    with pytest.raises(NotReadyError, match="no worker sent a heartbeat"):
         looks.check()
     assert look(store).check().status == "ok"
 

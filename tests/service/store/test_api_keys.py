@@ -13,7 +13,7 @@ from sqlalchemy import select, update
 from service.domain.api_keys import NewKey, Scope, make_key
 from service.domain.states import State
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
-from service.store.database.engine import open_engine, writing
+from service.store.database.engine import open_engine, write_transaction
 from service.store.database.schema import api_keys, sessions, work_items
 from service.store.interface import KeyStore
 from service.store.models import UNLIMITED, Ending, Lease, Quota
@@ -37,7 +37,7 @@ def set_work(database_url: str) -> Iterator[SetTimes]:
     engine = open_engine(database_url)
 
     def change(work_id: str, **values: int) -> None:
-        with writing(engine) as connection:
+        with write_transaction(engine) as connection:
             connection.execute(update(work_items).where(work_items.c.id == work_id).values(**values))
 
     yield change
@@ -125,7 +125,7 @@ def test_use_is_noted_at_most_so_often(store: Store, database_url: str) -> None:
     store.keys.touch(key_id, 60.0)
     assert store.keys.list()[0].last_used_at == first
     engine = open_engine(database_url)
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         connection.execute(update(api_keys).values(last_used_at=api_keys.c.last_used_at - 61_000))
     engine.dispose()
     store.keys.touch(key_id, 60.0)
@@ -284,7 +284,7 @@ def test_sessions_that_are_over_do_not_pile_up(store: Store, database_url: str) 
     store.sessions.open("d" * 64, key.id, 30.0)
     store.sessions.open("e" * 64, key.id, 30.0)
     engine = open_engine(database_url)
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         left = connection.execute(select(sessions.c.digest)).scalars().all()
     engine.dispose()
     assert sorted(left) == ["d" * 64, "e" * 64]

@@ -252,7 +252,7 @@ def test_recommendations_are_found_by_their_fields(
 def test_an_answered_tuning_begins_at_its_end(store: Store, new_id: NewId) -> None:
     """A tuning whose answer is known is stored with it, and nobody claims it."""
     answer = recommendation(id=new_id("rec"))
-    item = store.submissions.add_answered(new_work(new_id("tun"), fingerprint=answer.fingerprint), answer)
+    item = store.submissions.add_succeeded(new_work(new_id("tun"), fingerprint=answer.fingerprint), answer)
     assert (item.state, item.recommendation_id) == (State.SUCCEEDED, answer.id)
     assert store.leases.claim(SERVED, LEASE_SECONDS) is None
     assert store.recommendations.tuning_with(answer.fingerprint) == item.id

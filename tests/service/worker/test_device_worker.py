@@ -191,7 +191,7 @@ class EstimatingRunner(ScriptedRunner):
         assert not should_stop()
         whole = request.limit_bytes // (self.largest + 2)
         sample = whole // 2 if request.spec.activation_checkpointing else whole
-        points = (ExpectedPeak(micro_batch_size=it, used_bytes=whole + it * sample) for it in (1, 2))
+        points = (ExpectedPeak(micro_batch_size=number, used_bytes=whole + number * sample) for number in (1, 2))
         return ExpectedPeaks(points=tuple(points))
 
 
@@ -201,7 +201,7 @@ def test_what_ifs_are_estimated_after_the_last_probe(store: Store, start: StartW
     runner = EstimatingRunner(largest=30)
     start(runner)
     answer = store.recommendations.get(str(ended(store, work_id).recommendation_id))
-    assert [it.changes for it in answer.what_ifs] == [{"activation_checkpointing": True}]
+    assert [what_if.changes for what_if in answer.what_ifs] == [{"activation_checkpointing": True}]
     assert 60 <= answer.what_ifs[0].largest_micro_batch_size <= 62
     assert len(runner.sizes) == len(answer.evidence.probes)
 

@@ -210,7 +210,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(
 
     def on_progress(updates: Sequence[TrainingProgress]) -> None:
         """Kill each of the first two processes after the first checkpoint that it has surely written itself."""
-        seen.extend(it.update for it in updates)
+        seen.extend(update.update for update in updates)
         pid, checkpoint = processes[0].pids[0], processes[0].paths.checkpointed_update() or 0
         before = began_after.setdefault(pid, checkpoint)
         if len(began_after) < 3 and checkpoint >= before + every:
@@ -231,11 +231,11 @@ def test_what_nobody_heard_of_is_told_when_a_run_goes_on(local: LocalExecutor, t
     first = TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=100_000))
     made: list[int] = []
     stopped = local.train(
-        first, lambda updates: made.extend(it.update for it in updates), lambda: 30.0 if len(made) > 3 else None
+        first, lambda updates: made.extend(update.update for update in updates), lambda: 30.0 if len(made) > 3 else None
     )
     seen: list[int] = []
     rest = TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=stopped.updates + 2), reported=2)
-    local.train(rest, lambda updates: seen.extend(it.update for it in updates), on)
+    local.train(rest, lambda updates: seen.extend(update.update for update in updates), on)
     assert seen == list(range(3, stopped.updates + 3))
 
 

@@ -52,7 +52,7 @@ class Watched:
 
     def check(self) -> None:
         """Fail where something happened that must not."""
-        assert [it for it in self.faults if not any(words in it for words in self.excused)] == []
+        assert [fault for fault in self.faults if not any(words in fault for words in self.excused)] == []
 
     def on_request(self, request: Request) -> None:
         """Only this service is asked."""

@@ -184,14 +184,14 @@ def children_of(process: int) -> set[int]:
     found: set[int] = set()
     level = {process}
     while level:
-        level = {it for it, parent in parents.items() if parent in level}
+        level = {process for process, parent in parents.items() if parent in level}
         found |= level
     return found
 
 
 def are_gone(processes: set[int]) -> bool:
     """Whether none of them is there, zombies aside."""
-    return not any(_lives(it) for it in processes)
+    return not any(_lives(process) for process in processes)
 
 
 def _lives(process: int) -> bool:
