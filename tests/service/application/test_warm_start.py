@@ -149,7 +149,7 @@ def test_another_question_refers_to_nothing(store: Store, answered: Recommendati
 
 
 def test_an_infeasible_answer_is_not_referred_to(store: Store) -> None:
-    """It measured nothing that could lead."""
+    """A recommendation without measurements warm-starts nothing."""
     served = serving(store)
     submit(store)
     assert not work_off(store, served, ScriptedRunner(0)).feasible
@@ -345,7 +345,7 @@ def test_an_answer_below_a_time_out_succeeds_and_is_not_served_again(store: Stor
 def test_after_a_crash_behind_the_confirming_probe_nothing_is_run(
     store: Store, answered: Recommendation, start: Callable[..., Coordinator]
 ) -> None:
-    """What it found is recorded, and decides."""
+    """Its results are recorded, and decide."""
     tuning, _ = submit(store)
     claim = store.leases.claim(SERVED, 60.0)
     assert claim is not None

@@ -98,7 +98,7 @@ def job(updates: int, every: int) -> dict[str, Any]:
 
 
 def noted(journal: Path) -> list[str]:
-    """What a worker has noted."""
+    """Return the lines that a worker has written."""
     return journal.read_text().splitlines()
 
 

@@ -55,7 +55,7 @@ def test_a_thousand_items_are_each_run_once(store: Store, database_url: str) -> 
 
 
 def test_claimers_at_once_take_turns(store: Store, new_id: NewId) -> None:
-    """When several devices become free together, they do not all take the work of the same key."""
+    """Devices that become free together do not all take work of one key."""
     for key in KEYS:
         for _ in range(4):
             store.submissions.add(new_work(new_id("tun"), key_id=key or None))

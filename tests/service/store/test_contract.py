@@ -24,7 +24,7 @@ from tuner.schemas.training import RunOutcome, TrainingResult
 
 
 def test_added_work_is_queued_and_read_back_whole(store: Store, new_id: NewId) -> None:
-    """What is added is QUEUED, has one event, and holds what was given."""
+    """Added work is QUEUED, has one event, and has the given values."""
     work = new_work(new_id("tun"))
     item = store.submissions.add(work)
     assert item == store.work.get(work.id)

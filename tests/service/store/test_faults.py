@@ -1,4 +1,4 @@
-"""What goes wrong with the database: what is told of it, what of it, and that the next call is well."""
+"""Faults of the database: their errors, which show no password, and the recovery of the next call."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_no_error_shows_the_password_of_a_url(url: str) -> None:
 
 
 def test_no_error_of_a_connection_shows_the_password(tmp_path: Path) -> None:
-    """When nobody listens there, the place is named and the password is not."""
+    """The error of an unreachable server names its address, and not the password."""
     with pytest.raises(StoreUnavailableError) as caught:
         open_store(f"postgresql://user:{SECRET}@/database?host={tmp_path}")
     assert str(tmp_path) in str(caught.value)
@@ -148,7 +148,7 @@ def test_no_method_is_left_out(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", READS_AND_WRITES)
-def test_a_connection_lost_within_a_call_is_said_and_mended(postgresql_store: Store, name: str) -> None:
+def test_a_call_whose_connection_is_lost_fails_and_can_be_repeated(postgresql_store: Store, name: str) -> None:
     """The call fails as a whole, with our error; the same call, made again, is done."""
     store, call = postgresql_store, READS_AND_WRITES[name]
     store.keys.add(make_key("first", (Scope.ADMIN,))[0])
@@ -183,8 +183,8 @@ def test_a_broken_file_is_a_database_that_cannot_be_used(tmp_path: Path) -> None
         open_store(f"sqlite:///{tmp_path / 'store.db'}")
 
 
-def test_a_commit_whose_answer_was_lost_can_be_tried_again(store: Store, new_id: NewId) -> None:
-    """The same result under the same ordinal is taken for what it is; the lease decides first."""
+def test_a_commit_whose_reply_was_lost_can_be_repeated(store: Store, new_id: NewId) -> None:
+    """An equal result under a recorded ordinal is accepted, within a valid lease only."""
     store.submissions.add(new_work(new_id("tun")))
     lease = claimed(store).lease
     store.evidence.record_probe(lease, 1, probe_result(4))
@@ -196,21 +196,21 @@ def test_a_commit_whose_answer_was_lost_can_be_tried_again(store: Store, new_id:
         store.evidence.record_probe(lease, 1, probe_result(4))
 
 
-def test_progress_that_is_sent_again_is_told_once(store: Store, new_id: NewId) -> None:
-    """But a run that goes on from an earlier checkpoint tells of the same updates anew."""
+def test_repeated_progress_is_recorded_once(store: Store, new_id: NewId) -> None:
+    """A run that resumes from an earlier checkpoint records its updates again."""
     store.submissions.add(new_work(new_id("job"), WorkKind.JOB))
     lease = claimed(store).lease
     for updates in ((1, 2), (1, 2), (3,), (3,)):
         store.evidence.record_progress(lease, [progress(update) for update in updates])
-    told = [event.progress.update for event in store.evidence.events(lease.work_id) if event.progress is not None]
-    assert told == [1, 2, 3]
+    recorded = [event.progress.update for event in store.evidence.events(lease.work_id) if event.progress is not None]
+    assert recorded == [1, 2, 3]
     assert store.work.get(lease.work_id).progress == progress(3)
     store.evidence.record_progress(lease, [progress(2)])
     assert store.work.get(lease.work_id).progress == progress(2)
 
 
-def test_a_stopped_process_keeps_nobody_waiting(postgresql_store: Store) -> None:
-    """PostgreSQL ends transactions that stand still, and no call waits for a lock without end."""
+def test_lock_waits_and_idle_transactions_are_bounded(postgresql_store: Store) -> None:
+    """PostgreSQL ends idle transactions, and bounds each wait for a lock."""
     with read_transaction(postgresql_store.engine) as connection:
         limits = [connection.execute(text(f"SHOW {name}")).scalar_one() for name in ("lock_timeout", IDLE)]
     assert limits == ["10s", "10s"]
@@ -256,7 +256,7 @@ def test_a_failed_check_proves_nothing(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_worker_not_heard_of_for_a_day_is_forgotten(store: Store) -> None:
+def test_a_worker_without_heartbeats_for_a_day_is_deleted(store: Store) -> None:
     """A host that is gone for good leaves the list when another worker announces itself."""
     gone = SERVED.model_copy(update={"slot": "gone/cpu"})
     store.devices.announce(gone)

@@ -33,21 +33,21 @@ REQUEST = Idempotency(owner="", key="k-1", digest="d" * 64)
 
 
 def pending_response(idempotency: Idempotency = REQUEST, status: int = 202) -> PendingResponse:
-    """Answers with the work's id and state."""
+    """Return a pending response with the id and the state of the work."""
     return PendingResponse(
         idempotency, lambda item: StoredResponse(idempotency.digest, item.id, status, f"{item.id} {item.state}")
     )
 
 
 def grow_older(url: str, seconds: float) -> None:
-    """Make every remembered answer that much older."""
+    """Make every stored response older by ``seconds``."""
     with engine_at(url) as engine, write_transaction(engine) as connection:
         older = idempotency_keys.c.created_at - int(seconds * 1000)
         connection.execute(update(idempotency_keys).values(created_at=older))
 
 
-def test_an_answer_is_remembered_with_what_it_created(store: Store, new_id: NewId) -> None:
-    """It is made from the work as stored, and found under its owner and key alone."""
+def test_a_response_is_stored_with_its_work(store: Store, new_id: NewId) -> None:
+    """The response is made from the stored work, and found only under its owner and key."""
     seen: list[WorkItem] = []
 
     def answer(item: WorkItem) -> StoredResponse:
@@ -62,7 +62,7 @@ def test_an_answer_is_remembered_with_what_it_created(store: Store, new_id: NewI
 
 
 def test_the_same_key_adds_nothing(store: Store, new_id: NewId) -> None:
-    """The second request is responses what the first was answered, whatever it asks itself; nothing of it is stored."""
+    """The second request gets the response to the first, whatever its own content; nothing of it is stored."""
     item = store.submissions.add(new_work(new_id("tun")), pending=pending_response())
     other = new_work(new_id("tun"))
     with pytest.raises(DuplicateRequestError) as caught:
@@ -73,14 +73,14 @@ def test_the_same_key_adds_nothing(store: Store, new_id: NewId) -> None:
 
 
 def test_owners_do_not_share_keys(store: Store, new_id: NewId) -> None:
-    """The same key of two owners is two keys."""
+    """Equal keys of two owners are two keys."""
     for owner in ("", "a" * 16, "b" * 16):
         store.submissions.add(new_work(new_id("tun")), pending=pending_response(replace(REQUEST, owner=owner)))
     assert len(store.work.newest(WorkKind.TUNING, 10)) == 3
 
 
-def test_a_stored_answer_is_remembered_too(store: Store, new_id: NewId) -> None:
-    """Also what creates an answered tuning, and what creates nothing."""
+def test_responses_of_stored_tunings_are_stored_too(store: Store, new_id: NewId) -> None:
+    """Responses are stored for requests that add a succeeded tuning, and for those that add nothing."""
     answer = recommendation(id=new_id("rec"))
     item = store.submissions.add_succeeded(new_work(new_id("tun")), answer, pending_response(status=200))
     assert store.submissions.find_response("", "k-1") == StoredResponse(
@@ -97,8 +97,8 @@ def test_a_stored_answer_is_remembered_too(store: Store, new_id: NewId) -> None:
         assert caught.value.response.body == "found"
 
 
-def test_what_fails_leaves_its_key_free(store: Store, new_id: NewId) -> None:
-    """A conflict, a used quota and an answer that cannot be made remember nothing."""
+def test_a_failed_request_leaves_its_key_free(store: Store, new_id: NewId) -> None:
+    """A conflict, a used quota and a failing response store nothing."""
     work = new_work(new_id("tun"))
     store.submissions.add(work)
     with pytest.raises(ConflictError):
@@ -118,17 +118,17 @@ def test_what_fails_leaves_its_key_free(store: Store, new_id: NewId) -> None:
     store.submissions.add(unanswered, pending=pending_response())
 
 
-def test_a_first_answer_is_found_when_the_quota_is_used(store: Store, new_id: NewId) -> None:
-    """A retry asks for nothing new, so that no quota refuses it."""
+def test_a_stored_response_is_found_when_the_quota_is_used(store: Store, new_id: NewId) -> None:
+    """A retry adds no work, so that no quota refuses it."""
     key, _ = make_key("ci", (Scope.ADMIN,))
     store.keys.add(key)
-    asked, one = replace(REQUEST, owner=key.id), Quota(queued=1)
-    store.submissions.add(new_work(new_id("tun"), key_id=key.id), one, pending_response(asked))
+    request, one = replace(REQUEST, owner=key.id), Quota(queued=1)
+    store.submissions.add(new_work(new_id("tun"), key_id=key.id), one, pending_response(request))
     with pytest.raises(DuplicateRequestError):
-        store.submissions.add(new_work(new_id("tun"), key_id=key.id), one, pending_response(asked))
+        store.submissions.add(new_work(new_id("tun"), key_id=key.id), one, pending_response(request))
 
 
-def test_the_answer_outlives_the_work(store: Store, new_id: NewId) -> None:
+def test_the_response_outlives_the_work(store: Store, new_id: NewId) -> None:
     """Deleting the work does not let the same request create it again."""
     item = store.submissions.add(new_work(new_id("tun")), pending=pending_response())
     store.submissions.cancel(item.id)
@@ -137,8 +137,8 @@ def test_the_answer_outlives_the_work(store: Store, new_id: NewId) -> None:
         store.submissions.add(new_work(new_id("tun")), pending=pending_response())
 
 
-def test_a_key_is_forgotten_after_its_time(store: Store, database_url: str, new_id: NewId) -> None:
-    """A moment before, it is known; after it, it is new, and creates."""
+def test_a_key_expires(store: Store, database_url: str, new_id: NewId) -> None:
+    """Shortly before its expiry the key is known; afterwards it is new, and creates work."""
     first = store.submissions.add(new_work(new_id("tun")), pending=pending_response())
     grow_older(database_url, IDEMPOTENCY_KEY_TTL_SECONDS - 60)
     with pytest.raises(DuplicateRequestError):
@@ -152,7 +152,7 @@ def test_a_key_is_forgotten_after_its_time(store: Store, database_url: str, new_
 
 
 def test_expired_keys_are_deleted_as_new_ones_come(store: Store, database_url: str, new_id: NewId) -> None:
-    """However many there are, one new key takes many away."""
+    """Each new key deletes many expired keys."""
     for number in range(20):
         store.submissions.store_response(
             replace(REQUEST, key=f"old-{number}"), StoredResponse(REQUEST.digest, "tun", 200, "{}")
@@ -165,16 +165,16 @@ def test_expired_keys_are_deleted_as_new_ones_come(store: Store, database_url: s
 
 @pytest.mark.parametrize("quota", [UNLIMITED, Quota(queued=1)], ids=["unlimited", "one"])
 def test_of_concurrent_requests_one_creates(store: Store, new_id: NewId, quota: Quota) -> None:
-    """Whoever loses is responses the winner's answer, whole."""
+    """The losing requests get the complete response of the winner."""
     key, _ = make_key("ci", (Scope.ADMIN,))
     store.keys.add(key)
-    asked = replace(REQUEST, owner=key.id)
+    request = replace(REQUEST, owner=key.id)
     barrier = threading.Barrier(8)
 
     def submit(_: int) -> str:
         barrier.wait()
         try:
-            store.submissions.add(new_work(new_id("tun"), key_id=key.id), quota, pending_response(asked))
+            store.submissions.add(new_work(new_id("tun"), key_id=key.id), quota, pending_response(request))
         except DuplicateRequestError as error:
             return error.response.body
         return "created"

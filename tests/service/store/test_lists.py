@@ -54,7 +54,7 @@ def test_a_list_shows_what_its_filter_names(
 
 
 def test_a_list_that_was_seen_before_shows_what_changed_since(store: Store, new_id: NewId) -> None:
-    """What is kept of rows is never what they were: a new state shows, a new row comes first, a deleted one is gone."""
+    """Cached rows are never stale: a new state shows, a new row comes first, a deleted row is absent."""
     ids = [store.submissions.add(new_work(new_id("tun"))).id for _ in range(3)]
     before = store.work.newest(TUNING, 10)
     assert store.work.newest(TUNING, 10) == before
@@ -88,7 +88,7 @@ def test_a_row_tells_its_priority_and_an_item_its_trace(store: Store, new_id: Ne
 
 
 def test_the_text_of_a_recommendation_is_what_is_stored(store: Store, new_id: NewId) -> None:
-    """It reads as the document it is; unknown ones are left out, or not found when one is asked for."""
+    """Texts parse as the document; unknown ids are left out of a list, and not found alone."""
     answers = [recommendation(id=new_id("rec")) for _ in range(2)]
     for answer in answers:
         ended(store, new_work(new_id("tun")), answer)

@@ -143,7 +143,7 @@ def test_every_way_leads_to_the_tables_of_the_code(database_url: str, revision: 
 def test_old_recommendations_are_found_by_what_their_documents_say(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of before were stored without their precision and objective, and the oldest documents have no objective."""
+    """Older rows lack precision and objective, and the oldest documents have no objective."""
     monkeypatch.setattr("service.store.database.migrations.versions.v0007_searching._AT_ONCE", 2)
     kinds = {
         "rec_1": ("fp32", None),

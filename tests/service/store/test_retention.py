@@ -23,7 +23,7 @@ DAY = 86_400.0
 
 
 def count(url: str, *tables: Table) -> list[int]:
-    """How many rows each table has."""
+    """Return the number of rows of each table."""
     with engine_at(url) as engine, read_transaction(engine) as connection:
         return [connection.execute(select(func.count()).select_from(table)).scalar_one() for table in tables]
 
@@ -82,7 +82,7 @@ def test_a_deleted_tuning_is_served_no_more(store: Store, new_id: NewId) -> None
 
 
 def test_deleting_gives_a_key_no_device_time_back(store: Store, database_url: str, new_id: NewId) -> None:
-    """What it used counts until it leaves the window; then it is forgotten."""
+    """Device time of deleted work counts until it leaves the window, and is then deleted."""
     key, _ = make_key("ci", (Scope.ADMIN,))
     store.keys.add(key)
     quota = Quota(device_seconds=30.0, window_seconds=1000.0)

@@ -34,7 +34,7 @@ def queue_up(store: Store, new_id: NewId, *keys: str | None, **changes: Any) -> 
 
 
 def test_keys_take_turns(store: Store, new_id: NewId) -> None:
-    """Whoever queues much first is not served first throughout; callers without a key are one."""
+    """A submitter with much queued work does not block others; callers without a key count as one."""
     a1, a2, a3, b1, n1, n2, b2 = queue_up(store, new_id, A, A, A, B, None, None, B)
     assert taken(store) == [a1, b1, n1, a2, b2, n2, a3]
 
@@ -57,7 +57,7 @@ def test_a_turn_is_remembered_when_the_work_is_gone(store: Store, new_id: NewId)
 
 
 def test_priority_goes_before_turns(store: Store, new_id: NewId) -> None:
-    """What is more urgent is first, also of a key that just had its turn; among equals keys take turns."""
+    """A higher priority goes first, also for the key of the last start; within a priority, keys alternate."""
     a1, b1 = queue_up(store, new_id, A, B)
     urgent = queue_up(store, new_id, A, A, priority=5)
     low = queue_up(store, new_id, B, priority=-1)
@@ -72,7 +72,7 @@ def test_the_order_counts_tunings_and_jobs_alike(store: Store, new_id: NewId) ->
 
 
 def test_what_is_handed_back_keeps_its_age(store: Store, new_id: NewId) -> None:
-    """It goes before what came later."""
+    """Work that was handed back goes before later work."""
     first, second = queue_up(store, new_id, None, None)
     store.leases.hand_back(claimed(store).lease)
     assert taken(store) == [first, second]
@@ -174,7 +174,7 @@ def test_what_is_handed_back_has_not_waited_since_it_was_made(store: Store, data
 
 
 def test_a_claim_that_loses_to_a_cancellation_takes_the_next(store: Store, new_id: NewId) -> None:
-    """What was cancelled is passed over."""
+    """Cancelled work is skipped."""
     first, second = queue_up(store, new_id, None, None)
     store.submissions.cancel(first)
     assert claimed(store, elsewhere("other")).item.id == second

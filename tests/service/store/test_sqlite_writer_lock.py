@@ -56,7 +56,7 @@ def until_waiting(lock: FairLock, count: int) -> None:
 
 
 def test_one_that_gives_up_does_not_keep_the_others_from_going() -> None:
-    """It says why, and whoever came after it is next."""
+    """The error gives the reason, and the next waiter gets the lock."""
     lock = FairLock()
     gone: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What the store counts of a period: every backend keeps this contract."""
+"""Statistics of a period: the contract of every backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def failed(store: Store, work_id: str, code: str, detail: str, kind: WorkKind = 
 
 
 def counted(store: Store, seconds: float | None = None) -> dict[tuple[WorkKind, State], int]:
-    """How much there is, by kind and state."""
+    """Return the counts by kind and state."""
     return {(group.kind, group.state): group.count for group in store.statistics.totals(seconds).work}
 
 
@@ -55,7 +55,7 @@ def test_a_period_has_what_ended_in_it_and_what_has_not_ended(store: Store, data
 
 
 def test_device_seconds_are_by_place_and_of_what_runs_too(store: Store, database_url: str) -> None:
-    """What ended counts by where it ran last; the time of a claim that holds is added."""
+    """Ended work counts for its last slot; the time of a running claim is added."""
     store.submissions.add(new_work("tun_1"))
     store.leases.finish(claimed(store).lease, Ending(State.SUCCEEDED))
     set_work(database_url, "tun_1", device_ms=5000)
@@ -97,7 +97,7 @@ def test_failures_are_grouped_by_cause(store: Store, database_url: str) -> None:
 
 
 def test_a_failure_without_a_problem_has_an_empty_code(store: Store) -> None:
-    """It is counted all the same."""
+    """The failure is counted as well."""
     store.submissions.add(new_work("tun_1"))
     store.leases.finish(claimed(store).lease, Ending(State.FAILED))
     (group,) = store.statistics.totals(None).failures
@@ -105,7 +105,7 @@ def test_a_failure_without_a_problem_has_an_empty_code(store: Store) -> None:
 
 
 def test_answers_are_added_up_by_the_hour(store: Store, database_url: str) -> None:
-    """Whoever counts them, and however often; older hours are in longer periods alone."""
+    """Counts add up over writers and calls; older hours belong to longer periods only."""
     store.statistics.count_hits(2, 1)
     store.statistics.count_hits(1, 0)
     with engine_at(database_url) as engine, write_transaction(engine) as connection:

@@ -216,7 +216,7 @@ def test_nothing_fits_is_an_answer(store: Store, start: StartWorker) -> None:
 
 
 def test_a_wrong_spec_fails_before_any_probe(store: Store, start: StartWorker) -> None:
-    """What the check finds ends the tuning as FAILED, with the code of a wrong spec and no probe."""
+    """An error of the check ends the tuning as FAILED, with the code of an invalid spec and without a probe."""
     work_id = queue_tuning(store)
     runner = ScriptedRunner(37)
     runner.spec_error = SpecError([], "spec")
@@ -333,7 +333,7 @@ def test_a_dead_workers_tuning_goes_on_at_once(store: Store, start: StartWorker,
 
 
 def test_a_worker_that_lost_its_lease_says_nothing(store: Store, start: StartWorker) -> None:
-    """When its lease was taken over, the running probe is ended and nothing of it is recorded."""
+    """A running probe whose lease was taken over is ended, and its result is not recorded."""
     started = threading.Event()
     work_id = queue_tuning(store)
     runner = ScriptedRunner(37, until_stopped(started))
@@ -426,7 +426,7 @@ def test_probes_of_another_environment_are_not_mixed(store: Store, start: StartW
 
 
 def test_a_cancelled_tuning_of_a_dead_worker_ends(store: Store, start: StartWorker) -> None:
-    """What was being cancelled when its worker died is CANCELLED by the next."""
+    """Work in CANCELLING whose worker died becomes CANCELLED by the next worker."""
     work_id = queue_tuning(store)
     assert store.leases.claim(SERVED, 0.0) is not None
     store.submissions.cancel(work_id)

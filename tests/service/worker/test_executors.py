@@ -84,7 +84,7 @@ def test_a_running_probe_is_stopped(make: MakeExecutor) -> None:
 
 
 def test_a_wrong_spec_is_found(make: MakeExecutor) -> None:
-    """What the runner's check raises reaches the caller."""
+    """Errors of the runner's check reach the caller."""
     runner = ScriptedRunner(8)
     runner.spec_error = SpecError([], "spec")
     with pytest.raises(SpecError):
@@ -165,7 +165,7 @@ def test_a_run_is_stopped_and_goes_on_to_its_end(make: MakeExecutor, tmp_path: P
 
 
 def test_a_run_ends_with_its_listener(make: MakeExecutor, tmp_path: Path) -> None:
-    """What the listener raises ends the run and reaches the caller; the executor can be used again."""
+    """An exception of the listener ends the run and reaches the caller; the executor stays usable."""
     executor = make(ScriptedRunner(8))
 
     def fail(updates: Sequence[TrainingProgress]) -> None:
@@ -182,7 +182,7 @@ def test_a_run_ends_with_its_listener(make: MakeExecutor, tmp_path: Path) -> Non
 
 @pytest.fixture
 def processes() -> list[TrainingProcess]:
-    """What an executor of ``local`` has made for its runs."""
+    """Return the processes that an executor of ``local`` has created."""
     return []
 
 

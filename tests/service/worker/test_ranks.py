@@ -62,7 +62,7 @@ def test_the_command_of_a_dry_run_trains_its_ranks(client: Client, tmp_path: Pat
 
 
 def test_a_job_of_two_ranks_is_taken_on_the_cpu(client: Client) -> None:
-    """It runs to its end, and its progress says what the windows weighed."""
+    """The run succeeds, and its progress reports the weights of the accumulation windows."""
     job = client.jobs.wait(client.jobs.submit(recommendation(world_size=2), TrainingRequest(updates=2)).id)
     assert job.state is State.SUCCEEDED
     assert job.progress is not None
@@ -70,7 +70,7 @@ def test_a_job_of_two_ranks_is_taken_on_the_cpu(client: Client) -> None:
 
 
 def test_a_job_on_a_card_has_one_process() -> None:
-    """It holds one card; more are refused with what to do instead."""
+    """A job holds one GPU; more are refused with the remedy."""
     planned = recommendation(world_size=2, device=CUDA)
     check_single_device(planned, TrainingRequest(processes_per_node=1))
     with pytest.raises(UnsupportedJobError, match=r"2 processes.* one card, cuda:0: .*dry run"):
@@ -87,7 +87,7 @@ def test_two_ranks_train_together(executor: LocalExecutor, tmp_path: Path) -> No
 
 
 def test_no_rank_outlives_its_job(executor: LocalExecutor, tmp_path: Path) -> None:
-    """When the listener of a run fails (a lost lease, say), every process of the run is gone."""
+    """A failed listener of a run (a lost lease, say) ends every process of the run."""
     alive: set[str] = set()
 
     def fail(updates: Sequence[TrainingProgress]) -> None:

@@ -37,7 +37,7 @@ PATIENCE_SECONDS = 240.0
 
 
 def test_a_resumed_job_waits_again_without_its_end(store: Store) -> None:
-    """What was recorded is kept: updates, events, time on devices; problem, result and end are not."""
+    """Updates, events and device time are kept; problem, result and end are cleared."""
     store.submissions.add(new_work("job_1", WorkKind.JOB))
     lease = claimed(store).lease
     store.evidence.record_progress(lease, [progress(1)])
@@ -173,7 +173,7 @@ def test_an_unknown_job_is_not_found(ended: tuple[Running, Job]) -> None:
 
 
 def test_only_its_owner_or_an_admin_resumes(start_service: StartService) -> None:
-    """What a key made, or nobody's, no other key of the same scopes lets go on."""
+    """No other key of the same scopes can resume a job of another key, or a job without a key."""
     service = start_service()
     with service.client as client:
         job = cancelled(service, client)

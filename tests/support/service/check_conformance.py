@@ -38,7 +38,7 @@ LEAST_CASES = 2_000
 
 
 class Displeased(Exception):  # noqa: N818 - it is said of a tool
-    """What a tool found."""
+    """The findings of a tool."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Spoken:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Address of the process."""
         return self.said
 
     def _read_rest(self) -> None:
@@ -110,7 +110,7 @@ def slow_service(  # noqa: PLR0913, PLR0917 - what a test may choose
 
 
 class Api:
-    """What a test asks of a served process, in plain HTTP."""
+    """Plain HTTP requests of a test to a served process."""
 
     def __init__(self, url: str) -> None:
         self.http = httpx.Client(base_url=url, verify=False, timeout=PATIENCE_SECONDS)  # noqa: S501 - plain HTTP
@@ -184,13 +184,13 @@ def children_of(process: int) -> set[int]:
     found: set[int] = set()
     level = {process}
     while level:
-        level = {process for process, parent in parents.items() if parent in level}
+        level = {child for child, parent in parents.items() if parent in level}
         found |= level
     return found
 
 
 def are_gone(processes: set[int]) -> bool:
-    """Whether none of them is there, zombies aside."""
+    """Return whether none of the processes lives, zombies aside."""
     return not any(_lives(process) for process in processes)
 
 

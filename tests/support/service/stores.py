@@ -1,4 +1,4 @@
-"""What the tests of the store share: claims, ended work, many rows at once, and time that has passed."""
+"""Support for the tests of the store: claims, ended work, bulk rows, and elapsed time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def claimed(store: Store, served: ServedDevice = SERVED, lease_seconds: float = 
 
 
 def elsewhere(name: str) -> ServedDevice:
-    """The same device on another host."""
+    """Return a device like ``SERVED`` on another host."""
     return SERVED.model_copy(update={"slot": f"{name}/cpu", "owner": f"{name}:scope:1"})
 
 
