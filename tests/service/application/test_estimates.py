@@ -236,7 +236,7 @@ def test_the_number_of_slots_is_a_setting(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class Scripted:
-    """An estimator that answers at once, or holds until it is told to go on."""
+    """An estimator that answers at once, or holds until it may go on."""
 
     def __init__(self) -> None:
         self.asked = 0

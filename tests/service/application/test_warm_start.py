@@ -237,7 +237,7 @@ def test_an_answer_is_served_for_its_own_fingerprint_only(store: Store, seed: in
 
 @pytest.fixture
 def start(store: Store, tmp_path: Path) -> Iterator[Callable[..., Coordinator]]:
-    """Starts a worker around a runner, with the upgraded versions unless told otherwise."""
+    """Starts a worker around a runner, with the upgraded versions unless given others."""
     started: list[Coordinator] = []
 
     def new(runner: ScriptedRunner, versions: dict[str, str] = UPGRADED) -> Coordinator:

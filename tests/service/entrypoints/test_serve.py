@@ -306,7 +306,7 @@ try:
 except ServiceError as error:
     print(type(error).__name__, error)
 """
-"""A service whose workers are slow to start; meanwhile another process listens on its port, or it is told to end."""
+"""A service whose workers are slow to start; meanwhile another process listens on its port, or it gets a signal."""
 
 
 def starting(tmp_path: Path, what: str) -> subprocess.CompletedProcess[str]:

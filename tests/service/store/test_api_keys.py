@@ -254,7 +254,7 @@ def test_a_session_comes_back_with_its_key(store: Store) -> None:
 
 
 def test_a_session_outlives_neither_its_time_nor_its_key(store: Store) -> None:
-    """One that is over is none; that its key was revoked is told with it."""
+    """An expired session is not found; a session of a revoked key is returned with the key."""
     key = added(store.keys)
     store.sessions.open("d" * 64, key.id, -1.0)
     assert store.sessions.find("d" * 64) is None

@@ -138,8 +138,8 @@ def test_recommendations_are_found_by_what_they_are(store: Store, new_id: NewId)
     for given, found in SEARCHES:
         wanted = RecommendationFilter(**given)
         rows = store.recommendations.newest(wanted, 10)
-        told = [(row.id, row.precision, row.objective) for row in rows]
-        assert told == [(made[place].id, *ANSWERS[place][:2]) for place in found], given
+        listed_rows = [(row.id, row.precision, row.objective) for row in rows]
+        assert listed_rows == [(made[place].id, *ANSWERS[place][:2]) for place in found], given
         pages = [store.recommendations.newest(wanted, 1, row.id) for row in rows]
         assert [row for page in pages for row in page] == rows[1:], given
 

@@ -1,4 +1,4 @@
-"""The order of the queue, and what is told of it, on every backend."""
+"""The order and the listing of the queue, on every backend."""
 
 from __future__ import annotations
 
@@ -125,18 +125,18 @@ def test_the_queue_is_told_in_the_order_it_is_taken(store: Store, database_url: 
             fill(engine, chosen.randint(3, 12), tuple(chosen.sample(["", A, B, "c" * 16], 3)), priority=priority)
         with write_transaction(engine) as connection:
             connection.execute(update(submitters).where(submitters.c.id == A).values(turn=7))
-    told = store.queue.waiting(100)
-    assert [entry.position for entry in told] == list(range(1, len(told) + 1))
-    assert [entry.id for entry in store.queue.waiting(5)] == [entry.id for entry in told[:5]]
-    assert [entry.id for entry in told] == taken(store)
+    entries = store.queue.waiting(100)
+    assert [entry.position for entry in entries] == list(range(1, len(entries) + 1))
+    assert [entry.id for entry in store.queue.waiting(5)] == [entry.id for entry in entries[:5]]
+    assert [entry.id for entry in entries] == taken(store)
 
 
 def test_the_queue_tells_the_heads_of_all_devices_first(store: Store, new_id: NewId) -> None:
     """Each device has its own order; what runs or has ended is not in it."""
     cpu = queue_up(store, new_id, A, B)
     card = queue_up(store, new_id, A, device="cuda:0", priority=2)
-    told = [(entry.id, entry.device, entry.position, entry.priority) for entry in store.queue.waiting(10)]
-    assert told == [(cpu[0], "cpu", 1, 0), (card[0], "cuda:0", 1, 2), (cpu[1], "cpu", 2, 0)]
+    entries = [(entry.id, entry.device, entry.position, entry.priority) for entry in store.queue.waiting(10)]
+    assert entries == [(cpu[0], "cpu", 1, 0), (card[0], "cuda:0", 1, 2), (cpu[1], "cpu", 2, 0)]
     claimed(store)
     assert {entry.id: entry.position for entry in store.queue.waiting(10)} == {card[0]: 1, cpu[1]: 1}
 

@@ -494,7 +494,7 @@ def test_a_running_job_is_cancelled(store: Store, start: StartWorker) -> None:
 
 
 def test_a_stopped_workers_job_goes_on(store: Store, start: StartWorker) -> None:
-    """After a graceful stop the job is queued; the next worker resumes it, and no update is told twice."""
+    """After a graceful stop the job is queued; the next worker resumes it, and no update is recorded twice."""
     trainer = Trainer(hold_at=3)
     job_id = queue_job(store, updates=5)
     first = start(ScriptedRunner(0), trainer)

@@ -76,7 +76,7 @@ def test_probes_go_to_the_runner(make: MakeExecutor) -> None:
 
 
 def test_a_running_probe_is_stopped(make: MakeExecutor) -> None:
-    """A probe ends with the error that says so once it is told to stop."""
+    """A probe ends with the error that says so after a stop request."""
     started = threading.Event()
     executor = make(ScriptedRunner(8, until_stopped(started)))
     with pytest.raises(ProbeCancelledError):
@@ -95,7 +95,7 @@ def test_a_running_check_is_stopped(make: MakeExecutor) -> None:
     """The runner learns that the check is no longer wanted."""
 
     class SlowCheck(ScriptedRunner):
-        """Checks until it is told to stop."""
+        """Checks until a stop request."""
 
         def check(self, request: object, should_stop: Callable[[], bool] = lambda: False) -> None:
             """Wait, as long as a check may."""
@@ -280,9 +280,9 @@ def test_a_run_that_is_told_to_stop_may_be_given_less_time_later(tmp_path: Path)
 def test_a_run_waits_for_the_process_that_still_has_its_folder(local: LocalExecutor, tmp_path: Path) -> None:
     """A worker may be frozen while its processes go on in a shared folder. Told to stop, the one that waits does."""
     run = training_run(tmp_path, 3)
-    told = iter([None, None, None, 0.5])
+    grace = iter([None, None, None, 0.5])
     with holding(run.directory, 0.0) as alone:
         assert alone
-        stopped = local.train(run, lambda _: None, lambda: next(told))
+        stopped = local.train(run, lambda _: None, lambda: next(grace))
     assert (stopped.outcome, stopped.updates) == (RunOutcome.STOPPED, 0)
     assert local.train(run, lambda _: None, on).outcome is RunOutcome.SUCCEEDED

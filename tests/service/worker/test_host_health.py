@@ -179,13 +179,13 @@ class Filling(LocalExecutor):
         self.done = False
 
     def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
-        def heard(updates: Sequence[TrainingProgress]) -> None:
+        def report_and_fill(updates: Sequence[TrainingProgress]) -> None:
             if updates and not self.done:
                 self.done = True
                 self.filled()
             on_progress(updates)
 
-        return super()._train(run, heard, grace_seconds)
+        return super()._train(run, report_and_fill, grace_seconds)
 
 
 def test_a_job_that_fills_the_disk_itself_fails_with_words(store: Store, start: StartWorker, tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_what_the_operator_allows_no_more_is_not_resumed(
 
 @pytest.mark.usefixtures("forked")
 def test_a_real_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    """Cancelled after some updates and resumed, it makes the rest: no update is told twice, none is left out."""
+    """Cancelled after some updates and resumed, it makes the rest: no update is recorded twice, none is left out."""
     settings = Settings(data_dir=tmp_path, node_name="host", poll_seconds=0.05)
     runner = ScriptedRunner(8)
     system = build(settings, lambda device: LocalExecutor(device, runner), [CPU], {"torch": "2.8"})
@@ -227,7 +227,7 @@ def test_a_real_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 def cancelled_after(system: System, job_id: str, update: int) -> None:
-    """Cancel a job when it has told of an update, and wait for its end."""
+    """Cancel a job when it has reported an update, and wait for its end."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not (item := system.store.work.get(job_id)).state.terminal:
         assert time.monotonic() < deadline

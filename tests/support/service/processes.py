@@ -161,11 +161,11 @@ def processes_with(text: str) -> set[int]:
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            told = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+            texts = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if text.encode() in told and state != "Z" and int(folder.name) != os.getpid():
+        if text.encode() in texts and state != "Z" and int(folder.name) != os.getpid():
             found.add(int(folder.name))
     return found
 
